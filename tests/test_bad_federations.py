@@ -183,6 +183,39 @@ def test_records_that_are_not_there(model: Path, folder: Path, capsys: pytest.Ca
         refuses(capsys, folder, ["federate", write_config(folder, settings)], word, quiet=False)
 
 
+def test_what_the_configuration_tells_is_told_before_the_weights_with_lines(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def loaded(*_: Any, **__: Any) -> None:
+        raise AssertionError("the weights were loaded")
+
+    monkeypatch.setattr("privlora.training.models._from_files", loaded)
+    clients, held_out = write_clients(folder), folder / "held-out.jsonl"
+    held_out.write_text(Path(clients[0]["path"]).read_text().splitlines()[0] + "\n")
+    data = {"path": None, "max_length": 999, "evaluation": str(held_out)}
+    groups = {"data": data, "federation": {"clients": clients}, "adapter": {"target_modules": ["q_prj"]}}
+    settings = federation_settings(model, folder, **groups)
+    words = [
+        "data.max_length=999 (line ",
+        "adapter.target_modules (line ",
+        "the same as private ones in text",
+    ]
+    refuses(capsys, folder, ["federate", write_config(folder, settings)], *words, quiet=False)
+
+
+def test_what_is_not_there_is_told_together_and_at_once(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    clients = write_clients(folder)
+    Path(clients[1]["path"]).write_text('{"text": "fine"}\n{"text": 3 of them}\n')
+    groups = {"data": {"path": None}, "federation": {"clients": clients}}
+    settings = federation_settings(model, folder, **groups, model={"name": str(model), "device": "cuda:99"})
+    config = write_config(folder, settings)
+    line = "line 2, column 12: this is not JSON"
+    words = ["cannot create", "model.device='cuda:99' (line ", f"client {clients[1]['name']}: ", line]
+    refuses(capsys, folder, ["federate", config, f"run.output={config}/run"], *words)
+
+
 SHORT = [{"text": f"case {number}"} for number in range(16)]
 RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "no records": ([], {}, ["no records in", "south.jsonl", "Fix: give a file with at least one record"]),

@@ -37,7 +37,7 @@ from transformers import AutoModelForCausalLM
 import privlora
 from privlora.accounting import read_ledger
 from privlora.config import settings_from
-from privlora.errors import DataError, named
+from privlora.errors import ConfigError, DataError, PrivloraError, named
 from privlora.training import model_names
 from privlora.training.files import RunFolder
 
@@ -86,7 +86,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "no delta": ({"privacy": {"delta": None}}, ["delta is missing"]),
     "delta is 1/N": ({"privacy": {"delta": 0.025}}, ["not below 1/N = 0.025"]),
-    "delta is no number": ({"privacy": {"delta": "small"}}, ["privacy.delta='small'"]),
+    "delta is no number": ({"privacy": {"delta": "small"}}, ["privacy.delta=(a str, not shown"]),
     "delta above 1": ({"privacy": {"delta": 1.5}}, ["privacy.delta=1.5"]),
     "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),
     "three sampling settings": ({"privacy": {"sample_rate": 0.1}}, ["give two of the three"]),
@@ -537,7 +537,7 @@ def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[s
 
 def test_an_output_below_a_file(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = run_settings(model, folder, run={"output": str(folder / "records.jsonl" / "run")})
-    refuses_settings(capsys, folder, settings, "Not a directory", quiet=False)
+    refuses_settings(capsys, folder, settings, "Not a directory")
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
@@ -550,7 +550,7 @@ def test_an_output_that_cannot_be_made(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    refuses(capsys, folder, ["train", config], "cannot create", os.strerror(code), quiet=False)
+    refuses(capsys, folder, ["train", config], "cannot create", os.strerror(code))
 
 
 class _FullDisk:
@@ -767,3 +767,55 @@ def test_errors_never_quote_a_record(model: Path, folder: Path, capsys: pytest.C
         outcome = call(capsys, "train", write_config(folder, settings))
         check(outcome)
         assert "481502" not in outcome.err
+
+
+SECRET = "sk-live-Mueller1987"
+
+
+@pytest.mark.parametrize(
+    "place",
+    [
+        *(
+            "privacy.steps",
+            "privacy.delta",
+            "privacy.unit",
+            "method.name",
+            "method.optimizer",
+            "method.clipping",
+        ),
+        *("model.dtype", "model.quantization", "adapter.r", "data.format", "data.task", "data.max_length"),
+        *("run.seed", "run.report_to", "synthesis.generator", "synthesis.api_key_env", "synthesis.count"),
+        *("federation.rule", "privacy.private", "adapter.layers_to_transform", "run.tokens_per_micro_batch"),
+    ],
+)
+def test_no_word_is_shown_that_may_be_a_secret(place: str) -> None:
+    """A key or a word of a record, in the place of a number, of one of some words or of a name."""
+    group, name = place.split(".")
+    values: dict[str, Any] = {
+        "model": {"name": "some/model"},
+        "data": {"path": "a.jsonl"},
+        "privacy": {"steps": 3, "noise_multiplier": 1, "delta": 1e-5, "expected_batch_size": 4},
+    }
+    values["privacy"]["public_dataset_size"] = 100
+    values.setdefault(group, {})[name] = SECRET
+    with pytest.raises(PrivloraError) as caught:
+        settings_from(values, rows=True)
+    assert name in str(caught.value)
+    assert "Mueller" not in str(caught.value)
+
+
+def test_numbers_and_slips_of_the_pen_are_shown_and_keys_never_are() -> None:
+    for place, given, shown in (
+        ("privacy.steps", "10k", "privacy.steps='10k'"),
+        ("privacy.delta", 2, "privacy.delta=2"),
+        ("model.dtype", "bfloat61", "model.dtype='bfloat61'"),
+        ("method.name", "prsm", "unknown method 'prsm'"),
+    ):
+        group, name = place.split(".")
+        with pytest.raises(ConfigError) as caught:
+            settings_from({group: {name: given}})
+        assert shown in str(caught.value)
+    with pytest.raises(ConfigError) as caught:
+        settings_from({"synthesis": {"api_key_env": 4242424242}, "data": {"path": 4242424242}})
+    assert "api_key_env" in str(caught.value)
+    assert "42424" not in str(caught.value)

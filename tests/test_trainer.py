@@ -352,6 +352,29 @@ def test_a_tokenizer_goes_before_the_models_own(tmp_path: Path) -> None:
     assert given_or_loaded(settings, None, other)[1] is other
 
 
+def test_what_is_not_there_is_told_when_it_is_made(tmp_path: Path) -> None:
+    """Together, and not when it trains; a run in its folder may be one to go on with."""
+    (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\n{"text": 3 of them}\n')
+    with pytest.raises(ConfigError) as caught:
+        PrivateTrainer(
+            str(tmp_path / "none"),
+            config(tmp_path / "broken.jsonl"),
+            train_dataset=tmp_path / "broken.jsonl",
+            eval_dataset=tmp_path / "lost.jsonl",
+            loading={"device": "cuda:99"},
+            callbacks=[3],
+        )
+    for words in ("cannot load model", "cuda:99", "there is no file", "Not a directory", "callbacks"):
+        assert words in str(caught.value)
+    with pytest.raises(DataError, match=r"broken\.jsonl, line 2, column 12: this is not JSON"):
+        PrivateTrainer(model_path(), config(tmp_path / "run"), train_dataset=tmp_path / "broken.jsonl")
+    ledger = tmp_path / "run" / "release" / "ledger.jsonl"
+    ledger.parent.mkdir(parents=True)
+    ledger.write_text("{}")
+    with pytest.raises(RunError):
+        trainer(config(tmp_path / "run")).train()
+
+
 def test_models_that_are_no_base_models(tmp_path: Path) -> None:
     from peft import get_peft_model
 

@@ -193,7 +193,9 @@ def tables(found: dict[Group, dict[str, dict[str, Runs]]]) -> Iterator[tuple[str
 def draw(found: dict[Group, dict[str, dict[str, Runs]]]) -> Figure:
     """A panel for each group: every row's score at its own best rate, with two standard errors, and at its default."""
     groups = []
-    for group, tasks in sorted(found.items(), key=lambda one: (one[0][0] != "stories260K", one[0][1], one[0][2])):
+    for group, tasks in sorted(
+        found.items(), key=lambda one: (one[0][0] != "stories260K", one[0][1], one[0][2])
+    ):
         rows, names = complete(tasks)
         if len(names) > 1 and len(rows) > 1:
             groups.append((group, standings({t: tasks[t] for t in names}, rows), len(names)))

@@ -223,6 +223,7 @@ def federate(
     }
     settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
     loaded = model if is_loaded(model) else None
+    refuse_first(settings, records, evaluation_records, given=loaded is not None, begins=False)
     from privlora.federated.run import federate as run_federation
 
     return run_federation(

@@ -4,8 +4,9 @@ mend it, and exits with 2."""
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 _Found = TypeVar("_Found")
 
@@ -217,6 +218,23 @@ def named(value: object, longest: int = 40) -> str:
     else:
         shows = value is None or isinstance(value, bool | int | float)
     return repr(value) if shows else f"({article(type(value).__name__)}, not shown: it may be private)"
+
+
+_NUMBER: Final = re.compile(r"[-+]?[\d.,_]+(e[-+]?\d+)?[%a-z]?", re.IGNORECASE)
+
+
+def echoed(value: object, allowed: Iterable[str] = ()) -> str:
+    """How an error shows what was given for a setting: numbers, true, false and null, and words that are nearly one of
+    those that the setting may have; of the rest the type, since it may be a key, or a word of a record.
+
+    >>> echoed("1e-5x"), echoed("fedaks", ["fedask", "tan"]), echoed("sk-live-1", ["fedask", "tan"])
+    ("'1e-5x'", "'fedaks'", '(a str, not shown: it may be private)')
+    """
+    if isinstance(value, str) and not _NUMBER.fullmatch(value):
+        words = [_plainly(each) for each in allowed]
+        if not difflib.get_close_matches(_plainly(value), words, n=1, cutoff=0.6):
+            return f"({article(type(value).__name__)}, not shown: it may be private)"
+    return named(value)
 
 
 def in_one_line(said: str, longest: int = 200) -> str:

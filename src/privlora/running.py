@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -118,13 +119,10 @@ def train_and_publish(
         sharing = ranks.size if device.type == "cpu" else 1
         if asked != "auto" or over:  # there is no step to cut into micro-batches
             return settings, None
-        told(_ON_PAPER, 0, 1)
-        if free is None or device.type != "cpu":
-            found = with_micro_batches(settings, model, device, sharing=sharing)
-        else:
-            found = with_micro_batches(settings, model, device, loaded=False, sharing=sharing, free=free)
-        told(_ON_PAPER, 1, 1)
-        return found
+        options: dict[str, Any] = {"told": partial(told, _ON_PAPER)}
+        if free is not None and device.type == "cpu":
+            options |= {"loaded": False, "free": free}
+        return with_micro_batches(settings, model, device, sharing=sharing, **options)
 
     settings, micro_batches = ranks.same(split)
     if micro_batches is not None and given.on_choice is not None:

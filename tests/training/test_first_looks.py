@@ -15,8 +15,9 @@ from privlora import running
 from privlora.api import train_run
 from privlora.config import Settings, load_settings, settings_from
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError
-from privlora.training import first_looks, inputs, models
+from privlora.training import inputs, models, sources
 from privlora.training.first_looks import look_first
+from privlora.training.sources import refuse_first
 
 PRIVACY = {
     "noise_multiplier": 1,
@@ -156,7 +157,7 @@ def test_what_can_be_read_once_is_left_alone(
     monkeypatch.setattr(inputs, "load_records", _never)
     look_first(run_of(model, {**data, "path": "hf://nobody/nothing:train"}), None)
     look_first(run_of(model, {**data, "evaluation": "hf://nobody/nothing:train"}), None)
-    monkeypatch.setattr(first_looks, "_READ_TWICE", 10)
+    monkeypatch.setattr(sources, "READ_TWICE", 10)
     look_first(run_of(model, data), None)
 
 
@@ -193,3 +194,74 @@ def test_a_length_that_leaves_no_answer(model: Path, tmp_path: Path) -> None:
 def test_a_folder_without_a_readable_configuration_is_told_where_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
     look_first(run_of(tmp_path, {"path": written(tmp_path / "a.jsonl", RECORDS)}), tiny_tokenizer())
+
+
+def broken_at(path: Path, line: int) -> str:
+    """A file of records with one line that is none."""
+    written(path, RECORDS)
+    lines = path.read_text().splitlines()
+    lines[line - 1] = '{"text": "Ada of Mainz" and more}'
+    path.write_text("\n".join(lines))
+    return str(path)
+
+
+def test_what_is_seen_without_torch_is_told_together(model: Path, tmp_path: Path) -> None:
+    """A folder, a device and lines of files that cannot be read, each with its place; no line is shown."""
+    private, public = broken_at(tmp_path / "a.jsonl", 19), broken_at(tmp_path / "b.jsonl", 3)
+    data = {"path": private, "evaluation": public, "text": "note"}
+    wrong = run_of(model, data, run={"output": f"{private}/run"})
+    wrong = wrong.model_copy(update={"model": wrong.model.model_copy(update={"device": "cuda:99"})})
+    with pytest.raises(ConfigError) as caught:
+        refuse_first(wrong)
+    for words in (
+        f"cannot create '{private}/run': Not a directory",
+        "model.device='cuda:99' is not available here",
+        "record 1 has no column 'note'",
+        f"{private}, line 19, column 25: this is not JSON",
+        f"{public}, line 3, column 25: this is not JSON",
+    ):
+        assert words in str(caught.value)
+    assert "Ada of" not in str(caught.value)
+
+
+@pytest.mark.parametrize("where", ["public_text", "auto", "synthesis"])
+def test_every_file_that_a_run_reads_is_read_to_its_end(where: str, model: Path, tmp_path: Path) -> None:
+    data, broken = {"path": written(tmp_path / "a.jsonl", RECORDS)}, broken_at(tmp_path / "b.jsonl", 20)
+    groups: dict[str, Any] = {
+        "public_text": {"adapter": {"init": "public-gradient", "public_text": broken}},
+        "auto": {"auto": {"file": broken}, "method": {"learning_rate": "auto"}},
+        "synthesis": {"synthesis": {"generator": "file", "file": broken}, "method": {"name": "prism-span"}},
+    }[where]
+    run = {"output": str(tmp_path / "run")}
+    with pytest.raises(DataError, match=r"b\.jsonl, line 20, column 25: this is not JSON"):
+        refuse_first(run_of(model, data, run=run, **groups))
+
+
+def test_what_a_run_does_not_read_may_be_broken(model: Path, tmp_path: Path) -> None:
+    """Behind its limit, in the place of records in memory; and of large files it is told where they are read."""
+    broken = broken_at(tmp_path / "a.jsonl", 20)
+    run = {"output": str(tmp_path / "run")}
+    refuse_first(run_of(model, {"path": broken, "limit": 19}, run=run))
+    refuse_first(run_of(model, {"path": broken}, run=run), RECORDS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sources, "READ_TWICE", 10)
+        refuse_first(run_of(model, {"path": broken}, run=run))
+    with pytest.raises(DataError, match="line 20"):
+        refuse_first(run_of(model, {"path": broken}, run=run))
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]
+
+
+def test_a_line_is_told_once(model: Path, tmp_path: Path) -> None:
+    broken = broken_at(tmp_path / "a.jsonl", 1)
+    with pytest.raises(DataError) as caught:
+        refuse_first(run_of(model, {"path": broken}, run={"output": str(tmp_path / "run")}))
+    assert str(caught.value).count("line 1") == 1
+
+
+def test_a_folder_that_can_be_written_is_left_as_it_was(model: Path, tmp_path: Path) -> None:
+    settings = run_of(model, {"path": "(in memory)"}, run={"output": str(tmp_path / "far" / "run")})
+    refuse_first(settings, RECORDS)
+    assert not list(tmp_path.iterdir())
+    (tmp_path / "far").symlink_to(tmp_path / "nowhere")
+    with pytest.raises(PrivloraError, match=r"cannot create .*No such file.*set run\.output to a writable"):
+        refuse_first(settings, RECORDS)

@@ -47,11 +47,14 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A step takes 10 MiB and one for each thousand tokens. Gives the tokens that it was asked of."""
     seen = list[int]()
 
-    def peak(of: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int) -> Peak:
+    def peak(
+        of: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int, **_: Any
+    ) -> Peak:
         seen.append(max_tokens)
         return Peak(10 * MIB + max_tokens * MIB // 1000, 0, 1, max_tokens)
 
     monkeypatch.setattr(fitting, "peak_of_a_step", peak)
+    monkeypatch.setattr(fitting, "bound_of_a_step", lambda *_, **__: float("inf"))
     return seen
 
 
@@ -89,6 +92,24 @@ def test_the_largest_that_fits(asked: list[int], free: Callable[[float], None]) 
         asked.clear()
         assert chosen(settings(), tiny_llama(), "larger ones do not fit") == tokens
         assert len(asked) == len(set(asked)) <= 6
+
+
+def test_no_step_is_taken_on_paper_where_a_bound_is_below_what_it_may_take(
+    asked: list[int], free: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fitting, "bound_of_a_step", lambda *_, max_tokens: max_tokens * MIB // 10)
+    free(1000)  # 410 of which a step takes at most
+    found, why = with_micro_batches(settings(), tiny_llama(), CPU)
+    assert why is not None
+    assert (asked, why.peak, found.run.max_tokens) == ([], None, 4096)
+    assert "a step takes less than 0.4 GiB at its most and may take 0.977 GiB" in why.why
+    exact, known = with_micro_batches(settings(), tiny_llama(), CPU, exactly=True)
+    assert known is not None
+    assert (asked, exact) == ([4096], found)
+    assert known.peak is not None
+    free(400)
+    assert with_micro_batches(settings(), tiny_llama(), CPU)[0] == found
+    assert asked == [4096, 4096]
 
 
 def test_processes_share_what_is_free_or_was_before_records(
@@ -154,6 +175,7 @@ def test_what_cannot_be_told_leaves_the_default(monkeypatch: pytest.MonkeyPatch)
         raise Unknown("reads values")
 
     monkeypatch.setattr(fitting, "peak_of_a_step", fails)
+    monkeypatch.setattr(fitting, "bound_of_a_step", lambda *_, **__: float("inf"))
     assert chosen(settings(), tiny_llama()) == 4096
     votes = settings(method={"name": "aug-pe"}, synthesis={"generator": "model"})
     assert chosen(votes, tiny_llama()) == 4096

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +12,16 @@ from tiny_models import VOCAB, tiny_llama
 
 from privlora.config import PrivacySettings, Settings, settings_from
 from privlora.training import peak
+from privlora.training.footprint import roughly
 from privlora.training.models import adapter_for
-from privlora.training.peak import Rows, Unknown, largest_batch, peak_of_a_step, worst_batches
+from privlora.training.peak import (
+    Rows,
+    Unknown,
+    bound_of_a_step,
+    largest_batch,
+    peak_of_a_step,
+    worst_batches,
+)
 
 CPU = torch.device("cpu")
 
@@ -109,9 +119,9 @@ def test_units_that_go_alone_stand_for_more(monkeypatch: pytest.MonkeyPatch) -> 
     given, model, asked = settings("dp-adamw"), tiny_llama(), list[int]()
 
     def grows(*given: Any) -> dict[Rows, dict[str, int]]:
-        asked.extend(len(batch.rows) for batch in given[-1])
+        asked.extend(len(batch.rows) for batch in given[4])
         return {
-            batch: {"forward": 100 + 7 * len(batch.rows) + batch.width, "release": 200} for batch in given[-1]
+            batch: {"forward": 100 + 7 * len(batch.rows) + batch.width, "release": 200} for batch in given[4]
         }
 
     monkeypatch.setattr(peak, "_of_layers", grows)
@@ -137,13 +147,25 @@ def test_many_units_that_go_alone_take_what_few_say(method: str) -> None:
     assert max(whole.values()) > 1.2 * whole["release"]
     found = peak._of_units(given, model, adapter, CPU, [batch])[batch]
     assert found == pytest.approx(whole, rel=0.05)
+    bound = roughly(adapter, 12, 4)
+    assert bound is not None
+    assert max(whole.values()) < 0.3 * bound
 
 
 def test_more_tokens_take_more_and_the_model_is_left_alone() -> None:
     model = tiny_llama()
     before = {name: (p.clone(), p.requires_grad) for name, p in model.named_parameters()}
-    sizes = [peak_of_a_step(settings(), model, CPU, max_tokens=n) for n in (24, 2400)]
+    heard = list[tuple[int, int]]()
+
+    def told(*done: int) -> None:
+        heard.append(done)
+
+    sizes = [peak_of_a_step(settings(), model, CPU, max_tokens=n, told=told) for n in (24, 2400)]
     steps = [found.step_bytes for found in sizes if found is not None]
+    total = heard[0][1]
+    assert heard[: total + 1] == [(n, total) for n in range(total + 1)]  # each micro-batch moves the bar
+    bounds = [bound_of_a_step(settings(), model, max_tokens=n) for n in (24, 2400)]
+    assert all(2 * takes < bound < math.inf for takes, bound in zip(steps, bounds, strict=True))
     assert len(set(steps)) == 2
     assert steps == sorted(steps)
     for name, p in model.named_parameters():
@@ -179,6 +201,19 @@ def test_what_cannot_be_done_on_paper_is_told(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(model.model.layers[0].mlp, "forward", reads_values)
     with pytest.raises(Unknown, match="needs values"):
         peak_of_a_step(settings(), model, CPU, max_tokens=64)
+
+
+def test_models_of_more_than_linear_layers_have_no_bound() -> None:
+    model = tiny_llama()
+    assert bound_of_a_step(settings(), model, max_tokens=64) < math.inf
+    model.model.layers[0].mlp.state = torch.nn.Parameter(torch.zeros(2, 3))
+    assert bound_of_a_step(settings(), model, max_tokens=64) == math.inf
+    del model.model.layers[0].mlp.state
+    adapter = adapter_for(settings(), model)
+    model.config = SimpleNamespace(num_hidden_layers=2)
+    assert roughly(adapter, 4, 16) is None
+    with pytest.raises(Unknown, match="public texts"):
+        bound_of_a_step(settings("pe-sgd", synthesis={"generator": "model"}), tiny_llama(), max_tokens=64)
 
 
 def test_no_weights_are_needed() -> None:

@@ -18,7 +18,7 @@ from privlora.cli.training import OverridesArgument, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     from privlora.federated.history import Round
@@ -101,8 +101,7 @@ def federate(
             from privlora.federated.run import refuse_used
 
             refuse_used(folder)
-    refuse_unknown_model(settings.model.name)
-    refuse_other_folder(settings.model.name)
+    refuse_first(settings, begins=False)  # as in one place, and before slow imports
     _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
 
 
@@ -164,7 +163,7 @@ def _run(
             from privlora.federated.run import federate as start
 
         settings = with_local_method(settings)
-        with accounting(settings.privacy.steps):
+        with accounting(settings.privacy.steps), settings.placing():
             plan, own = client_plan(settings), server_plan(settings)
             shown = in_a_line(settings, plan, own)
         err().print(f"plan: {shown}")

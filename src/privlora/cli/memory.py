@@ -15,11 +15,11 @@ from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.errors import ConfigError
 from privlora.methods import Method
+from privlora.training.devices import device_of
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.footprint import resident_bytes, row_tokens
 from privlora.training.models import (
     adapter_for,
-    device_of,
     packing_of,
     set_checkpointing,
     unchanged_afterwards,
@@ -174,7 +174,9 @@ def _is_spared(name: str, spared: Sequence[str]) -> bool:
 
 def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]:
     """What run.tokens_per_micro_batch=auto would choose here and now; changes the model's dtype to that of the run."""
-    return with_micro_batches(settings, model.to(_stored(settings, model)), _device(settings), loaded=False)
+    return with_micro_batches(
+        settings, model.to(_stored(settings, model)), _device(settings), loaded=False, exactly=True
+    )
 
 
 def with_peak(

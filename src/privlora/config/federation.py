@@ -18,7 +18,7 @@ from pydantic import (
 
 from privlora.config.base import Countable, Group, all_of, countable
 from privlora.data.formats import Format
-from privlora.errors import named, nearest
+from privlora.errors import echoed, named, nearest
 from privlora.ranges import BATCHES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
@@ -250,7 +250,7 @@ class FederationSettings(Group):
     @classmethod
     def _is_in_the_table(cls, rule: str) -> str:
         if rule not in RULE_NAMES:
-            raise ValueError(f"unknown rule {named(rule)}. Fix: {nearest(rule, RULE_NAMES)}")
+            raise ValueError(f"unknown rule {echoed(rule, RULE_NAMES)}. Fix: {nearest(rule, RULE_NAMES)}")
         return rule
 
     @field_validator("clients")

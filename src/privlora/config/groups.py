@@ -23,7 +23,7 @@ from privlora.data.labels import Classes, classes_of
 from privlora.data.records import HUB, shown
 from privlora.data.tasks import TASKS
 from privlora.data.templates import parse
-from privlora.errors import ConfigError, PrivloraError, named, nearest
+from privlora.errors import ConfigError, PrivloraError, echoed, nearest
 from privlora.names import in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
@@ -139,8 +139,8 @@ class ModelSettings(Group):
         if given not in _SHORT:
             close = f"did you mean {word!r}?" if word in _SHORT else nearest(given, _SHORT)
             raise ValueError(
-                f"unknown quantization {named(given)}. Fix: give a mapping such as {{load_in_4bit: true}}, or a word; "
-                f"{close}"
+                f"unknown quantization {echoed(given, _SHORT)}. Fix: give a mapping such as {{load_in_4bit: true}}, or "
+                f"a word; {close}"
             )
         return dict(_SHORT[given])
 
@@ -354,7 +354,7 @@ class DataSettings(Group):
     @classmethod
     def _known_task(cls, task: str | None) -> str | None:
         if task is not None and task not in TASKS:
-            raise ValueError(f"unknown task {named(task)}. Fix: {nearest(task, TASKS)}")
+            raise ValueError(f"unknown task {echoed(task, TASKS)}. Fix: {nearest(task, TASKS)}")
         return task
 
     @model_validator(mode="after")

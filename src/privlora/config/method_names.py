@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable
 
 from privlora.config.other_names import OTHER_VALUES
 from privlora.config.rows import ROWS
-from privlora.errors import ConfigError, named, nearest
+from privlora.errors import ConfigError, echoed, nearest
 
 _tables: list[Callable[[], Iterable[str]]] = []
 
@@ -25,6 +25,6 @@ def unknown_method(name: str) -> ConfigError:
     """Of a name that is not among ``known``."""
     elsewhere = OTHER_VALUES["method.name"].get(name.lower().replace("_", "-"))
     return ConfigError(
-        f"method.name: unknown method {named(name)}",
+        f"method.name: unknown method {echoed(name, [*known(), *OTHER_VALUES['method.name']])}",
         fix=elsewhere or f"{nearest(name, known())} (privlora methods)",
     )

@@ -23,7 +23,7 @@ from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, TRUTHS, called_
 from privlora.config.places import at_lines, field_of
 from privlora.config.rows import wrong_for_row
 from privlora.data.records import is_data_file_name
-from privlora.errors import ConfigError, in_one, named, nearest
+from privlora.errors import ConfigError, echoed, in_one, named, nearest
 from privlora.ranges import MOST_STEPS
 
 # A Python caller may have put records where these name files, so what they hold is never shown.
@@ -513,13 +513,32 @@ def _wrong(problem: Problem, problems: list[Any], origin: Origin) -> ConfigError
         return ConfigError(f"{where}{place} is an empty list", fix="give at least one, or remove it")
     if given is None:
         return ConfigError(f"{where}{place} has no value", fix=f"give it one, or remove {where}")
-    shown = "" if _RECORDS.intersection(location) else f"={named(given)}"
     beside = [p for p in problems if p["loc"][:2] == location[:2] and p["type"] == "literal_error"]
     words = [] if kind == "literal_error" else [f", or {option}" for p in beside for option in _options(p)]
+    shown = "" if _hides(location) else f"={echoed(given, _allowed(problem, beside))}"
     return ConfigError(
         f"{where}{shown}{place} is {_what_not(problem)}",
         fix=f"{''.join([_to_mend(problem), *words])}{_example(problem, origin)}",
     )
+
+
+def _hides(location: Location) -> bool:
+    """Whether nothing that is given for a setting is shown, not even a number: files, and what names keys."""
+    return bool(_RECORDS.intersection(location)) or any("key" in str(name).split("_") for name in location)
+
+
+def _allowed(problem: Problem, beside: list[Problem]) -> list[str]:
+    """Words that a setting may have, or that other tools have for them."""
+    options = [option for each in (problem, *beside) for option in _options(each)]
+    return [
+        *options,
+        *OTHER_VALUES.get(_plain_place(problem["loc"]), ()),
+        AUTO,
+        "true",
+        "false",
+        "null",
+        "none",
+    ]
 
 
 _BOUNDS: Final = {
@@ -557,7 +576,7 @@ def _to_mend(problem: Problem) -> str:
         options = _options(problem)
         elsewhere = OTHER_VALUES.get(_plain_place(problem["loc"]), {}).get(str(given).lower())
         return elsewhere or nearest(named(given).strip("'"), options)
-    if kind == "string_type" and isinstance(given, int | float) and not _RECORDS.intersection(problem["loc"]):
+    if kind == "string_type" and isinstance(given, int | float) and not _hides(problem["loc"]):
         return f'write it in quotes: "{given}"'
     found = [words.format(f"{limits[name]:g}") for name, (_, words) in _BOUNDS.items() if name in limits]
     mend = (found or [_KINDS.get(kind.partition("_")[0], ("", "write another value"))[1]])[0]

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from privlora.errors import ConfigError, named
+from privlora.errors import ConfigError, echoed
 
 CLIPPINGS: Final = ("flat", "automatic", "spectral", "normalized", "per-module")
 """Those of all rows."""
@@ -106,7 +106,7 @@ def adds_no_noise(method: str) -> ConfigError:
 
 def no_optimizer(method: str, optimizer: str, known: tuple[str, ...]) -> ConfigError:
     return ConfigError(
-        f"method {method!r} has no optimizer {named(optimizer)}", fix=f"one of {', '.join(known)}"
+        f"method {method!r} has no optimizer {echoed(optimizer, known)}", fix=f"one of {', '.join(known)}"
     )
 
 

@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 from pydantic import Field, field_validator, model_validator
 
 from privlora.config.base import Group, Wrong, all_of
-from privlora.errors import named, nearest
+from privlora.errors import echoed, nearest
 
 Preset = Literal[
     "text",
@@ -188,17 +188,17 @@ class SynthesisSettings(Group):
         if "://" in name:  # not shown: it may hold a password
             raise ValueError("it is an address. Fix: set generator to endpoint, and endpoint to the address")
         if _PLACE.fullmatch(name):
-            raise ValueError(
-                f"{named(name)} is a function's place. Fix: set generator to callable, and callable to it"
-            )
+            raise ValueError("it is a function's place. Fix: set generator to callable, and callable to it")
         if "." in name or "/" in name:
             raise ValueError("it is a file's name. Fix: set generator to file, and file to that name")
         if difflib.get_close_matches(name, _GENERATORS):
-            raise ValueError(f"{named(name)} is no generator. Fix: {nearest(name, _GENERATORS)}")
+            raise ValueError(
+                f"{echoed(name, _GENERATORS)} is no generator. Fix: {nearest(name, _GENERATORS)}"
+            )
         known = (
             each + (f" (with {' and '.join(needs)})" if needs else "") for each, needs in _GENERATORS.items()
         )
-        raise ValueError(f"{named(name)} is no generator. Fix: set it to {_one_of(list(known))}")
+        raise ValueError(f"{echoed(name)} is no generator. Fix: set it to {_one_of(list(known))}")
 
     @field_validator("endpoint")
     @classmethod

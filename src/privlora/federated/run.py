@@ -14,7 +14,7 @@ from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import Settings, kept_settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
-from privlora.errors import PrivacyError, RunError
+from privlora.errors import PrivacyError, RunError, Together
 from privlora.federated.client import Client, answer_all
 from privlora.federated.facts import federation_facts
 from privlora.federated.history import ROUNDS, History, rounds_begun
@@ -45,6 +45,7 @@ from privlora.reporting.seals import HTML_NAME, is_whole
 from privlora.training import takeover
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
+from privlora.training.first_looks import look_at_model
 from privlora.training.identity import (
     fixed,
     identify,
@@ -52,7 +53,7 @@ from privlora.training.identity import (
     refuse_other_settings,
     refuse_others,
 )
-from privlora.training.inputs import Data, load_clients, tokenise
+from privlora.training.inputs import Data, load_clients, refuse_shared_first, tokenise
 from privlora.training.models import unchanged_afterwards
 
 _log = logging.getLogger(__name__)
@@ -373,6 +374,18 @@ def prepare(
     fresh: bool = True,
 ) -> Prepared:
     """A run whose clients are all on this machine, up to its folder; for the arguments see `federate`."""
+    with settings.placing():
+        return _prepared(settings, model, tokenizer, records, evaluation, fresh)
+
+
+def _prepared(
+    settings: Settings,
+    model: torch.nn.Module | None,
+    tokenizer: Any,
+    records: Records | Mapping[str, Records] | None,
+    evaluation: Records | None,
+    fresh: bool,
+) -> Prepared:
     folder = RunFolder(Path(settings.run.output))
     if fresh:
         refuse_used(folder)
@@ -381,9 +394,17 @@ def prepare(
     refuse_missing_sources(settings, records, evaluation)
     if not fresh:  # before the model is loaded
         refuse_other_settings(folder, _fixed(settings))
+    problems = Together()
+    none: dict[str, Records] = {}
+    own = problems.of(none, records_of, settings, records)
+    if fresh and model is None:
+        problems.of(None, look_at_model, settings, tokenizer)
+    if fresh and own:
+        union = [record for each in own.values() for record in each]
+        problems.of(None, refuse_shared_first, settings, union, evaluation)
+    problems.tell()
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
-    own = records_of(settings, records)
     _warn_of_counts(settings, own)
     sizes = {name: len(given) for name, given in own.items()}
     whose = None if fresh else lambda data: refuse_others(folder, identify(data, loaded, sizes))

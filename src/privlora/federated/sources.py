@@ -7,7 +7,7 @@ from typing import Any
 
 from privlora.config import IN_MEMORY, ClientSettings, Settings
 from privlora.data.partition import cut
-from privlora.data.records import as_records, load_records, refuse_missing
+from privlora.data.records import as_records, load_records
 from privlora.errors import ConfigError, DataError, RunError, nearest
 from privlora.federated.plans import federation_of
 from privlora.training.inputs import check_sources
@@ -36,17 +36,9 @@ def refuse_missing_sources(
             "records of each client, and a number of clients to cut records into",
             fix="give a list of clients with these names, or one list of records",
         )
-    check_sources(settings, records if cut_up else (), evaluation)
-    if isinstance(clients, int):
-        return
-    given = _by_client(settings, records)
-    for client in clients:
-        if client.name not in given:
-            assert client.path is not None
-            try:
-                refuse_missing(client.path, format=client.format)
-            except DataError as error:
-                raise error.of(f"client {client.name}") from None
+    if not cut_up:
+        _by_client(settings, records)
+    check_sources(settings, records, evaluation)
 
 
 def records_of(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:

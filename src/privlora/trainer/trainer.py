@@ -15,7 +15,8 @@ from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError,
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of, names_for
 from privlora.training.files import RunFolder
-from privlora.training.sources import check_columns
+from privlora.training.ranks import several_processes
+from privlora.training.sources import refuse_first
 from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
@@ -135,14 +136,18 @@ class PrivateTrainer:
                 source="PrivateTrainer",
                 problems=problems,
             )
-            if path is not None:
-                check_columns(settings, self._records)
+            looked = Together()
+            if not several_processes():  # of which the first one looks, once they have joined
+                there = self._records, self._evaluation
+                # A run in the folder may be one to go on with: train() says.
+                looked.of(None, lambda: refuse_first(settings, *there, given=is_loaded(model), begins=False))
+            from privlora.training.callbacks import checked_callbacks
+
+            self._callbacks: list[Any] = looked.of([], checked_callbacks, callbacks)
+            looked.tell()
         except PrivloraError as error:
             as_in_python(error, names_for(args))
             raise
-        from privlora.training.callbacks import checked_callbacks
-
-        self._callbacks = checked_callbacks(callbacks)
         self._result: Result | None = None
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
@@ -152,6 +153,22 @@ class RunFolder:
                 fix=self.ways_on,
             )
 
+    def refuse_unwritable(self, *, protects: bool = True) -> None:
+        """Raise the RunError of ``create`` for what cannot be made or written to; nothing is left of the try."""
+        for name in ("release" if protects else "not-private", "private"):
+            place = self.root / name
+            try:
+                while not _is_there(place):
+                    place = place.parent
+                os.rmdir(tempfile.mkdtemp(dir=place))
+            except OSError as error:
+                raise self._uncreated(error) from None
+
+    def _uncreated(self, error: OSError) -> RunError:
+        return RunError(
+            f"cannot create {str(self.root)!r}: {error.strerror}", fix="set run.output to a writable folder"
+        )
+
     def create(self, *, protects: bool = True, releases: bool = True) -> None:
         """Make the folders; ``protects``: whether what will be released may be published; ``releases``: whether
         anything will, or private/ is all that there will be.
@@ -169,10 +186,7 @@ class RunFolder:
             self.private.mkdir(parents=True, exist_ok=True)
             self.private.chmod(0o700)
         except OSError as error:
-            raise RunError(
-                f"cannot create {str(self.root)!r}: {error.strerror}",
-                fix="set run.output to a writable folder",
-            ) from None
+            raise self._uncreated(error) from None
 
     def hide_settings(self) -> None:
         """Move the settings of an old version's run to where they are not published."""
@@ -206,6 +220,15 @@ class RunFolder:
                         f"cannot remove {str(path)!r}: {error.strerror}",
                         fix="give permission, then `privlora resume`",
                     ) from None
+
+
+def _is_there(path: Path) -> bool:
+    """Also of a link to nothing. Raises OSError where that cannot be told."""
+    try:
+        path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def no_run(root: Path) -> RunError:

@@ -6,6 +6,7 @@ records. It is no part of what is promised, so a resumed run chooses anew, on wh
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,7 +23,9 @@ from privlora.training.footprint import free_bytes
 from privlora.training.models import adapter_for
 from privlora.training.peak import (
     Peak,
+    Told,
     Unknown,
+    bound_of_a_step,
     largest_batch,
     longest_row,
     model_bytes,
@@ -41,7 +44,7 @@ _RECORD_BYTES, _TOKEN_BYTES = 64, 5  # of the records in memory, at most
 @dataclass(frozen=True)
 class Fitted:
     """tokens: of a micro-batch. why: a line for whoever trains; it tells of the machine and of public numbers alone.
-    peak: of a step with as many; None where it was not asked."""
+    peak: of a step with as many; None where it was not asked, or a bound did."""
 
     tokens: int
     why: str
@@ -62,23 +65,35 @@ def with_micro_batches(
     loaded: bool = True,
     sharing: int = 1,
     free: float | None = None,
+    exactly: bool = False,
+    told: Told = lambda *_: None,
 ) -> tuple[Settings, Fitted | None]:
     """The settings with a number in the place of ``auto``, and why; as they are where they have one.
 
     model: the base model, not adapted. loaded: whether it lies on the device already; else that takes memory, too.
     sharing: processes that share the device's memory. free: bytes that it has left, from before records were read; None
     for those that it has now.
+    exactly: whether steps are taken on paper also where a bound on them is below what they may take, and so the choice
+    is known. told: how many of those are done.
     Raises ConfigError where not even a single row of data.max_length fits.
     """
     if settings.run.tokens_per_micro_batch != "auto":
         return settings, None
-    found = _fitted(settings, model, device, loaded, sharing, free_bytes(device) if free is None else free)
+    free = free_bytes(device) if free is None else free
+    found = _fitted(settings, model, device, loaded, sharing, free, exactly, told)
     run = settings.run.model_copy(update={"tokens_per_micro_batch": found.tokens})
     return settings.model_copy(update={"run": run}), found
 
 
 def _fitted(
-    settings: Settings, model: torch.nn.Module, device: torch.device, loaded: bool, sharing: int, free: float
+    settings: Settings,
+    model: torch.nn.Module,
+    device: torch.device,
+    loaded: bool,
+    sharing: int,
+    free: float,
+    exactly: bool,
+    told: Told,
 ) -> Fitted:
     if settings.method.name in CHOICES or find_row(settings.method.name).releases != "gradients":
         return Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens")
@@ -93,7 +108,7 @@ def _fitted(
         room -= settings.privacy.n * (_RECORD_BYTES + _TOKEN_BYTES * length)
 
     def peak(tokens: int, of: Settings = settings) -> Peak:
-        found = peak_of_a_step(of, model, device, max_tokens=tokens)
+        found = peak_of_a_step(of, model, device, max_tokens=tokens, told=told)
         assert found is not None
         return found
 
@@ -105,28 +120,30 @@ def _fitted(
 
     try:
         candidates, bound = _candidates(settings, model, length)
-        tokens = largest_fitting(size, room, candidates)
-        if tokens is None:
-            raise _too_large(settings, length, room, free / sharing, part, peak)
-        takes = known[tokens].step_bytes
+        most = bound_of_a_step(settings, model, max_tokens=candidates[-1]) if not exactly else math.inf
+        if most < room:
+            tokens, takes, found = candidates[-1], most, None
+        else:
+            fits = largest_fitting(size, room, candidates)
+            if fits is None:
+                raise _too_large(settings, length, room, free / sharing, part, peak)
+            tokens, takes, found = fits, known[fits].step_bytes, known[fits]
     except Unknown as unknown:
         return Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens: {unknown}")
     if tokens < candidates[-1]:
         bound = "larger ones do not fit"
     if free == float("inf"):
-        return Fitted(
-            tokens, f"micro-batches of {tokens} tokens: what is free is not known; {bound}", known[tokens]
-        )
+        return Fitted(tokens, f"micro-batches of {tokens} tokens: what is free is not known; {bound}", found)
     say = in_one_unit(takes, room, free)
     kept = [*([] if loaded else ["the model"]), *(["the records"] if device.type == "cpu" else [])]
     return Fitted(
         tokens,
-        f"micro-batches of {tokens} tokens: a step takes {say(takes)} at its most and may take {say(room)}, "
-        f"{part:.0%} of the {say(free)} that are free"
+        f"micro-batches of {tokens} tokens: a step takes {'less than ' * (found is None)}{say(takes)} at its most and "
+        f"may take {say(room)}, {part:.0%} of the {say(free)} that are free"
         + (f", shared by {sharing} processes" if sharing > 1 else "")
         + (f", less {' and '.join(kept)}" if kept else "")
         + f"; {bound}",
-        known[tokens],
+        found,
     )
 
 

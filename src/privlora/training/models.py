@@ -21,8 +21,9 @@ from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import NEW_MODULES
 from privlora.adapters.quantised import bits, hold, let_go
 from privlora.config import ModelSettings, Settings
-from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, named, reason_of
+from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, reason_of
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
+from privlora.training.devices import device_of
 from privlora.training.model_checks import (
     public_logits,
     refuse_adapted,
@@ -33,7 +34,7 @@ from privlora.training.model_checks import (
     refuse_too_short,
 )
 from privlora.training.model_names import model_source, near_folder
-from privlora.training.ranks import Ranks, own_device
+from privlora.training.ranks import Ranks
 
 _FINE, _COARSE = 1e-4, 0.03  # by how much logits of like processes may differ, in float32 and below
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -204,20 +205,6 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
             padded_as(model, tokenizer)
             refuse_coupled_texts(adapter, tokenizer)
         refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
-
-
-def device_of(settings: ModelSettings) -> str:
-    """Where the model lies; of several processes each has a GPU of its own. Raises ConfigError if there is none."""
-    name = settings.device
-    if name == "auto":
-        return own_device("cuda") if torch.cuda.is_available() else "cpu"
-    try:
-        torch.empty(0, device=name)
-    except (RuntimeError, AssertionError):
-        raise ConfigError(
-            f"model.device={named(name)} is not available here", fix="use auto or cpu"
-        ) from None
-    return name
 
 
 def refuse_other_logits(settings: Settings, model: torch.nn.Module, ranks: Ranks) -> None:

@@ -7,6 +7,7 @@ taken with one and with two of them, and each phase of the step goes on in a str
 from __future__ import annotations
 
 import copy
+import itertools
 import logging
 import math
 import warnings
@@ -31,7 +32,7 @@ from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, tak
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_row
 from privlora.training.assembly import Parts, build_parts
-from privlora.training.footprint import row_tokens
+from privlora.training.footprint import roughly, row_tokens
 from privlora.training.inputs import sampler
 from privlora.training.model_checks import positions_of, routes_tokens
 from privlora.training.models import adapter_for, packing_of, set_checkpointing, unchanged_afterwards
@@ -44,6 +45,7 @@ _FEW = (1, 2)  # layers that stand for more
 # Of units that go through the model one by one, so many stand for more, but where they are clipped at once.
 _ALONE = (2, 3)
 CLIPPING = "clipping"
+_COLUMNS = 32  # of gradients.steadied
 
 
 @dataclass(frozen=True)
@@ -82,8 +84,17 @@ class Unknown(Exception):
     """A step could not be taken on paper; says why in one line."""
 
 
+Told = Callable[[int, int], None]
+"""Called with how many micro-batches on paper are done, and of how many."""
+
+
 def peak_of_a_step(
-    settings: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int
+    settings: Settings,
+    model: torch.nn.Module,
+    device: torch.device,
+    *,
+    max_tokens: int,
+    told: Told = lambda *_: None,
 ) -> Peak | None:
     """The largest total over all micro-batches that can occur; None for rows that take no private steps.
 
@@ -91,9 +102,35 @@ def peak_of_a_step(
     Raises Unknown for a model that does more with values than can be done on paper, and for rows that lean on public
     texts.
     """
-    row = find_row(settings.method.name)
-    if row.releases != "gradients":
+    if find_row(settings.method.name).releases != "gradients":
         return None
+    adapter, batches = _counted(settings, model, max_tokens)
+    quiet = logging.getLogger(fake_tensor.__name__)  # it writes down what goes wrong, before it raises
+    before, quiet.disabled = quiet.disabled, True
+    try:
+        found = _bytes(settings, model, adapter, device, batches, told)
+    except Exception as error:  # models are anybody's code, and raise anything on paper
+        raise Unknown(reason_of(error)) from error
+    finally:
+        quiet.disabled = before
+    worst = max(batches, key=lambda batch: found[batch])
+    return Peak(found[worst], model_bytes(model), worst.count, worst.width)
+
+
+def bound_of_a_step(settings: Settings, model: torch.nn.Module, *, max_tokens: int) -> float:
+    """PUBLIC. What `peak_of_a_step` would give is a part of it; nothing is done on paper. Infinite for a model of which
+    that cannot be told. For a row that releases gradients; raises Unknown for what is not counted."""
+    adapter, batches = _counted(settings, model, max_tokens)
+    padding = 2 * _COLUMNS if adapter.reduced_precision else 0
+    found = [roughly(adapter, batch.count, batch.width + padding) for batch in batches]
+    return max(math.inf if each is None else each for each in found)
+
+
+def _counted(
+    settings: Settings, model: torch.nn.Module, max_tokens: int
+) -> tuple[LowRankAdapter, list[Rows]]:
+    """The adapter, and the micro-batches that may take most. Raises Unknown for steps of which not all is counted."""
+    row = find_row(settings.method.name)
     if row.public_texts:
         raise Unknown(f"method {row.name!r} also takes gradients of public texts")
     if settings.data.chosen is not None:
@@ -101,24 +138,14 @@ def peak_of_a_step(
     if packing_of(settings.model, model):
         raise Unknown("packed weights are unpacked by kernels that nothing counts")
     adapter = adapter_for(settings, model)
-    batches = worst_batches(
+    return adapter, worst_batches(
         settings.privacy,
         of_a_unit=settings.rows_of_a_unit,
         max_tokens=max_tokens,
         max_length=longest_row(settings, model),
         row_tokens=tokens_of_a_row(settings, adapter),
-        columns=32 if adapter.reduced_precision else 1,
+        columns=_COLUMNS if adapter.reduced_precision else 1,
     )
-    quiet = logging.getLogger(fake_tensor.__name__)  # it writes down what goes wrong, before it raises
-    before, quiet.disabled = quiet.disabled, True
-    try:
-        found = _bytes(settings, model, adapter, device, batches)
-    except Exception as error:  # models are anybody's code, and raise anything on paper
-        raise Unknown(reason_of(error)) from error
-    finally:
-        quiet.disabled = before
-    worst = max(batches, key=lambda batch: found[batch])
-    return Peak(found[worst], model_bytes(model), worst.count, worst.width)
 
 
 def tokens_of_a_row(settings: Settings, adapter: LowRankAdapter) -> int:
@@ -191,30 +218,40 @@ def largest_batch(privacy: PrivacySettings) -> int:
 
 
 def _bytes(
-    settings: Settings, model: Any, adapter: LowRankAdapter, device: torch.device, batches: Sequence[Rows]
+    settings: Settings,
+    model: Any,
+    adapter: LowRankAdapter,
+    device: torch.device,
+    batches: Sequence[Rows],
+    told: Told = lambda *_: None,
 ) -> dict[Rows, int]:
     """Of steps on paper with these micro-batches, or as it follows from steps with fewer layers and units."""
     return {
         batch: max(phases.values())
-        for batch, phases in _of_units(settings, model, adapter, device, batches).items()
+        for batch, phases in _of_units(settings, model, adapter, device, batches, told).items()
     }
 
 
 def _of_units(
-    settings: Settings, model: Any, adapter: LowRankAdapter, device: torch.device, batches: Sequence[Rows]
+    settings: Settings,
+    model: Any,
+    adapter: LowRankAdapter,
+    device: torch.device,
+    batches: Sequence[Rows],
+    told: Told = lambda *_: None,
 ) -> dict[Rows, Mapping[str, int]]:
     """Phase -> the largest total in it, each followed by itself: a release, which takes the same for all, may be the
     largest of few units alone."""
     forward_only = find_row(settings.method.name).coordinates.forward_only
     alone = forward_only or routes_tokens(model) or takes_units_alone(settings.method.clipping or "")
     if not (alone and settings.privacy.private):
-        return _of_layers(settings, model, adapter, device, batches)
+        return _of_layers(settings, model, adapter, device, batches, told)
     few = {
         batch: [Rows(batch.rows[:units], batch.width, len(batch.rows)) for units in _ALONE]
         for batch in batches
     }
     asked = {each for found in few.values() for each in found}
-    known = _of_layers(settings, model, adapter, device, sorted(asked, key=lambda each: each.count))
+    known = _of_layers(settings, model, adapter, device, sorted(asked, key=lambda each: each.count), told)
     return {
         batch: _straight(known[less], known[more], _ALONE, len(batch.rows))
         for batch, (less, more) in few.items()
@@ -222,12 +259,25 @@ def _of_units(
 
 
 def _of_layers(
-    settings: Settings, model: Any, adapter: LowRankAdapter, device: torch.device, batches: Sequence[Rows]
+    settings: Settings,
+    model: Any,
+    adapter: LowRankAdapter,
+    device: torch.device,
+    batches: Sequence[Rows],
+    told: Told = lambda *_: None,
 ) -> dict[Rows, Mapping[str, int]]:
     layers = _equal_layers(model, adapter)
-    if layers <= max(_FEW):
-        return _phases(settings, model, device, batches, None)
-    less, more = (_phases(settings, model, device, batches, few) for few in _FEW)
+    taken: list[int | None] = [None] if layers <= max(_FEW) else [*_FEW]
+    done, total = itertools.count(1), len(taken) * len(batches)
+    told(0, total)
+
+    def one_more() -> None:
+        told(next(done), total)
+
+    found = [_phases(settings, model, device, batches, few, one_more) for few in taken]
+    if len(found) == 1:
+        return found[0]
+    less, more = found
     return {batch: _straight(less[batch], more[batch], _FEW, layers) for batch in batches}
 
 
@@ -243,7 +293,12 @@ def _further(less: int, more: int, at: tuple[int, int], asked: int) -> int:
 
 
 def _phases(
-    settings: Settings, model: Any, device: torch.device, batches: Sequence[Rows], layers: int | None
+    settings: Settings,
+    model: Any,
+    device: torch.device,
+    batches: Sequence[Rows],
+    layers: int | None,
+    one_more: Callable[[], object] = lambda: None,
 ) -> dict[Rows, Mapping[str, int]]:
     """Phase -> the largest total in it, of a micro-batch of each kind that is added to the sum of those before.
 
@@ -273,6 +328,7 @@ def _phases(
             step._accumulate([np.arange(first, stop) for first, stop in pairwise(bounds)])
             found[batch] = Counter(paper.peaks)
             found[batch][CLIPPING] -= beside.pop() if beside else 0
+            one_more()
         paper.peaks.clear()
         paper.phase = "release"
         step.release()

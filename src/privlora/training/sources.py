@@ -1,49 +1,124 @@
-"""Whether the model, the files that settings name and their columns are there: asked before slow imports."""
+"""Whether the model, its device, the files that settings name and their columns are there, and files can be read and
+written: asked before slow imports."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from privlora.config import DataSettings, Settings
 from privlora.config.groups import AT_CLIENTS, IN_MEMORY
+from privlora.data.formats import Format
 from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
-from privlora.errors import DataError, ModelError, Together, in_one
+from privlora.errors import DataError, PrivloraError, Together, in_one
+from privlora.training.devices import refuse_no_device
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_no_model
 from privlora.training.takeover import refuse_if_spent
 
+READ_TWICE: Final = 64 * 2**20
+"""Bytes of files that are read once more for a look at them, which takes about a second."""
+
 
 def refuse_first(
-    settings: Settings, records: Any = None, evaluation: Any = None, *, given: bool = False
+    settings: Settings,
+    records: Any = None,
+    evaluation: Any = None,
+    *,
+    given: bool = False,
+    begins: bool = True,
 ) -> None:
-    """Before slow imports, refuse a folder that holds a run, a model that is not there, files that are not there and
-    columns that the first record lacks: all of them together, each with its line where that is known.
+    """Before slow imports, refuse a folder that holds a run or cannot be written to, a model or a device that is not
+    there, files that are not there or cannot be read to their end, and columns that the first record lacks: all of them
+    together, each with its line where that is known.
 
     records, evaluation: what stands for the files, in memory. given: whether a loaded model stands for its name.
+    begins: whether a run that is in the folder is none to go on with.
     Raises DataError, ModelError or RunError; ConfigError of several kinds.
     """
     problems = Together()
-    problems.of(None, refuse_if_spent, RunFolder(Path(settings.run.output)))
+    folder = RunFolder(Path(settings.run.output))
+    if begins:
+        problems.of(None, refuse_if_spent, folder)
+    if not problems.found:
+        protects = settings.privacy.protects
+        problems.of(None, _about, settings, "run.output", lambda: folder.refuse_unwritable(protects=protects))
     if not given:
-        problems.of(None, _refuse_no_model, settings)
+        problems.of(None, _about, settings, "model.name", lambda: refuse_no_model(settings.model))
+        problems.of(None, refuse_no_device, settings.model)
     missing = len(problems.found)
     problems.of(None, check_sources, settings, records, evaluation)
     if len(problems.found) == missing:
         problems.of(None, check_columns, settings, records)
+        for named, paths, form, limit in read_files(settings, records, evaluation):
+            if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
+                problems.of(None, _read_through, named, paths, form, limit)
     with settings.placing():
         problems.tell()
 
 
-def _refuse_no_model(settings: Settings) -> None:
+def _about(settings: Settings, setting: str, call: Callable[[], None]) -> None:
+    """What ``call`` raises is about a setting, whose line it tells."""
     try:
-        refuse_no_model(settings.model)
-    except ModelError as error:
-        settings.placed(error, "model.name")
+        call()
+    except PrivloraError as error:
+        settings.placed(error, setting)
         raise
+
+
+def read_files(
+    settings: Settings, records: Any = None, evaluation: Any = None
+) -> Iterator[tuple[str, list[str], Format, int | None]]:
+    """Of each setting or client that names files which a run reads, these, their format, and how many records of them
+    are read.
+
+    records, evaluation: what stands for files, in memory; of a federation's clients by their names.
+    """
+    data, lora, auto, texts = settings.data, settings.adapter, settings.auto, settings.synthesis
+    clients = [] if settings.federation is None else settings.federation.clients
+    clients = [] if isinstance(clients, int) else clients
+    named: list[tuple[str, str | list[str] | None, Format, int | None]] = [
+        ("adapter.public_text", lora.public_text, data.format, lora.public_texts),
+        ("data.path", data.path if records is None and not clients else None, data.format, data.limit),
+        ("data.evaluation", data.evaluation if evaluation is None else None, data.format, None),
+    ]
+    if auto is not None:
+        named.append(("auto.file", auto.file, data.format, auto.limit))
+    if texts is not None:
+        named.append(("synthesis.file", texts.file, "auto", None))
+    if records is None or isinstance(records, Mapping):
+        given = () if records is None else records
+        named += [
+            (f"client {each.name}", each.path, each.format, None)
+            for each in clients
+            if each.name not in given
+        ]
+    for setting, path, form, limit in named:
+        if path is not None:
+            yield setting, [path] if isinstance(path, str) else path, form, limit
+
+
+def are_read_twice(paths: Iterable[str]) -> bool:
+    """Whether files may be gone through once more: none is on a hub, and they are small."""
+    paths = list(paths)
+    if any(path.startswith(HUB) for path in paths):
+        return False
+    try:
+        return sum(Path(path).expanduser().stat().st_size for path in paths) <= READ_TWICE
+    except (OSError, ValueError):  # refused where it is read
+        return False
+
+
+def _read_through(named: str, paths: list[str], form: Format, limit: int | None) -> None:
+    """Raise DataError for what is no record; nothing is kept."""
+    try:
+        for _ in iterate_records(paths, format=form, limit=limit):
+            pass
+    except DataError as error:
+        raise (error.of(named) if named.startswith("client ") else error) from None
 
 
 def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
@@ -51,22 +126,13 @@ def check_sources(settings: Settings, records: Any = None, evaluation: Any = Non
 
     records, evaluation: what stands for the files, in memory.
     """
-    data = settings.data
-    read = {
-        "adapter.public_text": (settings.adapter.public_text, data.format),
-        "data.path": (data.path if records is None else None, data.format),
-        "data.evaluation": (data.evaluation if evaluation is None else None, data.format),
-        "auto.file": (None if settings.auto is None else settings.auto.file, data.format),
-        "synthesis.file": (None if settings.synthesis is None else settings.synthesis.file, "auto"),
-    }
     problems = Together()
-    for setting, (path, form) in read.items():
-        if path is not None:
-            problems.of(None, _refuse_missing, setting, path, form)
+    for setting, paths, form, _ in read_files(settings, records, evaluation):
+        problems.of(None, _refuse_missing, setting, paths, form)
     problems.tell()
 
 
-def _refuse_missing(setting: str, path: str | list[str], form: Any) -> None:
+def _refuse_missing(setting: str, path: list[str], form: Format) -> None:
     try:
         refuse_missing(path, format=form)
     except DataError as error:
