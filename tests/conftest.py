@@ -32,13 +32,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 # They wait for other processes, so they begin first: at the end one worker would wait with them.
-_LONG = {"test_engines.py", "test_ranks.py", "test_study_parts.py", "test_study_runs.py", "test_crashes.py"}
+_FIRST = {"test_engines.py", "test_ranks.py", "test_study_parts.py", "test_study_runs.py", "test_crashes.py"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in _LONG)
+    items.sort(key=lambda item: item.path.name not in _FIRST)
     if config.getoption("quick"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
+        slow = [i for i in items if i.get_closest_marker("slow") or i.get_closest_marker("long")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
 

@@ -4,7 +4,7 @@ or computed in float64 but where the two tables below say so."""
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
@@ -93,6 +93,14 @@ ANSWERS: Mapping[str, Any] = {
 }
 FEW = ("q_proj", "o_proj", "up_proj")  # two of one shape, and one
 RECORDS = Examples(uneven_examples()[:4], pad_token_id=0)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _one_block() -> Iterator[None]:
+    """Products with public gradients take them in blocks that suit a cache; here each block is noted like the others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("privlora.coordinates.public_span._BLOCK", 2**24)
+        yield
 
 
 UNITS = ((0, 1), (2,))
