@@ -79,6 +79,34 @@ def composed_once() -> Iterator[Callable[..., Any]]:
         yield composed
 
 
+_UNDRAWN = {"auditing", "cli", "federated", "trainer", "training"}
+_UNDRAWN |= {f"test_{name}.py" for name in ("api", "api_federated", "configs", "docs", "trainer")}
+
+
+@pytest.fixture(autouse=True)
+def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plots are made and not drawn where hardly a test looks at them: drawing takes half the time of a tiny run."""
+    room = request.path.relative_to(Path(__file__).parent).parts[0]
+    if room not in _UNDRAWN or "drawn" in request.fixturenames:
+        return
+    from matplotlib.figure import Figure
+
+    draw = Figure.savefig
+
+    def savefig(self: Figure, to: Any, **options: Any) -> None:
+        if options.get("format") == "svg":
+            to.write('<svg viewBox="0 0 1 1"></svg>')
+        else:
+            draw(self, to, **options)
+
+    monkeypatch.setattr(Figure, "savefig", savefig)
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Draw plots after all."""
+
+
 @pytest.fixture
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the report and its plots, which take seconds; the adapter is still written."""
