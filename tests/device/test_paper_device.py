@@ -97,7 +97,7 @@ RECORDS = Examples(uneven_examples()[:4], pad_token_id=0)
 
 @pytest.fixture(autouse=True, scope="module")
 def _one_block() -> Iterator[None]:
-    """Products with public gradients take them in blocks that suit a cache; here each block is noted like the others."""
+    """Products take public gradients in blocks that suit a cache, each of which would be noted like the first."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("privlora.coordinates.public_span._BLOCK", 2**24)
         yield
