@@ -220,6 +220,7 @@ def test_phases_are_named(config: Path, capsys: pytest.CaptureFixture[str], tmp_
     assert "rehearsing sizes on public records: 3 of 3" in told
 
 
+@pytest.mark.long
 def test_what_few_units_make_of_sizes_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["privacy.public_dataset_size=100", "privacy.steps=auto", "privacy.expected_batch_size=auto"]
     own = (
