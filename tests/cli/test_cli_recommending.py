@@ -52,7 +52,6 @@ def test_noise_is_that_of_the_accountant(config: Path, capsys: pytest.CaptureFix
     assert {size["loss"] for size in sizes} == {None}
 
 
-@pytest.mark.usefixtures("drawn")
 def test_it_advises_larger_batches_and_writes_a_page(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
@@ -113,6 +112,7 @@ def test_a_file_of_the_settings_is_called_what_it_is_there(
     check(refused, "error: auto.file: there is no file none.jsonl")
 
 
+@pytest.mark.usefixtures("drawn")
 def test_public_records_are_rehearsed(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -89,10 +89,7 @@ class Problem:
     ) -> None:
         generator = torch.Generator().manual_seed(seed)
         self.adapter = LowRankAdapter(
-            # One direction a step: fewer numbers take fewer steps.
-            tiny_model(dtype=dtype, layers=1 if space == "direction" else 2),
-            rank=RANK,
-            target_modules=["q_proj", "down_proj"],
+            tiny_model(dtype=dtype), rank=RANK, target_modules=["q_proj", "down_proj"]
         )
         self.loss_of = loss or low_rank_recovery
         points, self.targets = [], []
