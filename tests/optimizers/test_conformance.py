@@ -86,7 +86,7 @@ def test_one_direction_a_step_leads_down_too() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "pair",  # those without second moments have nothing to blow up
+    "pair",  # rules without second moments of directions have nothing to blow up
     [
         pytest.param(p, marks=pytest.mark.long if p[0] == "direction" or p[1] in ("sgd", "scalar") else ())
         for p in EVERY_OPTIMIZER
