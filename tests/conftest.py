@@ -79,7 +79,7 @@ def composed_once() -> Iterator[Callable[..., Any]]:
         yield composed
 
 
-_UNDRAWN = {"auditing", "cli", "federated", "trainer", "training"}
+_UNDRAWN = {"auditing", "cli", "demo", "federated", "studies", "training"}
 _UNDRAWN |= {f"test_{name}.py" for name in ("api", "api_federated", "configs", "docs", "trainer")}
 
 
