@@ -83,23 +83,31 @@ _UNDRAWN = {"auditing", "cli", "demo", "federated", "studies", "training"}
 _UNDRAWN |= {f"test_{name}.py" for name in ("api", "api_federated", "configs", "docs", "trainer")}
 
 
-@pytest.fixture(autouse=True)
-def _undrawn(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+_now = {"drawn": True}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """Plots are made and not drawn where hardly a test looks at them: drawing takes half the time of a tiny run."""
-    room = request.path.relative_to(Path(__file__).parent).parts[0]
-    if room not in _UNDRAWN or "drawn" in request.fixturenames:
-        return
-    from matplotlib.figure import Figure
+    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    _now["drawn"] = room not in _UNDRAWN or "drawn" in getattr(item, "fixturenames", ())
+    if not _now["drawn"]:
+        _replace_drawing()
+
+
+@lru_cache(maxsize=1)
+def _replace_drawing() -> None:
+    from matplotlib.figure import Figure  # takes a second, which quick rooms should not wait for
 
     draw = Figure.savefig
 
     def savefig(self: Figure, to: Any, **options: Any) -> None:
-        if options.get("format") == "svg":
-            to.write('<svg viewBox="0 0 1 1"></svg>')
-        else:
+        if _now["drawn"] or options.get("format") != "svg":
             draw(self, to, **options)
+        else:
+            to.write('<svg viewBox="0 0 1 1"></svg>')
 
-    monkeypatch.setattr(Figure, "savefig", savefig)
+    Figure.savefig = savefig  # type: ignore[method-assign]
 
 
 @pytest.fixture

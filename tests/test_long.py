@@ -6,9 +6,6 @@ import ast
 from pathlib import Path
 
 import pytest
-from method_cases import CASES, FURTHER, PRIVATE, STATES
-
-from privlora.methods import METHODS
 
 HERE = Path(__file__).parent
 GUARDS = ("accounting", "contracts", "coordinates", "mechanisms", "federated/secure")
@@ -29,16 +26,6 @@ def test_no_guard_is_left_out_as_a_whole(room: str) -> None:
         assert whole == [], [getattr(n, "name", "") for n in whole]
         assigned = [ast.unparse(n) for n in tree.body if isinstance(n, ast.Assign)]
         assert not any("pytestmark" in words and "long" in words for words in assigned), path
-
-
-def test_every_row_and_every_state_is_looked_at() -> None:
-    kept = [case for case in CASES if case not in FURTHER]
-    assert {row for (row, _), _ in kept} == {row.name for row in METHODS.values() if row.private}
-    assert {state for _, state in kept} == set(STATES)
-    for state in STATES:
-        assert {METHODS[row].space for (row, _), of in kept if of == state} == {
-            METHODS[row].space for row, _ in PRIVATE
-        }
 
 
 def test_make_runs_both_halves() -> None:
