@@ -1,9 +1,9 @@
-# make demo | make test-quick | make test | make check | make mutants | make matrix | make dist | make docs: each creates the environment it needs in .venv first.
+# make demo | make test-quick | make test | make test-long | make check | make mutants | make matrix | make dist | make docs: each creates the environment it needs in .venv first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-quick check matrix dist mutants mutants-sample docs clean
+.PHONY: demo test test-long test-quick check matrix dist mutants mutants-sample docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -19,8 +19,14 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 demo: $(VENV)/.installed
 	$(BIN)/privlora demo
 
+# All tests but those that are marked long; test-long runs these, and pytest without -m both.
+PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+
 test: $(VENV)/.installed-dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
+	$(PYTEST) -m "not long"
+
+test-long: $(VENV)/.installed-dev
+	$(PYTEST) -m long
 
 # In a minute of one core, without training anything: docs/testing.md says what it covers.
 test-quick: $(VENV)/.installed-dev

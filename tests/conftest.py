@@ -32,13 +32,13 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
 
 
 # They wait for other processes, so they begin first: at the end one worker would wait with them.
-_LONG = {"test_engines.py", "test_ranks.py", "test_study_parts.py", "test_study_runs.py", "test_crashes.py"}
+_FIRST = {"test_engines.py", "test_ranks.py", "test_study_parts.py", "test_study_runs.py", "test_crashes.py"}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    items.sort(key=lambda item: item.path.name not in _LONG)
+    items.sort(key=lambda item: item.path.name not in _FIRST)
     if config.getoption("quick"):
-        slow = [item for item in items if item.get_closest_marker("slow")]
+        slow = [i for i in items if i.get_closest_marker("slow") or i.get_closest_marker("long")]
         config.hook.pytest_deselected(items=slow)
         items[:] = [item for item in items if item not in slow]
 
@@ -77,6 +77,42 @@ def composed_once() -> Iterator[Callable[..., Any]]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(accountants, "_compose", lambda events, *rest: kept(tuple(events.items()), *rest))
         yield composed
+
+
+_UNDRAWN = {"auditing", "cli", "demo", "federated", "studies", "training"}
+_UNDRAWN |= {f"test_{name}.py" for name in ("api", "api_federated", "configs", "docs", "trainer")}
+
+
+_now = {"drawn": True}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Plots are made and not drawn where hardly a test looks at them: drawing takes half the time of a tiny run."""
+    room = item.path.relative_to(Path(__file__).parent).parts[0]
+    _now["drawn"] = room not in _UNDRAWN or "drawn" in getattr(item, "fixturenames", ())
+    if not _now["drawn"]:
+        _replace_drawing()
+
+
+@lru_cache(maxsize=1)
+def _replace_drawing() -> None:
+    from matplotlib.figure import Figure  # takes a second, which quick rooms should not wait for
+
+    draw = Figure.savefig
+
+    def savefig(self: Figure, to: Any, **options: Any) -> None:
+        if _now["drawn"] or options.get("format") != "svg":
+            draw(self, to, **options)
+        else:
+            to.write('<svg viewBox="0 0 1 1"></svg>')
+
+    Figure.savefig = savefig  # type: ignore[method-assign]
+
+
+@pytest.fixture
+def drawn() -> None:
+    """Draw plots after all."""
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ HERE = Path(__file__).parent
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="what a process has open is read from /proc")
+@pytest.mark.long
 def test_every_module_is_imported_and_a_run_is_trained_and_resumed(tmp_path: Path) -> None:
     script = [str(HERE / "as_windows.py"), str(HERE / "trained_as_windows.py"), str(tmp_path / "runs")]
     paths = [str(HERE / "accounting"), *sys.path]

@@ -366,8 +366,8 @@ def test_what_is_wrong_on_the_command_line_is_not_laid_on_the_file(tmp_path: Pat
     config = tmp_path / "run.yaml"
     config.write_text(settings_from(GOOD).to_yaml())
     for override, told in {
-        "privacy.steps=abc": "privacy.steps=(a str, not shown: it may be private) is no whole number. Fix: a whole number, or auto, as "
-        "privacy.steps=200",
+        "privacy.steps=abc": "privacy.steps=(a str, not shown: it may be private) is no whole number. Fix: a whole "
+        "number, or auto, as privacy.steps=200",
         "privacy.stepz=5": "unknown setting 'privacy.stepz'. A setting that is ignored may be one that privacy rests "
         "on. Fix: did you mean 'steps'? Write privacy.steps=5",
         "privacy.learning_rate=5": "unknown setting 'privacy.learning_rate'. A setting that is ignored may be one "

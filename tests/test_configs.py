@@ -65,6 +65,8 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
         small["privacy.target_epsilon"] = 0.5  # the less epsilon, the less there is to compute
     if settings.method.warmup_steps is not None:
         small["method.warmup_steps"] = 2
+    if settings.synthesis is not None:
+        small |= {"synthesis.seeds": 16, "synthesis.max_new_tokens": 16}
     if settings.method.name == "popri":
         # The small model has no room for the words that a chat is asked in.
         small |= {"synthesis.requests": 2, "synthesis.seeds": 8, "synthesis.chat": False}

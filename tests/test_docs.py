@@ -33,12 +33,12 @@ def blocks(page: str, language: str) -> list[str]:
     "page",
     [
         "README.md",
-        "docs/python.md",
+        pytest.param("docs/python.md", marks=pytest.mark.long),
         "docs/projection.md",
         "docs/projection-accounting.md",
         "docs/projection-studies.md",
         "docs/audit.md",
-        "docs/federated.md",
+        pytest.param("docs/federated.md", marks=pytest.mark.long),
         "docs/synthesis.md",
         "docs/trl.md",
     ],
@@ -128,6 +128,7 @@ def test_big_models_take_the_memory_that_the_guide_says() -> None:
     assert f"| 8B | {full:.1f} GiB | {most[0]:.1f} | {most[-1]:.1f} |" in page
 
 
+@pytest.mark.long
 def test_texts_are_made_and_trained_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every command of the page, in its order, on a small model."""
     monkeypatch.chdir(tmp_path)
@@ -154,6 +155,7 @@ def test_texts_are_made_and_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
     )
 
 
+@pytest.mark.long
 def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (text,) = blocks("docs/federated.md", "yaml")

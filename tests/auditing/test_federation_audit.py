@@ -69,8 +69,10 @@ def audited(settings: Settings, trials: int, **options: Any) -> FederationAudit:
     [
         ("tan", 200, {}),
         ("fedavg", 300, {}),
-        ("joint", 100, {"clients": 3, "survivors": 2}),
-        ("tan", 100, {"privacy_model": "client", "clients": 3, "survivors": 2}),
+        pytest.param("joint", 100, {"clients": 3, "survivors": 2}, marks=pytest.mark.long),
+        pytest.param(
+            "tan", 100, {"privacy_model": "client", "clients": 3, "survivors": 2}, marks=pytest.mark.long
+        ),
     ],
 )
 def test_an_honest_federation_is_within_its_claim_and_the_bound_is_tight(
@@ -235,7 +237,7 @@ def scaled_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     [
         ("tan", 0.25, 60, {}),
         ("fedavg", 0.25, 100, {}),
-        ("joint", 0.5, 80, {"clients": 3, "survivors": 2}),
+        pytest.param("joint", 0.5, 80, {"clients": 3, "survivors": 2}, marks=pytest.mark.long),
         ("fedavg", 0.25, 40, {"privacy_model": "client"}),
     ],
 )
@@ -280,7 +282,9 @@ def test_a_tensor_without_noise_is_convicted(monkeypatch: pytest.MonkeyPatch) ->
     assert audited(federation("tan"), 60).violated
 
 
-@pytest.mark.parametrize(("rule", "trials"), [("tan", 120), ("joint", 80)])
+@pytest.mark.parametrize(
+    ("rule", "trials"), [("tan", 120), pytest.param("joint", 80, marks=pytest.mark.long)]
+)
 def test_clipping_twice_too_loosely_is_convicted(
     rule: str, trials: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -289,6 +293,7 @@ def test_clipping_twice_too_loosely_is_convicted(
     assert audited(federation(rule), trials).violated
 
 
+@pytest.mark.long
 def test_updates_that_are_clipped_twice_too_loosely_are_convicted(monkeypatch: pytest.MonkeyPatch) -> None:
     clipped = ClippedUpdate.clipped
     monkeypatch.setattr(ClippedUpdate, "clipped", lambda self, update: 2 * clipped(self, update))

@@ -187,6 +187,7 @@ def test_secrets_are_read_strictly(tmp_path: Path) -> None:
     assert "hidden" not in str(error.value)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_picture_shows_what_the_claim_allows() -> None:
     claim = Claim([(StepEvent(PoissonSampling(0.2), 1.0), 5)], 2.0, 1e-3)
     most = claim.most(np.array([0.01, 0.1, 0.5, 1.0]))

@@ -23,7 +23,10 @@ from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
 RATE, STEPS, SIGMA = 0.5, 2, 0.5  # epsilon 13 at delta 1e-5: few runs show much of it
 
 
-@pytest.mark.parametrize("name", ["pe-sgd", "gep"])  # all rows: benchmarks/auditing/few_records.py
+SPANS = pytest.mark.parametrize("name", [pytest.param("pe-sgd", marks=pytest.mark.long), "gep"])
+
+
+@SPANS  # all rows: benchmarks/auditing/few_records.py
 def test_one_step_on_public_texts_comes_near_its_claim(name: str) -> None:
     sigma = gaussian_noise_multiplier(8.0, 1e-5)
     mechanism, others, canary = setting(name, sigma, seed=7, others=1, targets=["q_proj"])
@@ -31,7 +34,7 @@ def test_one_step_on_public_texts_comes_near_its_claim(name: str) -> None:
     assert 0.85 <= found.epsilon_lower / found.epsilon_claimed <= 1
 
 
-@pytest.mark.parametrize("name", ["pe-sgd", "gep"])
+@SPANS
 def test_whole_runs_come_near_their_claim_and_leave_the_state_as_it_was(name: str) -> None:
     state, mechanism, canary = playing(name, SIGMA, rate=RATE, seed=7)
     before = state.states()

@@ -21,7 +21,7 @@ def call(*given: object) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, env=environment)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_part(tmp_path: Path) -> None:
     out = tmp_path / "scale.json"
     out.write_text(json.dumps({"before": {"ledger": {}}, "now": {"ledger": {}}}))
@@ -38,7 +38,7 @@ def test_every_part(tmp_path: Path) -> None:
     assert loading["bytes_of_ids_per_record"] == loading["bytes_of_ids_per_record_on_resume"] > 100
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_one_part_leaves_the_others(tmp_path: Path) -> None:
     out = tmp_path / "scale.json"
     out.write_text(json.dumps({"now": {"loading": {"s": 1}, "rounds": 2}}))

@@ -49,7 +49,7 @@ def test_a_script_says_what_it_takes(script: Path) -> None:
     assert ended.value.code == 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_equal_lengths() -> None:
     steps = ["privlora prism"]
     found = run(
@@ -58,7 +58,7 @@ def test_equal_lengths() -> None:
     assert all(f"| {name} |" in found for name in steps)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_update_at_several_sizes() -> None:
     assert "| ms an update |" in run(Path("update_scaling.py"), "--repetitions", "1")
 

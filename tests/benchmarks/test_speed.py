@@ -25,7 +25,7 @@ def _paths(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOM)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_case_of_real_lengths(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     figure = tmp_path / "lengths.png"
     real_lengths: Any = importlib.import_module("real_lengths")
@@ -37,7 +37,7 @@ def test_every_case_of_real_lengths(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert figure.stat().st_size > 1000
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_memory_of_fresh_processes() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(privlora.__file__).parents[1])}
     command = [sys.executable, "-W", "ignore", "real_lengths.py", "--smoke", "--only", "SST-2 64 8k"]
@@ -46,7 +46,7 @@ def test_memory_of_fresh_processes() -> None:
         assert float(row.split("|")[-3]) > 0, row
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_launches_of_the_smaller_model(capsys: pytest.CaptureFixture[str]) -> None:
     importlib.import_module("launches").main(["--modules", "40"])
     assert "| 40 | 4 | privlora prism |" in capsys.readouterr().out
@@ -100,7 +100,7 @@ def test_peers_pad_each_micro_batch_to_its_longest_record() -> None:
     assert (batch.labels != -100).tolist() == [[False, False, True], [True, True, False]]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_several_processes_beside_one() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(privlora.__file__).parents[1])}
     command = [sys.executable, "-W", "ignore", "processes.py", "--smoke"]
@@ -113,7 +113,7 @@ def test_several_processes_beside_one() -> None:
         assert row["state_bytes"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_measured_peak_and_its_prediction() -> None:
     environment = os.environ | {"PYTHONPATH": str(Path(privlora.__file__).parents[1])}
     command = [sys.executable, "-W", "ignore", "memory.py", "--smoke"]

@@ -79,6 +79,7 @@ def test_bands_cost_and_leave_what_plan_says(
     assert "noise correlated in 3 bands" in shown[2]
 
 
+@pytest.mark.long
 def test_bands_that_auto_chooses(capsys: pytest.CaptureFixture[str]) -> None:
     request = ["calibrate", "--epsilon", 2, "--delta", 1e-5]
     few = ["--sample-rate", 0.6, "--steps", 3]

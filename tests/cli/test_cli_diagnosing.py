@@ -14,6 +14,7 @@ from privlora.diagnostics import FIGURES
 QUICK = ("--figures", "noise-ratio,gauge-sweep", "--steps", "3")
 
 
+@pytest.mark.long
 def test_everything_on_public_records(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(folder, run_settings(model, folder))
     out = folder / "found"

@@ -454,7 +454,10 @@ def test_an_app_says_where_its_model_will_be_sought(
 # --- without the packages ---
 
 
-@pytest.mark.parametrize(("module", "package"), [("flwr", "flwr"), ("cryptography", "cryptography")])
+@pytest.mark.parametrize(
+    ("module", "package"),
+    [("flwr", "flwr"), pytest.param("cryptography", "cryptography", marks=pytest.mark.long)],
+)
 def test_without_a_package_only_this_command_is_missing(module: str, package: str, config: Path) -> None:
     """In a process of its own, in which the package cannot be found."""
     lines: list[list[str]] = [

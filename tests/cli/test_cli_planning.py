@@ -396,6 +396,8 @@ def test_one_factor_trains_its_own_numbers_only(
 def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    found = Peak(step_bytes=5 * 2**20, model_bytes=2 * 2**20, rows=3, width=4)
+    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", lambda *_, **__: found)
     auto = "run.tokens_per_micro_batch=auto"
     line = BEGUN[-1]
     assert call(capsys, "plan", config, auto).err.splitlines() == BEGUN

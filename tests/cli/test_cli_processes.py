@@ -25,7 +25,7 @@ def torchrun(*words: str, processes: int = 2) -> subprocess.CompletedProcess[str
     )
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchrun_trains_one_run(model: Path, folder: Path) -> None:
     config = write_config(folder, run_settings(model, folder))
     ended = torchrun("train", str(config))

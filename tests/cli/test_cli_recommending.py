@@ -134,6 +134,7 @@ def test_a_file_of_the_settings_is_called_what_it_is_there(
     check(refused, "error: auto.file: there is no file none.jsonl")
 
 
+@pytest.mark.usefixtures("drawn")
 def test_public_records_are_rehearsed(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -242,6 +243,7 @@ def test_phases_are_named(config: Path, capsys: pytest.CaptureFixture[str], tmp_
     assert "rehearsing sizes on public records: 3 of 3" in told
 
 
+@pytest.mark.long
 def test_what_few_units_make_of_sizes_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["privacy.public_dataset_size=100", "privacy.steps=auto", "privacy.expected_batch_size=auto"]
     own = (

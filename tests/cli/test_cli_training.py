@@ -16,8 +16,17 @@ from privlora.accounting import read_ledger
 from privlora.pages.numbers import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.loop import StepReport
+from privlora.training.peak import Peak
 from privlora.training.progress import RichObserver
 from privlora.training.takeover import is_over
+
+
+@pytest.fixture(autouse=True)
+def a_quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the place of steps on paper, which take seconds."""
+    found = Peak(step_bytes=5 * 2**20, model_bytes=2 * 2**20, rows=3, width=4)
+    for module in ("cli.memory", "training.fitting"):
+        monkeypatch.setattr(f"privlora.{module}.peak_of_a_step", lambda *_, **__: found)
 
 
 def test_json_is_alone_on_stdout(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

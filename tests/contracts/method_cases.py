@@ -67,7 +67,14 @@ def label(value: tuple[str, str] | str) -> str:
 by_variant = pytest.mark.parametrize("variant", PRIVATE, ids=label)
 by_any_variant = pytest.mark.parametrize("variant", VARIANTS, ids=label)
 by_space = pytest.mark.parametrize("variant", ONE_A_SPACE, ids=label)
-by_case = pytest.mark.parametrize(("variant", "state"), CASES, ids=label)
+# Where a row's further optimizers lead to is looked at, too, but by the long tests.
+FIRST = dict(reversed(PRIVATE))  # row -> its first optimizer
+FURTHER = [(v, "moved") for v in PRIVATE if v not in ONE_A_SPACE and v[1] != FIRST[v[0]]]
+by_case = pytest.mark.parametrize(
+    ("variant", "state"),
+    [pytest.param(*case, marks=pytest.mark.long if case in FURTHER else ()) for case in CASES],
+    ids=label,
+)
 
 
 @dataclass

@@ -8,12 +8,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_cases import by_case, make_case
+from method_cases import by_case, flat, make_case
 from span_space import Span
 from tiny_models import tiny_model
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.spaces import check_space
 from privlora.coordinates import (
     FactorCoordinates,
@@ -25,6 +26,7 @@ from privlora.coordinates import (
 )
 from privlora.coordinates.evened import Evened
 from privlora.errors import ConfigError, PrivacyError
+from privlora.methods import METHODS
 
 TWO = r".*layers\.0\.(self_attn\.q_proj|mlp\.down_proj)"
 Draw = Callable[[tuple[int, ...]], Tensor]
@@ -140,6 +142,31 @@ class AfterTheProjection(WishartCoordinates):
 
     def norms_squared(self, captured: Captured) -> Tensor:
         return ProjectedCoordinates.norms_squared(self, captured)
+
+
+def test_norms_of_what_is_summed_are_checked_and_not_of_what_is_clipped_before(tmp_path: Path) -> None:
+    """Parts that encode bounds by itself would hide norms that are too small for long gradients."""
+    space = make_case(("gep", "sgd"), tmp_path, "moved", targets=TWO).coordinates
+    norms = space.norms_squared
+    space.norms_squared = lambda captured: norms(captured).clamp(max=1.0)  # type: ignore[method-assign]
+    with pytest.raises(PrivacyError, match="norms_squared is"):
+        check_space(space)
+
+
+def test_sums_of_units_that_were_measured_once_are_the_same(tmp_path: Path) -> None:
+    for row in ("gep", "b-gep", "pe-sgd", "prism"):
+        (tmp_path / row).mkdir()
+        case = make_case((row, METHODS[row].optimizers[0]), tmp_path / row, targets=TWO)
+        units = draw_canaries(case.adapter, 4, torch.Generator().manual_seed(0), norm=30.0).captured(
+            case.adapter
+        )
+        weights = torch.tensor([1.0, -2.0, 0.0, 3.0])
+        once, anew = (
+            flat(case.coordinates.from_partial(case.coordinates.partial_sum(some, weights)))
+            for some in (case.coordinates.measured(units), units)
+        )
+        assert float(once.norm()) > 1
+        assert torch.equal(once, anew)
 
 
 def adapter() -> LowRankAdapter:

@@ -13,6 +13,12 @@ from privlora.coordinates import WishartCoordinates
 from privlora.methods import SPACES, make_optimizer
 
 every_optimizer = pytest.mark.parametrize("pair", EVERY_OPTIMIZER, ids=label)
+# Thousands of steps where each is along one direction.
+every_optimizer_far = pytest.mark.parametrize(
+    "pair",
+    [pytest.param(p, marks=pytest.mark.long if p[0] == "direction" else ()) for p in EVERY_OPTIMIZER],
+    ids=label,
+)
 # Rates without noise for rules that take the gradient in its own unit; 0.03 for all others.
 RATES = {
     ("factors", "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0},
@@ -56,9 +62,9 @@ def within(pair: tuple[str, str], usual: float) -> float:
     return max(usual, 0.05) if pair[0] == "direction" else usual
 
 
-@every_optimizer
+@every_optimizer_far
 @pytest.mark.parametrize(
-    "loss", [pytest.param(name, marks=() if name == "quadratic" else pytest.mark.slow) for name in LOSSES]
+    "loss", [pytest.param(name, marks=() if name == "quadratic" else pytest.mark.long) for name in LOSSES]
 )
 def test_it_descends(pair: tuple[str, str], loss: str) -> None:
     problem = Problem(*pair, LOSSES[loss])
@@ -69,8 +75,24 @@ def test_it_descends(pair: tuple[str, str], loss: str) -> None:
     assert problem.loss() < within(pair, usual) * before
 
 
+def test_one_direction_a_step_leads_down_too() -> None:
+    """A part of the way that the long test goes."""
+    problem = Problem("direction", "sgd", LOSSES["quadratic"])
+    before = problem.loss()
+    for _ in range(400):
+        problem.step(RATES["direction", "sgd"]["quadratic"])
+    assert problem.loss() < 0.8 * before
+
+
 @pytest.mark.slow
-@every_optimizer
+@pytest.mark.parametrize(
+    "pair",  # rules without second moments of directions have nothing to blow up
+    [
+        pytest.param(p, marks=pytest.mark.long if p[0] == "direction" or p[1] in ("sgd", "scalar") else ())
+        for p in EVERY_OPTIMIZER
+    ],
+    ids=label,
+)
 def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> None:
     # Most directions of the second moments are empty: they must not be blown up.
     if pair == ("tangent", "paper"):
@@ -82,7 +104,7 @@ def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> N
     assert problem.loss() < within(pair, 1e-2) * before
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @every_optimizer
 def test_it_descends_under_noise(pair: tuple[str, str]) -> None:
     problem = Problem(*pair)

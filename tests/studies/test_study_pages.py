@@ -17,6 +17,8 @@ from privlora.studies.settings import Cell
 from privlora.studies.summary import Summary, summarise
 from privlora.studies.tables import markdown
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 OFFSET = {"prism": 0.0, "dp-adamw": 0.3, "adamw": -0.5}
 
 

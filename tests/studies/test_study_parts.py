@@ -233,7 +233,7 @@ def test_a_run_that_ended_well_counts_before_one_that_failed() -> None:
         assert studies.Progress(study, rows).rows[good.cell] == good
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_parts_that_run_together_one_of_which_is_killed(tmp_path: Path) -> None:
     content = on_disk(tmp_path, **SMALL)
     content["base"]["privacy"]["steps"] = 12

@@ -340,6 +340,7 @@ def test_an_interruption_keeps_what_is_finished(
     assert missing_runs(study, tmp_path) == 4 + 16
 
 
+@pytest.mark.long
 def test_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     content = on_disk(tmp_path, **SMALL, insecure_noise_seed="paired", tasks={"one": None})
     content["base"]["privacy"]["steps"] = 15
@@ -413,6 +414,7 @@ class Bomb:
         return os._exit, (3,)
 
 
+@pytest.mark.long
 def test_workers_give_the_same_rows_and_survive_one_that_dies(tmp_path: Path) -> None:
     study = study_from(on_disk(tmp_path, **SMALL, insecure_noise_seed="paired"))
     cells = selection_cells(study)[:4]
@@ -433,6 +435,7 @@ def test_workers_give_the_same_rows_and_survive_one_that_dies(tmp_path: Path) ->
     assert all(row.error is None and row.facts["same"] for row in rows.values())
 
 
+@pytest.mark.long
 def test_a_study_that_another_process_took_over_writes_nothing_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -509,6 +512,7 @@ def test_a_signal_to_a_single_process_is_ctrl_c(study: Study, tmp_path: Path) ->
     assert len(read_results(tmp_path / "results.jsonl")) == 2
 
 
+@pytest.mark.long
 def test_the_example_runs(tmp_path: Path) -> None:
     """configs/studies: what each file says, on a tiny model and a few records."""
     files = sorted((Path(__file__).parents[2] / "configs" / "studies").glob("*.yaml"))

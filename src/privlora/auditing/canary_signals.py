@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import torch
 from torch import Tensor
@@ -121,4 +121,13 @@ def _together(mechanism: GaussianMechanism, canaries: GradientCanaries, which: T
 
 def _apart(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Tensor:
     """(canaries, entries) the same of each by itself."""
-    return torch.stack([_together(mechanism, canaries, one) for one in which.split(1)])
+    coordinates, found = mechanism.coordinates, list[Tensor]()
+    for chunk in which.split(_TOGETHER):
+        captured, factors, _ = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
+        for at in range(len(chunk)):
+            one = slice(at, at + 1)
+            columns = None if captured.columns is None else captured.columns[one]
+            alone = replace(captured.some(one), columns=columns)
+            part = coordinates.from_partial(coordinates.partial_sum(alone, factors[one]))
+            found.append(flattened(part).double() / mechanism.clip_norm)
+    return torch.stack(found)

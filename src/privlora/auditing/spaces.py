@@ -146,6 +146,7 @@ def _noise_matrix(coordinates: Coordinates) -> Tensor:
 
 def _vectors(coordinates: Coordinates, units: Captured, weights: Tensor) -> Tensor:
     """What mechanisms make of each weighted sum of the units, (coordinates, sums); weights: (sums, units)."""
+    units = coordinates.measured(units)  # once, not once a sum
     sums = (coordinates.partial_sum(units, w) for w in weights)
     return torch.stack([_flat(coordinates.from_partial(each)) for each in sums], dim=1)
 

@@ -126,6 +126,10 @@ class Coordinates(ABC):
         """A micro-batch as it will be measured and summed; what is done to a unit is a function of it alone."""
         return captured
 
+    def measured(self, captured: Captured) -> Captured:
+        """The same units, of which sums are those of ``captured``; what they need is computed here, for all of them."""
+        return captured
+
     @abstractmethod
     def norms_squared(self, captured: Captured) -> Tensor:
         """||coordinates of unit i||^2 over all modules, (units,) float64. Private."""

@@ -242,6 +242,9 @@ class EncodedSpace(SpanSpace):
         return units_beside(matrix.shape[1], matrix.nbytes, self._copies)
 
     def encode(self, captured: Captured) -> Captured:
+        return self.measured(captured)
+
+    def measured(self, captured: Captured) -> Captured:
         return replace(captured, columns=self._columns(captured))
 
     def norms_squared(self, captured: Captured) -> Tensor:

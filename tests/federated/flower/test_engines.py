@@ -44,7 +44,7 @@ for rule in {rules!r}:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_simulation_engine_gives_the_same_adapters(tmp_path: Path) -> None:
     """In a process of its own, because Ray leaves threads."""
     pytest.importorskip("ray")
@@ -73,7 +73,7 @@ def runs_of(root: Path, place: str) -> dict[str, Settings]:
     }
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The machine of client b dies: between the stages of one run, and between "train" and "agree" of another.
 
