@@ -388,7 +388,7 @@ def test_wrong_values_are_told_beside_auto_and_what_contradicts() -> None:
     content |= {"run": {"seed": "x"}}
     with pytest.raises(
         ConfigError,
-        match=r"steps=auto \(on the command line\) follows from .* which is missing; run.seed=\(a str, not .*\) is no whole",
+        match=r"steps=auto \(on the command line\) follows from .* is missing; run.seed=\(a str, not .*\) is no whole",
     ):
         settings_from(content, ["privacy.steps=auto"])
     many = dict.fromkeys(("beta1", "beta2", "weight_decay", "floor", "right_weight", "alpha", "ridge"), "x")
