@@ -53,7 +53,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         {**OWN, "federation": {"clients": two(name="the south")}},
         [
             "federation.clients[1].name (line ",
-            "): (a str, not shown",
+            "): (text, not shown",
             "Fix: letters a to z and A to Z, digits",
         ],
     ),

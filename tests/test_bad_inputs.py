@@ -86,7 +86,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "no delta": ({"privacy": {"delta": None}}, ["delta is missing"]),
     "delta is 1/N": ({"privacy": {"delta": 0.025}}, ["not below 1/N = 0.025"]),
-    "delta is no number": ({"privacy": {"delta": "small"}}, ["privacy.delta=(a str, not shown"]),
+    "delta is no number": ({"privacy": {"delta": "small"}}, ["privacy.delta=(text, not shown"]),
     "delta above 1": ({"privacy": {"delta": 1.5}}, ["privacy.delta=1.5"]),
     "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),
     "three sampling settings": ({"privacy": {"sample_rate": 0.1}}, ["give two of the three"]),
@@ -203,7 +203,7 @@ FILES = {
     "not YAML": (b"model: {name: x\nprivacy: ]", "is not valid YAML"),
     "a record in the place of a key": (
         b"patient Greta: has it\npatient Greta: again\n",
-        "line 2 is not valid YAML ((a str, not shown: it may be private) is given twice)",
+        "line 2 is not valid YAML ((text, not shown: it may be private) is given twice)",
     ),
     "tabs": (b"model:\n\tname: x\n", "line 2 is not valid YAML"),
     "not text": (b"\xff\xfe\x00model", "cannot read"),

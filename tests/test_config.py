@@ -341,10 +341,10 @@ def test_all_wrong_values_are_told_at_once_with_where_they_stand(tmp_path: Path)
         "privacy.delta is missing",
         "privacy.expected_batch_size is missing",
         "privacy.public_dataset_size is missing",
-        "model.dropout=(a str, not shown: it may be private) (line 3) is neither true nor false",
+        "model.dropout=(text, not shown: it may be private) (line 3) is neither true nor false",
         "privacy.target_epsilon=-3 (line 6) is not above 0",
         "privacy.clip_norm=true (line 9) is not a value for this setting",
-        "privacy.steps=(a str, not shown: it may be private) (on the command line) is no whole number",
+        "privacy.steps=(text, not shown: it may be private) (on the command line) is no whole number",
         "method.warmup_steps='1,5' (on the command line) is no whole number",
     ]
     assert list(caught.value.fixes) == [
@@ -366,7 +366,7 @@ def test_what_is_wrong_on_the_command_line_is_not_laid_on_the_file(tmp_path: Pat
     config = tmp_path / "run.yaml"
     config.write_text(settings_from(GOOD).to_yaml())
     for override, told in {
-        "privacy.steps=abc": "privacy.steps=(a str, not shown: it may be private) is no whole number. Fix: a whole "
+        "privacy.steps=abc": "privacy.steps=(text, not shown: it may be private) is no whole number. Fix: a whole "
         "number, or auto, as privacy.steps=200",
         "privacy.stepz=5": "unknown setting 'privacy.stepz'. A setting that is ignored may be one that privacy rests "
         "on. Fix: did you mean 'steps'? Write privacy.steps=5",
@@ -394,7 +394,7 @@ def test_wrong_values_are_told_beside_auto_and_what_contradicts() -> None:
     content |= {"run": {"seed": "x"}}
     with pytest.raises(
         ConfigError,
-        match=r"steps=auto \(on the command line\) follows from .* is missing(.|\n)*run.seed=\(a str, .*\) is no whole",
+        match=r"steps=auto \(on the command line\) follows from .* is missing(.|\n)*run.seed=\(text, .*\) is no whole",
     ):
         settings_from(content, ["privacy.steps=auto"])
     many = dict.fromkeys(("beta1", "beta2", "weight_decay", "floor", "right_weight", "alpha", "ridge"), "x")

@@ -114,12 +114,12 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     ),
     "a weight in words": (
         of(weights=[1, "two", 3]),
-        ["federation.weights[1]=(a str, not shown", "Fix: a number"],
+        ["federation.weights[1]=(text, not shown", "Fix: a number"],
     ),
     "no epsilon": (settings(privacy={"target_epsilon": 0}), ["target_epsilon=0", "Fix: a number above 0"]),
     "rounds backwards": (of(rounds=-1), ["federation.rounds=-1", "Fix: 1 or more"]),
     "half a round": (of(rounds=2.5), ["federation.rounds=2.5", "Fix: a whole number"]),
-    "no truth": (of(trusted_server="maybe"), ["trusted_server=(a str, not shown", "Fix: true or false"]),
+    "no truth": (of(trusted_server="maybe"), ["trusted_server=(text, not shown", "Fix: true or false"]),
     "private and not": (
         settings(privacy={"private": False}),
         ["private=false contradicts target_epsilon", "Fix: remove one of them"],

@@ -217,7 +217,12 @@ def named(value: object, longest: int = 40) -> str:
         shows = len(value) <= longest and len(value.split()) <= 1 and value == value.strip()
     else:
         shows = value is None or isinstance(value, bool | int | float)
-    return repr(value) if shows else f"({article(type(value).__name__)}, not shown: it may be private)"
+    return repr(value) if shows else _unshown(value)
+
+
+def _unshown(value: object) -> str:
+    kind = "text" if isinstance(value, str) else article(type(value).__name__)
+    return f"({kind}, not shown: it may be private)"
 
 
 _NUMBER: Final = re.compile(r"[-+]?[\d.,_]+(e[-+]?\d+)?[%a-z]?", re.IGNORECASE)
@@ -228,12 +233,12 @@ def echoed(value: object, allowed: Iterable[str] = ()) -> str:
     those that the setting may have; of the rest the type, since it may be a key, or a word of a record.
 
     >>> echoed("1e-5x"), echoed("fedaks", ["fedask", "tan"]), echoed("sk-live-1", ["fedask", "tan"])
-    ("'1e-5x'", "'fedaks'", '(a str, not shown: it may be private)')
+    ("'1e-5x'", "'fedaks'", '(text, not shown: it may be private)')
     """
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         words = [_plainly(each) for each in allowed]
         if not difflib.get_close_matches(_plainly(value), words, n=1, cutoff=0.6):
-            return f"({article(type(value).__name__)}, not shown: it may be private)"
+            return _unshown(value)
     return named(value)
 
 

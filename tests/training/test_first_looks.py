@@ -95,6 +95,13 @@ def test_public_records_that_are_private_ones(
     assert RECORDS[7]["text"] not in str(caught.value)
 
 
+def test_records_of_a_task_are_compared_as_the_task_shows_them(model: Path, tmp_path: Path) -> None:
+    rows = [{"sentence": f"a film of {number}", "label": number % 2} for number in range(20)]
+    data = {"task": "sst2", "evaluation": written(tmp_path / "b.jsonl", [rows[3]])}
+    with pytest.raises(PrivacyError, match="evaluation"):
+        look_first(run_of(model, {**data, "path": written(tmp_path / "a.jsonl", rows)}), None)
+
+
 def test_private_records_among_public_ones_are_told_beside_a_wrong_adapter(
     model: Path, tmp_path: Path
 ) -> None:
