@@ -135,11 +135,14 @@ def in_one(errors: Sequence[PrivloraError], whom: str = "") -> PrivloraError:
     """
     if len(errors) == 1 and not whom:
         return errors[0]
-    single = [
-        one.of(error.whom) if error.whom not in ("", whom) else one
-        for error in errors
-        for one in error.parts or (error,)
-    ]
+    single = list(
+        {  # each told once, also where two looks came upon it
+            str(one): one
+            for error in errors
+            for part in error.parts or (error,)
+            for one in [part.of(error.whom) if error.whom not in ("", whom) else part]
+        }.values()
+    )
     if len(single) == 1:
         return single[0].of(whom)
     kinds = {type(error) for error in errors}

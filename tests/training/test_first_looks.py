@@ -109,7 +109,7 @@ def test_private_records_among_public_ones_are_told_beside_a_wrong_adapter(
         "path": written(tmp_path / "a.jsonl", RECORDS),
         "evaluation": written(tmp_path / "b.jsonl", SHARED),
     }
-    with pytest.raises(ConfigError, match=r"adapter\.r=999 exceeds.*the same as private ones"):
+    with pytest.raises(ConfigError, match=r"(?s)adapter\.r=999 exceeds.*the same as private ones"):
         look_first(run_of(model, data, adapter={"r": 999}), None)
 
 
