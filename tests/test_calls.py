@@ -244,7 +244,7 @@ def test_columns_are_proposed_as_the_call_takes_them(tmp_path: Path) -> None:
         error = told(privlora.fine_tune, tmp_path, records, privacy=PRIVACY, **output)
         assert f"Fix: pass {in_call}" in str(error)
         of_trainer = told(privlora.PrivateTrainer, str(tmp_path), args, train_dataset=records)
-        assert of_trainer.fixes == (f"pass {in_args}",)
+        assert f"pass {in_args}" in of_trainer.fixes
         assert "Lovelace" not in f"{error} {of_trainer}"
 
 
