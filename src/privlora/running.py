@@ -35,7 +35,7 @@ from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, read_lines, write_atomically
 from privlora.training.first_looks import look_first
 from privlora.training.fitting import Fitted, with_micro_batches
-from privlora.training.footprint import free_bytes
+from privlora.training.footprint import free_but_for_own
 from privlora.training.identity import (
     Identity,
     fixed,
@@ -88,8 +88,6 @@ def train_and_publish(
     begins = getattr(given.observer, "on_phase", None) or (lambda _: None)
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)
-    # Before the records are looked at, so that nothing of them is in what is free.
-    free = free_bytes(torch.device("cpu")) if fresh and given.model is None else None
     if fresh and given.model is None:
 
         def look() -> None:
@@ -120,8 +118,8 @@ def train_and_publish(
         if asked != "auto" or over:  # there is no step to cut into micro-batches
             return settings, None
         options: dict[str, Any] = {"told": partial(told, _ON_PAPER)}
-        if free is not None and device.type == "cpu":
-            options |= {"loaded": False, "free": free}
+        if device.type == "cpu":  # records were looked at, or are held by who called
+            options |= {"loaded": False, "free": free_but_for_own()}
         return with_micro_batches(settings, model, device, sharing=sharing, **options)
 
     settings, micro_batches = ranks.same(split)

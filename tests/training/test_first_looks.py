@@ -11,7 +11,6 @@ import pytest
 from cli_cases import record, save_tiny_model
 from tiny_models import tiny_tokenizer
 
-from privlora import running
 from privlora.api import train_run
 from privlora.config import Settings, load_settings, settings_from
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError
@@ -70,7 +69,6 @@ def test_what_the_configuration_tells_is_told_together(model: Path, tmp_path: Pa
 
 
 def privlora_train(settings: Settings, output: Path) -> None:
-    from privlora.api import train_run
 
     train_run(settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(output)})}))
 
@@ -126,24 +124,6 @@ def test_records_behind_the_limit_are_not_of_the_run(model: Path, tmp_path: Path
     look_first(run_of(model, {"path": private, "evaluation": public, "limit": 7}), None)
     with pytest.raises(PrivacyError, match="are the same as private ones in text"):
         look_first(run_of(model, {"path": private, "evaluation": public, "limit": 8}), None)
-
-
-def test_what_is_free_is_measured_before_records_are_looked_at(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen = []
-    monkeypatch.setattr(running, "free_bytes", lambda device: seen.append("free") or 2.0**33)
-
-    def look(*_: Any) -> None:
-        seen.append("look")
-        raise DataError("looked")
-
-    monkeypatch.setattr(running, "look_first", look)
-    data = {"path": written(tmp_path / "a.jsonl", RECORDS)}
-    run = {"output": str(tmp_path / "run"), "tokens_per_micro_batch": "auto"}
-    with pytest.raises(DataError, match="looked"):
-        train_run(run_of(model, data, run=run))
-    assert seen == ["free", "look"]
 
 
 def test_what_can_be_read_once_is_left_alone(

@@ -16,7 +16,7 @@ from privlora.config import Settings, settings_from
 from privlora.errors import ConfigError
 from privlora.training import fitting
 from privlora.training.fitting import largest_fitting, with_micro_batches
-from privlora.training.footprint import free_bytes
+from privlora.training.footprint import free_but_for_own, free_bytes
 from privlora.training.loop import Interrupted
 from privlora.training.peak import Peak, Unknown
 
@@ -227,6 +227,35 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
     asked.clear()
     bench.resume(tmp_path / "run")  # over: there is nothing to cut
     assert not asked
+
+
+def test_what_this_process_holds_is_no_part_of_what_is_free(tmp_path: Path) -> None:
+    """It may hold records: those that it looked at, what reading them left, or those of who calls."""
+
+    def of(available: int, own: int) -> float:
+        (tmp_path / "proc/self").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "proc/meminfo").write_text(f"MemAvailable: {available} kB\n")
+        (tmp_path / "proc/self/status").write_text(f"Name: python\nVmRSS: {own + 77} kB\nRssAnon: {own} kB\n")
+        return free_but_for_own(tmp_path)
+
+    assert of(5000, 200) == of(4900, 300) == of(1200, 4000) == 5200 * 1024
+
+
+def test_runs_choose_by_what_is_free_but_for_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Chosen(Exception):
+        pass
+
+    def choose(*_: Any, **given: Any) -> Any:
+        raise Chosen(given["free"], given["loaded"])
+
+    monkeypatch.setattr(privlora.running, "free_but_for_own", lambda: 12345.0)
+    monkeypatch.setattr(privlora.running, "with_micro_batches", choose)
+    auto = {"tokens_per_micro_batch": "auto"}
+    with pytest.raises(Chosen) as found:
+        Bench().start(tmp_path / "run", run=auto)
+    assert found.value.args == (12345.0, False)
 
 
 def test_a_container_may_have_less_than_its_machine(tmp_path: Path) -> None:

@@ -97,13 +97,23 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> float:
     return min(1024.0 * int(lines["MemAvailable"].split()[0]), _left_in_group(root))
 
 
+def free_but_for_own(root: Path = Path("/")) -> float:
+    """PUBLIC. What the machine had left if this process held nothing: neither records that it read or was given, nor
+    what reading them left behind, is a part of it. root: as of ``free_bytes``."""
+    return free_bytes(torch.device("cpu"), root) + _of_this_process("RssAnon", root)
+
+
 def resident_bytes(root: Path = Path("/")) -> int:
     """What this process holds of the machine's memory; 0 where that is not known. root: as of ``free_bytes``."""
+    return _of_this_process("VmRSS", root)
+
+
+def _of_this_process(name: str, root: Path) -> int:
     told = root / "proc/self/status"
     if not told.exists():
         return 0
     lines = dict(line.split(":", 1) for line in told.read_text(encoding="utf-8").splitlines() if ":" in line)
-    return 1024 * int(lines.get("VmRSS", "0 kB").split()[0])
+    return 1024 * int(lines.get(name, "0 kB").split()[0])
 
 
 def _left_in_group(root: Path) -> float:
