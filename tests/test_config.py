@@ -481,13 +481,27 @@ def test_a_value_in_the_place_of_a_group(tmp_path: Path) -> None:
         "write method: {name: prizm}, or name: prizm on a line of its own below method:, indented",
         "write adapter: {r: 16}, or r: 16 on a line of its own below adapter:, indented",
         "write privacy: {target_epsilon: 3}, or target_epsilon: 3 on a line of its own below privacy:, indented",
-        "write run: {output: out}, or output: out on a line of its own below run:, indented",
+        "write run: {output: '...'}, or output: '...' on a line of its own below run:, indented",
         "write synthesis.key: value as two levels",
         "did you mean 'prism'? (privlora methods)",
     ]
     for fix in told.fixes[:6]:  # what is advised is a group
         ((group, inner),) = yaml.safe_load(fix.removeprefix("write ").partition("}")[0] + "}").items()
         assert isinstance(inner, dict), group
+
+
+@pytest.mark.parametrize("group", ["adapter", "privacy", "method", "run", "federation", "auto"])
+def test_a_word_in_the_place_of_a_group_is_not_shown(group: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings_from({**GOOD, group: "sk-live-9fQ"})
+    assert "sk-live" not in str(caught.value)
+
+
+def test_numbers_of_files_and_words_of_quantization_are_not_shown() -> None:
+    for override in ("data.path=78051120", "model.quantization=Lovelace"):
+        with pytest.raises(ConfigError) as caught:
+            settings_from(GOOD, [override])
+        assert not re.search("78051120|Lovelace", str(caught.value)), override
 
 
 @pytest.mark.parametrize("record", ["Lovelace", "4815 16 23", "http://bob:s3cret@host/v1"])

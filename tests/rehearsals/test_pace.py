@@ -89,4 +89,4 @@ def test_a_budget_may_have_room_for_nothing() -> None:
 )
 def test_units_of_unknown_length_are_not_timed(groups: dict[str, Any], name: str) -> None:
     with pytest.raises(ConfigError, match=name):
-        pace.refuse_untimed(_settings(**groups))
+        measure_pace(_settings(**groups), tiny_model(), tiny_tokenizer(), tokens=7)

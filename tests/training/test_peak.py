@@ -150,6 +150,10 @@ def test_many_units_that_go_alone_take_what_few_say(method: str) -> None:
     bound = roughly(adapter, 12, 4)
     assert bound is not None
     assert max(whole.values()) < 0.3 * bound
+    far, near = roughly(adapter, 1, 8000), roughly(adapter, 1, 4000)
+    assert far is not None
+    assert near is not None
+    assert far > 3 * near  # scores of attention
 
 
 def test_more_tokens_take_more_and_the_model_is_left_alone() -> None:

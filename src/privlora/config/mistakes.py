@@ -174,9 +174,13 @@ def natural(group: str, value: object) -> str | None:
 
 
 def _is_shown(group: str, value: object) -> bool:
-    """Whether an error may hold it: of data nothing but the name of a file, since it may be a record."""
-    whole = named(value) == repr(value) and value is not None
-    return whole and (group != "data" or is_data_file_name(str(value)))
+    """Whether an error may hold it: of data nothing but the name of a file, since it may be a record; else numbers,
+    names of models, and what is nearly a method."""
+    if named(value) != repr(value) or value is None:
+        return False
+    if group == "data":
+        return is_data_file_name(str(value))
+    return group == "model" or echoed(value, known() if group == "method" else ()) == repr(value)
 
 
 def _no_groups(values: Mapping[str, Any], origin: Origin) -> dict[str, ConfigError]:
