@@ -12,6 +12,7 @@ from privlora.auditing.page import _verdict_of_secrets, secrets_picture
 CHANCE = Leakage(exposure=1.0, chance=1.42, ceiling=8.0, extracted=0, secrets=8)
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.parametrize(
     ("after", "leaks"),
     [

@@ -186,7 +186,9 @@ def test_all_that_is_wrong_is_told_at_once_in_words_of_the_command(
     words = ["--epsilon", "much", "--delta", "little", "--steps", 4.5, "--sample-rate", "x"]
     check(
         call(capsys, "calibrate", *words),
-        "--epsilon 'much' is not a number; --delta 'little' is not a number; --steps '4.5' is not a whole number",
+        "--epsilon 'much' is not a number",
+        "--delta 'little' is not a number",
+        "--steps '4.5' is not a whole number",
         "--sample-rate 'x' is not a number",
     )
     request = ["--epsilon", 3, "--delta", 1e-5, "--steps", 4, "--sample-rate", 0.1]

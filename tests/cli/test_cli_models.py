@@ -204,7 +204,7 @@ def test_weights_that_do_not_fit_leave_nothing(
         if not sealed_once:  # by an older version: nothing is copied first
             path.write_text(json.dumps({key: report[key] for key in report.keys() - {"files", "sha256"}}))
         try:
-            resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, limits[1]))
+            resource.setrlimit(resource.RLIMIT_FSIZE, (4_000, limits[1]))
             ended = call(capsys, "export", run, tmp_path / "new", "--merge")
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
