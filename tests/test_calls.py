@@ -266,3 +266,38 @@ def test_settings_are_mended_as_arguments_of_the_call() -> None:
     )
     error = told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"])
     assert error.fixes == ("a number below 1, as delta=1e-5",)
+
+
+def test_a_name_of_a_tokenizer_is_none() -> None:
+    """Its type is told beside what else is wrong, and not that a string has no token."""
+    with_one: dict[str, Any] = {"privacy": {**PRIVACY, "delta": 2}, "tokenizer": "path/to/tokenizer"}
+    of_clients = {
+        **with_one,
+        "privacy": {**_of_clients(), "delta": 2},
+        "federation": {"rule": "tan", "rounds": 2},
+    }
+    args = privlora.PrivateConfig(**{**_of_clients(), "delta": 2}, max_steps=3)
+    for error, name in (
+        (told(privlora.fine_tune, "tiny", ["a"], **with_one), "tokenizer"),
+        (told(privlora.synthesize, "tiny", ["a"], synthesis={}, **with_one), "tokenizer"),
+        (told(privlora.federate, "tiny", {"a": ["x"], "b": ["y"]}, **of_clients), "tokenizer"),
+        (
+            told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"], processing_class="tok"),
+            "processing_class",
+        ),
+    ):
+        assert f"{name} is of type str, and no tokenizer" in str(error)
+        assert f"{name}=AutoTokenizer.from_pretrained(...), or leave it out" in str(error)
+        assert "delta=2 is not below 1" in str(error)
+    for call in (privlora.resume_run, privlora.resume_federation):
+        assert "tokenizer is of type str" in str(told(call, "runs/none", tokenizer="tok"))
+
+
+def test_a_name_of_other_trainers_stands_for_no_missing_argument() -> None:
+    error = told(privlora.fine_tune, model="tiny", train_dataset=["a"], privacy={**PRIVACY, "delta": 2})
+    assert "Fix: train_dataset: it is called data here" in str(error)
+    assert "delta=2 is not below 1" in str(error)
+    assert len(error.fixes) == 2
+    assert "output_dir: the run's folder is the first argument, root" in str(
+        told(privlora.resume_run, output_dir="runs/none")
+    )
