@@ -14,6 +14,7 @@ import pytest
 
 import privlora
 from privlora.errors import ConfigError, DataError, ModelError, PrivloraError
+from privlora.training.files import RunFolder
 
 PRIVACY: dict[str, Any] = {
     "target_epsilon": 3,
@@ -301,3 +302,31 @@ def test_a_name_of_other_trainers_stands_for_no_missing_argument() -> None:
     assert "output_dir: the run's folder is the first argument, root" in str(
         told(privlora.resume_run, output_dir="runs/none")
     )
+
+
+def test_a_folder_of_other_files_is_no_place_for_a_run(tmp_path: Path) -> None:
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    (clients / "north.csv").write_text("text\na\n")
+    error = told(privlora.fine_tune, tmp_path / "none", ["a"], privacy=PRIVACY, output=clients)
+    assert f"{str(clients)!r} is not empty, and what it holds is no run of privlora" in str(error)
+    assert "pass output=" in str(error) or "set output" in str(error)
+    assert "north" not in str(error)
+    terms: dict[str, Any] = {"rule": "tan", "rounds": 2, "clients": 2}
+    of_clients = {"federation": terms, "privacy": _of_clients(), "output": clients}
+    assert "is no run of privlora" in str(told(privlora.federate, tmp_path / "none", ["a"], **of_clients))
+    assert [path.name for path in clients.iterdir()] == ["north.csv"]
+
+
+def test_a_folder_in_which_a_run_has_begun_or_nothing_lies_is_taken(tmp_path: Path) -> None:
+    for name, kept in {
+        "new": None,
+        "empty": "",
+        "begun": "private",
+        "logged": "train.log",
+        "hidden": ".git",
+    }.items():
+        folder = tmp_path / name
+        if kept is not None:
+            (folder / kept).mkdir(parents=True)
+        RunFolder(folder).refuse_foreign()
