@@ -675,6 +675,13 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot evaluate")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--base", model], "there is no adapter")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
+    (folder / "public.jsonl").write_text('{"note": "fine"}\n')
+    other = ["evaluate", model, "--data", folder / "public.jsonl", "--prompt", "a", "--completion", "b"]
+    refuses(
+        capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "Fix: name one of its columns"
+    )
+    other = ["evaluate", model, "--data", folder / "public.jsonl", "--text", "text"]
+    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", "Fix: give --text note")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
     refuses(

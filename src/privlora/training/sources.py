@@ -161,7 +161,7 @@ def check_parts(data: DataSettings) -> None:
         refuse_missing(path, format=data.format)
         record = _first(data.model_copy(update={"path": path}))
         if record is not None and (lacking := _lacking(data, record, None)):
-            raise in_one([error for _, error in lacking])
+            raise in_one([error for _, error in lacking]).of(repr(str(path)))
 
 
 def _lacking(data: DataSettings, record: Mapping[str, Any], owner: str | None) -> list[tuple[str, DataError]]:
