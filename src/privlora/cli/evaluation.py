@@ -204,7 +204,7 @@ def _refuse_early(data: DataSettings, scoring: str | None, adapter: Path | None)
 def _as_options(fix: str) -> str:
     """Of a fix that names columns in settings and in Python, what is given here.
 
-    >>> _as_options("set data.prompt=\"q\", data.completion=\"a\" (in Python columns=dict(prompt=\"q\"))")
+    >>> _as_options('set data.prompt="q", data.completion="a" (in Python columns=dict(prompt="q"))')
     'give --prompt q --completion a'
     """
     found = _COLUMNS.fullmatch(fix)
