@@ -160,6 +160,9 @@ OVERRIDES = {
     "modl.name=x": "did you mean 'model'?",
     "privacy.steps=[1": "not valid YAML",
     "model=x": "group.key=value",
+    "steps=4": "Fix: write privacy.steps=4 (group.key=value)",
+    "privacy": "Fix: write privacy.target_epsilon=… (group.key=value)",
+    "model=tiny": "Fix: write model.name=tiny (group.key=value)",
     "model.name=3": "model.name=3",
 }
 
@@ -168,6 +171,18 @@ OVERRIDES = {
 def test_overrides(override: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(folder, run_settings(model, folder))
     refuses(capsys, folder, ["train", config, override], OVERRIDES[override])
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"), [("notes.yml", "notes.yaml"), ("notes", "notes.yaml"), ("nots.yaml", "notes.yaml")]
+)
+def test_a_file_of_settings_of_another_name(
+    given: str, meant: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / meant).write_text("model:\n")
+    (folder / "others.yaml").write_text("model:\n")
+    refuses(capsys, folder, ["train", folder / given], f"did you mean '{folder / meant}'?")
+    refuses(capsys, folder, ["train", folder / "zzz.yaml"], "check the path")
 
 
 def test_overrides_that_cannot_be_read_hide_nothing(
@@ -212,6 +227,19 @@ FILES = {
         b"privacy:\n  clip_norm: 1\n  clip_norm: 9\n",
         "line 3 is not valid YAML (clip_norm is given",
     ),
+    "a group without its colon": (
+        b"model:\n  name: x\n\ndata\n  # of notes\n  path: x\n",
+        "line 4 is not valid YAML (a name without its colon). Fix: write a colon and a space after the name",
+    ),
+    "no space behind a colon": (
+        b"data:\n  path: x\n  text:note\n\n  max_length: 3\n",
+        "line 3 is not valid YAML",
+    ),
+    "no space behind the first colon": (
+        b"data:\n  path:x\n  # of notes\n  text: note\n",
+        "line 2 is not valid YAML",
+    ),
+    "a colon too many": (b"model:\n  name: x: y\n", "line 2 is not valid YAML (mapping values"),
     "a Python object": (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
 }
 
@@ -675,6 +703,13 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot evaluate")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--base", model], "there is no adapter")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
+    (folder / "public.jsonl").write_text('{"note": "fine"}\n')
+    other = ["evaluate", model, "--data", folder / "public.jsonl", "--prompt", "a", "--completion", "b"]
+    refuses(
+        capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "Fix: name one of its columns"
+    )
+    other = ["evaluate", model, "--data", folder / "public.jsonl", "--text", "text"]
+    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", "Fix: give --text note")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
     refuses(

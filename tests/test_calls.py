@@ -14,6 +14,7 @@ import pytest
 
 import privlora
 from privlora.errors import ConfigError, DataError, ModelError, PrivloraError
+from privlora.training.files import RunFolder
 
 PRIVACY: dict[str, Any] = {
     "target_epsilon": 3,
@@ -266,3 +267,66 @@ def test_settings_are_mended_as_arguments_of_the_call() -> None:
     )
     error = told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"])
     assert error.fixes == ("a number below 1, as delta=1e-5",)
+
+
+def test_a_name_of_a_tokenizer_is_none() -> None:
+    """Its type is told beside what else is wrong, and not that a string has no token."""
+    with_one: dict[str, Any] = {"privacy": {**PRIVACY, "delta": 2}, "tokenizer": "path/to/tokenizer"}
+    of_clients = {
+        **with_one,
+        "privacy": {**_of_clients(), "delta": 2},
+        "federation": {"rule": "tan", "rounds": 2},
+    }
+    args = privlora.PrivateConfig(**{**_of_clients(), "delta": 2}, max_steps=3)
+    for error, name in (
+        (told(privlora.fine_tune, "tiny", ["a"], **with_one), "tokenizer"),
+        (told(privlora.synthesize, "tiny", ["a"], synthesis={}, **with_one), "tokenizer"),
+        (told(privlora.federate, "tiny", {"a": ["x"], "b": ["y"]}, **of_clients), "tokenizer"),
+        (
+            told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"], processing_class="tok"),
+            "processing_class",
+        ),
+    ):
+        assert f"{name} is of type str, and no tokenizer" in str(error)
+        assert f"{name}=AutoTokenizer.from_pretrained(...), or leave it out" in str(error)
+        assert "delta=2 is not below 1" in str(error)
+    for call in (privlora.resume_run, privlora.resume_federation):
+        assert "tokenizer is of type str" in str(told(call, "runs/none", tokenizer="tok"))
+
+
+def test_a_name_of_other_trainers_stands_for_no_missing_argument() -> None:
+    error = told(privlora.fine_tune, model="tiny", train_dataset=["a"], privacy={**PRIVACY, "delta": 2})
+    assert "Fix: train_dataset: it is called data here" in str(error)
+    assert "delta=2 is not below 1" in str(error)
+    assert len(error.fixes) == 2
+    assert "output_dir: the run's folder is the first argument, root" in str(
+        told(privlora.resume_run, output_dir="runs/none")
+    )
+
+
+def test_a_folder_of_other_files_is_no_place_for_a_run(tmp_path: Path) -> None:
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    (clients / "north.csv").write_text("text\na\n")
+    error = told(privlora.fine_tune, tmp_path / "none", ["a"], privacy=PRIVACY, output=clients)
+    assert f"{str(clients)!r} is not empty, and what it holds is no run of privlora" in str(error)
+    assert "pass output=" in str(error) or "set output" in str(error)
+    assert "north" not in str(error)
+    terms: dict[str, Any] = {"rule": "tan", "rounds": 2, "clients": 2}
+    of_clients = {"federation": terms, "privacy": _of_clients(), "output": clients}
+    assert "is no run of privlora" in str(told(privlora.federate, tmp_path / "none", ["a"], **of_clients))
+    assert [path.name for path in clients.iterdir()] == ["north.csv"]
+
+
+def test_a_folder_in_which_a_run_has_begun_or_nothing_lies_is_taken(tmp_path: Path) -> None:
+    for name, kept in {
+        "new": None,
+        "empty": "",
+        "begun": "private",
+        "logged": "train.log",
+        "hidden": ".git",
+    }.items():
+        folder = tmp_path / name
+        if kept is not None:
+            (folder / kept).mkdir(parents=True)
+        RunFolder(folder).refuse_foreign()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -453,3 +454,28 @@ def test_what_was_altered_is_not_saved_and_pages_are_made_anew(tmp_path: Path) -
     with pytest.raises(PrivacyError, match="is not as the run wrote it"):
         one.save_model(tmp_path / "other")
     assert not (tmp_path / "other").exists()
+
+
+def test_epochs_are_counted_in_batches_of_their_own_size() -> None:
+    """At its default, too, as whoever leaves it out knows it; and of the privacy's own size where that is given."""
+    kinds = [TrainingArguments]
+    if importlib.util.find_spec("trl") is not None:
+        kinds.append(__import__("trl").SFTConfig)
+    promise = {name: value for name, value in PROMISE.items() if name != "expected_batch_size"}
+    promise["public_dataset_size"] = 400
+    for kind in kinds:
+        for given, batch, most in (
+            ({"num_train_epochs": 3, "per_device_train_batch_size": 8}, 8, 150),
+            ({}, 8, 150),
+            ({"gradient_accumulation_steps": 2}, 16, 75),
+            ({"num_train_epochs": 2, "per_device_train_batch_size": 4}, 4, 200),
+        ):
+            args = kind(output_dir="x", use_cpu=True, bf16=False, **given)
+            with pytest.raises(ConfigError, match=rf"set max_steps={most}\b") as told:
+                groups_of(args, promise, None)
+            if batch == 8:
+                assert "expected_batch_size=8)" in str(told.value)
+            for own in ({"expected_batch_size": batch * 2}, {"sample_rate": batch / 200}):
+                if "per_device_train_batch_size" not in given or batch == 8:
+                    with pytest.raises(ConfigError, match=rf"set max_steps={most / 2:.0f}\b"):
+                        groups_of(args, {**promise, **own}, None)

@@ -21,6 +21,7 @@ from privlora.calling import (
     is_loaded,
     no_privacy,
     not_a_mapping,
+    not_a_tokenizer,
     once_each,
     other_names,
     records_of,
@@ -103,6 +104,8 @@ def fine_tune(
     problems.found += other_names(fine_tune, others, OTHER_NAMES, IN_GROUPS)
     if privacy is None:
         problems.found.append(no_privacy())
+    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
+        problems.found.append(error)
     path, records = records_of(problems, data, "data")
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
     groups = {
@@ -181,6 +184,8 @@ def federate(
     problems.found += other_names(federate, others, OTHER_NAMES, IN_GROUPS)
     if privacy is None:
         problems.found.append(no_privacy(steps=False))
+    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
+        problems.found.append(error)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
     sources: dict[str, Any] = {"evaluation": public}
     if federation is None:
@@ -253,6 +258,8 @@ def resume_federation(
     records: in memory, a list that is cut anew or a mapping from each client's name. For the rest see `resume_run`.
     """
     refuse_other_names(resume_federation, others, TO_RESUME, AS_BEGUN)
+    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
+        raise error
     refuse_several("a federation")
     from privlora.federated.run import federate as run_federation
 
@@ -357,6 +364,8 @@ def resume_run(
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
     refuse_other_names(resume_run, others, TO_RESUME, AS_BEGUN)
+    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
+        raise error
     from privlora.profiling.run import refuse_without_steps
     from privlora.running import Given, ask_finished_run, train_and_publish
     from privlora.screen import shown

@@ -15,6 +15,7 @@ from privlora.calling import (
     Source,
     is_loaded,
     no_privacy,
+    not_a_tokenizer,
     once_each,
     other_names,
     records_of,
@@ -82,6 +83,8 @@ def synthesize(
     """
     problems = Together()
     problems.found += other_names(synthesize, others, OTHER_NAMES, IN_GROUPS)
+    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
+        problems.found.append(error)
     if (data is None) == (source is None):
         problems.found.append(
             ConfigError(

@@ -50,6 +50,9 @@ OTHER_NAMES: Final = {
 }
 """Arguments of other trainers, and how to mend them in a call that begins a run."""
 
+_STAND_FOR: Final = {"data": "train_dataset", "root": "output_dir"}
+"""Of arguments that a call needs: what other trainers call them."""
+
 IN_GROUPS: Final = "{here}"
 AS_BEGUN: Final = "leave it out: a run goes on with the settings that it began with"
 TO_RESUME: Final = {
@@ -147,6 +150,12 @@ def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
                 f"{', '.join(places)}",
                 fix=f"give the others by name, as {' or '.join(f'{name}=…' for name in named_ones[:3])}",
             )
+        for (
+            name,
+            other,
+        ) in _STAND_FOR.items():  # so that `other_names` tells it, and not Python that one is missing
+            if name in places[len(args) :] and name not in options and other in options:
+                options[name] = options[other]
         try:
             return call(*args, **options)
         except PrivloraError as error:
@@ -193,6 +202,19 @@ def is_loaded(model: Any) -> TypeGuard[torch.nn.Module]:
     """Whether it is a module of torch, which whoever has one has imported."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(model, torch.nn.Module)
+
+
+def not_a_tokenizer(name: str, tokenizer: Any) -> ConfigError | None:
+    """Of an argument that stands for a loaded tokenizer and is none, as its folder is. None for others, and for None.
+
+    name: of the argument.
+    """
+    if tokenizer is None or hasattr(tokenizer, "bos_token_id"):
+        return None
+    return ConfigError(
+        f"{name} is of type {type(tokenizer).__name__}, and no tokenizer of transformers",
+        fix=f"give the loaded one, {name}=AutoTokenizer.from_pretrained(...), or leave it out for the model's own",
+    )
 
 
 def records_of(

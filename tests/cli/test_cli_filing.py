@@ -62,6 +62,24 @@ def test_what_fails_ends_with_1(run: Path, capsys: pytest.CaptureFixture[str]) -
     assert (found.code, found.json["verified"]) == (1, False)
 
 
+@pytest.mark.parametrize("form", ["merge", "as-lora"])
+def test_an_export_is_told_from_a_release(
+    run: Path, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It is no release that failed; what was changed in it is none of an export's, and fails."""
+    copy = tmp_path / form
+    assert call(capsys, "export", run, copy, f"--{form}").code == 0
+    shown = call(capsys, "verify", copy)
+    assert (shown.code, shown.out) == (2, "")
+    assert "is what `privlora export` writes" in shown.err
+    assert "Fix: verify RUN/release" in shown.err
+    assert "not rely" not in shown.err
+    (copy / "records.txt").write_text("a patient")
+    shown = call(capsys, "verify", copy)
+    assert shown.code == 1
+    assert "FAILED  files" in shown.out
+
+
 def test_an_annex_is_of_a_run_and_not_of_its_release(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "annex", run / "release")
     assert shown.code == 2

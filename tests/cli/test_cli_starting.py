@@ -377,7 +377,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a key of few records": (
         lambda f: jsonl(f / "d.jsonl", [*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
         [],
-        ["cannot be guessed; most records have: alpha, beta. Fix"],
+        [
+            "some records have no text (null, or no value) in column 'alpha' (the first is record 4) or 'beta' (the"
+        ],
     ),
     "a key of few records beside a column that is told": (
         lambda f: jsonl(f / "d.jsonl", [*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
@@ -387,12 +389,31 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a text that is missing once": (
         lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"id": 4}]),
         [],
-        ["cannot be guessed", "--text COLUMN"],
+        [
+            "some records have no text",
+            "in column 'text' (the first is record 4)",
+            "Fix: remove those records, or",
+        ],
     ),
     "a null": (
-        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": None}]),
+        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": None}, {"text": None}]),
         [],
-        ["--text COLUMN"],
+        ["some records have no text", "in column 'text' (the first is record 4)", "then init again"],
+    ),
+    "a null in a column that is told": (
+        lambda f: jsonl(f / "d.jsonl", [{"a": None, "b": "c"}, *rows(3, a=SECRET, b=SECRET)]),
+        ["--text", "a"],
+        ["some records have no text", "in column 'a' (the first is record 1)"],
+    ),
+    "a name of two words": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, **{"id": SECRET, "chief complaint": SECRET, "plan": SECRET})),
+        [],
+        ["most records have: id, chief complaint, plan. Fix"],
+    ),
+    "two words of a record": (
+        lambda f: table(f / "d.csv", [{"Ada Lovelace": SECRET, "flu": SECRET}]),
+        [],
+        ["header line"],
     ),
     "numbers alone": (lambda f: jsonl(f / "d.jsonl", rows(3, a=int)), [], ["cannot be guessed"]),
     "from and value": (

@@ -236,7 +236,7 @@ class TestMessages:
             (CHATML, ["Zanzibar"], "message 1 .* no known role"),
             (CHATML, [{"role": "gpt", "content": "Zanzibar"}], "message 1 .* no known role.*assistant"),
             (CHATML, [{"role": "user"}], "no column 'content'"),
-            (CHATML, [{"role": "user", "content": None}], "NoneType"),
+            (CHATML, [{"role": "user", "content": None}], "is empty .null."),
         ],
     )
     def test_refuses(self, template: str, talk: list[dict[str, str]], message: str) -> None:

@@ -257,7 +257,9 @@ def test_hashes_are_of_the_columns_that_are_used() -> None:
     [
         ({"txet": SECRET, "label": "a"}, "no column 'text'; its columns are: txet, label.*mean 'txet'"),
         ({}, "its columns are: none"),
-        ({"text": None}, "holds NoneType"),
+        ({"id": 1, "chief complaint": SECRET}, "its columns are: id, chief complaint"),
+        ({"Ada Lovelace": 1, "flu": 2}, "not shown"),
+        ({"text": None}, r"column .text. is empty \(null\)"),
         ({"text": 4815}, "holds int"),
         ({"text": [SECRET]}, "holds list"),
         ({"text": SECRET + "\ud800"}, "surrogate"),

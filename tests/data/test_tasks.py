@@ -130,7 +130,7 @@ def test_math_of_the_hub() -> None:
     [
         ("sst2", {"sentense": "a", "label": 1}, "did you mean 'sentense'"),
         ("sst2", {"sentence": "a"}, "no column 'label'"),
-        ("sst2", {"sentence": None, "label": 1}, "holds NoneType"),
+        ("sst2", {"sentence": None, "label": 1}, "is empty (null)"),
         ("sst2", {"sentence": "a", "label": -1}, "unlabelled test splits"),
         ("sst2", {"sentence": "a", "label": 2}, "give 0 to 1"),
         ("sst2", {"sentence": "a", "label": True}, "no label"),
@@ -144,7 +144,7 @@ def test_math_of_the_hub() -> None:
         ("glue8", {"task": "gsm8k", "instruction": "a"}, "names no task of GLUE"),
         ("glue8", {"task": "SECRET", "sentence": "a", "label": 1}, "give one of sst2"),
         ("glue8", {"sentence": "a", "label": 1}, "no column 'task'"),
-        ("mrpc", {"sentence1": "a", "sentence2": None, "label": 1}, "'sentence2' holds NoneType"),
+        ("mrpc", {"sentence1": "a", "sentence2": None, "label": 1}, "'sentence2' is empty (null)"),
         ("stsb", {"sentence1": "a", "sentence2": "b", "label": 5.1}, "from 0 to 5"),
         ("stsb", {"sentence1": "a", "sentence2": "b", "label": -1}, "from 0 to 5"),
         ("stsb", {"sentence1": "a", "sentence2": "b", "label": "SECRET"}, "from 0 to 5"),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import difflib
 import json
 import math
+import re
+import shlex
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,7 +17,7 @@ from privlora.cli.console import JsonOption, emit, loading, out, quiet_libraries
 from privlora.cli.training import load_run_settings
 from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
 from privlora.data.tasks import find_task, scoring_of
-from privlora.errors import ConfigError, ModelError, RunError, reason_of
+from privlora.errors import ConfigError, DataError, ModelError, RunError, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
@@ -31,6 +33,11 @@ if TYPE_CHECKING:
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
+_COLUMNS: Final = re.compile(
+    r"(?:set (data\..*?)|name one of its columns, as data\.text=NAME) \(in Python .*\)", re.DOTALL
+)
+_COLUMN: Final = re.compile(r'data\.(\w+)=("(?:[^"\\]|\\.)*")')
+_OPTIONS: Final = ("text", "prompt", "completion", "messages", "loss_on")
 _FORMS = (
     "task",
     "text",
@@ -187,7 +194,29 @@ def _refuse_early(data: DataSettings, scoring: str | None, adapter: Path | None)
         scoring_of(find_task(data.task), scoring)
         if not isinstance(data.path, str) and len(set(data.path)) < len(data.path):
             raise ConfigError("--data names a file twice", fix="give each part of the task once")
-    check_parts(data)
+    try:
+        check_parts(data)
+    except DataError as error:
+        error.mend_by(lambda one: [_as_options(fix) for fix in one.fixes])
+        raise
+
+
+def _as_options(fix: str) -> str:
+    """Of a fix that names columns in settings and in Python, what is given here.
+
+    >>> _as_options('set data.prompt="q", data.completion="a" (in Python columns=dict(prompt="q"))')
+    'give --prompt q --completion a'
+    """
+    found = _COLUMNS.fullmatch(fix)
+    if found is None:
+        return fix
+    if found[1] is None:
+        return "name one of its columns, as --text NAME"
+    given = ((name, json.loads(value)) for name, value in _COLUMN.findall(found[1]))
+    options = [
+        f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in given if name in _OPTIONS
+    ]
+    return f"give {' '.join(options)}" if len(options) == found[1].count("data.") else fix
 
 
 def _labels(told: str) -> list[str] | int:

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any, Final
 
-from privlora.errors import ConfigError, named
+from privlora.errors import ConfigError, Together, named
 
 _CARRIED: Final = ("r", "lora_alpha", "lora_dropout", "use_rslora")
 # peft writes the first ones itself; how a layer stores its weight is seen from its class.
@@ -63,46 +63,59 @@ def adapter_settings(given: Any, *, classifies: bool = False) -> Any:
             why="the adapters that are trained here are LoRA's, low-rank terms beside frozen layers",
             fix="give a peft.LoraConfig, or dict(r=16, target_modules='all-linear')",
         )
-    _refuse_others(given, type(given)(), "SEQ_CLS" if classifies else "CAUSAL_LM")
+    problems = Together()
+    problems.found += _others(given, type(given)(), "SEQ_CLS" if classifies else "CAUSAL_LM")
     settings = {name: getattr(given, name) for name in _CARRIED}
-    settings["target_modules"] = _targets(given.target_modules)
-    if given.exclude_modules is not None:
-        if isinstance(given.exclude_modules, str):
-            raise ConfigError(
+    settings["target_modules"] = problems.of(None, _targets, given.target_modules)
+    if isinstance(given.exclude_modules, str):
+        problems.found.append(
+            ConfigError(
                 "LoraConfig.exclude_modules is a regular expression, and here it is a list of name endings",
                 fix="give exclude_modules=[...]",
             )
+        )
+    elif given.exclude_modules is not None:
         settings["exclude_modules"] = sorted(given.exclude_modules)
     layers = given.layers_to_transform
     if layers is not None:
         settings["layers_to_transform"] = [layers] if isinstance(layers, int) else list(layers)
     init = str(given.init_lora_weights)
     if init not in _INITS:
-        raise ConfigError(
-            f"LoraConfig.init_lora_weights={named(given.init_lora_weights)} has no equal here",
-            fix="leave it out for the method's own start, or give a mapping with init, as "
-            "dict(r=16, init='w0-subspace')",
+        problems.found.append(
+            ConfigError(
+                f"LoraConfig.init_lora_weights={named(given.init_lora_weights)} has no equal here",
+                fix="leave it out for the method's own start, or give a mapping with init, as "
+                "dict(r=16, init='w0-subspace')",
+            )
         )
-    if _INITS[init] is not None:
+    elif _INITS[init] is not None:
         settings["init"] = _INITS[init]
+    problems.tell()
     return settings
 
 
-def _refuse_others(given: Any, default: Any, kind: str) -> None:
+def _others(given: Any, default: Any, kind: str) -> list[ConfigError]:
+    """Of each field that means nothing here and is set."""
+    found = list[ConfigError]()
     task = getattr(given.task_type, "value", given.task_type)
     if task not in (None, kind):
-        raise ConfigError(
-            f"LoraConfig.task_type={named(task)} is of another kind of model than is trained here",
-            fix=f"set it to {kind}, or leave it out"
-            + ("; to classify, name the column of the label" if task == "SEQ_CLS" else ""),
-        )
-    for name, value in vars(given).items():
-        if name not in _READ and value != getattr(default, name, None):
-            raise ConfigError(
-                f"LoraConfig.{name} is set",
-                why=_WHY.get(name, "nothing here means the same, and it would be ignored"),
-                fix=f"leave {name} out",
+        found.append(
+            ConfigError(
+                f"LoraConfig.task_type={named(task)} is of another kind of model than is trained here",
+                fix=f"set it to {kind}, or leave it out"
+                + ("; to classify, name the column of the label" if task == "SEQ_CLS" else ""),
             )
+        )
+    found += [
+        ConfigError(
+            f"LoraConfig.{name} is set",
+            why=_WHY.get(name, "nothing here means the same, and it would be ignored"),
+            fix=f"leave {name} out",
+        )
+        for name, value in vars(given).items()
+        if name not in _READ and value != getattr(default, name, None)
+    ]
+    return found
 
 
 def _targets(given: Any) -> str | list[str]:

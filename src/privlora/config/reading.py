@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -42,29 +43,59 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
     quoted: whether the error may say what is wrong in words of the file, among which may be keys of services.
     """
     _refuse_other_than_settings(Path(path))
+    text = ""
     try:
-        content = yaml.load(Path(path).read_text(encoding="utf-8"), Loader=_StrictLoader)
+        text = Path(path).read_text(encoding="utf-8")
+        content = yaml.load(text, Loader=_StrictLoader)
     except (OSError, UnicodeDecodeError) as error:
+        near = _near(Path(path)) if isinstance(error, FileNotFoundError) else None
         raise ConfigError(
-            f"cannot read {str(path)!r} ({type(error).__name__})", fix="check the path"
+            f"cannot read {str(path)!r} ({type(error).__name__})",
+            fix="check the path" if near is None else f"did you mean {near!r}?",
         ) from None
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = f", line {mark.line + 1}" if mark else ""
+        colonless = _line_without_a_colon(error, text)
+        line = colonless or (mark.line + 1 if mark else None)
+        where = f", line {line}" if line else ""
         problem = getattr(error, "problem", None) or type(error).__name__
         if not quoted:
             problem = "a key is given twice" if problem.endswith(_TWICE) else type(error).__name__
         tab = "\\t" in problem
         problem = _QUOTED.sub("what is not shown", problem)  # of a file that may be one of records
-        raise ConfigError(
-            f"{str(path)!r}{where} is not valid YAML ({problem})",
-            fix="indent with spaces, not with tabs" if tab else "check indentation, colons and names",
-        ) from None
+        if colonless:
+            problem, fix = "a name without its colon", _COLON
+        else:
+            fix = "indent with spaces, not with tabs" if tab else "check indentation, colons and names"
+        raise ConfigError(f"{str(path)!r}{where} is not valid YAML ({problem})", fix=fix) from None
     if not isinstance(content, dict):
         raise ConfigError(
             f"{str(path)!r} holds no settings", fix="write groups such as model:, data:, privacy:"
         )
     return content
+
+
+_COLON: Final = "write a colon and a space after the name, as steps: 200; after that of a group a colon"
+
+
+def _line_without_a_colon(error: yaml.YAMLError, text: str) -> int | None:
+    """The line, from 1, of a name that its colon, or the space behind that, is missing after: yaml tells it a line
+    late. None for other mistakes."""
+    begun, mark = getattr(error, "context_mark", None), getattr(error, "problem_mark", None)
+    problem = str(getattr(error, "problem", ""))
+    if begun is not None and problem.startswith("could not find expected ':'"):
+        return int(begun.line) + 1
+    late = ("mapping values are not allowed", "expected <block end>, but found '<block mapping start>'")
+    if mark is None or not problem.startswith(late):
+        return None
+    before = [
+        (number, line.strip())
+        for number, line in enumerate(text.splitlines()[: mark.line], start=1)
+        if line.strip() and not line.strip().startswith("#")
+    ]
+    if before and re.fullmatch(r"\w+(:\S.*)?", before[-1][1]):
+        return before[-1][0]
+    return None
 
 
 def settings_from(
@@ -103,6 +134,17 @@ def _refuse_other_than_settings(path: Path) -> None:
         )
 
 
+def _near(path: Path) -> str | None:
+    """The file of settings in the same folder that is called nearly as one that is not there."""
+    try:
+        here = [each.name for each in path.parent.iterdir() if each.suffix in (".yaml", ".yml")]
+    except OSError:
+        return None
+    close = [name for name in here if Path(name).stem == path.stem or name == path.name + Path(name).suffix]
+    close = close or difflib.get_close_matches(path.name, here, n=1)
+    return str(path.parent / close[0]) if close else None
+
+
 _OF_RECORDS: Final = (".jsonl", ".ndjson", ".csv", ".parquet")
 
 
@@ -120,11 +162,9 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
     group, dot, name = key.strip().partition(".")
     if not (equals and dot and name):
         plain = key.strip().lstrip("-")
-        told = None if dot else natural(plain, value) or whereabouts(plain)
-        raise ConfigError(
-            f"cannot read override {named(override)}",
-            fix="write group.key=value, as privacy.steps=100" + (f"; {told}" if told else ""),
-        )
+        told = None if dot else natural(plain, value or "…") or whereabouts(plain)
+        fix = _GENERAL if told is None else _as_written(told, value)
+        raise ConfigError(f"cannot read override {named(override)}", fix=fix)
     try:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError:
@@ -133,6 +173,24 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
     if isinstance(section, dict):  # else the file holds no group there, which is told
         section[name] = parsed
     return group, name
+
+
+_GENERAL: Final = "write group.key=value, as privacy.steps=100"
+
+
+def _as_written(told: str, value: str) -> str:
+    """Of what tells where a setting belongs, the setting with its value, where that may be shown.
+
+    >>> _as_written("it belongs elsewhere: write privacy.steps", "3")
+    'write privacy.steps=3 (group.key=value)'
+    >>> _as_written("write model.name=…", "")
+    'write model.name=… (group.key=value)'
+    """
+    found = re.fullmatch(r"(?:it belongs elsewhere: )?write ([a-z_.0-9]+)(=.*)?", told)
+    if found is None:
+        return f"{_GENERAL}; {told}"
+    shown = value if value and named(value) == repr(value) else "…"
+    return f"write {found[1]}{found[2] or f'={shown}'} (group.key=value)"
 
 
 _TWICE: Final = "is given twice"

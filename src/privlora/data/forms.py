@@ -3,12 +3,44 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 COLUMN: Final = re.compile(r"[^\W\d][\w.-]{0,39}")
 """What a column may be called to be shown. Of a table without a header, a record stands where the names belong."""
+
+_LONGEST: Final = 40  # characters
+_WORDS: Final = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,3}")
+_USUAL: Final = frozenset(
+    {
+        *(
+            "id",
+            "uid",
+            "user",
+            "user_id",
+            "patient",
+            "patient_id",
+            "author",
+            "customer",
+            "customer_id",
+            "client_id",
+        ),
+        *(
+            "age",
+            "sex",
+            "gender",
+            "date",
+            "year",
+            "time",
+            "timestamp",
+            "title",
+            "label",
+            "labels",
+            "category",
+        ),
+    }
+)
 
 # In the order of preference.
 _PAIRS: Final = (
@@ -114,6 +146,17 @@ def _is_chat(name: str, value: Any) -> bool:
         isinstance(each, Mapping) and {"role", "from"} & each.keys() for each in value
     )
     return name.lower() in _CHATS or built
+
+
+def are_names(columns: Iterable[str]) -> bool:
+    """Whether all columns may be shown: as names of one word; or of several, beside one that tables usually have. Of a
+    table without a header, a person's name has two words, too."""
+    columns = list(columns)
+    if all(map(COLUMN.fullmatch, columns)):
+        return True
+    known = {*_USUAL, *_TEXTS, *_CHATS, *(each for pair in _PAIRS for each in pair)}
+    beside = any(each.lower() in known for each in columns)
+    return beside and all(len(each) <= _LONGEST and _WORDS.fullmatch(each) for each in columns)
 
 
 def of_one(record: Mapping[str, Any]) -> Named | None:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn, get_args
 
 from privlora.data.canonical import canonical
 from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file, separator_of
-from privlora.data.forms import COLUMN, of_one
+from privlora.data.forms import COLUMN, are_names, of_one
 from privlora.errors import ConfigError, DataError, named
 
 HUB = "hf://"
@@ -202,7 +202,8 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
     value = record[column]
     if not isinstance(value, str):
         raise DataError(
-            f"record {number}: column {column!r} holds {type(value).__name__}, not text",
+            f"record {number}: column {column!r} "
+            + ("is empty (null)" if value is None else f"holds {type(value).__name__}, not text"),
             fix="write every value of it as a string (an empty one if there is nothing to say)",
         )
     try:
@@ -220,7 +221,7 @@ def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataE
     """The error for a record without ``column``: its columns and the nearest name, where all look like names."""
     names = [str(name) for name in record]
     nearest: list[str] = []
-    if all(map(COLUMN.fullmatch, names)):
+    if are_names(names):
         nearest = difflib.get_close_matches(column, names, n=1)
         shown = ", ".join(names[:_SHOWN_COLUMNS]) + (" and more" if len(names) > _SHOWN_COLUMNS else "")
     else:  # a table without a header has a record for its names

@@ -43,6 +43,7 @@ from privlora.reporting.pushing import copy_file, files_of
 from privlora.reporting.rows import refuse_other_rows
 from privlora.reporting.seals import (
     ANNEX,
+    CARD_NAME,
     HTML_NAME,
     LEDGER,
     MADE_ANEW,
@@ -118,9 +119,11 @@ def verify(path: Path, *, annex_hash: str | None = None, public_key: str | None 
     """Look at a release, or at that of a run's folder; at no other file. ``annex_hash``: as an annex on paper has it.
     ``public_key``: who must have signed, in hexadecimal.
 
-    Raises RunError where there is no release, ConfigError for a hash that is none.
+    Raises RunError where there is no release, and for what `privlora export` wrote; ConfigError for a hash that is
+    none.
     """
     folder = _release_at(path)
+    _refuse_an_export(folder)
     if annex_hash is not None:
         annex_hash = annex_hash.strip().lower()
         if re.fullmatch(r"[0-9a-f]{64}", annex_hash) is None:
@@ -139,6 +142,28 @@ def _release_at(path: Path) -> _Release:
     raise RunError(
         f"there is no release in {str(path)!r}",
         fix=f"give the folder that holds {REPORT_NAME} and {LEDGER}, or that of its run",
+    )
+
+
+def _refuse_an_export(folder: _Release) -> None:
+    """Raise RunError for what holds no page, and nothing but the report, the card and what the report names."""
+    root = folder.root
+    if root.name in ("release", "not-private") or (root / HTML_NAME).exists() or not folder.report.exists():
+        return
+    try:
+        here = {path.name for path in root.iterdir()} - {*_OF_HUBS}
+        if folder.report.stat().st_size > _LARGEST:
+            return
+        report = parse_report(folder.report, folder.report.read_bytes())
+        if not seals_itself(report) or here != {REPORT_NAME, CARD_NAME, *report["files"]}:
+            return
+    except (PrivloraError, OSError, *_MALFORMED):  # of which the checks speak
+        return
+    raise RunError(
+        f"{str(root)!r} is what `privlora export` writes, a copy of the weights without {HTML_NAME}, and no release",
+        why="what is verified is a release as its run left it",
+        fix="verify RUN/release of the run that it was exported from (`privlora verify RUN/release`), and its annex "
+        "where one was filed",
     )
 
 

@@ -7,6 +7,7 @@ from typing import Final
 
 from privlora.data import forms
 from privlora.data.formats import separator_of
+from privlora.data.forms import are_names
 from privlora.data.records import COLUMN, missing_column
 from privlora.data.templates import parse
 from privlora.errors import ConfigError, DataError
@@ -71,6 +72,8 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
     for name in used:
         if name not in found.columns:
             raise missing_column(name, dict.fromkeys(found.common), 1)
+        if name in found.gaps:
+            raise _with_gaps(found, [name])
         if name not in found.plain:
             raise DataError(
                 f"column {name!r} is not a text in every record",
@@ -118,7 +121,20 @@ def _guess(found: Survey) -> Form:
     longest = _longest(found, texts) if len(names) == len(found.columns) else None
     if longest is not None:
         return longest
+    gaps = [name for name in found.gaps if name in found.common]
+    if gaps and not texts and are_names(map(str, found.columns)):
+        raise _with_gaps(found, gaps)
     raise DataError(f"which columns hold the text cannot be guessed; {_shown(found)}", fix=ASK)
+
+
+def _with_gaps(found: Survey, names: list[str]) -> DataError:
+    """Of columns that are text, but for records without one. How many these are is not told: the first one is."""
+    told = [f"{name!r} (the first is record {found.gaps[name]})" for name in names]
+    return DataError(
+        f"some records have no text (null, or no value) in column {' or '.join(told)}",
+        fix='remove those records, or write a text into each, an empty one ("") if there is nothing to say; then init '
+        "again",
+    )
 
 
 def _as_named(found: Survey, form: forms.Named) -> Form:
@@ -141,7 +157,7 @@ def _longest(found: Survey, texts: list[str]) -> Form | None:
 
 def _shown(found: Survey) -> str:
     """Columns as an error shows them: no key of few records, and none where one looks like the content of a record."""
-    if not all(COLUMN.fullmatch(str(name)) for name in found.columns):
+    if not are_names(map(str, found.columns)):
         return "they are not shown, since they look like contents (does the file have a header line?)"
     names = found.common
     return f"most records have: {', '.join(names[:20]) or 'none'}" + (" and more" if len(names) > 20 else "")

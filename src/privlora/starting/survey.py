@@ -35,7 +35,8 @@ class Column:
     """Of all records: in how many there are texts, texts that say something, lists of messages; lengths in characters.
 
     foreign: in how many there are messages as from/value. units: digests of values, where the name is one of users or
-    asked for; None once a value is no unit.
+    asked for; None once a value is no unit. nulls: in how many there is null. gap: the first record with it or without
+    a value.
     """
 
     texts: int = 0
@@ -45,9 +46,14 @@ class Column:
     lengths: array[int] = field(default_factory=lambda: array("q"))
     units: set[int] | None = None
     kinds: set[type] = field(default_factory=set)
+    nulls: int = 0
+    gap: int | None = None
 
-    def add(self, value: object) -> None:
-        """The value of the next record."""
+    def add(self, value: object, number: int) -> None:
+        """The value of record ``number``, which comes after the one before."""
+        if self.gap is None and (value is None or number > len(self.lengths) + 1):
+            self.gap = len(self.lengths) + 1
+        self.nulls += value is None
         if isinstance(value, str):
             self.texts += 1
             self.filled += bool(value.strip())
@@ -90,6 +96,17 @@ class Survey:
     def plain(self) -> list[str]:
         """Columns that are text in every record, also where most are blank."""
         return [name for name, column in self.columns.items() if column.texts == self.records]
+
+    @property
+    def gaps(self) -> dict[str, int]:
+        """Columns that are text in most records, and nothing or null in the others: the first of these, from 1."""
+        return {
+            name: column.gap or len(column.lengths) + 1
+            for name, column in self.columns.items()
+            if column.texts < self.records
+            and column.texts + column.nulls == len(column.lengths)
+            and 2 * column.filled > self.records
+        }
 
     @property
     def chats(self) -> list[str]:
@@ -169,7 +186,7 @@ def survey(path: Sequence[str], user: str | None = None) -> Survey:
             if column is None:
                 counted = name == user or _OF_USERS.fullmatch(str(name))
                 column = columns[name] = Column(units=set() if counted else None)
-            column.add(value)
+            column.add(value, number)
     return Survey(number, columns, first)
 
 

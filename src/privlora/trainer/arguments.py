@@ -106,8 +106,9 @@ WHY: Final[Mapping[str, str]] = {
     "full_determinism": "noise and sampling are keyed by the operating system and never repeat",
 }
 _IGNORED_ELSE: Final = "nothing here means the same, and it would be ignored"
+_BATCH: Final = ("per_device_train_batch_size", "gradient_accumulation_steps")
 _NUMBERS: Final = (
-    *("max_steps", "num_train_epochs", "per_device_train_batch_size", "gradient_accumulation_steps"),
+    *("max_steps", "num_train_epochs", *_BATCH),
     *("warmup_steps", "eval_steps", "expected_batch_size", "public_dataset_size"),
 )
 _SCHEDULES: Final = {
@@ -220,15 +221,16 @@ def groups_of(
             ConfigError("nothing says how private the run is", fix=f"give the trainer {_PROMISE}")
         )
     promised = bool(found.privacy)
+    untold = {name: getattr(args, name) for name in _BATCH if name not in given and hasattr(args, name)}
     for step, stands_in in (
-        (_add_batch, {"expected_batch_size": 1.0}),
+        (_add_batch, {"expected_batch_size": _batch({**untold, **given})}),
         (_add_steps, {"steps": MOST_STEPS}),
         (_add_others, {}),
     ):
         if not known:
             break
         so_far = len(kept.found)
-        kept.of(None, step, found, given, source)
+        kept.of(None, step, found, given, source, *([untold] if step is _add_batch else []))
         if len(kept.found) > so_far:  # what is told already is not told as missing
             found.privacy = {**stands_in, **found.privacy}
     if not promised or not known:
@@ -270,15 +272,22 @@ def _changed(args: Any) -> dict[str, Any]:
     return {"output_dir": args.output_dir, **changed, **({"use_cpu": True} if args.use_cpu else {})}
 
 
-def _add_batch(found: Groups, given: dict[str, Any], source: str) -> None:
-    """per_device_train_batch_size x gradient_accumulation_steps, as the mean of a drawn batch."""
-    names = [n for n in ("per_device_train_batch_size", "gradient_accumulation_steps") if n in given]
+def _batch(given: Mapping[str, Any]) -> float:
+    """Of one process."""
+    return float(given.get(_BATCH[0], 1) * given.get(_BATCH[1], 1))
+
+
+def _add_batch(found: Groups, given: dict[str, Any], source: str, untold: Mapping[str, Any]) -> None:
+    """per_device_train_batch_size x gradient_accumulation_steps, as the mean of a drawn batch. untold: those of them
+    that stand at their defaults."""
+    names = [n for n in _BATCH if n in given]
     if not names:
         if source != "PrivateConfig" and not found.privacy.keys() & {"expected_batch_size", "sample_rate"}:
+            number = "..." if several_processes() else f"{_batch({**untold, **given}):g}"
             raise ConfigError(
                 "nothing says how many records a step takes on average",
                 why=f"of {source}, what stands at its default counts as not given",
-                fix="give privacy=dict(expected_batch_size=...): per_device_train_batch_size x "
+                fix=f"give privacy=dict(expected_batch_size={number}): per_device_train_batch_size x "
                 "gradient_accumulation_steps",
             )
         return
@@ -319,7 +328,10 @@ def _add_steps(found: Groups, given: dict[str, Any], source: str) -> None:
     if "steps" in found.privacy and epochs is None and (steps is None or steps <= 0):
         given.pop("max_steps", None)
         return
-    n, b = found.privacy.get("public_dataset_size"), found.privacy.get("expected_batch_size")
+    n, b = (found.privacy.get(name) for name in ("public_dataset_size", "expected_batch_size"))
+    rate = found.privacy.get("sample_rate")
+    if b is None and n and isinstance(rate, int | float):
+        b = rate * n
     wanted = epochs if epochs is not None else 3.0
     number = (
         f"{max(1, round(wanted * n / b))}"

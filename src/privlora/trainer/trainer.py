@@ -8,7 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from privlora.api import fine_tune, resume_run
-from privlora.calling import is_loaded, not_a_mapping, other_names, records_of, settings_of_call
+from privlora.calling import (
+    is_loaded,
+    not_a_mapping,
+    not_a_tokenizer,
+    other_names,
+    records_of,
+    settings_of_call,
+)
 from privlora.config import IN_MEMORY
 from privlora.config.in_calls import as_in_python
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError, Together
@@ -108,6 +115,8 @@ class PrivateTrainer:
             problems.found.append(
                 ConfigError("a loaded model needs its tokenizer", fix="pass processing_class=...")
             )
+        if (error := not_a_tokenizer("processing_class", processing_class)) is not None:
+            problems.found.append(error)
         self._model, self._tokenizer = model, processing_class
         if groups.privacy.get("private", True):
             problems.of(None, _refuse_own_records, train_dataset, eval_dataset)

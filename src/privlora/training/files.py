@@ -19,6 +19,8 @@ _TEMPORARY = ".privlora-tmp"
 _BESIDE = ".tmp"  # behind it, in torch's profiler
 
 
+_BESIDE_RUNS = (".log", ".out", ".err", ".yaml", ".yml")
+
 _SETTINGS = "config.resolved.yaml"
 
 IDENTITY = "identity.json"
@@ -151,6 +153,23 @@ class RunFolder:
                 f"{str(self.root)!r} holds a run already",
                 why="its ledger must not be forgotten",
                 fix=self.ways_on,
+            )
+
+    def refuse_foreign(self) -> None:
+        """Raise RunError for a folder that holds something, and nothing that a run begins with: it may be of records.
+
+        Hidden files, logs and settings may lie where a run is to begin.
+        """
+        try:
+            here = sorted(path.name for path in self.root.iterdir()) if self.root.is_dir() else []
+        except OSError:  # `refuse_unwritable` tells
+            return
+        others = [name for name in here if not name.startswith(".") and Path(name).suffix not in _BESIDE_RUNS]
+        if others and not {"release", "not-private", "private"}.intersection(here):
+            raise RunError(
+                f"{str(self.root)!r} is not empty, and what it holds is no run of privlora",
+                why="release/, which may be published, would lie among other files, which may be records",
+                fix="set run.output to a new folder",
             )
 
     def refuse_unwritable(self, *, protects: bool = True) -> None:

@@ -31,9 +31,9 @@ def refuse_first(
     given: bool = False,
     begins: bool = True,
 ) -> None:
-    """Before slow imports, refuse a folder that holds a run or cannot be written to, a model or a device that is not
-    there, files that are not there or cannot be read to their end, and columns that the first record lacks: all of them
-    together, each with its line where that is known.
+    """Before slow imports, refuse a folder that holds a run or other files or cannot be written to, a model or a device
+    that is not there, files that are not there or cannot be read to their end, and columns that the first record lacks:
+    all of them together, each with its line where that is known.
 
     records, evaluation: what stands for the files, in memory. given: whether a loaded model stands for its name.
     begins: whether a run that is in the folder is none to go on with.
@@ -45,6 +45,7 @@ def refuse_first(
         problems.of(None, refuse_if_spent, folder)
     if not problems.found:
         protects = settings.privacy.protects
+        problems.of(None, _about, settings, "run.output", folder.refuse_foreign)
         problems.of(None, _about, settings, "run.output", lambda: folder.refuse_unwritable(protects=protects))
     if not given:
         problems.of(None, _about, settings, "model.name", lambda: refuse_no_model(settings.model))
@@ -160,7 +161,7 @@ def check_parts(data: DataSettings) -> None:
         refuse_missing(path, format=data.format)
         record = _first(data.model_copy(update={"path": path}))
         if record is not None and (lacking := _lacking(data, record, None)):
-            raise in_one([error for _, error in lacking])
+            raise in_one([error for _, error in lacking]).of(repr(str(path)))
 
 
 def _lacking(data: DataSettings, record: Mapping[str, Any], owner: str | None) -> list[tuple[str, DataError]]:
