@@ -115,3 +115,12 @@ def test_target_modules_have_to_be_said() -> None:
 def test_other_adapters_are_refused(kind: Any) -> None:
     with pytest.raises(ConfigError, match=r"adapter is a peft\."):
         adapter_settings(kind())
+
+
+def test_all_that_means_nothing_here_is_told_at_once() -> None:
+    given = LoraConfig(bias="all", use_dora=True, modules_to_save=["lm_head"], exclude_modules=".*head")
+    with pytest.raises(ConfigError) as refused:
+        adapter_settings(given)
+    for field in ("bias", "use_dora", "modules_to_save", "exclude_modules", "target_modules"):
+        assert f"LoraConfig.{field} is" in str(refused.value)
+    assert len(refused.value.fixes) == 5
