@@ -222,7 +222,7 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "another column": (
         [{"note": "case 0"}, *SHORT],
         {},
-        ["record 1 has no column 'text'", "Fix: name one of its columns"],
+        ["record 1 has no column 'text'", 'Fix: set data.text="note"'],
     ),
     "another column later": ([*SHORT, {"note": "case 0"}], {}, ["record 17 has no column 'text'"]),
     "nothing to train on": ([{"text": " "} for _ in range(50)], {}, ["nothing to train on"]),

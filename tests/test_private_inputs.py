@@ -238,7 +238,7 @@ def test_names_that_only_this_machine_can_have(
     for command in (["train", config], ["plan", config], ["evaluate", name, "--data", "records.jsonl"]):
         ended = call(capsys, *command)
         assert (ended.code, ended.out) == (2, "")
-        assert "cannot load model" in ended.err
+        assert "is no local folder" in ended.err
         assert "4815" not in ended.err
 
 
@@ -503,7 +503,7 @@ def test_records_that_cannot_be_what_was_said(name: str, tmp_path: Path) -> None
     told = refused(
         tmp_path, DataError, match, records, privacy=privacy, columns={"max_length": 48, "add_eos": False}
     )
-    assert "data.unchecked=true" in told
+    assert "columns=dict(unchecked=True)" in told
     columns = {"max_length": 48, "add_eos": False, "unchecked": True}
     assert tune(tmp_path / "run", records, privacy=privacy, columns=columns).steps == 2
 

@@ -42,7 +42,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "unknown group": (content(tasks={"one": {"dta": {"path": "x"}}}), ["unknown group 'dta'"]),
     "unknown method": (content(methods=["prysm"]), ["unknown method 'prysm'"]),
-    "unknown optimizer": (content(methods=[{"name": "prism", "optimizer": "adam"}]), ["no optimizer 'adam'"]),
+    "unknown optimizer": (content(methods=[{"name": "prism", "optimizer": "adam"}]), ["has no optimizer"]),
     "a setting that the method does not have": (
         content(methods=[{"name": "prism", "learning_rate_ratio": 6}]),
         ["learning_rate_ratio"],
