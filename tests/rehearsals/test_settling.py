@@ -111,7 +111,7 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
         ),
         ({"data": {"evaluation": "public.jsonl"}, "auto": {"file": "public.jsonl"}}, "also data.evaluation"),
         ({"method": {"learning_rate": 0.1}}, "auto.file is read to choose settings, and none is auto"),
-        ({"method": {"name": "auto"}}, "finds the rate of its rows itself"),
+        ({"method": {"name": "auto"}}, "finds the rate of its methods itself"),
         ({"privacy": {"bands": 2}}, "independent noise"),
         ({"privacy": {"clip_norm": "auto", "clip_quantile": 0.5}}, "learns the clip norm"),
         ({"privacy": {"private": False, "noise_multiplier": None}}, "adds no noise"),

@@ -357,7 +357,7 @@ def test_an_interruption_while_texts_are_written_keeps_them(shop: Shop, tmp_path
             {"privacy": {"private": False, "noise_multiplier": None}},
             "exact ones are never made",
         ),
-        ({"method": {"name": "aug-pe", "optimizer": "sgd"}}, "no optimizer 'sgd'"),
+        ({"method": {"name": "aug-pe", "optimizer": "sgd"}}, "has no optimizer"),
     ],
 )
 def test_what_votes_have_not_is_refused(
