@@ -14,33 +14,12 @@ _LONGEST: Final = 40  # characters
 _WORDS: Final = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,3}")
 _USUAL: Final = frozenset(
     {
-        *(
-            "id",
-            "uid",
-            "user",
-            "user_id",
-            "patient",
-            "patient_id",
-            "author",
-            "customer",
-            "customer_id",
-            "client_id",
-        ),
-        *(
-            "age",
-            "sex",
-            "gender",
-            "date",
-            "year",
-            "time",
-            "timestamp",
-            "title",
-            "label",
-            "labels",
-            "category",
-        ),
+        *("id", "uid", "user", "user_id", "patient", "patient_id", "author", "customer", "customer_id"),
+        *("client_id", "age", "sex", "gender", "date", "year", "time", "timestamp", "title", "label"),
+        *("labels", "category"),
     }
 )
+"""Beside its texts, what a table usually has."""
 
 # In the order of preference.
 _PAIRS: Final = (

@@ -1,7 +1,8 @@
 """``run.tokens_per_micro_batch: auto``: as many tokens as fit in what is free, by public facts alone.
 
-Chosen before a record is read, from settings, model and device: how micro-batches are cut then tells nothing of the
-records. It is no part of what is promised, so a resumed run chooses anew, on whatever machine it is.
+Chosen from settings, model and device alone, to whose free memory what this process holds is added: how micro-batches
+are cut then tells nothing of the records, also of those that were looked at before. It is no part of what is
+promised, so a resumed run chooses anew, on whatever machine it is.
 """
 
 from __future__ import annotations
