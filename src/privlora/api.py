@@ -125,7 +125,8 @@ def fine_tune(
         looked = Together()
         looked.of(None, _refuse_who_cannot_be_told, settings, observer)
         callbacks = looked.of(callbacks, _checked_callbacks, callbacks)
-        looked.of(None, lambda: refuse_first(settings, records, evaluation_records, given=loaded is not None))
+        there = {"given": loaded is not None, "tokenizer": tokenizer}
+        looked.of(None, lambda: refuse_first(settings, records, evaluation_records, **there))
         looked.tell()
     from privlora.screen import shown
 
@@ -228,7 +229,8 @@ def federate(
     }
     settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
     loaded = model if is_loaded(model) else None
-    refuse_first(settings, records, evaluation_records, given=loaded is not None, begins=False)
+    there = {"given": loaded is not None, "tokenizer": tokenizer}
+    refuse_first(settings, records, evaluation_records, **there, begins=False)
     from privlora.federated.run import federate as run_federation
 
     return run_federation(
@@ -324,7 +326,7 @@ def train_run(
             refuse_without_steps(settings)
         located = settings.located()
         refuse_what_was_in_memory(located, records, evaluation, generator)
-        refuse_first(located, records, evaluation, given=model is not None)
+        refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
         plan = plan_run(located, model)
         warn = getattr(observer, "on_warning", None)  # observers of old have none
         if warn is not None and (odd := far_rate(located)) is not None:

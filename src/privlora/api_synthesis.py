@@ -120,7 +120,7 @@ def synthesize(
     files = {"path": path, "evaluation": public}
     settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
     if not several_processes():  # of which the first one looks, once they have joined
-        refuse_first(settings, records, held, given=loaded is not None)
+        refuse_first(settings, records, held, given=loaded is not None, tokenizer=tokenizer)
     return synthesize_run(
         settings,
         model=loaded,

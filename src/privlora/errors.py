@@ -210,6 +210,20 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"did you mean {spelt[near[0]]!r}?" if near else f"known: {', '.join(spelt.values())}"
 
 
+def unknown_layers(missing: Sequence[str], known: Sequence[str]) -> ModelError:
+    """The error for names in adapter.target_modules that no layer has. known: the linear layers' last names.
+
+    >>> unknown_layers(["q_prj"], ["k_proj", "q_proj"]).fix
+    "did you mean 'q_proj'? its linear layers are k_proj, q_proj"
+    """
+    near = [close[0] for each in missing if (close := difflib.get_close_matches(each, known, n=1))]
+    return ModelError(
+        f"adapter.target_modules names {', '.join(map(named, missing))}, which this model does not have",
+        fix=(f"did you mean {' and '.join(map(repr, dict.fromkeys(near)))}? " if near else "")
+        + f"its linear layers are {', '.join(known)}",
+    )
+
+
 def _plainly(name: object) -> str:
     return str(name).lower().replace("_", "-")
 

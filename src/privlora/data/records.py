@@ -13,7 +13,7 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn, get_args
 
@@ -90,10 +90,15 @@ def iterate_records(
     for number, record in enumerate(itertools.islice(read, limit), start=1):  # noqa: B007
         yield record
     if not number:
-        raise DataError(
-            f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}",
-            fix="give a file with at least one record, or leave this one out",
-        )
+        raise no_records(sources)
+
+
+def no_records(sources: Sequence[str]) -> DataError:
+    """The error for files that hold none."""
+    return DataError(
+        f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}",
+        fix="give a file with at least one record, or leave this one out",
+    )
 
 
 def refuse_missing(path: str | list[str], *, format: Format = "auto") -> None:

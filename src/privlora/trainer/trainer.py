@@ -149,7 +149,8 @@ class PrivateTrainer:
             if not several_processes():  # of which the first one looks, once they have joined
                 there = self._records, self._evaluation
                 # A run in the folder may be one to go on with: train() says.
-                looked.of(None, lambda: refuse_first(settings, *there, given=is_loaded(model), begins=False))
+                how = {"given": is_loaded(model), "tokenizer": self._tokenizer, "begins": False}
+                looked.of(None, lambda: refuse_first(settings, *there, **how))
             from privlora.training.callbacks import checked_callbacks
 
             self._callbacks: list[Any] = looked.of([], checked_callbacks, callbacks)
