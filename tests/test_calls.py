@@ -24,6 +24,15 @@ PRIVACY: dict[str, Any] = {
     "public_dataset_size": 9,
 }
 
+
+@pytest.fixture(autouse=True)
+def a_model_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as is seen before it is loaded: the folder "tiny"."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    Path("tiny/config.json").write_text("{}")
+
+
 _EARLY = """
 import json, sys
 import privlora

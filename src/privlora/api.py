@@ -37,7 +37,7 @@ from privlora.result import Result
 from privlora.training.files import AUDITED, RunFolder, no_run
 from privlora.training.loggers import refuse_missing_loggers
 from privlora.training.ranks import refuse_several, several_processes
-from privlora.training.sources import refuse_first
+from privlora.training.sources import found_beside, refuse_first
 
 if TYPE_CHECKING:
     import torch
@@ -119,13 +119,17 @@ def fine_tune(
         "run": run,
     }
     files = {"path": path, "evaluation": public}
-    settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
     loaded = model if is_loaded(model) else None
-    if not several_processes():  # of which the first one looks, once they have joined
+    looks = not several_processes()  # of which the first one looks, once they have joined
+    there = {"given": loaded is not None, "tokenizer": tokenizer}
+    beside = found_beside(records, evaluation_records, **there) if looks else None
+    settings = settings_of_call(
+        model, files, groups, output, source="fine_tune", problems=problems, beside=beside
+    )
+    if looks:
         looked = Together()
         looked.of(None, _refuse_who_cannot_be_told, settings, observer)
         callbacks = looked.of(callbacks, _checked_callbacks, callbacks)
-        there = {"given": loaded is not None, "tokenizer": tokenizer}
         looked.of(None, lambda: refuse_first(settings, records, evaluation_records, **there))
         looked.tell()
     from privlora.screen import shown
@@ -227,10 +231,13 @@ def federate(
         "run": run,
         "federation": terms,
     }
-    settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
     loaded = model if is_loaded(model) else None
-    there = {"given": loaded is not None, "tokenizer": tokenizer}
-    refuse_first(settings, records, evaluation_records, **there, begins=False)
+    there = {"given": loaded is not None, "tokenizer": tokenizer, "begins": False}
+    beside = found_beside(records, evaluation_records, **there)
+    settings = settings_of_call(
+        model, sources, groups, output, source="federate", problems=problems, beside=beside
+    )
+    refuse_first(settings, records, evaluation_records, **there)
     from privlora.federated.run import federate as run_federation
 
     return run_federation(

@@ -193,6 +193,12 @@ class Together:
             self.found.append(error)
             return instead
 
+    def fails(self, call: Callable[..., object], *arguments: Any) -> bool:
+        """Whether ``call`` raises a PrivloraError, which is kept."""
+        found = len(self.found)
+        self.of(None, call, *arguments)
+        return len(self.found) > found
+
     def tell(self) -> None:
         """Raise what was kept, if anything was."""
         if self.found:

@@ -101,7 +101,7 @@ def test_a_chat_needs_a_template(model: Path, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no chat template"):
         refuse_unfit_files(settings_of(model, {"chosen": "a", "rejected": "b"}))
     refuse_unfit_files(settings_of(model, {"chosen": "a", "rejected": "b", "prompt": "c"}))
-    refuse_unfit_files(settings_of(model, chats), tokenizer=object())  # which may have one
+    refuse_unfit_files(settings_of(model, chats), own_template=False)
     refuse_unfit_files(settings_of(model, {**chats, "chat_template": "{{ messages[0].content }}"}))
     refuse_unfit_files(settings_of(save_tiny_model(tmp_path, chat=True), chats))
 

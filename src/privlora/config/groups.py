@@ -324,6 +324,17 @@ class DataSettings(Group):
         is_preference = isinstance(values, Mapping) and values.get("chosen") is not None
         return {"loss_on": "completion", **values} if is_task or is_preference else values
 
+    @field_validator("labels")
+    @classmethod
+    def _two_classes(cls, given: list[str] | int | Literal["score"] | None) -> Any:
+        if given is not None:
+            try:
+                classes_of("label", given)
+            except ConfigError as error:
+                what = f"{error.what.rpartition(': ')[2]}. Fix: {error.fix}"
+                raise ValueError(what) from None
+        return given
+
     @field_validator("chat_template")
     @classmethod
     def _template_itself(cls, given: str | None) -> str | None:
@@ -462,10 +473,6 @@ class DataSettings(Group):
                     "there can be, as labels: [negative, positive], how many there are, or score"
                 )
                 return
-            try:
-                classes_of(self.label, self.labels)
-            except ConfigError as error:
-                yield ValueError(f"{error.what}. Fix: {error.fix}")
             return
         if TASKS[self.task].kind not in ("label", "score"):
             yield ValueError(

@@ -122,10 +122,12 @@ def files_of(settings: ModelSettings) -> ModelFiles | None:
     return ModelFiles(folder, config) if isinstance(config, dict) else None
 
 
-def refuse_unfit_files(settings: Settings, tokenizer: Any = None) -> None:
+def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None:
     """Raise together what the model's files tell of settings that it cannot follow: texts that are too long, layers
-    that it does not have (ModelError), messages without a template (ConfigError). tokenizer: one in the place of the
-    model's own."""
+    that it does not have (ModelError), messages without a template (ConfigError).
+
+    own_template: whether the model's own tokenizer renders messages, unless settings hold a template.
+    """
     files, data = files_of(settings.model), settings.data
     if files is None:
         return
@@ -134,7 +136,7 @@ def refuse_unfit_files(settings: Settings, tokenizer: Any = None) -> None:
         problems.of(None, refuse_too_long, data.max_length, positions)
     problems.of(None, _refuse_unknown_layers, files, settings.adapter.target_modules)
     chats = [each["messages"] for each in (data.columns, data.rejected_columns) if each is not None]
-    if any(chats) and data.chat_template is None and tokenizer is None and files.lacks_a_chat_template:
+    if any(chats) and data.chat_template is None and own_template and files.lacks_a_chat_template:
         problems.found.append(no_chat_template())
     problems.tell()
 

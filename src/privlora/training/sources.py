@@ -4,11 +4,13 @@ written: asked before slow imports."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from privlora.config import DataSettings, Settings
 from privlora.config.groups import AT_CLIENTS, IN_MEMORY
+from privlora.config.mistakes import Beside, Location
 from privlora.data.formats import Format
 from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing, text_of
 from privlora.data.tasks import find_task, labelled_record, task_record
@@ -33,6 +35,7 @@ def refuse_first(
     given: bool = False,
     tokenizer: Any = None,
     begins: bool = True,
+    wrong: frozenset[Location] = frozenset(),
 ) -> None:
     """Before slow imports, refuse a folder that holds a run or other files or cannot be written to, a model or a device
     that is not there, settings that the model's own files rule out, files that are not there or cannot be read to their
@@ -41,35 +44,101 @@ def refuse_first(
 
     records, evaluation: what stands for the files, in memory. given: whether a loaded model stands for its name.
     tokenizer: one in the place of the model's own. begins: whether a run that is in the folder is none to go on with.
+    wrong: settings and groups that are not as they were given, of which nothing is said.
     Raises DataError, ModelError or RunError; ConfigError of several kinds.
     """
     problems = Together()
-    folder = RunFolder(Path(settings.run.output))
-    if begins:
+    folder, known = RunFolder(Path(settings.run.output)), _Known(settings, wrong)
+    if begins and known("run.output"):
         problems.of(None, refuse_if_spent, folder)
-    if not problems.found:
+    if not problems.found and known("run.output"):
         protects = settings.privacy.protects
         problems.of(None, _about, settings, "run.output", folder.refuse_foreign)
         problems.of(None, _about, settings, "run.output", lambda: folder.refuse_unwritable(protects=protects))
-    if not given:
-        told = len(problems.found)
-        problems.of(None, _about, settings, "model.name", lambda: refuse_no_model(settings.model))
-        if len(problems.found) == told:
-            problems.of(None, refuse_unfit_files, settings, tokenizer)
+    is_there = partial(_about, settings, "model.name", lambda: refuse_no_model(settings.model))
+    if not given and known("model.name") and not problems.fails(is_there):
+        own_template = tokenizer is None and known("data.chat_template")
+        problems.of(None, partial(refuse_unfit_files, settings, own_template=own_template))
+    if not given and known("model.device"):
         problems.of(None, refuse_no_device, settings.model)
-    missing = len(problems.found)
-    problems.of(None, check_sources, settings, records, evaluation)
-    if len(problems.found) == missing:
-        problems.of(None, check_columns, settings, records)
-        lacks_columns = len(problems.found) > missing
-        looks = _checks(settings, lacks_columns)
-        for named, paths, form, limit in read_files(settings, records, evaluation):
-            if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
-                problems.of(None, _read_through, named, paths, form, limit, looks(named))
-        for named, own in _lists(records, evaluation):
-            problems.of(None, _look_through, named, own, looks(named))
+    files = [each for each in read_files(settings, records, evaluation) if known(each[0])]
+    files = [each for each in files if not problems.fails(_refuse_missing, *each[:3])]
+    there = records is not None or "data.path" in {setting for setting, *_ in files}
+    lacks_columns = known.columns and there and problems.fails(check_columns, settings, records)
+    looks = _checks(settings, lacks_columns or not known.columns or not known("data.labels"))
+    for setting, paths, form, limit in files:
+        if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
+            problems.of(None, _read_through, setting, paths, form, limit, looks(setting))
+    for setting, own in _lists(records, evaluation):
+        problems.of(None, _look_through, setting, own, looks(setting))
     with settings.placing():
         problems.tell()
+
+
+def found_beside(
+    records: Any = None, evaluation: Any = None, *, unread: frozenset[Location] = frozenset(), **how: Any
+) -> Beside:
+    """What `refuse_first` finds of settings in which something is wrong. unread: settings of which nothing is said
+    either. For the other arguments see there."""
+
+    def look(settings: Settings, wrong: frozenset[Location]) -> list[PrivloraError]:
+        data, problems = settings.data, Together()
+        in_memory = {
+            ("data", name)
+            for name, path, given in (
+                ("path", data.path, records),
+                ("evaluation", data.evaluation, evaluation),
+            )
+            if path == IN_MEMORY
+            and given is None  # what was handed over is no records, which is told already
+        }
+        problems.of(
+            None,
+            partial(refuse_first, settings, records, evaluation, wrong=wrong | unread | in_memory, **how),
+        )
+        return problems.found
+
+    return look
+
+
+class _Known:
+    """Whether settings are as they were given, where some are ``wrong``."""
+
+    def __init__(self, settings: Settings, wrong: frozenset[Location]) -> None:
+        self._settings, self._wrong = settings, wrong
+
+    def __call__(self, named: str) -> bool:
+        """named: a setting as group.name, or a client. One that has its default may have been meant by another name."""
+        group, _, name = ("federation", "", "clients") if named.startswith(_CLIENT) else named.partition(".")
+        if not any(place[0] == group for place in self._wrong if place):
+            return True
+        holder = getattr(self._settings, group)
+        given = holder is not None and name in holder.model_fields_set
+        return given and not {(group,), (group, name)} & self._wrong
+
+    @property
+    def columns(self) -> bool:
+        """Whether all that says how records are read."""
+        names = {place[1] if len(place) > 1 else "" for place in self._wrong if place[:1] == ("data",)}
+        return not names - _OTHERS
+
+
+_OTHERS: Final = DataSettings.model_fields.keys() - {
+    *(
+        "path",
+        "format",
+        "task",
+        "text",
+        "prompt",
+        "completion",
+        "messages",
+        "chosen",
+        "rejected",
+        "label",
+        "text_pair",
+    )
+}
+"""Settings of data that do not say what columns there are."""
 
 
 def _checks(settings: Settings, lacks_columns: bool) -> Callable[[str], Check | None]:
