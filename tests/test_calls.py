@@ -339,3 +339,29 @@ def test_a_folder_in_which_a_run_has_begun_or_nothing_lies_is_taken(tmp_path: Pa
         if kept is not None:
             (folder / kept).mkdir(parents=True)
         RunFolder(folder).refuse_foreign()
+
+
+def test_no_data_is_told_as_such() -> None:
+    terms: dict[str, Any] = {"rule": "tan", "rounds": 2, "clients": 2}
+    for call, more in (
+        (privlora.fine_tune, {"privacy": PRIVACY}),
+        (privlora.federate, {"privacy": _of_clients(), "federation": terms}),
+    ):
+        error = told(call, "tiny", None, output=3, **more)
+        assert "data is None, so there are no records. Fix: give a list of mappings or of texts" in str(error)
+        assert "has no value" not in str(error)
+    assert "or the path of a file of records" in str(told(privlora.fine_tune, "tiny", 3, privacy=PRIVACY))
+
+
+def test_a_setting_by_another_name_is_not_missing_too() -> None:
+    error = told(privlora.fine_tune, "tiny", ["a"], privacy={"epsilon": 3, "public_datset_size": 9})
+    assert str(error).count("target_epsilon") == 1
+    assert str(error).count("public_dataset_size") == 2  # did you mean it, and the line to write
+    assert "privacy.delta is missing" in str(error)
+
+
+def test_a_slip_of_the_pen_that_another_group_has() -> None:
+    error = told(privlora.fine_tune, "tiny", ["a"], privacy=PRIVACY, run={"seeds": 1})
+    assert error.fix == (
+        "did you mean 'seed'? Else it belongs elsewhere: write synthesis=dict(seeds=…). Write run=dict(seed=1)"
+    )

@@ -106,7 +106,7 @@ def fine_tune(
         problems.found.append(no_privacy())
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    path, records = records_of(problems, data, "data")
+    path, records = records_of(problems, data, "data", needed=True)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
     groups = {
         "privacy": privacy,
@@ -219,7 +219,7 @@ def federate(
             ]
         records = {name: found for name, (_, found) in given.items() if found is not None}
     else:
-        sources["path"], records = records_of(problems, data, "data")
+        sources["path"], records = records_of(problems, data, "data", needed=True)
     if terms is None:  # nothing is said of clients that nobody knows
         sources["path"] = IN_MEMORY
     groups = {
@@ -336,8 +336,9 @@ def train_run(
         refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
         plan = plan_run(located, model)
         warn = getattr(observer, "on_warning", None)  # observers of old have none
-        if warn is not None and (odd := far_rate(located)) is not None:
-            warn(odd)
+        for odd in (far_rate(located), located.privacy.mostly_empty):
+            if warn is not None and odd is not None:
+                warn(odd)
         return located, plan
 
     with settings.placing(), joined() as ranks:

@@ -15,7 +15,7 @@ from privlora.config import IN_MEMORY, Settings, adapter_settings, settings_from
 from privlora.config.in_calls import as_in_python
 from privlora.config.mistakes import Beside, Location, neutral_privacy
 from privlora.config.nearby import whereabouts
-from privlora.data.records import as_records
+from privlora.data.records import GIVE_RECORDS, as_records
 from privlora.errors import ConfigError, DataError, PrivloraError, RunError, Together, in_one, named, nearest
 from privlora.names import UNNAMED
 from privlora.training.sources import check_sources
@@ -218,10 +218,14 @@ def not_a_tokenizer(name: str, tokenizer: Any) -> ConfigError | None:
 
 
 def records_of(
-    problems: Together, data: Any, name: str
+    problems: Together, data: Any, name: str, *, needed: bool = False
 ) -> tuple[str | list[str] | None, list[Mapping[str, Any]] | None]:
-    """`given_records` of an argument, or nothing for None; what is wrong with it is kept beside other problems."""
+    """`given_records` of an argument, or nothing for None, unless it is needed; what is wrong with it is kept beside
+    other problems."""
     instead: tuple[str | list[str], list[Mapping[str, Any]] | None] = (IN_MEMORY, None)
+    if data is None and needed:
+        problems.found.append(DataError(f"{name} is None, so there are no records", fix=GIVE_RECORDS))
+        return instead
     return (None, None) if data is None else problems.of(instead, given_records, data, name)
 
 

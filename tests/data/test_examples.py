@@ -239,6 +239,11 @@ class TestMessages:
         ("template", "talk", "message"),
         [
             (INSTRUCT, TALK, "template refuses"),
+            (
+                "{{ messages[0].patient.name }}",
+                TALK,
+                "asks for what these messages, or the template itself, do not",
+            ),
             (COUNTDOWN, TALK, "message 3 differently"),
             (ANNOUNCING, TALK, "message 3 differently"),
             (CHATML, TALK[2:], "starts with the assistant"),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,7 +17,7 @@ from privlora.config.base import Truth, group_in
 from privlora.config.federation import FederationSettings
 from privlora.config.groups import PrivacySettings, QuantizationSettings, Settings
 from privlora.config.method_names import known, unknown_method
-from privlora.config.nearby import Located, named_here
+from privlora.config.nearby import Located, meant_by, named_here
 from privlora.config.one_place import misplaced, of_mapping
 from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, TRUTHS, called_here
 from privlora.config.places import at_lines, field_of
@@ -137,7 +137,8 @@ def checked_settings(
         return found
     told = [*_unknown_names(unknown, values, origin), *no_groups.values()]
     alone = not (unknown or named_wrong or of_row or no_groups)
-    told += [*_told(problems, rest, origin, alone=alone), *named_wrong]
+    meant = {meant_by(str(place[0]), fix) for place, fix in unknown.items() if len(place) == 2}
+    told += [*_told(problems, rest, origin, alone=alone, meant=meant), *named_wrong]
     told += [_of_row(name, error, origin) for name, error in of_row]
     places = [*unknown, *((group,) for group in no_groups), *map(_of_what, problems)]
     places += [("method", name) for name, _ in of_row]
@@ -379,9 +380,15 @@ def _is_auto(group: str, name: str) -> bool:
 
 
 def _told(
-    problems: list[Any], values: Mapping[str, Any], origin: Origin, *, alone: bool
+    problems: list[Any],
+    values: Mapping[str, Any],
+    origin: Origin,
+    *,
+    alone: bool,
+    meant: Container[Location | None] = (),
 ) -> list[ConfigError]:
-    """What is missing, then each wrong value. alone: whether nothing else is told with it."""
+    """What is missing, then each wrong value. alone: whether nothing else is told with it. meant: settings that are
+    told with another name, and so not missing."""
     several = _lacking_of_privacy(problems, values)
     # One sentence of its own says most of a single thing that the promise lacks.
     if alone and len(problems) == 1 and problems[0]["type"] == "lacking" and len(several) < 2:
@@ -394,6 +401,7 @@ def _told(
         if problem["type"] == "missing" and not (len(loc := problem["loc"]) > 2 and loc[:-1] in extra)
     ]
     lacking += [("privacy", name) for name in several]
+    lacking = [place for place in lacking if place not in meant]
     groups = list(Settings.model_fields)
     lacking.sort(key=lambda place: groups.index(str(place[0])) if place[0] in groups else 0)
     found = _missing(lacking, federated=values.get("federation") is not None)

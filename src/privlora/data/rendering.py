@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, UndefinedError
 
 from privlora.data.canonical import canonical, is_rounded
 from privlora.data.jinja import refuse_chance, without_clock
@@ -91,6 +91,12 @@ def _render_chat(
                 why="a record's text would depend on what was rendered before it, and no clipping bounds what a record "
                 "changes then",
                 fix="mend the template, or give another one as data.chat_template",
+            ) from None
+        except UndefinedError:
+            raise DataError(
+                f"record {number}: the chat template asks for what these messages, or the template itself, do not have",
+                fix="mend the template: a message has role and content and what else the record says of it; what the "
+                "template is told beside is data.chat_template_kwargs",
             ) from None
         except TemplateError:
             raise DataError(
