@@ -150,7 +150,7 @@ def test_a_federation_tells_all() -> None:
         "federate has no argument eval_dataset",
         "data names the clients",
         "data['south']: records in memory",
-        "unknown rule 'tann'",
+        "federation.rule: unknown rule (text, not shown",
         "federation.rounds=0",
         "privacy.delta=2",
     ):

@@ -621,7 +621,8 @@ def _to_mend(problem: Problem) -> str:
         options = _options(problem)
         elsewhere = OTHER_VALUES.get(_plain_place(problem["loc"]), {}).get(str(given).lower())
         return elsewhere or nearest(named(given).strip("'"), options)
-    if kind == "string_type" and isinstance(given, int | float) and not _hides(problem["loc"]):
+    shown = not _hides(problem["loc"]) and echoed(given) == repr(given)
+    if kind == "string_type" and isinstance(given, int | float) and shown:
         return f'write it in quotes: "{given}"'
     found = [words.format(f"{limits[name]:g}") for name, (_, words) in _BOUNDS.items() if name in limits]
     mend = (found or [_KINDS.get(kind.partition("_")[0], ("", "write another value"))[1]])[0]

@@ -82,7 +82,7 @@ def classes_of(column: str, labels: list[str] | int | Literal["score"]) -> Class
         return Classes(column, ())
     if isinstance(labels, int) and labels > MOST_CLASSES:
         raise ConfigError(
-            f"data.labels={labels}: there cannot be more than {MOST_CLASSES} classes",
+            f"data.labels: there cannot be more than {MOST_CLASSES} classes",
             fix="give how many there can be, or score for a number that is to be predicted",
         )
     names = tuple(map(str, range(labels))) if isinstance(labels, int) else tuple(labels)
