@@ -331,7 +331,9 @@ def test_a_folder_in_the_place_of_a_file(
         clients = [{**write_clients(folder)[0], "path": path}, *write_clients(folder)[1:]]
         settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
         argv: list[object] = ["federate", write_config(folder, settings)]
-        refuses(capsys, folder, argv, "client north: ", rest, "Fix: name the files in it", quiet=False)
+        refuses(
+            capsys, folder, argv, "client north: ", rest, "Fix: name the files of records in it", quiet=False
+        )
 
 
 def test_a_column_of_more_values_than_clients(
