@@ -33,7 +33,8 @@ Every setting of a run's YAML, from the words that stand beside it in the source
 `privlora settings gradient checkpointing`. A name that is not listed here is
 refused; one that another tool uses is answered with what it is called here. `null` leaves a setting to the method.
 All that is wrong with a file and with `group.name=value` on the command line is told at once, and where it stands;
-with it what is not there of the model, the files and their columns.
+with it what is not there of the model, its layers, the files and their columns, and lines that hold no record that
+can be used.
 
 Editors complete and explain them by [{FILE}]({FILE}) (JSON Schema): put it beside your YAML, as
 `privlora settings --schema > {FILE}` does, and begin the YAML with

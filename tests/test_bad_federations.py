@@ -192,14 +192,10 @@ def test_what_the_configuration_tells_is_told_before_the_weights_with_lines(
     monkeypatch.setattr("privlora.training.models._from_files", loaded)
     clients, held_out = write_clients(folder), folder / "held-out.jsonl"
     held_out.write_text(Path(clients[0]["path"]).read_text().splitlines()[0] + "\n")
-    data = {"path": None, "max_length": 999, "evaluation": str(held_out)}
-    groups = {"data": data, "federation": {"clients": clients}, "adapter": {"target_modules": ["q_prj"]}}
+    data = {"path": None, "evaluation": str(held_out)}
+    groups = {"data": data, "federation": {"clients": clients}, "adapter": {"r": 999}}
     settings = federation_settings(model, folder, **groups)
-    words = [
-        "data.max_length=999 (line ",
-        "adapter.target_modules (line ",
-        "the same as private ones in text",
-    ]
+    words = ["adapter.r=999 (line ", "the same as private ones in text"]
     refuses(capsys, folder, ["federate", write_config(folder, settings)], *words, quiet=False)
 
 
@@ -222,9 +218,13 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "another column": (
         [{"note": "case 0"}, *SHORT],
         {},
-        ["record 1 has no column 'text'", 'Fix: set data.text="note"'],
+        ["south.jsonl, line 1: there is no column 'text'", 'Fix: set data.text="note"'],
     ),
-    "another column later": ([*SHORT, {"note": "case 0"}], {}, ["record 17 has no column 'text'"]),
+    "another column later": (
+        [*SHORT, {"note": "case 0"}],
+        {},
+        ["south.jsonl, line 17: there is no column 'text'"],
+    ),
     "nothing to train on": ([{"text": " "} for _ in range(50)], {}, ["nothing to train on"]),
     "long records": (
         [{"text": "a long case " * 20} for _ in range(50)],
@@ -234,7 +234,7 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "no user": (
         SHORT,
         {"privacy": {"unit": "user", "user_column": "patient", "public_dataset_size": 18}},
-        ["record 1 has no column 'patient'"],
+        ["south.jsonl, lines 1, 2, 3, 4, 5 and 11 more: there is no column 'patient'"],
     ),
 }
 
@@ -331,7 +331,9 @@ def test_a_folder_in_the_place_of_a_file(
         clients = [{**write_clients(folder)[0], "path": path}, *write_clients(folder)[1:]]
         settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
         argv: list[object] = ["federate", write_config(folder, settings)]
-        refuses(capsys, folder, argv, "client north: ", rest, "Fix: name the files in it", quiet=False)
+        refuses(
+            capsys, folder, argv, "client north: ", rest, "Fix: name the files of records in it", quiet=False
+        )
 
 
 def test_a_column_of_more_values_than_clients(

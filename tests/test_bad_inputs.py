@@ -19,7 +19,6 @@ import pytest
 import torch
 import yaml
 from cli_cases import (
-    CHAT_TEMPLATE,
     EVALUATING,
     Outcome,
     call,
@@ -378,14 +377,6 @@ def test_a_plan_looks_at_no_record(model: Path, folder: Path, capsys: pytest.Cap
     ended = call(capsys, "plan", write_config(folder, settings))
     assert ended.code == 0
     assert "no column" not in ended.out + ended.err
-
-
-def test_messages_as_from_and_value(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chats = Path(shutil.copytree(model, folder / "model"))
-    (chats / "chat_template.jinja").write_text(CHAT_TEMPLATE)
-    (folder / "records.jsonl").write_text('{"chat": [{"from": "human", "value": "x"}]}\n')
-    settings = run_settings(chats, folder, data={"messages": "chat"})
-    refuses_settings(capsys, folder, settings, "no known role. Fix: write from and value", quiet=False)
 
 
 MISSING = {

@@ -24,6 +24,15 @@ PRIVACY: dict[str, Any] = {
     "public_dataset_size": 9,
 }
 
+
+@pytest.fixture(autouse=True)
+def a_model_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As far as is seen before it is loaded: the folder "tiny"."""
+    monkeypatch.chdir(tmp_path)
+    Path("tiny").mkdir()
+    Path("tiny/config.json").write_text("{}")
+
+
 _EARLY = """
 import json, sys
 import privlora
@@ -141,7 +150,7 @@ def test_a_federation_tells_all() -> None:
         "federate has no argument eval_dataset",
         "data names the clients",
         "data['south']: records in memory",
-        "unknown rule 'tann'",
+        "federation.rule: unknown rule (text, not shown",
         "federation.rounds=0",
         "privacy.delta=2",
     ):
@@ -330,3 +339,29 @@ def test_a_folder_in_which_a_run_has_begun_or_nothing_lies_is_taken(tmp_path: Pa
         if kept is not None:
             (folder / kept).mkdir(parents=True)
         RunFolder(folder).refuse_foreign()
+
+
+def test_no_data_is_told_as_such() -> None:
+    terms: dict[str, Any] = {"rule": "tan", "rounds": 2, "clients": 2}
+    for call, more in (
+        (privlora.fine_tune, {"privacy": PRIVACY}),
+        (privlora.federate, {"privacy": _of_clients(), "federation": terms}),
+    ):
+        error = told(call, "tiny", None, output=3, **more)
+        assert "data is None, so there are no records. Fix: give a list of mappings or of texts" in str(error)
+        assert "has no value" not in str(error)
+    assert "or the path of a file of records" in str(told(privlora.fine_tune, "tiny", 3, privacy=PRIVACY))
+
+
+def test_a_setting_by_another_name_is_not_missing_too() -> None:
+    error = told(privlora.fine_tune, "tiny", ["a"], privacy={"epsilon": 3, "public_datset_size": 9})
+    assert str(error).count("target_epsilon") == 1
+    assert str(error).count("public_dataset_size") == 2  # did you mean it, and the line to write
+    assert "privacy.delta is missing" in str(error)
+
+
+def test_a_slip_of_the_pen_that_another_group_has() -> None:
+    error = told(privlora.fine_tune, "tiny", ["a"], privacy=PRIVACY, run={"seeds": 1})
+    assert error.fix == (
+        "did you mean 'seed'? Else it belongs elsewhere: write synthesis=dict(seeds=…). Write run=dict(seed=1)"
+    )

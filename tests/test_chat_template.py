@@ -49,8 +49,19 @@ def test_a_file_is_read_into_the_settings(tmp_path: Path) -> None:
         ({"chat_template": "no/such.jinja"}, "is no file that can be read"),
         ({"chat_template": "a patient came in with a cold"}, "not shown"),
         ({"chat_template": "{# nothing #}"}, "shows nothing of a message"),
-        ({"chat_template": "{% for m in messages %}"}, "line 1, is no Jinja"),
-        ({"chat_template": "{% patient %}{{ messages }}"}, "line 1, is no Jinja"),
+        (
+            {"chat_template": "{% for m in messages %}"},
+            r"line 1, is no Jinja \(Unexpected end of template.*'endfor' or 'else'.*to be closed is 'for'\)",
+        ),
+        (
+            {"chat_template": "{% patient %}{{ messages }}"},
+            r"line 1, is no Jinja \(Encountered unknown tag what is not shown\)",
+        ),
+        (
+            {"chat_template": "{{ messages }}\n{{ a patient }}"},
+            r"line 2, is no Jinja \(.*got what is not shown\)",
+        ),
+        ({"chat_template": "{{ messages[0] }"}, r"line 1, is no Jinja \(unexpected '}'\)"),
         ({"chat_template": "{{ ['a', 'b']|random }}{{ messages }}"}, "draws at random"),
         ({"chat_template": "{{ messages }}{{ lipsum(1) }}"}, "draws at random"),
         ({"chat_template": "{{ [['a', 'b']]|map('random')|first }}{{ messages }}"}, "draws at random"),

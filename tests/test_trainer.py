@@ -292,6 +292,9 @@ def test_public_records_are_no_part_of_the_private_ones(cut: str, tmp_path: Path
         trainer(config(tmp_path / "run"), train_dataset=train, eval_dataset=evaluation)
 
 
+TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+
+
 @pytest.mark.parametrize(
     ("record", "more", "columns"),
     [
@@ -307,8 +310,12 @@ def test_public_records_are_no_part_of_the_private_ones(cut: str, tmp_path: Path
             {"completion_only_loss": False},
             {"prompt": "prompt", "completion": "completion", "loss_on": "all"},
         ),
-        ({"messages": []}, {}, {"messages": "messages"}),
-        ({"messages": []}, {"assistant_only_loss": True}, {"messages": "messages", "loss_on": "completion"}),
+        ({"messages": TALK}, {}, {"messages": "messages"}),
+        (
+            {"messages": TALK},
+            {"assistant_only_loss": True},
+            {"messages": "messages", "loss_on": "completion"},
+        ),
     ],
 )
 def test_columns_are_seen_from_the_first_record(
@@ -411,7 +418,8 @@ def test_sft_config_is_read_as_it_is() -> None:
 def test_no_single_record_decides_how_all_are_read(tmp_path: Path) -> None:
     """The form of the records is published; a first record of another form would tell that it was there."""
     pairs = [{"text": f"t {i}", "prompt": f"p {i}", "completion": "c"} for i in range(30)]
-    assert trainer(config(tmp_path / "a"), train_dataset=pairs)._groups["columns"]["loss_on"] == "completion"
+    found = trainer(config(tmp_path / "a"), train_dataset=pairs, eval_dataset=None)
+    assert found._groups["columns"]["loss_on"] == "completion"
     for at in (0, 15, 30):
         mixed = [*pairs[:at], {"text": "hello"}, *pairs[at:]]
         with pytest.raises(

@@ -37,7 +37,7 @@ from privlora.result import Result
 from privlora.training.files import AUDITED, RunFolder, no_run
 from privlora.training.loggers import refuse_missing_loggers
 from privlora.training.ranks import refuse_several, several_processes
-from privlora.training.sources import refuse_first
+from privlora.training.sources import found_beside, refuse_first
 
 if TYPE_CHECKING:
     import torch
@@ -106,7 +106,7 @@ def fine_tune(
         problems.found.append(no_privacy())
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    path, records = records_of(problems, data, "data")
+    path, records = records_of(problems, data, "data", needed=True)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
     groups = {
         "privacy": privacy,
@@ -119,13 +119,18 @@ def fine_tune(
         "run": run,
     }
     files = {"path": path, "evaluation": public}
-    settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
     loaded = model if is_loaded(model) else None
-    if not several_processes():  # of which the first one looks, once they have joined
+    looks = not several_processes()  # of which the first one looks, once they have joined
+    there = {"given": loaded is not None, "tokenizer": tokenizer}
+    beside = found_beside(records, evaluation_records, **there) if looks else None
+    settings = settings_of_call(
+        model, files, groups, output, source="fine_tune", problems=problems, beside=beside
+    )
+    if looks:
         looked = Together()
         looked.of(None, _refuse_who_cannot_be_told, settings, observer)
         callbacks = looked.of(callbacks, _checked_callbacks, callbacks)
-        looked.of(None, lambda: refuse_first(settings, records, evaluation_records, given=loaded is not None))
+        looked.of(None, lambda: refuse_first(settings, records, evaluation_records, **there))
         looked.tell()
     from privlora.screen import shown
 
@@ -214,7 +219,7 @@ def federate(
             ]
         records = {name: found for name, (_, found) in given.items() if found is not None}
     else:
-        sources["path"], records = records_of(problems, data, "data")
+        sources["path"], records = records_of(problems, data, "data", needed=True)
     if terms is None:  # nothing is said of clients that nobody knows
         sources["path"] = IN_MEMORY
     groups = {
@@ -226,9 +231,13 @@ def federate(
         "run": run,
         "federation": terms,
     }
-    settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
     loaded = model if is_loaded(model) else None
-    refuse_first(settings, records, evaluation_records, given=loaded is not None, begins=False)
+    there = {"given": loaded is not None, "tokenizer": tokenizer, "begins": False}
+    beside = found_beside(records, evaluation_records, **there)
+    settings = settings_of_call(
+        model, sources, groups, output, source="federate", problems=problems, beside=beside
+    )
+    refuse_first(settings, records, evaluation_records, **there)
     from privlora.federated.run import federate as run_federation
 
     return run_federation(
@@ -324,11 +333,12 @@ def train_run(
             refuse_without_steps(settings)
         located = settings.located()
         refuse_what_was_in_memory(located, records, evaluation, generator)
-        refuse_first(located, records, evaluation, given=model is not None)
+        refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
         plan = plan_run(located, model)
         warn = getattr(observer, "on_warning", None)  # observers of old have none
-        if warn is not None and (odd := far_rate(located)) is not None:
-            warn(odd)
+        for odd in (far_rate(located), located.privacy.mostly_empty):
+            if warn is not None and odd is not None:
+                warn(odd)
         return located, plan
 
     with settings.placing(), joined() as ranks:

@@ -26,7 +26,7 @@ from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, no_run
 from privlora.training.ranks import several_processes
-from privlora.training.sources import refuse_first
+from privlora.training.sources import found_beside, refuse_first
 
 if TYPE_CHECKING:
     import torch
@@ -118,9 +118,14 @@ def synthesize(
         "run": run,
     }
     files = {"path": path, "evaluation": public}
-    settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
-    if not several_processes():  # of which the first one looks, once they have joined
-        refuse_first(settings, records, held, given=loaded is not None)
+    there = {"given": loaded is not None, "tokenizer": tokenizer}
+    looks = not several_processes()  # of which the first one looks, once they have joined
+    beside = found_beside(records, held, **there) if looks else None
+    settings = settings_of_call(
+        model, files, groups, output, source="synthesize", problems=problems, beside=beside
+    )
+    if looks:
+        refuse_first(settings, records, held, **there)
     return synthesize_run(
         settings,
         model=loaded,

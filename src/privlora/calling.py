@@ -7,15 +7,15 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeGuard, TypeVar
 
 from privlora.config import IN_MEMORY, Settings, adapter_settings, settings_from
 from privlora.config.in_calls import as_in_python
-from privlora.config.mistakes import neutral_privacy
+from privlora.config.mistakes import Beside, Location, neutral_privacy
 from privlora.config.nearby import whereabouts
-from privlora.data.records import as_records
+from privlora.data.records import GIVE_RECORDS, as_records
 from privlora.errors import ConfigError, DataError, PrivloraError, RunError, Together, in_one, named, nearest
 from privlora.names import UNNAMED
 from privlora.training.sources import check_sources
@@ -218,10 +218,14 @@ def not_a_tokenizer(name: str, tokenizer: Any) -> ConfigError | None:
 
 
 def records_of(
-    problems: Together, data: Any, name: str
+    problems: Together, data: Any, name: str, *, needed: bool = False
 ) -> tuple[str | list[str] | None, list[Mapping[str, Any]] | None]:
-    """`given_records` of an argument, or nothing for None; what is wrong with it is kept beside other problems."""
+    """`given_records` of an argument, or nothing for None, unless it is needed; what is wrong with it is kept beside
+    other problems."""
     instead: tuple[str | list[str], list[Mapping[str, Any]] | None] = (IN_MEMORY, None)
+    if data is None and needed:
+        problems.found.append(DataError(f"{name} is None, so there are no records", fix=GIVE_RECORDS))
+        return instead
     return (None, None) if data is None else problems.of(instead, given_records, data, name)
 
 
@@ -233,14 +237,21 @@ def settings_of_call(
     *,
     source: str,
     problems: Together | None = None,
+    beside: Beside | None = None,
 ) -> Settings:
     """Settings from the arguments of a call. data: where the records are. problems: what was found wrong before.
+    beside: where anything is wrong, finds what else is.
 
     Raises ConfigError for all that is wrong with them, and what was found before.
     """
     problems = Together() if problems is None else problems
-    model = problems.of(UNNAMED, _checked_model, model)
-    output = problems.of("runs/run", _checked_output, output)
+    taken_out = set[Location]()
+    if problems.fails(_checked_model, model):
+        model = UNNAMED
+        taken_out.add(("model", "name"))
+    if problems.fails(_checked_output, output):
+        output = "runs/run"
+        taken_out.add(("run", "output"))
     groups = {**groups, "adapter": problems.of(None, _adapter, groups)}
     wrong = {name: error for name, group in groups.items() if (error := not_a_mapping(name, group))}
     problems.found += wrong.values()
@@ -265,15 +276,23 @@ def settings_of_call(
     }
     more = ("privacy", "adapter", "method", "synthesis", "federation", "auto")
     content |= {name: dict(group) for name in more if (group := groups.get(name)) is not None}
+    taken_out |= {({"columns": "data", "loading": "model"}.get(name, name),) for name in wrong}
+
+    def look(settings: Settings, places: frozenset[Location]) -> Sequence[PrivloraError]:
+        return () if beside is None else beside(settings, places | taken_out)
+
     try:
-        settings = settings_from(content, source=source, rows=True)
+        settings = settings_from(content, source=source, rows=True, beside=look)
     except ConfigError as error:
         raise (in_one([*problems.found, error], source if error.whom else "")) from None
+    # A single argument that nothing is called is a TypeError, as in Python.
+    if problems.found and not all(isinstance(error, NoArgument) for error in problems.found):
+        problems.found += look(settings, frozenset())
     problems.tell()
     return settings
 
 
-def _checked_model(model: Any) -> Any:
+def _checked_model(model: Any) -> None:
     if not isinstance(model, str | Path) and not is_loaded(model):
         raise ConfigError(
             f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
@@ -283,16 +302,14 @@ def _checked_model(model: Any) -> Any:
             f"the model is a {type(model).__name__}, and no language model of transformers",
             fix="give what AutoModelForCausalLM.from_pretrained returns, a folder or a hub name",
         )
-    return model
 
 
-def _checked_output(output: Any) -> Any:
+def _checked_output(output: Any) -> None:
     if not isinstance(output, str | Path) or not str(output):
         raise ConfigError(
             f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
             fix="give the folder of the run, or leave it out for runs/run",
         )
-    return output
 
 
 def _plain(value: Any) -> Any:

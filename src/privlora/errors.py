@@ -193,6 +193,12 @@ class Together:
             self.found.append(error)
             return instead
 
+    def fails(self, call: Callable[..., object], *arguments: Any) -> bool:
+        """Whether ``call`` raises a PrivloraError, which is kept."""
+        found = len(self.found)
+        self.of(None, call, *arguments)
+        return len(self.found) > found
+
     def tell(self) -> None:
         """Raise what was kept, if anything was."""
         if self.found:
@@ -208,6 +214,20 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     spelt = {_plainly(each): each for each in known}
     near = difflib.get_close_matches(_plainly(name), spelt, n=1, cutoff=cutoff)
     return f"did you mean {spelt[near[0]]!r}?" if near else f"known: {', '.join(spelt.values())}"
+
+
+def unknown_layers(missing: Sequence[str], known: Sequence[str]) -> ModelError:
+    """The error for names in adapter.target_modules that no layer has. known: the linear layers' last names.
+
+    >>> unknown_layers(["q_prj"], ["k_proj", "q_proj"]).fix
+    "did you mean 'q_proj'? its linear layers are k_proj, q_proj"
+    """
+    near = [close[0] for each in missing if (close := difflib.get_close_matches(each, known, n=1))]
+    return ModelError(
+        f"adapter.target_modules names {', '.join(map(named, missing))}, which this model does not have",
+        fix=(f"did you mean {' and '.join(map(repr, dict.fromkeys(near)))}? " if near else "")
+        + f"its linear layers are {', '.join(known)}",
+    )
 
 
 def _plainly(name: object) -> str:
@@ -228,21 +248,45 @@ def _unshown(value: object) -> str:
     return f"({kind}, not shown: it may be private)"
 
 
-_NUMBER: Final = re.compile(r"[-+]?[\d.,_]+(e[-+]?\d+)?[%a-z]?", re.IGNORECASE)
+_NUMBER: Final = re.compile(
+    r"[-+]?(\d[\d_]*([.,]\d*)?|[.,]\d+)(e[-+]?\d{1,2})?[%a-z]?", re.IGNORECASE | re.ASCII
+)
+_MOST_DIGITS: Final = 6  # significant, of a number that is shown: dates and numbers of persons have more
+_SHORTEST_WORD: Final = 5  # letters of a word near which others are shown: many names are near a shorter one
 
 
 def echoed(value: object, allowed: Iterable[str] = ()) -> str:
-    """How an error shows what was given for a setting: numbers, true, false and null, and words that are nearly one of
-    those that the setting may have; of the rest the type, since it may be a key, or a word of a record.
+    """How an error shows what was given for a setting: true, false and null; numbers of up to six significant digits;
+    words that the setting may have, and those that are one slip away from a long one. Of the rest the type, since it
+    may be a key, a number of a person, or a word of a record.
 
     >>> echoed("1e-5x"), echoed("fedaks", ["fedask", "tan"]), echoed("sk-live-1", ["fedask", "tan"])
     ("'1e-5x'", "'fedaks'", '(text, not shown: it may be private)')
+    >>> echoed(10**8), echoed(78051120), echoed("Noel", ["none"])
+    ('100000000', '(an int, not shown: it may be private)', '(text, not shown: it may be private)')
     """
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
-        words = [_plainly(each) for each in allowed]
-        if not difflib.get_close_matches(_plainly(value), words, n=1, cutoff=0.6):
+        word, words = _plainly(value), [_plainly(each) for each in allowed]
+        near = word in words or any(_is_a_slip(word, each) for each in words if len(each) >= _SHORTEST_WORD)
+        return named(value) if near else _unshown(value)
+    if isinstance(value, str | int | float) and not isinstance(value, bool):
+        mantissa = re.split("[eE]", str(value))[0]
+        if sum(map(str.isdigit, mantissa.strip("-+0.,_"))) > _MOST_DIGITS:
             return _unshown(value)
     return named(value)
+
+
+def _is_a_slip(word: str, right: str) -> bool:
+    """Whether two words with the same first letter differ by one that is left out, put in, another, or swapped with its
+    neighbour."""
+    if word[:1] != right[:1] or abs(len(word) - len(right)) > 1:
+        return False
+    start = next(
+        (k for k, (a, b) in enumerate(zip(word, right, strict=False)) if a != b), min(len(word), len(right))
+    )
+    mine, other = word[start:], right[start:]
+    swapped = len(mine) > 1 and mine[1::-1] + mine[2:] == other
+    return swapped or mine[1:] == other[1:] or mine[1:] == other or mine == other[1:]
 
 
 def in_one_line(said: str, longest: int = 200) -> str:

@@ -16,6 +16,7 @@ from cli_cases import call
 import privlora
 from privlora.cli import main
 from privlora.cli.commands import app
+from privlora.demo import model_path
 
 COMMANDS = [
     "demo",
@@ -84,15 +85,48 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
         ["resume", "none"],
         ["budget", "none"],
         ["trian"],
+        ["annex", "none"],
+        ["push", "none", "owner/name"],
+        ["diagnose", "--figures", "nose-ratio"],
+        ["diagnose", "--also", "nobody"],
+        ["federate", "used.yaml"],
+        ["train", "long.yaml"],
     ]
+    run = {
+        "model": {"name": str(model_path())},
+        "data": {"path": "records.jsonl", "max_length": 999},
+        "privacy": {
+            "noise_multiplier": 1,
+            "delta": 1e-5,
+            "expected_batch_size": 2,
+            "public_dataset_size": 9,
+        },
+        "adapter": {"target_modules": ["q_prj"]},
+        "run": {"output": "used"},
+    }
+    (tmp_path / "records.jsonl").write_text('{"text": null}\n')
+    (tmp_path / "used.yaml").write_text(json.dumps({**run, "federation": {"clients": 2, "rounds": 1}}))
+    (tmp_path / "long.yaml").write_text(json.dumps({**run, "privacy": {**run["privacy"], "steps": 3}}))
+    (tmp_path / "used/private").mkdir(parents=True)
+    (tmp_path / "used/private/config.resolved.yaml").write_text((tmp_path / "used.yaml").read_text())
     code = (
-        "import sys\nfrom privlora.cli import main\n"
-        f"for argv in {lines!r}: main(argv)\n"
+        "import os, sys\nfrom privlora.cli import main\n"
+        f"os.chdir({str(tmp_path)!r})\nfor argv in {lines!r}: main(argv)\n"
         "print({'torch', 'transformers', 'peft', 'datasets', 'dp_accounting'} & set(sys.modules))"
     )
     ended = isolated(code, tmp_path)
     assert ended.returncode == 0, ended.stderr
     assert ended.stdout.splitlines()[-1] == "set()"
+    for words in (
+        "no run in 'none'",
+        "did you mean 'noise-ratio'?",
+        "unknown method",
+        "'used' holds a run already",
+        "exceeds the 256 positions",
+        "names 'q_prj'",
+        "records.jsonl, line 1: column 'text' is empty",
+    ):
+        assert words in ended.stderr
 
 
 def test_calibrate_takes_less_than_five_seconds_of_a_core(tmp_path: Path) -> None:

@@ -73,6 +73,10 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
         lambda f: jsonl(f / "d.jsonl", rows(60, id=int, conversations=chat)),
         {"messages": "conversations"},
     ),
+    "conversations of ShareGPT": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, id=int, conversations=sharegpt)),
+        {"messages": "conversations", "loss_on": "completion"},
+    ),
     "preferences": (
         lambda f: jsonl(f / "d.jsonl", rows(60, question="Who?", better=SECRET, worse="Nobody.")),
         {"prompt": "{question}\n", "chosen": "better", "rejected": "worse"},
@@ -416,11 +420,6 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ["header line"],
     ),
     "numbers alone": (lambda f: jsonl(f / "d.jsonl", rows(3, a=int)), [], ["cannot be guessed"]),
-    "from and value": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, conversations=sharegpt)),
-        [],
-        ["as from/value", "role/content"],
-    ),
     "no such column": (
         lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
         ["--text", "notes"],

@@ -13,6 +13,7 @@ import pytest
 from cli_cases import LOADING, TRAINING, call, check, phases, run_settings, write_config, write_records
 
 from privlora.accounting import read_ledger
+from privlora.config import settings_from
 from privlora.pages.numbers import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.loop import StepReport
@@ -75,6 +76,25 @@ def test_a_rate_far_from_the_rows_own_is_told_as_a_plan_tells_it(
     assert "is it meant" not in call(capsys, "resume", folder / "run").err  # it is too late
     again = call(capsys, "train", config, "method.learning_rate=0.02", f"run.output={folder / 'other'}").err
     assert "is it meant" not in again
+
+
+def test_steps_that_mostly_draw_nothing_are_told_as_a_plan_tells_them(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    privacy = {"expected_batch_size": 0.5, "steps": 1}
+    config = write_config(folder, run_settings(model, folder, privacy=privacy))
+    shown = call(capsys, "plan", config, "--no-memory").out.splitlines()
+    (said,) = [line.removeprefix("empty").strip() for line in shown if line.startswith("empty ")]
+    assert said.startswith(
+        "with privacy.expected_batch_size a step draws 0.5 records on average: 61% of steps draw none and are noise"
+    )
+    assert f"WARNING: {said}" in call(capsys, "train", config).err.splitlines()
+    assert settings_from(run_settings(model, folder)).privacy.mostly_empty is None
+    rate = {"expected_batch_size": None, "sample_rate": 0.001, "unit": "user", "user_column": "patient"}
+    odd = settings_from(run_settings(model, folder, privacy=rate)).privacy
+    assert odd.mostly_empty is not None
+    assert odd.mostly_empty.startswith("with privacy.sample_rate a step draws 0.0")
+    assert "users on average" in odd.mostly_empty
 
 
 def test_the_private_loss_is_shown_only_on_request(

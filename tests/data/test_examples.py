@@ -193,6 +193,17 @@ class TestMessages:
         assert text == make_tokenizer(chat_template=CHATML).apply_chat_template(TALK, tokenize=False)
         assert spans == ["Hello<|im_end|>\n", "See you<|im_end|>\n"]
 
+    def test_messages_of_sharegpt(self) -> None:
+        """from and value are role and content, also beside the null keys that a table adds."""
+        speakers = {"user": "human", "assistant": "gpt", "system": "system"}
+        talk = [{"from": speakers[each["role"]], "value": each["content"]} for each in TALK]
+        assert self.spans(CHATML, talk) == self.spans(CHATML, TALK)
+        filled = [{**each, "role": None, "content": None} for each in talk]
+        assert self.spans(CHATML, filled) == self.spans(CHATML, TALK)
+        assert self.spans(CHATML, [{**each, "from": None, "value": None} for each in TALK]) == self.spans(
+            CHATML, TALK
+        )
+
     def test_trains_on_all(self) -> None:
         tokenizer = make_tokenizer(chat_template=CHATML)
         example = build({"messages": TALK}, CHAT, tokenizer)
@@ -228,6 +239,11 @@ class TestMessages:
         ("template", "talk", "message"),
         [
             (INSTRUCT, TALK, "template refuses"),
+            (
+                "{{ messages[0].patient.name }}",
+                TALK,
+                "asks for what these messages, or the template itself, do not",
+            ),
             (COUNTDOWN, TALK, "message 3 differently"),
             (ANNOUNCING, TALK, "message 3 differently"),
             (CHATML, TALK[2:], "starts with the assistant"),
@@ -235,6 +251,9 @@ class TestMessages:
             (CHATML, "Zanzibar", "not a list of messages"),
             (CHATML, ["Zanzibar"], "message 1 .* no known role"),
             (CHATML, [{"role": "gpt", "content": "Zanzibar"}], "message 1 .* no known role.*assistant"),
+            (CHATML, [{"from": "Zanzibar", "value": "x"}], "message 1 .* no known role.*human, gpt"),
+            (CHATML, [{"from": "human", "value": "x", "content": "y"}], "message 1 .* no known role"),
+            (CHATML, [{"from": "human", "value": 3}], "holds int, not text"),
             (CHATML, [{"role": "user"}], "no column 'content'"),
             (CHATML, [{"role": "user", "content": None}], "is empty .null."),
         ],

@@ -148,7 +148,7 @@ def test_a_text_in_the_place_of_a_file_is_not_shown(text: str) -> None:
 
 
 def test_refuses_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is not a file"):
+    with pytest.raises(DataError, match=r"is not a file but a folder. Fix: name the files of records in it"):
         load_records(str(tmp_path))
 
 
@@ -291,3 +291,29 @@ def test_reads_real_files(name: str, count: int, check: Callable[[dict[str, obje
     records = load_records(str(shared_file(name)))
     assert len(records) == count
     assert all(map(check, records))
+
+
+def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
+    for name in ("dataset_info.json", "dataset_dict.json"):
+        folder = tmp_path / name.removesuffix(".json")
+        folder.mkdir()
+        (folder / name).write_text("{}")
+        with pytest.raises(DataError, match=r"not a file but a folder.*datasets.load_from_disk"):
+            load_records(str(folder))
+
+
+@pytest.mark.parametrize(
+    ("name", "fix"),
+    [
+        ("a.xlsx", r"save the sheet as CSV .*pandas.read_excel"),
+        ("A.XLS", r"save the sheet as CSV"),
+        ("a.tsv", r"write it with commas"),
+        ("a.docx", r"write its texts as JSON lines"),
+        ("a.dat", r"give it one that does, such as .jsonl"),
+    ],
+)
+def test_files_of_other_programs(name: str, fix: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text('{"text": "a"}\n')
+    with pytest.raises(DataError, match=fix):
+        load_records(str(tmp_path / name))
+    assert load_records(str(tmp_path / name), format="jsonl") == [{"text": "a"}]

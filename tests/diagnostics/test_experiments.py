@@ -12,13 +12,8 @@ import pytest
 from diagnostics_cases import RECORDS, tiny_settings
 from tiny_models import tiny_model, tiny_tokenizer
 
-from privlora.diagnostics.experiments import (
-    FIGURES,
-    Diagnostics,
-    chosen_figures,
-    chosen_rows,
-    diagnose,
-)
+from privlora.diagnostics.choosing import FIGURES, chosen_figures
+from privlora.diagnostics.experiments import Diagnostics, chosen_rows, diagnose
 from privlora.diagnostics.page import findings, render, write
 from privlora.errors import ConfigError, RunError
 

@@ -221,6 +221,8 @@ def run(tmp_path: Path, **more: Any) -> Any:
         "output": tmp_path / "run",
     }
     records = [{**RECORDS[k % 4], "text": f"{RECORDS[k % 4]['text']} {k}"} for k in range(40)]
+    records = [{**each, **more.get("every", {})} for each in records]
+    more.pop("every", None)
     given = more.pop("model", None) or classifier("roberta")
     return fine_tune(given, records, tokenizer=tiny_tokenizer(), **(options | more))
 
@@ -424,7 +426,7 @@ def test_rows_that_labels_do_not_go_with(method: str, tmp_path: Path) -> None:
 
 def test_a_model_of_other_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no linear layer with 2 outputs"):
-        run(tmp_path, columns={"text": "text", "label": "label", "labels": 2})
+        run(tmp_path, columns={"text": "text", "label": "label", "labels": 2}, every={"label": 1})
     assert not (tmp_path / "run").exists()
 
 

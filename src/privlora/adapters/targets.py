@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import re
 import sys
 from collections.abc import Sequence
@@ -10,7 +9,7 @@ from typing import Any
 
 import torch
 
-from privlora.errors import ModelError, PrivacyError, named
+from privlora.errors import ModelError, PrivacyError, named, unknown_layers
 
 ALL_LINEAR = "all-linear"
 
@@ -122,12 +121,7 @@ def _check_named(
     else:
         missing = [p for p in patterns if not any(_selected(name, [p]) for name in names)]
     if missing:
-        near = [close[0] for each in missing if (close := difflib.get_close_matches(each, known, n=1))]
-        raise ModelError(
-            f"adapter.target_modules names {', '.join(map(named, missing))}, which this model does not have",
-            fix=(f"did you mean {' and '.join(map(repr, dict.fromkeys(near)))}? " if near else "")
-            + f"its linear layers are {', '.join(known)}",
-        )
+        raise unknown_layers(missing, known)
     for name in chosen:
         if name == output:
             raise ModelError(

@@ -13,6 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
 from privlora.cli.training import OverridesArgument, Stopped
 from privlora.config import Settings, load_settings, settings_from
+from privlora.diagnostics.choosing import chosen_figures, refuse_unknown_methods
 
 _QUICK, _FEW = 20, 5
 _PAPER_TARGETS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")  # Table 7
@@ -59,16 +60,18 @@ def diagnose(
     as_json: JsonOption = False,
 ) -> None:
     """Measure what gauges, noise and preconditioning do to DP-AdamW and to PRISM; trains nothing to keep."""
+    wanted = chosen_figures(figures)
+    refuse_unknown_methods(also)
     settings = load_settings(config, overrides or ()) if config is not None else None
     if settings is not None:
         settings.refuse_labels("a diagnosis")
     with quiet_libraries():
         with loading():
-            from privlora.diagnostics.experiments import chosen_figures, chosen_rows
+            from privlora.diagnostics.experiments import chosen_rows
             from privlora.diagnostics.experiments import diagnose as run
             from privlora.diagnostics.page import findings, make_folder, write
 
-        wanted, others = chosen_figures(figures), chosen_rows(also)
+        others = chosen_rows(also)
         records: list[dict[str, str]] | None = None
         name, public = None, public_data
         if settings is None:

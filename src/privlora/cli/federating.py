@@ -17,8 +17,9 @@ from privlora.cli.rule_table import show_rules
 from privlora.cli.training import OverridesArgument, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
+from privlora.federated.used import is_over, refuse_used
 from privlora.training.files import RunFolder
-from privlora.training.sources import refuse_first
+from privlora.training.sources import found_beside, refuse_first
 
 if TYPE_CHECKING:
     from privlora.federated.history import Round
@@ -89,18 +90,14 @@ def federate(
         )
     if config is None:
         raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
-    settings = load_settings(config, overrides or ())
+    settings = load_settings(config, overrides or (), beside=found_beside(begins=False))
     if settings.federation is None:
         raise no_federation(config, settings)
     if app is not None:
         _write(app, settings, superlink or _SUPERLINK, root_certificates, as_json)
         return
     folder = RunFolder(Path(settings.run.output))
-    if folder.settings.exists() or folder.ledger.exists():
-        with quiet_libraries():
-            from privlora.federated.run import refuse_used
-
-            refuse_used(folder)
+    refuse_used(folder)
     refuse_first(settings, begins=False)  # as in one place, and before slow imports
     _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
 
@@ -136,14 +133,13 @@ def federation_in(settings: Settings) -> FederationSettings:
 
 def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
     """Resume a federation, and show what it leaves."""
+    over = is_over(folder, settings)
+    if over:
+        err().print("this federation is over already: no round is left, and what it leaves is written anew")
     with quiet_libraries():
-        from privlora.federated.run import going_on, is_over
+        from privlora.federated.run import going_on
 
-        if is_over(folder, settings):
-            err().print(
-                "this federation is over already: no round is left, and what it leaves is written anew"
-            )
-        elif (begun := going_on(folder, settings)) is not None:
+        if not over and (begun := going_on(folder, settings)) is not None:
             err().print(begun)
     located = settings.run.model_copy(update={"output": str(folder.root)})
     _run(folder, settings.model_copy(update={"run": located}), as_json, fresh=False)

@@ -11,7 +11,7 @@ import typer
 
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
 from privlora.errors import ConfigError, in_one_line
-from privlora.training.files import RunFolder
+from privlora.training.files import RunFolder, refuse_no_run
 
 _MARKS = {True: "ok", False: "FAILED", None: "-"}
 _ADVICE = "Do not rely on it: get the release again from whoever trained it, and verify it by the filed annex's hash"
@@ -31,11 +31,12 @@ def annex(
     as_json: JsonOption = False,
 ) -> None:
     """Write annex.html and annex.json into RUN/release: what a data-protection officer files."""
+    folder = RunFolder(run)
+    refuse_no_run(folder)
     with quiet_libraries():
         from privlora.reporting.filing import file_annex, paths_of
         from privlora.reporting.signing import read_private_key
 
-        folder = RunFolder(run)
         filed = file_annex(folder, key=None if sign is None else read_private_key(sign, _passphrase))
     page, data = paths_of(folder)
     head = filed.annex["ledger"]["head"]

@@ -99,6 +99,7 @@ def plan(
         facts = {
             **_facts(settings, hyper, planned),
             "far_rate": far_rate(asked),
+            "mostly_empty": settings.privacy.mostly_empty,
             **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
             "cost": cost,
         }
@@ -399,6 +400,8 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
     ]
+    if content["mostly_empty"] is not None:
+        rows.append(("empty", content["mostly_empty"]))
     if "rows" not in content:
         rows += rate_rows(content)
     if content["rehearsed"]:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
-from privlora.training.files import RunFolder
+from privlora.training.files import RunFolder, refuse_no_run
 
 
 def push(
@@ -28,10 +28,11 @@ def push(
     as_json: JsonOption = False,
 ) -> None:
     """Upload RUN/release, and nothing else, to the Hugging Face hub."""
+    folder = RunFolder(run)
+    refuse_no_run(folder)
     with quiet_libraries():
         from privlora.reporting.pushing import push as push_release
 
-        folder = RunFolder(run)
         pushed = push_release(folder, repo, private=not public, base_model=base_model, dry_run=dry_run)
     if as_json:
         emit({"repo": pushed.repo, "kind": pushed.kind, "files": list(pushed.files), "url": pushed.url})

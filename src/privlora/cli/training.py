@@ -17,7 +17,7 @@ from privlora.cli.processes import processes
 from privlora.config import Settings, kept_settings, load_settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
-from privlora.training.sources import refuse_first
+from privlora.training.sources import found_beside, refuse_first
 from privlora.training.takeover import OVER, is_over
 
 if TYPE_CHECKING:
@@ -87,7 +87,7 @@ def train(
 
 
 def _settings(config: Path, overrides: list[str] | None) -> Settings:
-    settings = load_settings(config, overrides or ())
+    settings = load_settings(config, overrides or (), beside=found_beside())
     settings.refuse_a_federation()
     if settings.synthesis is not None and settings.synthesis.publish:
         raise ConfigError(

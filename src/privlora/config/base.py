@@ -8,6 +8,7 @@ from typing import Annotated, Any, get_args
 from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from privlora.errors import echoed
 from privlora.ranges import MOST_STEPS
 
 
@@ -15,8 +16,8 @@ def countable(steps: int) -> int:
     """Raises ValueError for more steps than can be accounted for while somebody waits."""
     if steps > MOST_STEPS:
         raise ValueError(
-            f"{steps} steps are more than {MOST_STEPS}: the noise for so many releases takes many minutes to find, and "
-            "each has a line in a ledger. Fix: fewer; 100 to 10000 steps are usual"
+            f"{echoed(steps)} steps are more than {MOST_STEPS}: the noise for so many releases takes many minutes to "
+            "find, and each has a line in a ledger. Fix: fewer; 100 to 10000 steps are usual"
         )
     return steps
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Final
 
@@ -63,10 +64,57 @@ def _parse(text: str) -> None:
     try:
         found = draws(text)
     except TemplateSyntaxError as error:
-        # Not what it says of the line: the file may be one of records.
-        raise ValueError(f"chat_template, line {error.lineno}, is no Jinja. Fix: mend it") from None
+        raise ValueError(
+            f"chat_template, line {error.lineno}, is no Jinja{_reason(error.message or '')}. Fix: mend the template, "
+            "or leave it out for the tokenizer's own"
+        ) from None
     if found is not None:
         raise ValueError(
             f"chat_template uses {found}, which draws at random, or may: a record's text would depend on the records "
             "before it. Fix: remove it"
         )
+
+
+_QUOTED: Final = re.compile(r"'([^']*)'")
+_OF_JINJA: Final = frozenset(
+    {
+        *(
+            "for",
+            "endfor",
+            "if",
+            "elif",
+            "else",
+            "endif",
+            "in",
+            "set",
+            "endset",
+            "macro",
+            "endmacro",
+            "block",
+        ),
+        *(
+            "endblock",
+            "call",
+            "endcall",
+            "filter",
+            "endfilter",
+            "raw",
+            "endraw",
+            "generation",
+            "endgeneration",
+        ),
+        *("end of print statement", "end of statement block", "end of template", "name", "string", "integer"),
+    }
+)
+
+
+def _reason(said: str) -> str:
+    """What Jinja says, in brackets, without words of the template: the file may be one of records."""
+    if not said or "\\" in said or '"' in said:
+        return ""
+
+    def word(found: re.Match[str]) -> str:
+        own = found[1] in _OF_JINJA or not any(map(str.isalnum, found[1]))
+        return found[0] if own else "what is not shown"
+
+    return f" ({_QUOTED.sub(word, said).strip().rstrip('.')})"

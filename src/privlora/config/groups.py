@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from math import exp
 from typing import Annotated, Any, Final, Literal
 
 import yaml
@@ -324,6 +325,17 @@ class DataSettings(Group):
         is_preference = isinstance(values, Mapping) and values.get("chosen") is not None
         return {"loss_on": "completion", **values} if is_task or is_preference else values
 
+    @field_validator("labels")
+    @classmethod
+    def _two_classes(cls, given: list[str] | int | Literal["score"] | None) -> Any:
+        if given is not None:
+            try:
+                classes_of("label", given)
+            except ConfigError as error:
+                what = f"{error.what.rpartition(': ')[2]}. Fix: {error.fix}"
+                raise ValueError(what) from None
+        return given
+
     @field_validator("chat_template")
     @classmethod
     def _template_itself(cls, given: str | None) -> str | None:
@@ -391,7 +403,10 @@ class DataSettings(Group):
             )
         chat = [k for k in ("chat_template", "chat_template_kwargs") if getattr(self, k)]
         if chat and self.messages is None and (self.chosen is None or self.prompt is not None):
-            yield ValueError(f"{chat[0]} is read with messages alone. Fix: name their column, or remove it")
+            yield ValueError(
+                f"{chat[0]} is read with messages alone, and no column of messages is named. Fix: name it, as "
+                f"messages: messages, or remove {chat[0]}"
+            )
         trains = self.task is None and self.label is None and self.loss_on == "completion"
         if trains and (self.text is not None or not any(forms)):
             yield ValueError(
@@ -462,10 +477,6 @@ class DataSettings(Group):
                     "there can be, as labels: [negative, positive], how many there are, or score"
                 )
                 return
-            try:
-                classes_of(self.label, self.labels)
-            except ConfigError as error:
-                yield ValueError(f"{error.what}. Fix: {error.fix}")
             return
         if TASKS[self.task].kind not in ("label", "score"):
             yield ValueError(
@@ -656,6 +667,19 @@ class PrivacySettings(Group):
         assert self.sample_rate is not None
         assert self.public_dataset_size is not None
         return self.sample_rate * self.public_dataset_size
+
+    @property
+    def mostly_empty(self) -> str | None:
+        """In a sentence that steps draw less than one unit on average; None where they draw more."""
+        if self.b >= 1:
+            return None
+        then = "are noise alone, and charged like the others" if self.private else "learn nothing"
+        named = "expected_batch_size" if self.expected_batch_size is not None else "sample_rate"
+        return (
+            f"with privacy.{named} a step draws {self.b:.3g} {self.unit}s on average: {exp(-self.b):.0%} of steps draw "
+            f"none and {then}. Is it meant? expected_batch_size counts {self.unit}s, and 64 is usual; sample_rate is "
+            "their share of all"
+        )
 
 
 class MethodSettings(Group):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -17,13 +17,14 @@ from privlora.config.base import Truth, group_in
 from privlora.config.federation import FederationSettings
 from privlora.config.groups import PrivacySettings, QuantizationSettings, Settings
 from privlora.config.method_names import known, unknown_method
-from privlora.config.nearby import Located, named_here
+from privlora.config.nearby import Located, meant_by, named_here
 from privlora.config.one_place import misplaced, of_mapping
 from privlora.config.other_names import NO_GROUPS, OTHER_VALUES, TRUTHS, called_here
 from privlora.config.places import at_lines, field_of
 from privlora.config.rows import wrong_for_row
+from privlora.data.labels import SCORE
 from privlora.data.records import is_data_file_name
-from privlora.errors import ConfigError, echoed, in_one, named, nearest
+from privlora.errors import ConfigError, PrivloraError, echoed, in_one, named, nearest
 from privlora.ranges import MOST_STEPS
 
 # A Python caller may have put records where these name files, so what they hold is never shown.
@@ -46,6 +47,9 @@ _WHY_UNKNOWN: Final = "a setting that is ignored may be one that privacy rests o
 _MORE_SAID = re.compile(r"\.? Fix: ")
 
 Location = tuple[int | str, ...]
+Beside = Callable[[Settings, frozenset[Location]], Sequence[PrivloraError]]
+"""What else is wrong, of settings of which some, as (group, name), or whole groups, as (group,), are not as they were
+given: what is wrong was taken out."""
 Problem = Mapping[str, Any]
 """One of pydantic's errors."""
 
@@ -102,9 +106,11 @@ def _keys(root: Any) -> Iterator[tuple[Location, yaml.Node]]:
                 yield (group.value, name.value), name
 
 
-def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = False) -> Settings:
+def checked_settings(
+    values: Mapping[str, Any], origin: Origin, rows: bool = False, beside: Beside | None = None
+) -> Settings:
     """The settings of a run. rows: whether to ask what the method's row can have. Raises ConfigError for all that is
-    wrong with them."""
+    wrong with them; where anything is, for what is found beside it as well."""
     no_groups = _no_groups(values, origin)
     groups = Located((group, v) for group, v in values.items() if group not in no_groups)
     groups.where = origin.where
@@ -123,7 +129,7 @@ def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = Fal
     if rows and isinstance(method, Mapping) and isinstance(privacy, Mapping):
         private = privacy.get("private", True) is True
         of_row = wrong_for_row(method, private=private, federated=rest.get("federation") is not None)
-    alone = found is not None and not (unknown or no_groups)
+    alone = found is not None and not (problems or unknown or no_groups)
     # Of those that read a run's own file, which holds it, one that only the table knows is left to the table.
     named_wrong = [] if alone and not rows else _wrong_method(rest, origin)
     if found is not None and alone and not (of_row or named_wrong):
@@ -131,10 +137,17 @@ def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = Fal
         return found
     told = [*_unknown_names(unknown, values, origin), *no_groups.values()]
     alone = not (unknown or named_wrong or of_row or no_groups)
-    told += [*_told(problems, rest, origin, alone=alone), *named_wrong]
+    meant = {meant_by(str(place[0]), fix) for place, fix in unknown.items() if len(place) == 2}
+    told += [*_told(problems, rest, origin, alone=alone, meant=meant), *named_wrong]
     told += [_of_row(name, error, origin) for name, error in of_row]
-    places = [*unknown, *((group,) for group in no_groups), *(p["loc"] for p in problems)]
-    raise _one_of(told, origin, [*places, *(("method", name) for name, _ in of_row)])
+    places = [*unknown, *((group,) for group in no_groups), *map(_of_what, problems)]
+    places += [("method", name) for name, _ in of_row]
+    if beside is not None and found is not None:
+        found.given_at(origin.where)
+        more = beside(found, frozenset(place[:2] for place in places))
+        if more:
+            raise _of([*told, *more], origin.source) from None
+    raise _one_of(told, origin, places)
 
 
 def _of_row(name: str, error: ConfigError, origin: Origin) -> ConfigError:
@@ -228,6 +241,7 @@ def neutral_privacy(*, federated: bool = False, private: bool = True) -> dict[st
     return found if private else {**found, "private": False, "target_epsilon": None}
 
 
+_DATA: Final[Mapping[str, Any]] = {"path": "records.jsonl", "labels": SCORE}
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "target_epsilon": 1.0,
     "delta": 1e-15,
@@ -239,8 +253,8 @@ _ROUNDS: Final = 5  # problems of values, of groups, of all groups together, and
 
 
 def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None]:
-    """All of pydantic's, and the settings where there are none. It looks at values first, then at each group and then
-    at all of them, so each time what is wrong is mended and the rest looked at again."""
+    """All of pydantic's, and the settings without what is wrong, if that makes any. It looks at values first, then at
+    each group and then at all of them, so each time what is wrong is mended and the rest looked at again."""
     found, seen = list[Any](), set[tuple[Any, ...]]()
     federated = "federation" in values
     for number in range(_ROUNDS):
@@ -249,7 +263,7 @@ def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None]:
         except ValidationError as error:
             new = [p for p in error.errors() if (p["loc"], p["type"], p["msg"]) not in seen]
         else:
-            return found, settings if number == 0 else None
+            return found, settings
         if not new:
             break
         seen |= {(p["loc"], p["type"], p["msg"]) for p in new}
@@ -259,7 +273,27 @@ def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None]:
             p for p in new if number == 0 or hidden or not (p["type"] in _TAKEN_OUT or _follows(p, found))
         ]
         values = _mended(values, new)
-    return found, None
+    return found, _not_together(values)
+
+
+def _not_together(values: Mapping[str, Any]) -> Settings | None:
+    """Settings whose groups contradict one another; None where one of them is none."""
+    groups = dict[str, Any]()
+    for name, field in Settings.model_fields.items():
+        given, kind = values.get(name), group_in(field.annotation)
+        try:
+            groups[name] = None if given is None and name in _MAY_LACK else kind and kind(**(given or {}))
+        except (ValidationError, TypeError):
+            return None
+    return Settings.model_construct(**groups)
+
+
+_LACKS_LABELS: Final = "Value error, label needs labels"
+
+
+def _of_what(problem: Problem) -> Location:
+    """Which setting, or group, a problem is about: of labels that lack these."""
+    return ("data", "labels") if problem["msg"].startswith(_LACKS_LABELS) else problem["loc"]
 
 
 _TAKEN_OUT: Final = ("missing", "lacking")
@@ -280,7 +314,7 @@ def _mended(values: Mapping[str, Any], problems: list[Any]) -> dict[str, Any]:
     """The same without what is wrong."""
     mended = _without_auto(values, of_all=any(problem["loc"] == () for problem in problems))
     for problem in problems:
-        group, *names = problem["loc"] or ("",)
+        group, *names = map(str, _of_what(problem) or ("",))
         inner = mended.get(group)
         if inner is None and group not in values:  # a group that is missing, or all of them
             if group:
@@ -291,8 +325,8 @@ def _mended(values: Mapping[str, Any], problems: list[Any]) -> dict[str, Any]:
                 mended[group] = _stands_in(group, values)
         else:
             inner.pop(names[0], None)
-            neutral = _NEUTRAL if group == "privacy" else _stands_in(group, values)
-            if names[0] in neutral:
+            neutral = {"data": _DATA, "privacy": _NEUTRAL}.get(group) or _stands_in(group, values)
+            if names[0] in neutral and (names[0] != "labels" or "label" in inner):
                 inner[names[0]] = neutral[names[0]]
     return mended
 
@@ -334,8 +368,8 @@ def _one_of(found: list[ConfigError], origin: Origin, places: list[Location]) ->
     return _of(bare, "on the command line")
 
 
-def _of(found: list[ConfigError], whom: str) -> ConfigError:
-    error = in_one(found, whom)
+def _of(found: Sequence[PrivloraError], whom: str) -> ConfigError:
+    error = in_one(found, whom)  # at least one of them is a ConfigError
     assert isinstance(error, ConfigError)
     return error
 
@@ -346,9 +380,15 @@ def _is_auto(group: str, name: str) -> bool:
 
 
 def _told(
-    problems: list[Any], values: Mapping[str, Any], origin: Origin, *, alone: bool
+    problems: list[Any],
+    values: Mapping[str, Any],
+    origin: Origin,
+    *,
+    alone: bool,
+    meant: Container[Location | None] = (),
 ) -> list[ConfigError]:
-    """What is missing, then each wrong value. alone: whether nothing else is told with it."""
+    """What is missing, then each wrong value. alone: whether nothing else is told with it. meant: settings that are
+    told with another name, and so not missing."""
     several = _lacking_of_privacy(problems, values)
     # One sentence of its own says most of a single thing that the promise lacks.
     if alone and len(problems) == 1 and problems[0]["type"] == "lacking" and len(several) < 2:
@@ -361,6 +401,7 @@ def _told(
         if problem["type"] == "missing" and not (len(loc := problem["loc"]) > 2 and loc[:-1] in extra)
     ]
     lacking += [("privacy", name) for name in several]
+    lacking = [place for place in lacking if place not in meant]
     groups = list(Settings.model_fields)
     lacking.sort(key=lambda place: groups.index(str(place[0])) if place[0] in groups else 0)
     found = _missing(lacking, federated=values.get("federation") is not None)
@@ -580,7 +621,8 @@ def _to_mend(problem: Problem) -> str:
         options = _options(problem)
         elsewhere = OTHER_VALUES.get(_plain_place(problem["loc"]), {}).get(str(given).lower())
         return elsewhere or nearest(named(given).strip("'"), options)
-    if kind == "string_type" and isinstance(given, int | float) and not _hides(problem["loc"]):
+    shown = not _hides(problem["loc"]) and echoed(given) == repr(given)
+    if kind == "string_type" and isinstance(given, int | float) and shown:
         return f'write it in quotes: "{given}"'
     found = [words.format(f"{limits[name]:g}") for name, (_, words) in _BOUNDS.items() if name in limits]
     mend = (found or [_KINDS.get(kind.partition("_")[0], ("", "write another value"))[1]])[0]

@@ -20,8 +20,14 @@ def named_here(group: str, name: object, value: Any, content: Mapping[str, Any])
         return "a group is its name and a colon, as model: on a line of its own"
     if not group:
         return _group_here(name, value, content) or nearest(str(name), Settings.model_fields)
-    told = called_here(group, name, value, content) or _homes(name) or _near(group, name)
-    return _said_once(group, name, told, content)
+    told = called_here(group, name, value, content) or _slip_beside(group, name) or _homes(name)
+    return _said_once(group, name, told or _near(group, name), content)
+
+
+def meant_by(group: str, told: str) -> tuple[str, str] | None:
+    """The setting, as (group, name), that `named_here` advises in the place of a name in ``group``."""
+    meant = _MEANT.match(told)
+    return None if meant is None else (meant[2] or group, meant[3])
 
 
 class Located(dict[str, Any]):
@@ -93,6 +99,14 @@ def _homes(name: object) -> str | None:
     """For a setting that stands in another group than its own, or in none."""
     found = [f"{group}.{plain(name)}" for group, fields in _fields().items() if plain(name) in fields]
     return f"it belongs elsewhere: write {' or '.join(found)}" if found else None
+
+
+def _slip_beside(group: str, key: object) -> str | None:
+    """A slip of the pen in a group's own name, which another group happens to have as it stands."""
+    own, home = _closest(plain(key), _fields()[group], careful=True), _homes(key)
+    if group == "privacy" or own is None or home is None:
+        return None
+    return f"did you mean '{own}'? Else {home}."
 
 
 def _near(group: str, key: object) -> str:

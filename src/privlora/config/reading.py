@@ -12,16 +12,20 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from privlora.config.groups import Settings
-from privlora.config.mistakes import Origin, checked_settings, mistakes, natural
+from privlora.config.mistakes import Beside, Origin, checked_settings, mistakes, natural
 from privlora.config.nearby import whereabouts
 from privlora.errors import ConfigError, Together, named
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
-def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
-    """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError."""
-    return settings_from(read_yaml(path), overrides, source=str(path), file=Path(path), rows=True)
+def load_settings(
+    path: str | Path, overrides: Iterable[str] = (), *, beside: Beside | None = None
+) -> Settings:
+    """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError; beside:
+    see `settings_from`."""
+    content = read_yaml(path)
+    return settings_from(content, overrides, str(path), Path(path), rows=True, beside=beside)
 
 
 def kept_settings(path: str | Path) -> Settings:
@@ -105,16 +109,18 @@ def settings_from(
     file: Path | None = None,
     *,
     rows: bool = False,
+    beside: Beside | None = None,
 ) -> Settings:
     """Check plain nested mappings (as from YAML) and overrides. file: where they stand, whose lines errors name. rows:
-    whether what the method's row cannot have is wrong, too. Raises ConfigError for all that is wrong with them."""
+    whether what the method's row cannot have is wrong, too. beside: where anything is wrong, finds what else is.
+    Raises ConfigError for all that is wrong with them."""
     merged: dict[str, Any] = {}
     for group, values in content.items():
         merged[group] = dict(values) if isinstance(values, Mapping) else values
     unread = Together()
     overridden = {unread.of(None, _apply, merged, override) for override in overrides}
     origin = Origin(source, frozenset(place for place in overridden if place is not None), file)
-    settings = unread.of(None, checked_settings, merged, origin, rows)
+    settings = unread.of(None, checked_settings, merged, origin, rows, beside)
     unread.tell()
     assert settings is not None
     return settings

@@ -14,7 +14,7 @@ import numpy as np
 
 from privlora.data.assembling import Frame, Tokens, assemble, divided, edges_of, frame_of, starts_of, tokenize
 from privlora.data.rendering import Segment, renderer
-from privlora.data.templates import fields_of, parse
+from privlora.data.templates import fields_of, no_chat_template, parse
 from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -366,11 +366,7 @@ def frame_for(
     if add_eos and template.messages is None and tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no EOS token", fix="set tokenizer.eos_token, or add_eos=False")
     if template.messages is not None and not (template.chat_template or tokenizer.chat_template):
-        raise ConfigError(
-            "the tokenizer has no chat template, so messages cannot be rendered",
-            fix="use the tokenizer of an instruction-tuned model, set data.chat_template, "
-            "or use prompt and completion columns",
-        )
+        raise no_chat_template()
     return frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)
 
 

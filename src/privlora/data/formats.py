@@ -22,7 +22,16 @@ from privlora.errors import DataError
 
 Record = dict[str, Any]
 Format = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"]
+Placed = tuple[int, Record]
+"""A record and where it stands, from 1."""
 Broken = Callable[[DataError], None]
+
+PLACE: Final[dict[Format, str]] = {
+    **dict.fromkeys(("jsonl", "csv", "text", "paragraphs"), "line"),
+    "json": "item",
+    "parquet": "row",
+}
+"""What of a file is counted to say where a record stands: of CSV its last line, of paragraphs the first one."""
 
 FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
     ".jsonl": "jsonl",
@@ -47,7 +56,13 @@ _NO_UTF8 = re.compile("[\udc80-\udcff]")
 
 
 def read_file(file: Path, format: Format, broken: Broken) -> Iterator[Record]:
-    """The records of a file that is there, in order; ``.gz`` is unpacked on the fly. format: not ``auto``.
+    """The records of `read_placed`."""
+    return (record for _, record in read_placed(file, format, broken))
+
+
+def read_placed(file: Path, format: Format, broken: Broken) -> Iterator[Placed]:
+    """The records of a file that is there, in order, each with the number of its `PLACE`; ``.gz`` is unpacked on the
+    fly. format: not ``auto``.
 
     Damage that is of no record, as that of a compressed file, is told once, and ends the file.
     """
@@ -101,7 +116,7 @@ def _no_utf8(where: str, text: str) -> DataError:
     )
 
 
-def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
+def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
     for number, line in _lines(stream, file, broken):
         where = f"{file}, line {number}"
         try:
@@ -113,10 +128,10 @@ def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[R
             fix = "the file begins a JSON list: name it .json, or set data.format=json" if listed else None
             broken(DataError(f"{where}{column}: this is not JSON", fix=fix or "mend or remove the line"))
         else:
-            yield from _objects(record, where, broken)
+            yield from _objects(record, number, where, broken)
 
 
-def _read_json(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
+def _read_json(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
     content = "".join(stream)
     if not content.strip():
         return
@@ -138,7 +153,7 @@ def _read_json(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Re
         broken(_no_list(file))
         return
     for number, record in enumerate(records, start=1):
-        yield from _objects(record, f"{file}, item {number}", broken)
+        yield from _objects(record, number, f"{file}, item {number}", broken)
 
 
 def _no_list(file: Path) -> DataError:
@@ -179,7 +194,7 @@ def _is_flat_json(text: str) -> bool:
     return True
 
 
-def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Record]:
+def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Placed]:
     """Of JSON that is nested too deeply somewhere: what is between the list's commas, each by itself."""
     if content.lstrip()[0] != "[":
         broken(_no_list(file))
@@ -198,7 +213,7 @@ def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Record]:
             except RecursionError:
                 broken(DataError(f"{where}: this is too deeply nested", fix="mend or remove it"))
             else:
-                yield from _objects(record, where, broken)
+                yield from _objects(record, number, where, broken)
             begin = token.end()
 
 
@@ -210,10 +225,10 @@ def _number(digits: str) -> int | float:
         return float(digits)
 
 
-def _objects(record: object, where: str, broken: Broken) -> Iterator[Record]:
+def _objects(record: object, number: int, where: str, broken: Broken) -> Iterator[Placed]:
     """The record, if it is one."""
     if isinstance(record, dict):
-        yield record
+        yield number, record
         return
     broken(
         DataError(
@@ -223,7 +238,7 @@ def _objects(record: object, where: str, broken: Broken) -> Iterator[Record]:
     )
 
 
-def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
+def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
     rows = _rows(stream, file, broken)
     _, header = next(rows, (1, None))
     if header is None:  # an empty file, or one of which no row says anything
@@ -240,7 +255,7 @@ def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Rec
         if not row:
             continue
         if len(row) == len(header):
-            yield dict(zip(header, row, strict=True))
+            yield number, dict(zip(header, row, strict=True))
             continue
         broken(
             DataError(
@@ -302,7 +317,7 @@ def _taking(stream: Iterator[str], ahead: deque[str], taken: list[str]) -> Itera
         yield line
 
 
-def _read_parquet(file: Path, zipped: bool, broken: Broken) -> Iterator[Record]:
+def _read_parquet(file: Path, zipped: bool, broken: Broken) -> Iterator[Placed]:
     import pyarrow
     import pyarrow.parquet
 
@@ -314,7 +329,7 @@ def _read_parquet(file: Path, zipped: bool, broken: Broken) -> Iterator[Record]:
     try:
         for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
             try:
-                rows = batch.to_pylist()
+                rows: Iterator[Placed] = enumerate(batch.to_pylist(), start=before + 1)
             except Exception:  # noqa: BLE001 - a text that is not UTF-8, a date that Python does not have, …
                 rows = _each(batch, f"{file}, row", before, broken)
             yield from rows
@@ -324,16 +339,18 @@ def _read_parquet(file: Path, zipped: bool, broken: Broken) -> Iterator[Record]:
         broken(DataError(wrong, fix="write or copy it again"))
 
 
-def _each(batch: Any, where: str, before: int, broken: Broken) -> Iterator[Record]:
+def _each(batch: Any, where: str, before: int, broken: Broken) -> Iterator[Placed]:
     """Rows of a batch that has one which is no record. before: rows of earlier batches."""
     for number in range(batch.num_rows):
         try:
-            yield from batch.slice(number, 1).to_pylist()
+            (row,) = batch.slice(number, 1).to_pylist()
         except Exception:  # noqa: BLE001 - as in _read_parquet
             fix = "mend or remove the row"
             broken(
                 DataError(f"{where} {before + number + 1}: it holds what is no value of its column", fix=fix)
             )
+        else:
+            yield before + number + 1, row
 
 
 def _lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[int, str]]:
@@ -345,12 +362,12 @@ def _lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[
             yield number, line
 
 
-def _read_lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
-    for _, line in _lines(stream, file, broken):
-        yield {"text": line.rstrip("\r\n")}
+def _read_lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
+    for number, line in _lines(stream, file, broken):
+        yield number, {"text": line.rstrip("\r\n")}
 
 
-def _read_paragraphs(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Record]:
+def _read_paragraphs(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
     for blank, group in itertools.groupby(enumerate(stream, start=1), key=lambda line: not line[1].strip()):
         if blank:
             continue
@@ -359,4 +376,4 @@ def _read_paragraphs(stream: Iterator[str], file: Path, broken: Broken) -> Itera
         if _NO_UTF8.search(text):
             broken(_no_utf8(f"{file}, the paragraph that begins in line {lines[0][0]}", text))
         else:
-            yield {"text": text}
+            yield lines[0][0], {"text": text}

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 from privlora.data.records import missing_column
 from privlora.errors import ConfigError, DataError, named
 
+MOST_CLASSES: Final = 100_000
 SCORE = "score"
 """In the place of the classes: the label is a number, learned by its squared error."""
 
@@ -79,6 +80,11 @@ def classes_of(column: str, labels: list[str] | int | Literal["score"]) -> Class
     """From data.label and data.labels. Raises ConfigError."""
     if labels == SCORE:
         return Classes(column, ())
+    if isinstance(labels, int) and labels > MOST_CLASSES:
+        raise ConfigError(
+            f"data.labels: there cannot be more than {MOST_CLASSES} classes",
+            fix="give how many there can be, or score for a number that is to be predicted",
+        )
     names = tuple(map(str, range(labels))) if isinstance(labels, int) else tuple(labels)
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(

@@ -13,9 +13,9 @@ import itertools
 import json
 import re
 import sys
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NoReturn, get_args
+from typing import Any, Final, NoReturn, get_args
 
 from privlora.data.canonical import canonical
 from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file, separator_of
@@ -27,6 +27,27 @@ HUB = "hf://"
 
 CONTENT_BYTES = 16
 """Of a content hash."""
+
+GIVE_RECORDS: Final = (
+    "give a list of mappings or of texts, a table (pandas, datasets), or the path of a file of records"
+)
+
+_OTHER_ENDINGS: Final = {
+    **dict.fromkeys(
+        (".xlsx", ".xls", ".xlsm", ".ods"),
+        "save the sheet as CSV (UTF-8), or in Python pass pandas.read_excel(...) as the records",
+    ),
+    ".tsv": "write it with commas as .csv, or as JSONL",
+    **dict.fromkeys(
+        (".arrow", ".feather"), "write it as .parquet, or in Python pass the table as the records"
+    ),
+    **dict.fromkeys(
+        (".pdf", ".docx", ".doc", ".html", ".md"),
+        'write its texts as JSON lines, one record each, as {"text": ...}; or, of plain text, rename it to .txt',
+    ),
+    **dict.fromkeys((".zip", ".tar", ".7z"), "unpack it"),
+}
+"""How to give files of other programs."""
 
 _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
@@ -90,10 +111,15 @@ def iterate_records(
     for number, record in enumerate(itertools.islice(read, limit), start=1):  # noqa: B007
         yield record
     if not number:
-        raise DataError(
-            f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}",
-            fix="give a file with at least one record, or leave this one out",
-        )
+        raise no_records(sources)
+
+
+def no_records(sources: Sequence[str]) -> DataError:
+    """The error for files that hold none."""
+    return DataError(
+        f"no records in {', '.join(map(shown, sources)) or 'an empty list of files'}",
+        fix="give a file with at least one record, or leave this one out",
+    )
 
 
 def refuse_missing(path: str | list[str], *, format: Format = "auto") -> None:
@@ -123,9 +149,7 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
     if inspect.isroutine(data):
         raise DataError("the data are a function, and not what it gives", fix="call it, as records()")
     if isinstance(data, str | bytes | Path) or not isinstance(data, Iterable):
-        raise DataError(
-            f"records in memory cannot be of type {type(data).__name__}", fix="give a list of mappings"
-        )
+        raise DataError(f"records in memory cannot be of type {type(data).__name__}", fix=GIVE_RECORDS)
     items = list(data)
     if not items:
         raise DataError("there are no records", fix="give at least one")
@@ -275,15 +299,27 @@ def local_file(source: str, format: Format) -> tuple[Path, Format]:
         )
     if not is_file:
         # What is there on the disk is a path, whatever it looks like.
-        raise DataError(f"{source!r} is not a file", fix="name the files in it, as a list")
+        raise _no_file(source, file)
     if format == "auto":
         format = FORMAT_OF_SUFFIX.get(Path(file.name.lower().removesuffix(".gz")).suffix, "auto")
     if format == "auto":
+        other = _OTHER_ENDINGS.get(file.suffix.lower())
         raise DataError(
-            f"the ending of {source} does not say what it is",
-            fix="give it one that does, such as .jsonl, or set format",
+            f"the ending of {source} does not say what it is"
+            if other is None
+            else f"{source} is no file of records that can be read, by its ending",
+            fix=other or "give it one that does, such as .jsonl, or set format",
         )
     return file, format
+
+
+def _no_file(source: str, place: Path) -> DataError:
+    """The error for what is there and no file."""
+    if any((place / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
+        fix = "it was saved by datasets: in Python pass datasets.load_from_disk(...), or one split of it"
+    else:
+        fix = "name the files of records in it, as a list: .jsonl, .json, .csv, .parquet or .txt"
+    return DataError(f"{source!r} is not a file" + (" but a folder" if place.is_dir() else ""), fix=fix)
 
 
 def _read_hub(source: str) -> Iterator[Record]:

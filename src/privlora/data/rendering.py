@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
-from jinja2 import TemplateError
+from jinja2 import TemplateError, UndefinedError
 
 from privlora.data.canonical import canonical, is_rounded
 from privlora.data.jinja import refuse_chance, without_clock
@@ -80,7 +80,7 @@ def _render_chat(
     An assistant turn starts where the conversation before it, with the generation prompt, ends: that is what
     the model is given when it has to write the turn.
     """
-    messages = _messages(record, number, column)
+    messages = messages_of(record, number, column)
 
     def render(count: int, add_generation_prompt: bool = False) -> str:
         try:
@@ -91,6 +91,12 @@ def _render_chat(
                 why="a record's text would depend on what was rendered before it, and no clipping bounds what a record "
                 "changes then",
                 fix="mend the template, or give another one as data.chat_template",
+            ) from None
+        except UndefinedError:
+            raise DataError(
+                f"record {number}: the chat template asks for what these messages, or the template itself, do not have",
+                fix="mend the template: a message has role and content and what else the record says of it; what the "
+                "template is told beside is data.chat_template_kwargs",
             ) from None
         except TemplateError:
             raise DataError(
@@ -148,8 +154,13 @@ def _turn_end(whole: str, start: int, until_turn: str, content: str) -> int | No
     return None
 
 
-def _messages(record: Mapping[str, Any], number: int, column: str) -> list[dict[str, Any]]:
-    """Checked, and written as if each were the only one of its source."""
+_SHAREGPT: Final = {"human": "user", "gpt": "assistant"}
+"""Speakers of ShareGPT, whose messages have from and value, in the place of roles."""
+
+
+def messages_of(record: Mapping[str, Any], number: int, column: str) -> list[dict[str, Any]]:
+    """The messages in ``column`` of record ``number`` (from 1): checked, those of ShareGPT with role and content, and
+    written as if each were the only one of its source. Raises DataError."""
     if column not in record:
         raise missing_column(column, record, number)
     messages = record[column]
@@ -158,13 +169,13 @@ def _messages(record: Mapping[str, Any], number: int, column: str) -> list[dict[
             f"record {number}: column {column!r} is not a list of messages",
             fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
         )
+    messages = [with_role(message) for message in messages]
     for i, message in enumerate(messages):
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             raise DataError(
                 f"record {number}: message {i + 1} of column {column!r} has no known role",
-                fix="write from and value as role and content, and human and gpt as user and assistant"
-                if isinstance(message, Mapping) and {"from", "value"} <= set(message)
-                else f"give it a role and a content; the roles are {', '.join(ROLES)}",
+                fix=f"give it a role and a content; the roles are {', '.join(ROLES)}, and of messages with from and "
+                f"value {', '.join(_SHAREGPT)}, too",
             )
         if not speaks_by_calls(message):
             text_of(message, "content", number)
@@ -176,6 +187,17 @@ def _messages(record: Mapping[str, Any], number: int, column: str) -> list[dict[
                 fix="write it as a string",
             )
     return [canonical({**message, "content": message.get("content") or ""}) for message in messages]
+
+
+def with_role(message: Any) -> Any:
+    """A message of ShareGPT as others are written; any other as it is. Keys with null are as good as none, since tables
+    add them."""
+    if not isinstance(message, Mapping):
+        return message
+    speaker, said, role, content = (message.get(key) for key in ("from", "value", "role", "content"))
+    if not isinstance(speaker, str) or said is None or role is not None or content is not None:
+        return message
+    return {**message, "from": None, "value": None, "role": _SHAREGPT.get(speaker, speaker), "content": said}
 
 
 def speaks_by_calls(message: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Columns and formats of columns, as settings name them."""
+"""Columns and formats of columns, as settings name them; and what is said where none renders a chat."""
 
 from __future__ import annotations
 
@@ -52,3 +52,12 @@ def fields_of(templates: Iterable[str | None]) -> frozenset[str]:
     """The columns that formats name; None counts for nothing."""
     given = (parse(each) for each in templates if each is not None)
     return frozenset(field for pieces in given for _, field in pieces if field is not None)
+
+
+def no_chat_template() -> ConfigError:
+    """The error for messages that nothing renders."""
+    return ConfigError(
+        "the tokenizer has no chat template, so messages cannot be rendered",
+        fix="use the tokenizer of an instruction-tuned model, set data.chat_template, or use prompt and completion "
+        "columns",
+    )

@@ -11,6 +11,7 @@ import torch
 from privlora.config import Settings
 from privlora.coordinates import FactorCoordinates
 from privlora.diagnostics.bench import BASELINE, CLIPPING, FactorPairs, Workbench, open_workbench, snapshot
+from privlora.diagnostics.choosing import chosen_figures, names_in
 from privlora.diagnostics.gauges import (
     GAUGES,
     GaugeStudy,
@@ -34,15 +35,6 @@ from privlora.methods import METHODS
 from privlora.pages.numbers import finite
 
 SCHEMA_VERSION: Final = 1
-FIGURES: Final = (
-    "noise-ratio",
-    "gauge-sensitivity",
-    "noise-energy",
-    "clipping",
-    "gauge-sweep",
-    "preconditioning",
-    "gram-stress",
-)
 _OF_GAUGES = {"noise-ratio", "gauge-sensitivity", "noise-energy", "clipping"}
 _OF_PRECONDITIONERS = {"preconditioning", "gram-stress"}
 _LEAST_STEPS = 3
@@ -71,22 +63,6 @@ class Diagnostics:
         return found
 
 
-def chosen_figures(names: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Figures by name (a list, or names with commas between them), in the page's order; None: all.
-
-    Raises ConfigError for an unknown name or none at all.
-    """
-    if names is None:
-        return FIGURES
-    given = _names(names)
-    for name in given:
-        if name not in FIGURES:
-            raise ConfigError(f"unknown figure {name!r}", fix=nearest(name, FIGURES))
-    if not given:
-        raise ConfigError("no figure is chosen", fix=f"name some of {', '.join(FIGURES)}")
-    return tuple(name for name in FIGURES if name in given)
-
-
 def chosen_rows(names: str | Iterable[str] | None) -> tuple[str, ...]:
     """Rows of the table besides the baseline that clip and noise both factors; None: no more.
 
@@ -94,7 +70,7 @@ def chosen_rows(names: str | Iterable[str] | None) -> tuple[str, ...]:
     """
     known = [row.name for row in METHODS.values() if row.space == "factors" and row.private]
     known.remove(BASELINE)
-    given = _names(names)
+    given = names_in(names)
     for name in given:
         if name not in known:
             raise ConfigError(
@@ -190,12 +166,6 @@ def _sweep(bench: Workbench, trained: FactorPairs) -> GaugeSweep:
         seed=bench.seed,
         module=bench.adapter.groups[g].sites[k].name,
     )
-
-
-def _names(names: str | Iterable[str] | None) -> list[str]:
-    if names is None:
-        return []
-    return [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
 
 
 def total_steps(wanted: Sequence[str], others: int, steps: int) -> int:

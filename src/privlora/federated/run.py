@@ -36,13 +36,13 @@ from privlora.federated.plans import (
 from privlora.federated.rounds import RoundObserver, Rounds, teller
 from privlora.federated.server import RuleServer, Server
 from privlora.federated.sources import Records, records_of, refuse_missing_sources
+from privlora.federated.used import refuse_used
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.pages.numbers import rounded_up
 from privlora.reporting import publish
 from privlora.reporting.publication import read_report
 from privlora.reporting.seals import HTML_NAME, is_whole
-from privlora.training import takeover
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.first_looks import look_at_model
@@ -247,28 +247,6 @@ def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
     if summary is not None and summary.charges != statement["steps_charged"]:
         return None
     return _left(folder, history, summary, facts)
-
-
-def is_over(folder: RunFolder, settings: Settings) -> bool:
-    """Whether no round is left: by the server's notes of rounds and a trusted server's ledger, never by a report."""
-    federation = federation_of(settings)
-    done = rounds_begun(folder) >= federation.rounds
-    if not (settings.privacy.private and federation.trusted_server):
-        return done
-    return done and folder.has_plan and read_ledger(folder.ledger).closed
-
-
-def refuse_used(folder: RunFolder) -> None:
-    """Raise RunError where a run is already, or a federation: one that is over is not to be continued."""
-    if not (folder.settings.exists() or folder.ledger.exists()):
-        return
-    settings = kept_settings(folder.settings) if folder.settings.exists() else None
-    if settings is None or settings.federation is None:
-        if takeover.is_over(folder):
-            raise takeover.finished(folder)
-    elif is_over(folder, settings):
-        raise takeover.finished(folder, kind="federation")
-    folder.refuse_if_used()
 
 
 def going_on(folder: RunFolder, settings: Settings) -> str | None:

@@ -33,7 +33,7 @@ from privlora.reporting.seals import (
     refuse_altered,
     with_files,
 )
-from privlora.training.files import AUDITED, RunFolder, no_run, write_atomically
+from privlora.training.files import AUDITED, RunFolder, refuse_no_run, write_atomically
 
 _LONGEST: Final = 96  # of a repository's name
 
@@ -128,8 +128,7 @@ def checked(folder: RunFolder) -> Iterator[Checked]:
 
 
 def _refuse_unreleased(folder: RunFolder) -> None:
-    if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
-        raise no_run(folder.root)
+    refuse_no_run(folder)
     if folder.is_audit:
         raise _of_an_audit(folder)
 

@@ -86,12 +86,6 @@ def _chat(found: Survey, name: str, why: str) -> Form:
     if name not in found.columns:
         raise missing_column(name, dict.fromkeys(found.common), 1)
     if name not in found.chats:
-        column = found.columns[name]
-        if column.foreign:
-            raise DataError(
-                f"column {name!r} holds messages as from/value",
-                fix="write them as role/content, with the role user for human and assistant for gpt",
-            )
         raise DataError(
             f"column {name!r} is not a list of messages in every record",
             fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
@@ -107,13 +101,10 @@ def _guess(found: Survey) -> Form:
             fix="write it with commas, or as JSONL",
         )
     names = [name for name in found.columns if COLUMN.fullmatch(str(name))]
-    foreign = [name for name in names if found.columns[name].foreign == found.records]
     texts = [name for name in found.texts if name in names]
     spoken = forms.spoken(texts, [name for name in names if name in found.chats])
     if spoken is not None:
         return _as_named(found, spoken)
-    if foreign:
-        return _chat(found, foreign[0], "")  # says how to write them
     written = forms.written(texts, [name for name in found.plain if name in names])
     if written is not None:
         return _as_named(found, written)

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from privlora.data.formats import Record
 from privlora.data.records import COLUMN, is_data_file_name, iterate_records, refuse_missing
-from privlora.data.rendering import ROLES, speaks_by_calls
+from privlora.data.rendering import ROLES, speaks_by_calls, with_role
 from privlora.errors import DataError
 
 SAMPLE: Final = 200
@@ -42,7 +42,6 @@ class Column:
     texts: int = 0
     filled: int = 0
     chats: int = 0
-    foreign: int = 0
     lengths: array[int] = field(default_factory=lambda: array("q"))
     units: set[int] | None = None
     kinds: set[type] = field(default_factory=set)
@@ -60,8 +59,7 @@ class Column:
             self.lengths.append(len(value))
         else:
             self.lengths.append(_chat_length(value))
-            self.chats += _is_chat(value, "role", "content")
-            self.foreign += _is_chat(value, "from", "value")
+            self.chats += _is_chat(value)
         if self.units is not None:
             if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
                 self.units = None
@@ -190,15 +188,15 @@ def survey(path: Sequence[str], user: str | None = None) -> Survey:
     return Survey(number, columns, first)
 
 
-def _is_chat(value: object, who: str, what: str) -> bool:
+def _is_chat(value: object) -> bool:
     return (
         isinstance(value, list)
         and bool(value)
         and all(
             isinstance(each, Mapping)
-            and (isinstance(each.get(what), str) or speaks_by_calls(each))
-            and (each.get(who) in ROLES if who == "role" else isinstance(each.get(who), str))
-            for each in value
+            and (isinstance(each.get("content"), str) or speaks_by_calls(each))
+            and each.get("role") in ROLES
+            for each in map(with_role, value)
         )
     )
 

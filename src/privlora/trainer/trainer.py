@@ -18,12 +18,13 @@ from privlora.calling import (
 )
 from privlora.config import IN_MEMORY
 from privlora.config.in_calls import as_in_python
+from privlora.config.mistakes import Location
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError, Together
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of, names_for
 from privlora.training.files import RunFolder
 from privlora.training.ranks import several_processes
-from privlora.training.sources import refuse_first
+from privlora.training.sources import found_beside, refuse_first
 from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
@@ -124,7 +125,7 @@ class PrivateTrainer:
         path, self._records = records_of(problems, train_dataset, "train_dataset")
         public, self._evaluation = records_of(problems, eval_dataset, "eval_dataset")
         self._sources = {"data": path, "evaluation": public}
-        problems.of(None, _add_columns, groups, self._records)
+        no_form = problems.fails(_add_columns, groups, self._records)
         problems.of(None, _add_dtype, groups, model)
         self._groups: dict[str, Any] = {
             "privacy": groups.privacy or None,
@@ -137,6 +138,11 @@ class PrivateTrainer:
         self._show_progress = groups.show_progress
         # Now, and not only when it trains; and before torch is loaded.
         try:
+            there = self._records, self._evaluation
+            # A run in the folder may be one to go on with: train() says.
+            how = {"given": is_loaded(model), "tokenizer": self._tokenizer, "begins": False}
+            looks = not several_processes()  # of which the first one looks, once they have joined
+            unread: frozenset[Location] = frozenset({("data", "text")} if no_form else ())
             settings = settings_of_call(
                 model,
                 {"path": path, "evaluation": public},
@@ -144,12 +150,11 @@ class PrivateTrainer:
                 self._output,
                 source="PrivateTrainer",
                 problems=problems,
+                beside=found_beside(*there, unread=unread, **how) if looks else None,
             )
             looked = Together()
-            if not several_processes():  # of which the first one looks, once they have joined
-                there = self._records, self._evaluation
-                # A run in the folder may be one to go on with: train() says.
-                looked.of(None, lambda: refuse_first(settings, *there, given=is_loaded(model), begins=False))
+            if looks:
+                looked.of(None, lambda: refuse_first(settings, *there, **how))
             from privlora.training.callbacks import checked_callbacks
 
             self._callbacks: list[Any] = looked.of([], checked_callbacks, callbacks)

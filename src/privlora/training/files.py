@@ -250,6 +250,12 @@ def _is_there(path: Path) -> bool:
     return True
 
 
+def refuse_no_run(folder: RunFolder) -> None:
+    """Raise `no_run` for a folder with nothing of a run: no settings, no ledger, no report."""
+    if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
+        raise no_run(folder.root)
+
+
 def no_run(root: Path) -> RunError:
     """The error where a folder holds no run. It names the run's folder where ``root`` is a part of it, as release/."""
     made = "`privlora train` or `privlora federate` made"

@@ -18,6 +18,7 @@ from privlora.data.examples import IGNORED, Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 from privlora.losses import label_logits, label_states
+from privlora.training.model_files import refuse_too_long
 
 _ROWS, _TOKENS, _HALF = 3, 8, 4
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
@@ -74,12 +75,8 @@ def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: i
     ``refuse_unknown_tokens`` looks.
     """
     positions = positions_of(model)
-    if positions is not None and max_length > positions:
-        raise ModelError(
-            f"data.max_length={max_length} exceeds the {positions} positions of the model",
-            why="a longer record would end a step before it is charged, or change the positions of others beside it",
-            fix=f"set data.max_length to at most {positions}",
-        )
+    if positions is not None:
+        refuse_too_long(max_length, positions)
     known = _vocabulary(model)
     ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     largest = max(tokenizer.vocab_size - 1, *(token for token in ends if token is not None))

@@ -4,19 +4,23 @@ written: asked before slow imports."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from privlora.config import DataSettings, Settings
 from privlora.config.groups import AT_CLIENTS, IN_MEMORY
+from privlora.config.mistakes import Beside, Location
 from privlora.data.formats import Format
-from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing
+from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing, text_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
 from privlora.errors import DataError, PrivloraError, Together, in_one
 from privlora.training.devices import refuse_no_device
 from privlora.training.files import RunFolder
+from privlora.training.model_files import refuse_unfit_files
 from privlora.training.model_names import refuse_no_model
+from privlora.training.record_looks import Check, check_of, refuse_unusable, refuse_unusable_files
 from privlora.training.takeover import refuse_if_spent
 
 READ_TWICE: Final = 64 * 2**20
@@ -29,36 +33,155 @@ def refuse_first(
     evaluation: Any = None,
     *,
     given: bool = False,
+    tokenizer: Any = None,
     begins: bool = True,
+    wrong: frozenset[Location] = frozenset(),
 ) -> None:
     """Before slow imports, refuse a folder that holds a run or other files or cannot be written to, a model or a device
-    that is not there, files that are not there or cannot be read to their end, and columns that the first record lacks:
-    all of them together, each with its line where that is known.
+    that is not there, settings that the model's own files rule out, files that are not there or cannot be read to their
+    end, columns that the first record lacks, and records that cannot be used: all of them together, each with its line
+    where that is known.
 
     records, evaluation: what stands for the files, in memory. given: whether a loaded model stands for its name.
-    begins: whether a run that is in the folder is none to go on with.
+    tokenizer: one in the place of the model's own. begins: whether a run that is in the folder is none to go on with.
+    wrong: settings and groups that are not as they were given, of which nothing is said.
     Raises DataError, ModelError or RunError; ConfigError of several kinds.
     """
     problems = Together()
-    folder = RunFolder(Path(settings.run.output))
-    if begins:
+    folder, known = RunFolder(Path(settings.run.output)), _Known(settings, wrong)
+    if begins and known("run.output"):
         problems.of(None, refuse_if_spent, folder)
-    if not problems.found:
+    if not problems.found and known("run.output"):
         protects = settings.privacy.protects
         problems.of(None, _about, settings, "run.output", folder.refuse_foreign)
         problems.of(None, _about, settings, "run.output", lambda: folder.refuse_unwritable(protects=protects))
-    if not given:
-        problems.of(None, _about, settings, "model.name", lambda: refuse_no_model(settings.model))
+    is_there = partial(_about, settings, "model.name", lambda: refuse_no_model(settings.model))
+    if not given and known("model.name") and not problems.fails(is_there):
+        own_template = tokenizer is None and known("data.chat_template")
+        problems.of(None, partial(refuse_unfit_files, settings, own_template=own_template))
+    if not given and known("model.device"):
         problems.of(None, refuse_no_device, settings.model)
-    missing = len(problems.found)
-    problems.of(None, check_sources, settings, records, evaluation)
-    if len(problems.found) == missing:
-        problems.of(None, check_columns, settings, records)
-        for named, paths, form, limit in read_files(settings, records, evaluation):
-            if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
-                problems.of(None, _read_through, named, paths, form, limit)
+    files = [each for each in read_files(settings, records, evaluation) if known(each[0])]
+    files = [each for each in files if not problems.fails(_refuse_missing, *each[:3])]
+    there = records is not None or "data.path" in {setting for setting, *_ in files}
+    lacks_columns = known.columns and there and problems.fails(check_columns, settings, records)
+    looks = _checks(settings, lacks_columns or not known.columns or not known("data.labels"))
+    for setting, paths, form, limit in files:
+        if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
+            problems.of(None, _read_through, setting, paths, form, limit, looks(setting))
+    for setting, own in _lists(records, evaluation):
+        problems.of(None, _look_through, setting, own, looks(setting))
     with settings.placing():
         problems.tell()
+
+
+def found_beside(
+    records: Any = None, evaluation: Any = None, *, unread: frozenset[Location] = frozenset(), **how: Any
+) -> Beside:
+    """What `refuse_first` finds of settings in which something is wrong. unread: settings of which nothing is said
+    either. For the other arguments see there."""
+
+    def look(settings: Settings, wrong: frozenset[Location]) -> list[PrivloraError]:
+        data, problems = settings.data, Together()
+        in_memory = {
+            ("data", name)
+            for name, path, given in (
+                ("path", data.path, records),
+                ("evaluation", data.evaluation, evaluation),
+            )
+            if path == IN_MEMORY
+            and given is None  # what was handed over is no records, which is told already
+        }
+        problems.of(
+            None,
+            partial(refuse_first, settings, records, evaluation, wrong=wrong | unread | in_memory, **how),
+        )
+        return problems.found
+
+    return look
+
+
+class _Known:
+    """Whether settings are as they were given, where some are ``wrong``."""
+
+    def __init__(self, settings: Settings, wrong: frozenset[Location]) -> None:
+        self._settings, self._wrong = settings, wrong
+
+    def __call__(self, named: str) -> bool:
+        """named: a setting as group.name, or a client. One that has its default may have been meant by another name."""
+        group, _, name = ("federation", "", "clients") if named.startswith(_CLIENT) else named.partition(".")
+        if not any(place[0] == group for place in self._wrong if place):
+            return True
+        holder = getattr(self._settings, group)
+        given = holder is not None and name in holder.model_fields_set
+        return given and not {(group,), (group, name)} & self._wrong
+
+    @property
+    def columns(self) -> bool:
+        """Whether all that says how records are read."""
+        names = {place[1] if len(place) > 1 else "" for place in self._wrong if place[:1] == ("data",)}
+        return not names - _OTHERS
+
+
+_OTHERS: Final = DataSettings.model_fields.keys() - {
+    *(
+        "path",
+        "format",
+        "task",
+        "text",
+        "prompt",
+        "completion",
+        "messages",
+        "chosen",
+        "rejected",
+        "label",
+        "text_pair",
+    )
+}
+"""Settings of data that do not say what columns there are."""
+
+
+def _checks(settings: Settings, lacks_columns: bool) -> Callable[[str], Check | None]:
+    """Of the name of a setting or client, what its records are looked at for. lacks_columns: the first private record
+    lacks one, which is told already."""
+    private = check_of(settings.data, settings.privacy.user_column)
+    public, texts = check_of(settings.data), settings.synthesis
+
+    def written(record: Mapping[str, Any], number: int) -> None:
+        assert texts is not None
+        text_of(record, texts.column, number)
+
+    def of(named: str) -> Check | None:
+        if named == "synthesis.file":
+            return written
+        if lacks_columns:
+            return None
+        return private if named == "data.path" or named.startswith(_CLIENT) else public
+
+    return of
+
+
+_CLIENT: Final = "client "
+
+
+def _lists(records: Any, evaluation: Any) -> Iterator[tuple[str, list[Any]]]:
+    """What is given as lists in the place of files, by the name of these."""
+    if isinstance(records, list):
+        yield "data.path", records
+    elif isinstance(records, Mapping):
+        yield from ((f"{_CLIENT}{name}", own) for name, own in records.items() if isinstance(own, list))
+    if isinstance(evaluation, list):
+        yield "data.evaluation", evaluation
+
+
+def _look_through(named: str, own: list[Any], check: Check | None) -> None:
+    """`_read_through` of records in memory."""
+    try:
+        if check is not None:
+            refuse_unusable(own, check)
+    except DataError as error:
+        whom = "evaluation" if named == "data.evaluation" else named
+        raise (error if named == "data.path" else error.of(whom)) from None
 
 
 def _about(settings: Settings, setting: str, call: Callable[[], None]) -> None:
@@ -93,7 +216,7 @@ def read_files(
     if records is None or isinstance(records, Mapping):
         given = () if records is None else records
         named += [
-            (f"client {each.name}", each.path, each.format, None)
+            (f"{_CLIENT}{each.name}", each.path, each.format, None)
             for each in clients
             if each.name not in given
         ]
@@ -113,13 +236,12 @@ def are_read_twice(paths: Iterable[str]) -> bool:
         return False
 
 
-def _read_through(named: str, paths: list[str], form: Format, limit: int | None) -> None:
-    """Raise DataError for what is no record; nothing is kept."""
+def _read_through(named: str, paths: list[str], form: Format, limit: int | None, check: Check | None) -> None:
+    """Raise DataError for what is no record, or none that can be used; nothing is kept."""
     try:
-        for _ in iterate_records(paths, format=form, limit=limit):
-            pass
+        refuse_unusable_files(paths, form, limit, check)
     except DataError as error:
-        raise (error.of(named) if named.startswith("client ") else error) from None
+        raise (error.of(named) if named.startswith(_CLIENT) else error) from None
 
 
 def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:

@@ -1,0 +1,162 @@
+"""Records that cannot be used, told together before slow imports: files are read to their end, lists gone through.
+
+Errors name files, lines and columns, never contents.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+from privlora.config import DataSettings
+from privlora.data.formats import PLACE, Broken, Format, read_placed
+from privlora.data.records import as_records, local_file, no_records, text_of
+from privlora.data.rendering import messages_of
+from privlora.data.tasks import find_task, labelled_record, task_record
+from privlora.data.templates import fields_of
+from privlora.data.units import unit_value
+from privlora.errors import DataError, in_one
+
+SHOWN: Final = 5
+"""Places of one mistake that are told, and mistakes."""
+
+Check = Callable[[Mapping[str, Any], int], None]
+"""Raises DataError for a record, with this number (from 1), that cannot be used."""
+
+_PLACED: Final = re.compile(r", (line|item|row) (\d+)(, column \d+)?(?=: | is )")
+
+
+def check_of(data: DataSettings, owner: str | None = None) -> Check:
+    """What can be told of a record without a tokenizer: columns, texts, messages, answers and labels. owner: column of
+    a record's user."""
+    columns = [each for each in (data.columns, data.rejected_columns) if each is not None]
+    chats = [each["messages"] for each in columns if each["messages"] is not None]
+    texts = fields_of([each[kind] for each in columns for kind in ("text", "prompt", "completion")])
+    texts |= fields_of([data.pair])
+    task = None if data.task is None else find_task(data.task)
+    classes = data.classes
+
+    def check(record: Mapping[str, Any], number: int) -> None:
+        if owner is not None:
+            unit_value(record, owner, number)
+        if task is not None:
+            (task_record if classes is None else labelled_record)(task, record, number)
+            return
+        for name in chats:
+            messages_of(record, number, name)
+        for name in texts:
+            text_of(record, name, number)
+        if classes is not None:
+            classes.answer_of(record, number)
+
+    return check
+
+
+def refuse_unusable_files(paths: Sequence[str], form: Format, limit: int | None, check: Check | None) -> None:
+    """Read local files to their end, or up to ``limit`` records, and raise DataError for all that cannot be read or
+    does not pass ``check``, by its lines. Nothing is kept. check: None to look at no record."""
+    found, number = _Unusable(), 0
+    for path, kind, place, record in _placed(paths, form, found.broken):
+        number += 1
+        if check is not None:
+            try:
+                check(record, number)
+            except DataError as error:
+                found.add(error, number, path, kind, place)
+        if number == limit:
+            break
+    if not number and not found.kinds:
+        raise no_records(paths)
+    found.tell()
+
+
+def _placed(
+    paths: Iterable[str], form: Format, broken: Broken
+) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
+    """Of each record its file, what is counted there, and its number in that."""
+    for path in paths:
+        file, format = local_file(path, form)
+        for place, record in read_placed(file, format, broken):
+            yield str(file), PLACE[format], place, record
+
+
+def refuse_unusable(records: Any, check: Check) -> None:
+    """The same of a list of records in memory."""
+    found = _Unusable()
+    for number, record in enumerate(as_records(records), start=1):
+        try:
+            check(record, number)
+        except DataError as error:
+            found.add(error, number)
+    found.tell()
+
+
+@dataclass
+class _Kind:
+    """One mistake. where: its first places. more: how many there are beside these."""
+
+    file: str
+    place: str
+    rest: str
+    error: DataError
+    where: list[str] = field(default_factory=list)
+    more: int = 0
+
+    def told(self) -> DataError:
+        if not self.place:
+            return self.error
+        where = f"{self.place} {self.where[0]}"
+        if len(self.where) > 1:
+            where = f"{self.place}s {', '.join(each.partition(',')[0] for each in self.where)}"
+        more = f" and {self.more} more" if self.more else ""
+        first = f"{self.file}, " if self.file else ""
+        return DataError(f"{first}{where}{more}{self.rest}", why=self.error.why, fix=self.error.fixes)
+
+
+class _Unusable:
+    """Mistakes of records, each by its words, with where it is found."""
+
+    def __init__(self) -> None:
+        self.kinds: dict[tuple[Any, ...], _Kind] = {}
+        self._others: DataError | None = None
+        self._more = 0
+
+    def add(
+        self, error: DataError, number: int, file: str = "", kind: str = "record", place: int = 0
+    ) -> None:
+        """What is wrong with a record, in words that begin with its number. place: where it stands in its file."""
+        rest = error.what.removeprefix(f"record {number}").replace(
+            " has no column", ": there is no column", 1
+        )
+        self._count(file, kind, rest, str(place or number), error)
+
+    def broken(self, error: DataError) -> None:
+        """What is no record; see `privlora.data.formats`."""
+        found = _PLACED.search(error.what)
+        if found is None:
+            self._count("", "", error.what, "", error)
+            return
+        file, rest = error.what[: found.start()], error.what[found.end() :]
+        self._count(file, found[1], rest, f"{found[2]}{found[3] or ''}", error)
+
+    def _count(self, file: str, kind: str, rest: str, place: str, error: DataError) -> None:
+        same = self.kinds.get(key := (file, kind, rest, error.why, error.fixes))
+        if same is None:
+            if len(self.kinds) == SHOWN:
+                self._more += 1
+                return
+            same = self.kinds[key] = _Kind(file, kind, rest, error)
+        if len(same.where) < SHOWN:
+            same.where.append(place)
+        else:
+            same.more += 1
+
+    def tell(self) -> None:
+        """Raise what was found, if anything was."""
+        told = [kind.told() for kind in self.kinds.values()]
+        if self._more:
+            told.append(DataError(f"{self._more} more records have other mistakes", fix="mend these first"))
+        if told:
+            raise in_one(told) from None

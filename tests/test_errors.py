@@ -1,0 +1,85 @@
+"""What an error shows of a value that may be a record, a number of a person or a key in a setting's place."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import pytest
+
+from privlora.config import settings_from
+from privlora.errors import Together, echoed
+
+WORDS = ["prism", "fedask", "json", "auto", "true", "false", "null", "none", "user", "tan"]
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(None, True, False, 3, -0.25, 1e-5, 123456, 10**12, 2.5e300, 0.000123456, float("inf")),
+        *("3", "1e-5", "2.5", "1,5", "100_000", "30%", "123456", "1e-30", ".5"),
+        *("prism", "PRISM", "none", "True", "tan", "fed-ask", "fedaks", "prizm", "prsm", "prismm"),
+    ],
+)
+def test_numbers_and_near_words_are_shown(value: Any) -> None:
+    assert echoed(value, WORDS) == repr(value)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        *(78051120, 123456789, -4917484589, 1.9690401e7, 0.1234567, 2025551234),
+        *("078051120", "078-05-1120", "1.4.1969", "19690401", "4917484589", "1_2_3_4_5_6_7", "12345678a"),
+        *(
+            "Noel",
+            "Nona",
+            "Otto",
+            "Jason",
+            "Tom",
+            "Uwer",
+            "Falk",
+            "Brisma",
+            "Crism",
+            "sk-live-1",
+            "prism x",
+            "",
+            "-",
+        ),
+        *("pr", "prisms2", "e5", "1e12345", "٣٤٥٦٧٨٩"),
+    ],
+)
+def test_what_may_be_of_a_person_is_not(value: Any) -> None:
+    shown = echoed(value, WORDS)
+    assert "not shown" in shown
+    assert not str(value) or str(value) not in shown.replace("not shown: it may be private", "")
+
+
+@pytest.mark.parametrize(
+    ("group", "name"),
+    [
+        *(("privacy", "steps"), ("privacy", "delta"), ("privacy", "expected_batch_size"), ("run", "seed")),
+        *(("model", "name"), ("model", "dtype"), ("model", "revision"), ("data", "text"), ("data", "labels")),
+        *(("data", "max_length"), ("adapter", "r"), ("method", "name"), ("method", "learning_rate")),
+    ],
+)
+@pytest.mark.parametrize("secret", [78051120, "078051120", "Noel"])
+def test_no_setting_shows_a_secret_in_its_place(group: str, name: str, secret: Any) -> None:
+    good: dict[str, Any] = {
+        "model": {"name": "m"},
+        "data": {"path": "a.jsonl"},
+        "privacy": {
+            "target_epsilon": 3,
+            "delta": 1e-5,
+            "steps": 10,
+            "expected_batch_size": 4,
+            "public_dataset_size": 10**9,
+        },
+    }
+    content = {**good, group: {**good.get(group, {}), name: secret}}
+    if name == "labels":
+        content["data"]["label"] = "y"
+    problems = Together()
+    problems.of(None, partial(settings_from, content, rows=True))
+    told = "".join(map(str, problems.found))
+    assert str(secret) not in told
+    assert "78051120" not in told.replace("_", "")

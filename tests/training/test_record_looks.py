@@ -1,0 +1,228 @@
+"""Records that cannot be used are told together, by their lines, before torch is loaded; nothing of them is shown."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privlora.config import DataSettings, Settings, settings_from
+from privlora.errors import DataError, PrivloraError
+from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
+from privlora.training.sources import refuse_first
+
+SECRET = "Zanzibar"
+
+
+def lines(path: Path, *rows: Any) -> str:
+    """A file of JSON lines; a string is written as it is."""
+    path.write_text("".join(f"{each if isinstance(each, str) else json.dumps(each)}\n" for each in rows))
+    return str(path)
+
+
+def said(path: str, owner: str | None = None, limit: int | None = None, **data: Any) -> list[str]:
+    """What is told of a file, in lines."""
+    check = check_of(DataSettings(path=path, **data), owner)
+    with pytest.raises(DataError) as caught:
+        refuse_unusable_files([path], "auto", limit, check)
+    assert SECRET not in str(caught.value)
+    return [one.what.replace(path, "FILE") for one in caught.value.each()]
+
+
+def test_all_that_is_wrong_is_told_by_its_lines(tmp_path: Path) -> None:
+    good, null = {"text": SECRET}, {"text": None}
+    path = lines(
+        tmp_path / "a.jsonl", good, null, "", f"{SECRET} {{", null, {"note": SECRET}, f'["{SECRET}"]', 3
+    )
+    assert said(path) == [
+        "FILE, lines 2, 5: column 'text' is empty (null)",
+        "FILE, line 4, column 1: this is not JSON",
+        "FILE, line 6: there is no column 'text'; its columns are: note",
+        "FILE, line 7: this is a JSON list, not an object with columns",
+        "FILE, line 8: this is a JSON int, not an object with columns",
+    ]
+
+
+def test_five_places_and_five_mistakes_are_told(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *[{"text": None}] * 8)
+    assert said(path) == ["FILE, lines 1, 2, 3, 4, 5 and 3 more: column 'text' is empty (null)"]
+    path = lines(tmp_path / "b.jsonl", *({f"x{number}": 1} for number in range(9)))
+    told = said(path)
+    assert len(told) == 6
+    assert told[-1] == "4 more records have other mistakes"
+    path = lines(tmp_path / "c.jsonl", *["{"] * 7)
+    assert said(path) == ["FILE, lines 1, 2, 3, 4, 5 and 2 more: this is not JSON"]
+
+
+@pytest.mark.parametrize(
+    ("data", "row", "what"),
+    [
+        (
+            {"messages": "chat"},
+            {"chat": [{"role": SECRET}]},
+            "line 2: message 1 of column 'chat' has no known role",
+        ),
+        ({"messages": "chat"}, {"chat": SECRET}, "line 2: column 'chat' is not a list of messages"),
+        (
+            {"messages": "chat"},
+            {"chat": [{"role": "user", "content": None}]},
+            "line 2: column 'content' is empty",
+        ),
+        (
+            {"prompt": "{a}{b}", "completion": "c"},
+            {"a": SECRET, "b": 4, "c": ""},
+            "line 2: column 'b' holds int",
+        ),
+        (
+            {"label": "y", "labels": ["u", "v"]},
+            {"text": "", "y": SECRET},
+            "line 2: the label in column 'y' is none",
+        ),
+        (
+            {"label": "y", "labels": "score"},
+            {"text": "", "y": SECRET},
+            "line 2: the label in column 'y' is not a",
+        ),
+        (
+            {"task": "sst2"},
+            {"sentence": "", "label": SECRET},
+            "line 2: column 'label' holds no label of task sst2",
+        ),
+        (
+            {"task": "sst2", "label": "label"},
+            {"sentence": "", "label": 7},
+            "line 2: column 'label' holds no label",
+        ),
+        (
+            {"chosen": "c", "rejected": "d", "prompt": "p"},
+            {"p": "", "c": "", "d": None},
+            "line 2: column 'd' is",
+        ),
+    ],
+)
+def test_each_form_of_records(data: dict[str, Any], row: dict[str, Any], what: str, tmp_path: Path) -> None:
+    good = {
+        **dict.fromkeys(("text", "a", "b", "c", "d", "p", "sentence"), ""),
+        "chat": [{"from": "human", "value": SECRET}],
+        "y": 1 if data.get("labels") == "score" else "v",
+        "label": 0,
+    }
+    (told,) = said(lines(tmp_path / "a.jsonl", good, row, good), **data)
+    assert told.startswith(f"FILE, {what}")
+
+
+def test_who_has_no_owner(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"text": "", "who": 1}, {"text": "", "who": ""}, {"text": ""})
+    assert said(path, "who") == [
+        "FILE, line 2: unit column 'who' names no unit (type str)",
+        "FILE, line 3: there is no column 'who'; its columns are: text",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "where"),
+    [
+        ("a.csv", 'text,n\n"one\ntwo",1\nthree\n', "line 4: 1 fields"),
+        ("a.json", '[{"text": "a"}, {"text": null}]', "item 2: column"),
+        ("a.csv", "note,n\none,1\n", "line 2: there is no column"),
+    ],
+)
+def test_places_of_other_files(name: str, content: str, where: str, tmp_path: Path) -> None:
+    (tmp_path / name).write_text(content)
+    assert said(str(tmp_path / name))[0].startswith(f"FILE, {where}")
+
+
+def test_a_row_of_parquet(tmp_path: Path) -> None:
+    import pyarrow
+    import pyarrow.parquet
+
+    path = tmp_path / "a.parquet"
+    pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None, "b", None]}), path, row_group_size=2)
+    assert said(str(path)) == ["FILE, rows 2, 4: column 'text' is empty (null)"]
+
+
+def test_what_is_behind_the_limit_is_not_looked_at(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"text": ""}, {"text": None}, {"text": ""}, {"text": None})
+    assert said(path, limit=3) == ["FILE, line 2: column 'text' is empty (null)"]
+    refuse_unusable_files([path], "auto", 1, check_of(DataSettings(path=path)))
+
+
+def test_records_in_memory() -> None:
+    check = check_of(DataSettings(path="(in memory)"))
+    with pytest.raises(DataError) as caught:
+        refuse_unusable([{"text": SECRET}, {"text": None}, {"text": None}], check)
+    assert caught.value.what == "records 2, 3: column 'text' is empty (null)"
+    refuse_unusable([SECRET], check)
+
+
+def run_of(tmp_path: Path, path: str | None, **groups: Any) -> Settings:
+    privacy = {"noise_multiplier": 1, "delta": 1e-5, "expected_batch_size": 4, "public_dataset_size": 20}
+    steps = {} if "federation" in groups else {"steps": 3}
+    run = {"output": str(tmp_path / "run")}
+    data = {**({} if path is None else {"path": path}), **groups.pop("data", {})}
+    content = {
+        "model": {"name": "nobody"},
+        "data": data,
+        "privacy": {**privacy, **steps},
+        "run": run,
+        **groups,
+    }
+    return settings_from(content)
+
+
+def refused(settings: Settings, *given: Any) -> list[str]:
+    with pytest.raises(PrivloraError) as caught:
+        refuse_first(settings, *given, given=True)
+    assert SECRET not in str(caught.value)
+    return [one.what for one in caught.value.each()]
+
+
+def test_every_file_is_looked_at_for_what_it_is_read_for(tmp_path: Path) -> None:
+    """The private ones for their owner, too; texts of a file that writes, for its own column."""
+    private = lines(tmp_path / "a.jsonl", {"text": "x", "who": "a"}, {"text": "y", "who": None})
+    public = lines(tmp_path / "b.jsonl", {"text": "u"}, {"text": None})
+    written = lines(tmp_path / "c.jsonl", {"story": "v"}, {"text": "w"})
+    settings = run_of(
+        tmp_path,
+        private,
+        data={"evaluation": public},
+        synthesis={"generator": "file", "file": written, "column": "story"},
+        method={"name": "prism-span"},
+    )
+    privacy = settings.privacy.model_copy(update={"unit": "user", "user_column": "who"})
+    assert refused(settings.model_copy(update={"privacy": privacy})) == [
+        f"{private}, line 2: unit column 'who' names no unit (type NoneType)",
+        f"{public}, line 2: column 'text' is empty (null)",
+        f"{written}, line 2: there is no column 'story'; its columns are: text",
+    ]
+
+
+def test_lists_in_the_place_of_files(tmp_path: Path) -> None:
+    settings = run_of(tmp_path, "(in memory)", data={"evaluation": "(in memory)"})
+    told = refused(settings, [{"text": SECRET}, {"text": None}], [SECRET, SECRET, 3])
+    assert told == [
+        "record 2: column 'text' is empty (null)",
+        "evaluation: the data mix texts and other records",
+    ]
+
+
+def test_a_column_that_the_first_record_lacks_is_told_once(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"note": SECRET}, {"note": None}, "{")
+    told = refused(run_of(tmp_path, path))
+    assert told == [
+        "record 1 has no column 'text'; its columns are: note",
+        f"{path}, line 3, column 1: this is not JSON",
+    ]
+
+
+def test_the_records_of_a_client(tmp_path: Path) -> None:
+    north = lines(tmp_path / "n.jsonl", {"text": "a"}, {"text": None})
+    clients = [{"name": "north", "path": north}, {"name": "south", "path": None}]
+    settings = run_of(tmp_path, None, federation={"clients": clients, "rounds": 2})
+    told = refused(settings, {"south": [{"text": "a"}, {"text": None}]})
+    assert told == [
+        f"client north: {north}, line 2: column 'text' is empty (null)",
+        "client south: record 2: column 'text' is empty (null)",
+    ]
