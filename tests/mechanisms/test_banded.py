@@ -82,6 +82,48 @@ def test_no_pattern_of_participation_moves_the_sums_by_more_than_is_paid_for(
                 assert np.isclose(np.linalg.norm(moved) ** 2, np.sum(np.square(parts)))
 
 
+class Turning:
+    """Planes in five dimensions, another one at every step; what comes from an earlier one is projected."""
+
+    def __init__(self, steps: int) -> None:
+        generator = torch.Generator().manual_seed(1)
+        drawn = torch.randn(steps + 1, 5, 2, generator=generator, dtype=torch.float64)
+        self.planes, self.step = torch.linalg.qr(drawn).Q, 1
+
+    def frame(self) -> dict[str, Tensor]:
+        return {"plane": self.planes[self.step]}
+
+    def followed(self, vector: Vector, frame: Mapping[str, Tensor]) -> Vector:
+        return [(self.planes[self.step].mT @ frame["plane"] @ vector[0][0],)]
+
+
+def test_each_noise_follows_from_where_it_was_drawn() -> None:
+    """Block by block C has c_k P_t^T P_s, not the product of all projections between, which lose more at each step; and
+    no gradient of norm 1 moves C g by more than 1, whatever its direction."""
+    steps, bands = 6, 4
+    c = band_coefficients(bands, steps)
+    inverse = np.zeros((2 * steps, 2 * steps))
+    for column in range(2 * steps):
+        space = Turning(steps)
+        stream = CorrelatedNoise(c, space)
+        for space.step in range(1, steps + 1):
+            white = torch.zeros(steps, 2, dtype=torch.float64)
+            white.view(-1)[column] = 1.0
+            made = stream.next(space.step, lambda white=white, t=space.step: [(white[t - 1],)])
+            inverse[2 * space.step - 2 : 2 * space.step, column] = made[0][0].numpy()
+    found = np.linalg.inv(inverse)
+    planes = Turning(steps).planes[1:]
+    for t in range(steps):
+        for s in range(steps):
+            block = found[2 * t : 2 * t + 2, 2 * s : 2 * s + 2]
+            expected = (
+                c[t - s] * (planes[t].mT @ planes[s]).numpy() if 0 <= t - s < bands else np.zeros((2, 2))
+            )
+            np.testing.assert_allclose(block, expected, atol=1e-12)
+    for s in range(steps):
+        assert np.linalg.norm(found[:, 2 * s : 2 * s + 2], 2) <= 1 + 1e-9
+
+
 def test_a_unit_that_comes_again_too_early_would_move_more() -> None:
     """What the test above rests on: it would see it."""
     c = np.linalg.inv(rows_of(8, 3))

@@ -177,7 +177,7 @@ class Coordinates(ABC):
         return {}
 
     def followed(self, vector: Vector, frame: Mapping[str, Tensor]) -> Vector:
-        """The vector here that does most like what ``vector`` did at another state, of this ``frame``.
+        """The vector here that does most like what ``vector`` did at another, earlier state, of this ``frame``.
 
         Linear, and never longer than ``vector``; correlated noise rests on both (mechanisms.banded).
         """

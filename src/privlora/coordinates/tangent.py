@@ -157,20 +157,24 @@ class TangentCoordinates(Coordinates):
         return {f"{g}.{name}": getattr(point, name) for g, point in enumerate(self.points) for name in "UV"}
 
     def followed(self, vector: Vector, frame: Mapping[str, Tensor]) -> Vector:
-        """M, Up and Vp in the subspaces here, each by itself: products of contractions, whatever ``right_weight`` is.
+        """The weight update that ``vector`` was, projected on the space here: what of it this space can take back.
 
-        `transport` would also turn parts of each into the others, of first order in the angle between the subspaces,
-        and then be no contraction in a rescaled metric.
+        In a rescaled metric (w != 1) that is no contraction, and the sides follow each by itself: U M V^T + Up V^T in
+        the columns of V here, U Vp^T in those of U.
         """
         made: Vector = []
-        for g, (point, (M, Up, Vp)) in enumerate(zip(self.points, vector, strict=True)):
-            U, V = point.U.to(M), point.V.to(M)
-            right = _contracted(frame[f"{g}.V"].to(M).mT @ V)  # (L, r, r)
-            left = _contracted(frame[f"{g}.U"].to(M).mT @ U)
-            on_left, on_right = Up @ right, Vp @ left
-            made.append(
-                (left.mT @ M @ right, on_left - U @ (U.mT @ on_left), on_right - V @ (V.mT @ on_right))
-            )
+        for g, (point, parts) in enumerate(zip(self.points, vector, strict=True)):
+            bases = {name: _orthonormal(frame[f"{g}.{name}"].to(parts[0])) for name in "UV"}
+            old = Point(bases["U"], point.S.to(parts[0]), bases["V"])
+            new = Point(_orthonormal(point.U.to(old.U)), old.S, _orthonormal(point.V.to(old.V)))
+            there = nearest_tangent(old, Tangent(*parts))
+            if self.right_weight == 1:
+                here = transport(old, new, there)
+            else:
+                left = (old.U @ there.M + there.Up) @ (old.V.mT @ new.V)
+                core = new.U.mT @ left
+                here = nearest_tangent(new, Tangent(core, left, there.Vp @ (old.U.mT @ new.U)))
+            made.append((here.M, here.Up, here.Vp))
         return made
 
     def moved_numbers(self) -> list[int]:
@@ -239,9 +243,11 @@ class TangentCoordinates(Coordinates):
         return [Point(of_units(p.U), of_units(p.S), of_units(p.V)) for p in self.points]
 
 
-def _contracted(t: Tensor) -> Tensor:
-    """Matrices (L, r, r) without what rounding adds to a largest singular value of 1."""
-    return t / torch.linalg.matrix_norm(t, 2).clamp_min(1.0)[:, None, None]
+def _orthonormal(basis: Tensor) -> Tensor:
+    """The nearest basis (L, m, r) whose columns are orthonormal to the rounding of float64, by Newton and Schulz."""
+    for _ in range(2):
+        basis = 1.5 * basis - 0.5 * basis @ (basis.mT @ basis)
+    return basis
 
 
 def _off(t: Tensor, basis: Tensor) -> tuple[Tensor, Tensor]:

@@ -13,9 +13,9 @@ Why n steps cost a unit ceil(n / b) releases of a Poisson-sampled Gaussian mecha
 2. Classes are dealt once, each by itself, whatever other units there are. Neighbouring data sets therefore have the
    same law of classes of the units that they share. Step 1 holds for each way to deal them, and so for their mixture;
    that classes are kept private is no part of it.
-3. A step's coordinates may be another step's turned. Where y_{t-k} is brought to the coordinates of step t by a linear
-   map F of norm 1 at most that is known before step t (`Coordinates.followed`), the entries of C are c_k F, and a
-   column's norm is still |c| at most.
+3. A step's coordinates may be another step's turned. Where y_{t-k} is brought from its own coordinates to those of
+   step t by a linear map F of norm 1 at most that is known before step t (`Coordinates.followed`), the entries of C are
+   c_k F, and a column's norm is still |c| at most.
 4. The noise may begin anew at any step, also after a crash that lost it: C is then block-diagonal, still of b bands and
    with columns of norm |c| at most. Nothing has to be charged for it, as long as the class of a step follows from what
    is charged.
@@ -80,6 +80,14 @@ def prefix_error(coefficients: Sequence[float], steps: int) -> float:
     return _error_and_gradient(np.asarray(coefficients, dtype=float), steps)[0] / steps
 
 
+def noise_in_sums(bands: int, steps: int) -> float:
+    """Of the noise in sums of releases, root mean square over a run: as a part of that of independent noise of the same
+    sigma."""
+    if bands == 1:
+        return 1.0
+    return math.sqrt(prefix_error(band_coefficients(bands, steps), steps) / prefix_error((1.0,), steps))
+
+
 def row_norms(coefficients: Sequence[float], steps: int) -> np.ndarray:
     """(steps,): the norm of each row of C^-1, by which a step's noise is larger than white noise of the same sigma."""
     return np.sqrt(np.cumsum(_filtered(np.asarray(coefficients, dtype=float), _impulse(steps)) ** 2))
@@ -112,6 +120,8 @@ def _impulse(steps: int) -> np.ndarray:
 class CorrelatedNoise:
     """C^-1 z row by row: n_t = (z_t - c_1 n_{t-1} - … - c_{b-1} n_{t-b+1}) / c_0, with each n in present coordinates.
 
+    Each n is brought there from where it was drawn: step by step, spaces that turn would lose it bit by bit.
+
     PRIVATE: whoever knows the noise of a step subtracts it from the step's release. It is not rounded, and that of the
     last b - 1 steps is kept.
 
@@ -131,8 +141,9 @@ class CorrelatedNoise:
             )
         self.coefficients = tuple(coefficients)
         self._frames = frames
-        self._past: list[Vector] = []  # the last step's first
-        self._frame: dict[str, Tensor] = {}  # where they are given
+        self._past: list[
+            tuple[Vector, Mapping[str, Tensor]]
+        ] = []  # each with its frame, the last step's first
         self._norms: list[float] = []  # of the rows of C^-1 so far, and of as many again
         self._rows = 0
         self._step: int | None = None
@@ -165,35 +176,28 @@ class CorrelatedNoise:
             )
         self._broken = True
         drawn = white()
-        past = self._followed(drawn)
-        made: Vector = []
-        for g, parts in enumerate(drawn):
-            made.append(tuple(self._row(part, [each[g][i] for each in past]) for i, part in enumerate(parts)))
-        self._past = [made, *past][: self.bands - 1]
-        self._frame = {name: tensor.clone() for name, tensor in self._frames.frame().items()}
-        self._rows, self._step, self._broken = self._rows + 1 if past else 1, step, False
+        if any(_shapes(past) != _shapes(drawn) for past, _ in self._past):
+            self._past = []  # of a space of another size: the noise begins anew
+        made: Vector = [tuple(part.clone() for part in parts) for parts in drawn]
+        for c, (past, frame) in zip(self.coefficients[1:], self._past, strict=False):
+            for parts, followed in zip(made, self._frames.followed(past, frame), strict=True):
+                for part, before in zip(parts, followed, strict=True):
+                    part.sub_(before.to(part), alpha=c)
+        for parts in made:
+            for part in parts:
+                part.div_(self.coefficients[0])
+        self._rows, self._step, self._broken = self._rows + 1 if self._past else 1, step, False
+        frame = {name: tensor.clone() for name, tensor in self._frames.frame().items()}
+        self._past = [(made, frame), *self._past][: self.bands - 1]
         return made
-
-    def _row(self, white: Tensor, past: list[Tensor]) -> Tensor:
-        made = white.clone()
-        for c, before in zip(self.coefficients[1:], past, strict=False):
-            made.sub_(before.to(made), alpha=c)
-        return made.div_(self.coefficients[0])
-
-    def _followed(self, drawn: Vector) -> list[Vector]:
-        """What is kept, in present coordinates; nothing where those have other shapes, and the noise begins anew."""
-        shapes = _shapes(drawn)
-        if any(_shapes(past) != shapes for past in self._past):
-            return []
-        return [self._frames.followed(past, self._frame) for past in self._past]
 
     def state_dict(self) -> dict[str, Tensor]:
         """PRIVATE, for a checkpoint in private/."""
         if self._step is None or self._broken:
             return {}
         tensors = {"at": torch.tensor([self._rows, self._step])}
-        tensors |= {f"frame.{name}": tensor for name, tensor in self._frame.items()}
-        for k, past in enumerate(self._past):
+        for k, (past, frame) in enumerate(self._past):
+            tensors |= {f"{k}.frame.{name}": tensor for name, tensor in frame.items()}
             tensors |= {f"{k}.{g}.{i}": t for g, parts in enumerate(past) for i, t in enumerate(parts)}
         return tensors
 
@@ -202,11 +206,6 @@ class CorrelatedNoise:
         if not tensors:
             return
         self._rows, self._step = (int(value) for value in tensors["at"])
-        self._frame = {
-            name.removeprefix("frame."): tensor
-            for name, tensor in tensors.items()
-            if name.startswith("frame.")
-        }
         self._past = []
         while f"{len(self._past)}.0.0" in tensors:
             k, past, g = len(self._past), list[tuple[Tensor, ...]](), 0
@@ -215,7 +214,8 @@ class CorrelatedNoise:
                 while f"{k}.{g}.{i}" in tensors:
                     parts, i = [*parts, tensors[f"{k}.{g}.{i}"]], i + 1
                 past, g = [*past, tuple(parts)], g + 1
-            self._past.append(past)
+            # Older checkpoints have one frame for all.
+            self._past.append((past, _under(tensors, f"{k}.frame.") or _under(tensors, "frame.")))
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         raise PrivacyError(
@@ -227,3 +227,7 @@ class CorrelatedNoise:
 
 def _shapes(vector: Vector) -> list[Any]:
     return [[tuple(t.shape) for t in parts] for parts in vector]
+
+
+def _under(tensors: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
