@@ -312,6 +312,7 @@ def train_run(
     from privlora.rehearsals.choosing import plan_run
     from privlora.running import Given, train_and_publish
     from privlora.training.callbacks import checked_callbacks
+    from privlora.training.cycles import bands_of
     from privlora.training.torch_ranks import joined
 
     told = checked_callbacks(callbacks)
@@ -336,7 +337,8 @@ def train_run(
         refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
         plan = plan_run(located, model)
         warn = getattr(observer, "on_warning", None)  # observers of old have none
-        for odd in (far_rate(located), located.privacy.mostly_empty):
+        bands = 1 if plan is None else bands_of(plan)
+        for odd in (far_rate(located, bands), located.privacy.mostly_empty):
             if warn is not None and odd is not None:
                 warn(odd)
         return located, plan
@@ -453,12 +455,19 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
     """Before the model is loaded. A name that stands for several rows is another one than the run's."""
     from privlora.methods import CHOICES, find_row
     from privlora.rehearsals.kept import read_choice
+    from privlora.training.cycles import bands_to_come
     from privlora.training.identity import fixed, refuse_other_settings
 
     method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
     if method.name not in CHOICES:
         row = find_row(method.name)
-        hyper = row.resolve(method, settings.adapter.init, privacy.steps, private=privacy.private).to_dict()
+        hyper = row.resolve(
+            method,
+            settings.adapter.init,
+            privacy.steps,
+            private=privacy.private,
+            bands=bands_to_come(privacy),
+        ).to_dict()
     refuse_other_settings(folder, fixed(settings, hyper))
     read_choice(folder)  # which refuses another one than the run's
 

@@ -44,6 +44,7 @@ from privlora.coordinates.starts import (
     tangent_start,
 )
 from privlora.errors import ConfigError
+from privlora.mechanisms import noise_in_sums
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     DirectionAdamW,
@@ -66,6 +67,9 @@ from privlora.optimizers import (
 
 RATE_STEPS = 24
 """Of the runs in which default learning rates were measured."""
+
+_OF_BANDS = 1.5
+"""The power of what is left of noise in sums by which a default rate grows with bands: measured (docs/results.md)."""
 
 RELATIVE_IN_WORDS = (
     "in the size of the frozen weights: the share of a matrix's norm by which one step's noise moves it"
@@ -230,18 +234,22 @@ class Method:
             raise no_unit(self.name)
         return relative
 
-    def rate_of(self, steps: int, *, private: bool = True, relative: bool | None = None) -> float:
+    def rate_of(
+        self, steps: int, *, private: bool = True, relative: bool | None = None, bands: int = 1
+    ) -> float:
         """The default learning rate of a run of so many steps, to three digits.
 
-        relative: as a share of the frozen weights' norms, or in entries; None: as the row has it.
+        relative: as a share of the frozen weights' norms, or in entries; None: as the row has it. bands: of the run's
+        noise, whose sums leave room for larger steps.
         """
         rate = self.learning_rate
         if self.is_relative(relative):
             unit = SPACES[self.space].weight_unit
             assert unit is not None
             rate = self.relative_learning_rate or rate / unit
-        falls = private and self.rate_falls
-        return float(f"{rate * math.sqrt(RATE_STEPS / steps) if falls else rate:.3g}")
+        if private and self.rate_falls:
+            rate *= math.sqrt(RATE_STEPS / steps) / noise_in_sums(bands, steps) ** _OF_BANDS
+        return float(f"{rate:.3g}")
 
     @property
     def called(self) -> str:
@@ -302,9 +310,12 @@ class Method:
         return {name: value for name, value in complete.items() if name not in free}
 
     def resolve(
-        self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True
+        self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True, bands: int = 1
     ) -> Hyperparameters:
-        """The settings that a run uses: what was chosen, else this row's defaults. Raises ConfigError."""
+        """The settings that a run uses: what was chosen, else this row's defaults. bands: of its noise, as planned.
+
+        Raises ConfigError.
+        """
         private = private and self.releases == "gradients"  # what follows votes trains without noise
         given = {name: value for name, value in chosen.model_dump().items() if value is not None}
         optimizer = self.choose_optimizer(chosen.optimizer)
@@ -323,7 +334,9 @@ class Method:
             optimizer=optimizer,
             init=init or self.init,
             warmup_steps=given.get("warmup_steps", round(self.warmup_fraction * steps)),
-            learning_rate=given.get("learning_rate", self.rate_of(steps, private=private, relative=relative)),
+            learning_rate=given["learning_rate"]
+            if "learning_rate" in given
+            else self.rate_of(steps, private=private, relative=relative, bands=bands),
             relative_rate=relative,
             schedule=given.get("schedule", self.schedule),
             averaging=given.get("averaging", self.averaging if private else 0.0),
@@ -682,17 +695,18 @@ def find_row(name: str) -> Method:
 _FAR, _ROUNDING = 8, 1e-9  # as a factor
 
 
-def far_rate(settings: Settings) -> str | None:
+def far_rate(settings: Settings, bands: int = 1) -> str | None:
     """In a sentence that a learning rate is eight times the method's default for such a run, or an eighth, or farther.
 
-    None for a rate that is nearer, one that is left to the row or to rehearsals, and where a row is yet to be chosen.
+    bands: of the run's noise, as planned. None for a rate that is nearer, one that is left to the row or to rehearsals,
+    and where a row is yet to be chosen.
     """
     rate, privacy = settings.method.learning_rate, settings.privacy
     if rate is None or settings.method.name in CHOICES:
         return None
     row = find_row(settings.method.name)
     relative = row.is_relative(settings.method.relative_rate)
-    default = row.rate_of(privacy.steps, private=privacy.private, relative=relative)
+    default = row.rate_of(privacy.steps, private=privacy.private, relative=relative, bands=bands)
     times = rate / default
     if max(times, 1 / times) <= _FAR * (1 - _ROUNDING):
         return None

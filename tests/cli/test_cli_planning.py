@@ -103,8 +103,11 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "times that of 1 band with this sigma, whose epsilon would be another" in shown
     assert found["noise_in_sums_at_equal_epsilon"] is None
     assert "kept noise" in shown
-    assert "prism lost by it: 1 is the default" in shown
-    assert "lost by it" not in call(capsys, "plan", config, "privacy.bands=3", "method.name=dp-sgd").out
+    assert "prism gained by it" in shown
+    assert "prism gained" not in call(capsys, "plan", config, "privacy.bands=3", "method.name=dp-sgd").out
+    grown = found["default_rate"] / call(capsys, "plan", config, "--json").json["default_rate"]
+    assert grown == pytest.approx(found["noise_in_sums"] ** -1.5, rel=1e-2)
+    assert found["hyperparameters"]["learning_rate"] == found["default_rate"]
     assert "bands" not in call(capsys, "plan", config, "--json").json
     refused = call(capsys, "plan", config, "privacy.bands=auto")
     assert "noise_multiplier is given" in refused.err
@@ -145,7 +148,7 @@ def test_auto_says_which_bands_it_took(
         ("dp-adamw", "its second moments see the larger noise of single steps"),
         ("riemannian", "its second moments see"),
         ("pe-sgd-fix", "coefficients or scores of public texts"),
-        ("prism", "prism lost by it"),
+        ("prism", "prism gained by it"),
     ],
 )
 def test_what_is_known_of_a_row_with_bands(
@@ -158,7 +161,7 @@ def test_what_is_known_of_a_row_with_bands(
     )
     line = next(x for x in call(capsys, "plan", config).out.splitlines() if x.startswith("bands"))
     assert says in line
-    assert ("two to four times" in line) == (row != "prism")
+    assert "two to four times" in line
 
 
 def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -99,10 +99,10 @@ def test_tokens_alone_say_nothing(config: Path, capsys: pytest.CaptureFixture[st
         ("records.jsonl", [], "error: --public names "),
         (
             "few.jsonl",
-            ["privacy.bands=2"],
-            "error: --public does not go with privacy.bands (on the command line), since",
+            ["data.label=label", "data.labels=2"],
+            "error: --public does not go with data.label (on the command line)",
         ),
-        ("few.jsonl", ["privacy.bands=2"], "Fix: leave out --public"),
+        ("few.jsonl", ["data.label=label", "data.labels=2"], "Fix: leave out --public"),
         ("few.jsonl", ["method.name=wishart-m2"], "error: --public does not go with method 'wishart-m2'"),
         ("12", [], "error: --public holds 5 records"),
         ("\N{GRINNING FACE}.jsonl", [], "error: --public holds 5 records"),

@@ -20,6 +20,7 @@ from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, settings_from
 from privlora.config.auto import of_few, run_sizes
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
+from privlora.mechanisms import CorrelatedNoise, band_coefficients, prefix_error
 from privlora.methods import METHODS, RATE_STEPS, find_row
 from privlora.rehearsals import settling, trials
 from privlora.rehearsals.choosing import plan_run
@@ -112,7 +113,6 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
         ({"data": {"evaluation": "public.jsonl"}, "auto": {"file": "public.jsonl"}}, "also data.evaluation"),
         ({"method": {"learning_rate": 0.1}}, "auto.file is read to choose settings, and none is auto"),
         ({"method": {"name": "auto"}}, "finds the rate of its methods itself"),
-        ({"privacy": {"bands": 2}}, "independent noise"),
         ({"privacy": {"clip_norm": "auto", "clip_quantile": 0.5}}, "learns the clip norm"),
         ({"privacy": {"private": False, "noise_multiplier": None}}, "adds no noise"),
         ({"data": {"label": "label", "labels": 2}}, "texts that a model writes"),
@@ -176,6 +176,42 @@ def test_default_rates_fall_with_the_root_of_the_steps_where_noise_is_added() ->
         assert ratio == pytest.approx(4.0 if falls else 1.0, rel=1e-2)
         assert row.rate_of(96, private=False) == own
     assert find_row("aug-pe").rate_of(96) == find_row("aug-pe").learning_rate
+
+
+def test_default_rates_grow_where_less_noise_is_left_in_sums() -> None:
+    """By the power 1.5 of what is left: measured (docs/results.md)."""
+    row = find_row("dp-sgd")
+    for steps, bands in ((24, 4), (96, 16)):
+        c = band_coefficients(bands, steps)
+        left = math.sqrt(prefix_error(c, steps) / prefix_error((1.0,), steps))
+        grown = row.rate_of(steps, bands=bands) / row.rate_of(steps)
+        assert grown == pytest.approx(left**-1.5, rel=1e-2)
+    assert row.rate_of(96, private=False, bands=16) == row.learning_rate
+    assert find_row("pe-sgd").rate_of(96, bands=16) == find_row("pe-sgd").learning_rate
+    assert row.rate_of(10**9) > 0  # at once
+
+
+def test_trials_have_the_correlated_noise_of_the_run(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In rehearsals on public records and by noise alone; and its start is the default rate of such a run."""
+    asked: list[tuple[int, int]] = []
+    following = CorrelatedNoise.next
+
+    def noted(self: CorrelatedNoise, step: int, white: Any) -> Any:
+        asked.append((self.bands, step))
+        return following(self, step, white)
+
+    monkeypatch.setattr(CorrelatedNoise, "next", noted)
+    for place in (public, None):
+        asked.clear()
+        banded = settings(place, privacy={"bands": 3, "steps": 4, "expected_batch_size": 6})
+        found = settled(banded)
+        tried = [row["learning_rate"] for row in found.facts["rows"]]
+        assert find_row("prism").rate_of(4, bands=3) in tried
+        assert {bands for bands, _ in asked} == {3}
+        assert [step for _, step in asked[:8]] == [1, 2, 3, 4] * 2
+        if place is not None:
+            draws = sum(row["draws"] for row in found.facts["rows"])
+            assert len(asked) == 4 * draws
 
 
 def test_the_best_rate_is_taken_and_refined(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:

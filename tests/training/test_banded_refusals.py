@@ -70,9 +70,3 @@ def test_federations_refuse_bands(tmp_path: Path) -> None:
     numbers = {name: value for name, value in NUMBERS.items() if name != "steps"}
     with pytest.raises(ConfigError, match=r"privacy\.bands does not go with a federation"):
         settings(tmp_path, privacy=numbers, federation=federation)
-
-
-def test_micro_batches_are_given(tmp_path: Path) -> None:
-    run = {"output": str(tmp_path / "run"), "tokens_per_micro_batch": "auto"}
-    with pytest.raises(ConfigError, match=r"auto does not go with privacy\.bands"):
-        settings(tmp_path, run=run)

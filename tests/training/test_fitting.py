@@ -12,12 +12,16 @@ from run_cases import Bench, StopAt
 from tiny_models import tiny_llama
 
 import privlora.running
-from privlora.config import Settings, settings_from
+from privlora.config import MethodSettings, Settings, settings_from
 from privlora.errors import ConfigError
+from privlora.mechanisms import CorrelatedNoise, band_coefficients
 from privlora.training import fitting
+from privlora.training.assembly import build_parts
+from privlora.training.cycles import kept_bytes
 from privlora.training.fitting import largest_fitting, with_micro_batches
 from privlora.training.footprint import free_but_for_own, free_bytes
 from privlora.training.loop import Interrupted
+from privlora.training.models import adapter_for
 from privlora.training.peak import Peak, Unknown
 
 CPU = torch.device("cpu")
@@ -92,6 +96,25 @@ def test_the_largest_that_fits(asked: list[int], free: Callable[[float], None]) 
         asked.clear()
         assert chosen(settings(), tiny_llama(), "larger ones do not fit") == tokens
         assert len(asked) == len(set(asked)) <= 6
+
+
+def test_noise_that_is_kept_takes_room(asked: list[int], free: Callable[[float], None]) -> None:
+    """16 bytes a number and band, at most: what CorrelatedNoise keeps is never more."""
+    model = tiny_llama()
+    banded = settings(privacy={**settings().privacy.model_dump(), "steps": 9, "bands": 9})
+    kept = kept_bytes(9, adapter_for(banded, model)) / MIB
+    free(kept + 10.3)
+    assert chosen(banded, model) == 256
+    assert chosen(settings(), model) > 256
+    assert "noise that is kept" in with_micro_batches(banded, model, CPU)[1].why  # type: ignore[union-attr]
+    for row in ("prism", "dp-sgd"):
+        parts = build_parts(banded.model_copy(update={"method": MethodSettings(name=row)}), tiny_llama())
+        coordinates = parts.coordinates
+        noise = CorrelatedNoise(band_coefficients(9, 9), coordinates)
+        for step in range(1, 10):
+            noise.next(step, lambda: coordinates.standard_normal(torch.zeros))  # noqa: B023
+        size = sum(t.numel() * t.element_size() for t in noise.state_dict().values())
+        assert 0 < size <= kept_bytes(9, parts.adapter)
 
 
 def test_no_step_is_taken_on_paper_where_a_bound_is_below_what_it_may_take(

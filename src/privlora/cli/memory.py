@@ -15,6 +15,7 @@ from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.errors import ConfigError
 from privlora.methods import Method
+from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.devices import device_of
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.footprint import resident_bytes, row_tokens
@@ -54,6 +55,8 @@ class MemoryEstimate:
             machine's memory or in a file, where twice as much is free; 0 for most methods.
         embedding_bytes: of votes, the directions of public_dataset_size records and of the texts, float64, in the base
             model's width; 0 without votes, or where synthesis.embedding names a model.
+        kept_noise_bytes: of correlated noise, that of the steps before and the bases in which it is given, at most; 0
+            where noise is independent.
         cache_bytes: keys and values of a batch of texts that the model writes; 0 where it writes none.
         peak: of a private step, activations and all (training.peak); None for rows without one, or where peak_unknown
             says why it cannot be told.
@@ -76,6 +79,7 @@ class MemoryEstimate:
     public_bytes: int
     embedding_bytes: int
     cache_bytes: int
+    kept_noise_bytes: int = 0
     peak: Peak | None = None
     peak_unknown: str | None = None
     resident_bytes: int = 0
@@ -141,6 +145,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         public_bytes=public,
         embedding_bytes=_embedding_bytes(settings, model) if votes else 0,
         cache_bytes=_cache_bytes(settings, model, dtype),
+        kept_noise_bytes=kept_bytes(bands_to_come(settings.privacy), adapter),
     )
 
 

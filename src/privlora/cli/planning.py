@@ -77,15 +77,13 @@ def plan(
             from privlora.rehearsals.settling import refuse_unrehearsed
             from privlora.reporting.limits import not_protected
             from privlora.training.assembly import plan_privacy, refuse_misfits
+            from privlora.training.cycles import bands_of
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:
             settings = rows_of_choice(settings)[-1]  # the one that needs more memory; all else is the same
         refuse_unrehearsed(settings)
         method = find_row(settings.method.name)
-        hyper = method.resolve(
-            settings.method, settings.adapter.init, settings.privacy.steps, private=settings.privacy.private
-        )
         refuse_misfits(settings, method)
         _look_at_public_texts(settings, method, advise)
         if advise:
@@ -96,9 +94,13 @@ def plan(
         with accounting(settings.privacy.steps):
             planned = plan_privacy(settings)[0] if settings.privacy.private else None
             cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
+        privacy, bands = settings.privacy, 1 if planned is None else bands_of(planned)
+        hyper = method.resolve(
+            settings.method, settings.adapter.init, privacy.steps, private=privacy.private, bands=bands
+        )
         facts = {
             **_facts(settings, hyper, planned),
-            "far_rate": far_rate(asked),
+            "far_rate": far_rate(asked, bands),
             "mostly_empty": settings.privacy.mostly_empty,
             **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
             "cost": cost,
@@ -261,10 +263,12 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
     """Numbers that follow from the settings alone."""
     from privlora.mechanisms import split_noise_multiplier
     from privlora.methods import find_row, uses_lora_alpha
+    from privlora.training.cycles import bands_of
 
     privacy = settings.privacy
+    bands = 1 if planned is None else bands_of(planned)
     default = find_row(settings.method.name).rate_of(
-        privacy.steps, private=privacy.private, relative=hyper.relative_rate
+        privacy.steps, private=privacy.private, relative=hyper.relative_rate, bands=bands
     )
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
@@ -465,7 +469,7 @@ def _machine_rows(
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
         )
     if memory is not None and "bands" in content:
-        kept = 8 * (content["bands"] - 1) * memory.trained_numbers
+        kept = memory.kept_noise_bytes
         of_memory += f"; kept noise {in_one_unit(kept)(kept)}"
     rows.append(("memory", of_memory))
     if chosen is not None:
@@ -484,15 +488,16 @@ def _of_row_with_bands(content: dict[str, Any]) -> str:
     """What was measured of the row with bands, or why less is known of it (docs/results.md, docs/sharp-edges.md)."""
     from privlora.methods import find_row
 
-    if content["method"] == "prism":
-        return "Where it was measured, prism lost by it: 1 is the default"
-    rates = "dp-sgd's best rates with bands were two to four times as large as without, and near its default rate it "
-    rates += "mostly lost by bands: tune method.learning_rate on public texts"
+    rates = "Best rates with bands were two to four times as large as without, and the default rate grows with them: a "
+    rates += "rate that was found for independent noise mostly loses"
     if find_row(content["method"]).public_texts:
         return (
-            f"For this method it was not measured: released are coefficients or scores of public texts, of which "
-            f"less noise cancels where they turn from step to step. {rates}"
+            "For this method it was not measured: released are coefficients or scores of public texts, of which less "
+            "noise cancels where they turn from step to step. dp-sgd's best rates with bands were two to four times as "
+            "large as without: tune method.learning_rate on public texts"
         )
+    if content["method"] == "prism":
+        return f"Where it was measured, prism gained by it. {rates}"
     if "beta2" in content["hyperparameters"]:
         return f"Of this method it was not measured: its second moments see the larger noise of single steps. {rates}"
     return rates

@@ -875,11 +875,6 @@ class Settings(Group):
             yield ValueError(
                 f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}. Fix: fewer warmup_steps"
             )
-        if self.privacy.bands != 1 and self.run.tokens_per_micro_batch == "auto":
-            yield ValueError(
-                "run.tokens_per_micro_batch=auto does not go with privacy.bands: the noise of earlier steps takes "
-                f"memory that is not counted. Fix: set it to a number, such as {MICRO_BATCH}"
-            )
         if self.method.clipping is not None and not self.privacy.private:
             yield ValueError(
                 "method.clipping contradicts privacy.private=false, which clips nothing. Fix: remove method.clipping"
@@ -1014,7 +1009,6 @@ class Settings(Group):
             (not self.privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
             (self.data.label is not None, "data.label: rehearsals know texts that a model writes"),
             (self.data.chosen is not None, "data.chosen: rehearsals know texts that a model writes"),
-            (self.privacy.bands != 1, "privacy.bands, since rehearsals have independent noise"),
             (self.method.name == AUTO, "method.name=auto, which finds the rate of its methods itself"),
             (self.synthesis is not None, "the group synthesis, whose texts are not rehearsed with here"),
             (self.federation is not None, "a federation, whose clients have no public records"),

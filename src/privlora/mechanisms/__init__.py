@@ -1,6 +1,12 @@
 """Bound each privacy unit, sum, add noise once per logical batch: the only way out of the private side."""
 
-from privlora.mechanisms.banded import CorrelatedNoise, band_coefficients, prefix_error, row_norms
+from privlora.mechanisms.banded import (
+    CorrelatedNoise,
+    band_coefficients,
+    noise_in_sums,
+    prefix_error,
+    row_norms,
+)
 from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
 from privlora.mechanisms.distributed import PlainSums, ShareMechanism, SumMechanism
 from privlora.mechanisms.gaussian import (
@@ -45,6 +51,7 @@ __all__ = [
     "band_coefficients",
     "clipping_slack",
     "lattice_for",
+    "noise_in_sums",
     "prefix_error",
     "row_norms",
     "split_noise_multiplier",

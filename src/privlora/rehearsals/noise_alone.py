@@ -31,6 +31,7 @@ from privlora.evaluation.generation import Sampling, generate_tokens, start_of_t
 from privlora.evaluation.next_token import record_losses
 from privlora.rehearsals.trials import Noise, Told, trial_step
 from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.cycles import bands_of
 from privlora.training.models import unchanged_afterwards
 
 AIM: Final = 0.1
@@ -100,7 +101,9 @@ def noise_trials(
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             states, hyper = parts.states(), parts.hyper
-            noise = Noise(plan.event.noise_multiplier, settings.privacy, settings.privacy.n)
+            noise = Noise(
+                plan.event.noise_multiplier, settings.privacy, settings.privacy.n, bands=bands_of(plan)
+            )
 
             def losses(rate: float) -> Tensor:
                 found = []

@@ -24,6 +24,7 @@ from privlora.errors import ConfigError
 from privlora.randomness import counter_generator
 from privlora.rehearsals.trials import Noise, Told, trial_step
 from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.cycles import bands_to_come
 from privlora.training.models import unchanged_afterwards
 
 _TIMING: Final = "timing steps on random tokens"
@@ -97,7 +98,7 @@ def measure_pace(
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
             records = _random_texts(model, tokenizer, 2 * few, tokens, settings.run.seed)
-            noise = Noise(1.0, settings.privacy, settings.privacy.n)
+            noise = Noise(1.0, settings.privacy, settings.privacy.n, bands=bands_to_come(settings.privacy))
             step = trial_step(parts, records, noise, 0)
             done, total = 0, 1 + 2 * _REPEATS
 

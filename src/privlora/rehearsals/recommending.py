@@ -20,11 +20,13 @@ import torch
 from privlora.config import Settings
 from privlora.config.auto import PASSES, of_few, run_sizes
 from privlora.errors import ConfigError
+from privlora.mechanisms import noise_in_sums
 from privlora.methods import find_method
 from privlora.rehearsals.pace import Pace, measure_pace, most_passes
 from privlora.rehearsals.settling import public_texts, refuse_unrehearsed, try_rates
 from privlora.rehearsals.trials import Told, start_losses
 from privlora.training.assembly import plan_privacy
+from privlora.training.cycles import bands_of
 
 _PASSES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _EPSILONS = (0.5, 1.0, 2.0, 3.0, 6.0, 8.0)
@@ -200,12 +202,16 @@ def _sized(
 ) -> Size:
     privacy, row = settings.privacy, find_method(settings.method.name)
     steps, batch = steps or privacy.steps, batch or privacy.b
-    rate = settings.method.learning_rate
-    if rate is None:
-        rate = row.rate_of(steps, relative=row.is_relative(settings.method.relative_rate))
+    given = settings.method.learning_rate
     passes = steps * batch / privacy.n
     divided = (steps, batch) == run_sizes(privacy.n, passes)
-    blank = Size(epsilon, passes, steps, batch, 0.0, 0.0, rate, own=own, divided=divided)
+    blank = Size(epsilon, passes, steps, batch, 0.0, 0.0, given or 0.0, own=own, divided=divided)
     plan, _ = plan_privacy(_of_size(settings, blank))
-    sigma = plan.event.noise_multiplier
-    return replace(blank, noise_multiplier=sigma, noise=sigma / (batch * math.sqrt(steps)))
+    sigma, bands = plan.event.noise_multiplier, bands_of(plan)
+    rate = row.rate_of(steps, relative=row.is_relative(settings.method.relative_rate), bands=bands)
+    return replace(
+        blank,
+        learning_rate=rate if given is None else given,
+        noise_multiplier=sigma,
+        noise=sigma * noise_in_sums(bands, steps) / (batch * math.sqrt(steps)),
+    )

@@ -29,6 +29,7 @@ from privlora.rehearsals.noise_alone import rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.cycles import bands_to_come
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
@@ -205,7 +206,7 @@ def try_rates(
         with parts.adapter:
             privacy = settings.privacy
             drawn = trial_batch(privacy.b, sigma, parts.coordinates.dimension)
-            noise = Noise(sigma, privacy, privacy.n, drawn=drawn)
+            noise = Noise(sigma, privacy, privacy.n, drawn=drawn, bands=bands_to_come(privacy))
             start = parts.hyper.learning_rate
             attempt = trials_of(parts, parts.states(), texts, noise, tick)
             if settings.method.learning_rate is None:

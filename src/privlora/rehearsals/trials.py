@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 
 from privlora.accounting import StepEvent
+from privlora.accounting.events import CyclicPoissonSampling, Sampling
 from privlora.config import PrivacySettings, Settings
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import DataError
 from privlora.evaluation.next_token import record_losses
-from privlora.mechanisms import GaussianMechanism, NoiseSource
+from privlora.mechanisms import CorrelatedNoise, GaussianMechanism, NoiseSource, band_coefficients
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_method
 from privlora.randomness import counter_generator, private_generator
@@ -54,12 +55,14 @@ class Texts:
 @dataclass(frozen=True)
 class Noise:
     """A run's mechanism. multiplier: sigma. privacy: its other settings. records: N of the trials. drawn: of them in a
-    step of a trial at most, in expectation; None for as many as in the run's."""
+    step of a trial at most, in expectation; None for as many as in the run's. bands: of correlated noise; trials draw
+    from all records at every step, which changes no batch's law, only who is in which."""
 
     multiplier: float
     privacy: PrivacySettings
     records: float
     drawn: int | None = None
+    bands: int = 1
 
     @property
     def batch(self) -> float:
@@ -240,16 +243,22 @@ def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step
     key, batches_key, masks_key = (int(k) for k in generator.integers(2**62, size=3))
     draws = PoissonSampler(count, batch / count, insecure_seed=batches_key)
     sigma = noise.std * batch / noise.privacy.clip_norm
+    sampling: Sampling = draws.sampling
+    correlated = None
+    if noise.bands > 1:
+        sampling = CyclicPoissonSampling(min(1.0, noise.bands * batch / count), noise.bands)
+        correlated = CorrelatedNoise(band_coefficients(noise.bands, noise.privacy.steps), parts.coordinates)
     return Step(
         state=parts,
         mechanism=GaussianMechanism(
             parts.coordinates,
             clip_norm=noise.privacy.clip_norm,
-            event=StepEvent(draws.sampling, sigma),
+            event=StepEvent(sampling, sigma),
             expected_batch_size=batch,
             ledger=Uncharged(),
             noise=NoiseSource(key),
             clipping=parts.hyper.clipping,
+            correlated=correlated,
         ),
         examples=records,
         learning_rate=parts.learning_rate,

@@ -38,7 +38,7 @@ from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.classifier import head_of, refuse_other_rows
-from privlora.training.cycles import Cycles, bands_of, planned_sampling, refuse_bands
+from privlora.training.cycles import Cycles, bands_of, bands_to_come, planned_sampling, refuse_bands
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, sampler, text_column, tokenise
 from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
@@ -333,7 +333,9 @@ def build_parts(
         refuse_missing_texts(method)
     lora = settings.adapter
     privacy = settings.privacy
-    hyper = method.resolve(settings.method, lora.init, privacy.steps, private=privacy.private)
+    hyper = method.resolve(
+        settings.method, lora.init, privacy.steps, private=privacy.private, bands=bands_to_come(privacy)
+    )
     set_checkpointing(model, settings.model.gradient_checkpointing)
     subspaces = None
     if hyper.init == PUBLIC_GRADIENT and public is not None:

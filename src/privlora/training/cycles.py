@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from hashlib import sha256
 
 from privlora.accounting import Adjacency, Ledger, Plan
 from privlora.accounting.calibration import calibrate_noise_multiplier
-from privlora.accounting.events import CyclicPoissonSampling, Sampling
+from privlora.accounting.events import CyclicPoissonSampling, PoissonSampling, Sampling
+from privlora.adapters import LowRankAdapter
 from privlora.config import PrivacySettings
 from privlora.data.sampling import classes_of
 from privlora.errors import ConfigError, PrivacyError
-from privlora.mechanisms import band_coefficients, prefix_error, row_norms
+from privlora.mechanisms import band_coefficients, noise_in_sums, prefix_error, row_norms
 from privlora.randomness import private_key
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
@@ -109,6 +111,22 @@ def planned_sampling(
     return best
 
 
+def bands_to_come(privacy: PrivacySettings) -> int:
+    """b of the plan that a run on ``privacy`` will have, before there is one; 1 where noise is independent, or none."""
+    if not privacy.private or privacy.bands == 1:
+        return 1
+    sampling = planned_sampling(privacy, PoissonSampling(privacy.q))
+    return sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
+
+
+def kept_bytes(bands: int, adapter: LowRankAdapter) -> int:
+    """Of the noise of bands - 1 steps in float64, and at most as much for the bases in which it is given."""
+    body, *beside = adapter.parts  # of a classifier, its last layer, which is trained as a whole
+    numbers = sum(body.rank * (s.m + s.n + body.rank) for s in body.sites)
+    numbers += sum(s.m * s.n for part in beside for s in part.sites)
+    return 16 * (bands - 1) * numbers
+
+
 def _cyclic(privacy: PrivacySettings, bands: int) -> CyclicPoissonSampling:
     return CyclicPoissonSampling(bands * privacy.q, bands)
 
@@ -127,7 +145,7 @@ def noise_of_bands(
     return {
         "rate_of_a_class": sampling.sample_rate,
         "largest_row": float(row_norms(c, privacy.steps).max()),
-        "noise_in_sums": (prefix_error(c, privacy.steps) / prefix_error((1.0,), privacy.steps)) ** 0.5,
+        "noise_in_sums": noise_in_sums(bands, privacy.steps),
         "noise_in_sums_at_equal_epsilon": equal,
     }
 
@@ -136,10 +154,14 @@ def _error(privacy: PrivacySettings, sampling: Sampling, bands: int, adjacency: 
     """The expected square of the noise in sums of releases, in units of C^2."""
     assert privacy.target_epsilon is not None
     assert privacy.delta is not None
-    found = calibrate_noise_multiplier(
-        sampling, privacy.steps, privacy.target_epsilon, privacy.delta, adjacency=adjacency
-    )
-    return found.noise_multiplier**2 * prefix_error(band_coefficients(bands, privacy.steps), privacy.steps)
+    sigma = _calibrated(sampling, privacy.steps, privacy.target_epsilon, privacy.delta, adjacency)
+    return sigma**2 * prefix_error(band_coefficients(bands, privacy.steps), privacy.steps)
+
+
+@lru_cache(maxsize=64)
+def _calibrated(sampling: Sampling, steps: int, epsilon: float, delta: float, adjacency: Adjacency) -> float:
+    """Seconds each, and asked for by the plan, the learning rate and the memory of one run."""
+    return calibrate_noise_multiplier(sampling, steps, epsilon, delta, adjacency=adjacency).noise_multiplier
 
 
 def refuse_bands(privacy: PrivacySettings, what: str) -> None:

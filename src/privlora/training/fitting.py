@@ -20,6 +20,7 @@ from privlora.config.one_place import MICRO_BATCH
 from privlora.errors import ConfigError
 from privlora.methods import CHOICES, find_row
 from privlora.sizes import in_one_unit
+from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.footprint import free_bytes
 from privlora.training.models import adapter_for
 from privlora.training.peak import (
@@ -107,6 +108,8 @@ def _fitted(
     room = part * (free / sharing - (0 if loaded else model_bytes(model)))
     if device.type == "cpu":
         room -= settings.privacy.n * (_RECORD_BYTES + _TOKEN_BYTES * length)
+    noise = kept_bytes(bands_to_come(settings.privacy), adapter_for(settings, model))
+    room -= noise
 
     def peak(tokens: int, of: Settings = settings) -> Peak:
         found = peak_of_a_step(of, model, device, max_tokens=tokens, told=told)
@@ -136,7 +139,11 @@ def _fitted(
     if free == float("inf"):
         return Fitted(tokens, f"micro-batches of {tokens} tokens: what is free is not known; {bound}", found)
     say = in_one_unit(takes, room, free)
-    kept = [*([] if loaded else ["the model"]), *(["the records"] if device.type == "cpu" else [])]
+    kept = [
+        *([] if loaded else ["the model"]),
+        *(["the records"] if device.type == "cpu" else []),
+        *(["noise that is kept"] if noise else []),
+    ]
     return Fitted(
         tokens,
         f"micro-batches of {tokens} tokens: a step takes {'less than ' * (found is None)}{say(takes)} at its most and "
