@@ -20,6 +20,7 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 LOADING = "loading torch and transformers"
+CHECKING = "checking every file of the release against its report and ledger"
 PHASES = (
     LOADING,
     "loading the model",
@@ -27,6 +28,7 @@ PHASES = (
     "preparing the first step",
     "preparing the next step",
     "preparing the release",
+    CHECKING,
 )
 """What commands say in pipes as it begins."""
 TRAINING = PHASES[:4]

@@ -153,8 +153,8 @@ def evaluate(
     if per_example and not as_json:
         raise ConfigError("--per-example is printed with --json only", fix="add --json")
     _refuse_early(settings, scoring, adapter)
-    with quiet_libraries():
-        with loading(piped=True):
+    with quiet_libraries(told=True):
+        with loading():
             import privlora.training.models  # noqa: F401 - what takes seconds of all that is imported below
 
         if settings.label is not None:

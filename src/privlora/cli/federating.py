@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privlora.accounting import Plan, read_ledger
-from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, emit, err, loading, out, quiet_libraries
 from privlora.cli.no_federation import no_federation
 from privlora.cli.rule_table import show_rules
 from privlora.cli.training import OverridesArgument, explained_stops, promised
@@ -97,7 +97,7 @@ def federate(
         return
     folder = RunFolder(Path(settings.run.output))
     if folder.settings.exists() or folder.ledger.exists():
-        with quiet_libraries():
+        with quiet_libraries(told=True):
             from privlora.federated.run import refuse_used
 
             refuse_used(folder)
@@ -108,8 +108,9 @@ def federate(
 def _write(
     app: Path, settings: Settings, superlink: str, root_certificates: Path | None, as_json: bool
 ) -> None:
-    with quiet_libraries():
-        from privlora.federated.flower.app import write_app
+    with quiet_libraries(told=True):
+        with loading():
+            from privlora.federated.flower.app import write_app
 
         folder = write_app(app, settings, superlink=superlink, root_certificates=root_certificates)
     name = settings.model.name
@@ -136,8 +137,9 @@ def federation_in(settings: Settings) -> FederationSettings:
 
 def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
     """Resume a federation, and show what it leaves."""
-    with quiet_libraries():
-        from privlora.federated.run import going_on, is_over
+    with quiet_libraries(told=True):
+        with loading():
+            from privlora.federated.run import going_on, is_over
 
         if is_over(folder, settings):
             err().print(
@@ -152,15 +154,16 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
 def _run(
     folder: RunFolder, settings: Settings, as_json: bool, *, fresh: bool, simulated: bool = False
 ) -> None:
-    with quiet_libraries():
-        from privlora.federated.plans import client_plan, server_plan, with_local_method
-        from privlora.federated.words import in_a_line, warnings
-
+    with quiet_libraries(told=fresh):  # a resume said so already
         start: Callable[..., Federated]
-        if simulated:
-            from privlora.federated.flower.simulation import simulate as start
-        else:
-            from privlora.federated.run import federate as start
+        with loading():
+            from privlora.federated.plans import client_plan, server_plan, with_local_method
+            from privlora.federated.words import in_a_line, warnings
+
+            if simulated:
+                from privlora.federated.flower.simulation import simulate as start
+            else:
+                from privlora.federated.run import federate as start
 
         settings = with_local_method(settings)
         with accounting(settings.privacy.steps), settings.placing():

@@ -69,7 +69,7 @@ def plan(
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
     shown = out()  # inside, what libraries print goes to stderr
-    with quiet_libraries(), settings.placing():
+    with quiet_libraries(told=True), settings.placing():
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.methods import CHOICES, far_rate, find_row
@@ -187,7 +187,7 @@ def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> N
 
 
 def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
-    with quiet_libraries():
+    with quiet_libraries(told=True):
         with loading():
             from privlora.cli.federation_plan import plan_federation
 

@@ -28,7 +28,7 @@ def push(
     as_json: JsonOption = False,
 ) -> None:
     """Upload RUN/release, and nothing else, to the Hugging Face hub."""
-    with quiet_libraries():
+    with quiet_libraries(told=True):
         from privlora.reporting.pushing import push as push_release
 
         folder = RunFolder(run)

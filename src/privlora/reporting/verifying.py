@@ -31,7 +31,6 @@ from privlora.reporting.annex import (
     read_book,
 )
 from privlora.reporting.annex_page import render_annex
-from privlora.reporting.facts import PRIVATE
 from privlora.reporting.publication import (
     check_same_run,
     differences,
@@ -55,6 +54,7 @@ from privlora.reporting.seals import (
     text_of,
 )
 from privlora.reporting.signing import fingerprint_of, is_signed_rightly
+from privlora.reporting.statement import PRIVATE
 from privlora.reporting.verifying_clients import check_clients, check_colluding, ledgers_of_clients
 from privlora.training.files import AUDITED, RunFolder
 from privlora.version import __version__
