@@ -21,7 +21,7 @@ from privlora.rehearsals.trials import Noise, Texts
 from privlora.training.assembly import Parts
 from privlora.training.peak import Peak, Unknown
 
-BEGUN = [LOADING, "counting the memory of a step, without taking it"]
+BEGUN = [LOADING, "working out how much memory a step needs, and how many tokens fit at once"]
 """What a plan says in pipes before what takes long."""
 
 

@@ -216,7 +216,7 @@ def test_a_finished_run_takes_no_steps_on_paper_either(
     config = write_config(folder, run_settings(model, folder, run={"tokens_per_micro_batch": "auto"}))
     first = call(capsys, "train", config)
     assert "a step takes less than" in first.err
-    assert "counting the memory" not in first.err  # where a bound is below what is free
+    assert "working out how much memory" not in first.err  # where a bound is below what is free
     run = folder / "run"
     ledger = (run / "release" / "ledger.jsonl").read_bytes()
     if left == "no report":  # a crash while the release was written
