@@ -23,6 +23,7 @@ LOADING = "loading torch and transformers"
 CHECKING = "checking every file of the release against its report and ledger"
 PHASES = (
     LOADING,
+    "looking at the tokenizer and the first records",
     "loading the model",
     "reading the records",
     "preparing the first step",
@@ -31,7 +32,7 @@ PHASES = (
     CHECKING,
 )
 """What commands say in pipes as it begins."""
-TRAINING = PHASES[:4]
+TRAINING = PHASES[:5]
 """Of these the ones of `privlora train`, in their order."""
 EVALUATING = (LOADING, "reading the records", "loading the model")
 """Of these the ones of `privlora evaluate`, in their order."""

@@ -90,6 +90,7 @@ def train_and_publish(
     if fresh and given.model is None:
 
         def look() -> None:
+            begins("looking at the tokenizer and the first records")
             look_first(settings, given.tokenizer, given.records, given.evaluation)
 
         ranks.same(look)
