@@ -34,7 +34,6 @@ from privlora.coordinates import (
 )
 from privlora.coordinates.headed import HeadedCoordinates
 from privlora.coordinates.starts import (
-    PUBLIC_GRADIENT,
     Subspaces,
     factor_start,
     projected_start,
@@ -44,6 +43,7 @@ from privlora.coordinates.starts import (
     tangent_start,
 )
 from privlora.errors import ConfigError
+from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     DirectionAdamW,
