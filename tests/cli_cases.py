@@ -20,16 +20,19 @@ CHAT_TEMPLATE = (
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
 LOADING = "loading torch and transformers"
+CHECKING = "checking every file of the release against its report and ledger"
 PHASES = (
     LOADING,
+    "looking at the tokenizer and the first records",
     "loading the model",
     "reading the records",
     "preparing the first step",
     "preparing the next step",
     "preparing the release",
+    CHECKING,
 )
 """What commands say in pipes as it begins."""
-TRAINING = PHASES[:4]
+TRAINING = PHASES[:5]
 """Of these the ones of `privlora train`, in their order."""
 EVALUATING = (LOADING, "reading the records", "loading the model")
 """Of these the ones of `privlora evaluate`, in their order."""

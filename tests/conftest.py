@@ -118,7 +118,7 @@ def drawn() -> None:
 @pytest.fixture
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the report and its plots, which take seconds; the adapter is still written."""
-    monkeypatch.setattr("privlora.reporting.publication.gather", lambda *_: {})
+    monkeypatch.setattr("privlora.reporting.facts.gather", lambda *_: {})
     monkeypatch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
 
 

@@ -263,12 +263,12 @@ def test_all_that_is_unknown_is_told_at_once() -> None:
             f"  - unknown setting 'privacy.foo' {where}, setting 'privacy.bar' {where}. Fix: known: private, target_ep",
             f"  - unknown setting 'privacy.clipnorm' {where}. Fix: did you mean 'clip_norm'? Write privacy.clip_norm=3",
             "  - unknown group 'privcy'. Fix: did you mean 'privacy'?",
-            "  A setting that is ignored may be one that privacy rests on",  # once, at the end
+            "  Were it ignored, the run might lack a protection that you meant to ask for",  # once, at the end
         ),
         strict=True,
     ):
         assert line.startswith(start)
-    assert told.count("A setting that is ignored") == 1
+    assert told.count("Were it ignored") == 1
 
 
 def test_unknown_and_missing_settings_and_a_wrong_method_are_told_at_once() -> None:
@@ -365,10 +365,10 @@ def test_what_is_wrong_on_the_command_line_is_not_laid_on_the_file(tmp_path: Pat
     for override, told in {
         "privacy.steps=abc": "privacy.steps=(text, not shown: it may be private) is no whole number. Fix: a whole "
         "number, or auto, as privacy.steps=200",
-        "privacy.stepz=5": "unknown setting 'privacy.stepz'. A setting that is ignored may be one that privacy rests "
-        "on. Fix: did you mean 'steps'? Write privacy.steps=5",
-        "privacy.learning_rate=5": "unknown setting 'privacy.learning_rate'. A setting that is ignored may be one "
-        "that privacy rests on. Fix: it belongs elsewhere: write method.learning_rate",
+        "privacy.stepz=5": "unknown setting 'privacy.stepz'. Were it ignored, the run might lack a protection that "
+        "you meant to ask for. Fix: did you mean 'steps'? Write privacy.steps=5",
+        "privacy.learning_rate=5": "unknown setting 'privacy.learning_rate'. Were it ignored, the run might lack a "
+        "protection that you meant to ask for. Fix: it belongs elsewhere: write method.learning_rate",
     }.items():
         with pytest.raises(ConfigError) as caught:
             load_settings(config, [override])

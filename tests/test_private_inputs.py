@@ -522,7 +522,7 @@ def test_the_summary_is_on_the_screen_and_in_private_alone(
     assert ended.code == 0
     lines = [line for line in ended.err.splitlines() if "37 records" in line]
     assert len(lines) == 1
-    assert lines[0].startswith("PRIVATE, here and in private/ only: 37 records of 37 units")
+    assert lines[0].startswith("PRIVATE, here and in private/ only: 37 records, ")
     assert "37 records" not in ended.out
     found = json.loads((tmp_path / "run" / "private" / "data_summary.json").read_text())
     assert (found["records"], found["units"], found["empty"]) == (37, 37, 0.0)

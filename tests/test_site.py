@@ -16,7 +16,7 @@ import yaml
 from click import Command, Context, Group, MissingParameter
 from typer.main import get_command
 
-from privlora.cli.commands import app
+from privlora.cli.commands import app_of
 from privlora.config import settings_from
 from privlora.config.groups import Settings
 
@@ -42,7 +42,7 @@ def commands(page: Path) -> Iterator[str]:
 
 def parse(words: list[str]) -> None:
     """Raise click's UsageError where the program would; nothing is run."""
-    group = get_command(app)
+    group = get_command(app_of())
     assert isinstance(group, Group)
     with Context(group, info_name="privlora") as parent:
         name, command, rest = group.resolve_command(parent, words)

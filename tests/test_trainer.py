@@ -18,7 +18,7 @@ from transformers import TrainingArguments
 from privlora import PrivateConfig, PrivateTrainer
 from privlora.config import ModelSettings
 from privlora.demo import model_path
-from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, RunError
 from privlora.result import Result
 from privlora.trainer.arguments import RENAMED, TRANSLATED, WHY, WITHOUT_EFFECT, groups_of
 from privlora.training.callbacks import PublicEvent
@@ -261,6 +261,20 @@ def test_steps_count_above_epochs_as_in_transformers() -> None:
     assert groups_of(arguments(num_train_epochs=2), {**PROMISE, "steps": 4}, None).privacy["steps"] == 4
     with pytest.raises(ConfigError, match=r"TrainingArguments\.max_steps=4, and privacy has steps=5"):
         groups_of(arguments(), {**PROMISE, "steps": 5}, None)
+
+
+def test_what_goes_wrong_later_is_told_in_the_names_of_the_script(tmp_path: Path) -> None:
+    """Those of `fine_tune`, which trains behind it, nobody wrote; nor have they a meaning here."""
+    (tmp_path / "notes.txt").write_text("a patient")
+    theirs = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=2, report_to="none")
+    for args, more in ((theirs, {"privacy": PROMISE}), (config(tmp_path), {})):
+        with pytest.raises(RunError, match=r"Fix: set output_dir=… to a new folder$"):
+            trainer(args, **more).train()
+    with pytest.raises(ModelError, match=r"Fix: set max_length=… to at most "):
+        trainer(config(tmp_path / "run", max_length=100_000)).train()
+    for name, called in {"output": "output_dir", "data": "train_dataset", "adapter": "peft_config"}.items():
+        with pytest.raises(ConfigError, match=f"Fix: {name}: it is called {called} here"):
+            trainer(config(tmp_path), **{name: "x"})
 
 
 def test_an_argument_of_a_group_is_answered_by_it() -> None:

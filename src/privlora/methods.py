@@ -34,7 +34,6 @@ from privlora.coordinates import (
 )
 from privlora.coordinates.headed import HeadedCoordinates
 from privlora.coordinates.starts import (
-    PUBLIC_GRADIENT,
     Subspaces,
     factor_start,
     projected_start,
@@ -45,6 +44,7 @@ from privlora.coordinates.starts import (
 )
 from privlora.errors import ConfigError
 from privlora.mechanisms import noise_in_sums
+from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     DirectionAdamW,

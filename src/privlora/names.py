@@ -16,6 +16,10 @@ UNNAMED = "unnamed"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """What peft writes of an adapter: its configuration and its weights."""
 
+RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT = "random", "w0-subspace", "spectral-split"
+PUBLIC_GRADIENT = "public-gradient"
+"""Where training starts (`coordinates.starts`), as settings and reports name it; all else is an adapter's folder."""
+
 
 def is_local(name: str) -> bool:
     """Whether a model or an adapter of this name is a folder of this machine, as loaders look for it."""

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 
@@ -27,11 +27,13 @@ from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
 from privlora.reporting.texts import publish_texts
 from privlora.result import Result
+from privlora.sizes import COUNTING
 from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.callbacks import watching
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.classifier import head_of, padded_as
+from privlora.training.counted import Counted, counted
 from privlora.training.files import RunFolder, read_lines, write_atomically
 from privlora.training.first_looks import look_first
 from privlora.training.fitting import Fitted, with_micro_batches
@@ -78,9 +80,6 @@ class Given:
     progress: Progress | None
 
 
-_ON_PAPER: Final = "counting the memory of a step, without taking it"
-
-
 def train_and_publish(
     settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
 ) -> Result:
@@ -91,6 +90,7 @@ def train_and_publish(
     if fresh and given.model is None:
 
         def look() -> None:
+            begins("looking at the tokenizer and the first records")
             look_first(settings, given.tokenizer, given.records, given.evaluation)
 
         ranks.same(look)
@@ -111,18 +111,22 @@ def train_and_publish(
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
     over = not fresh and is_over(folder)
 
-    def split() -> tuple[Settings, Fitted | None]:
+    def split() -> tuple[Settings, Fitted | None, Counted | None]:
         device = next(model.parameters()).device
         # Without a GPU they share the machine's memory.
         sharing = ranks.size if device.type == "cpu" else 1
         if asked != "auto" or over:  # there is no step to cut into micro-batches
-            return settings, None
-        options: dict[str, Any] = {"told": partial(told, _ON_PAPER)}
+            return settings, None, None
+        of_steps = counted(settings, model, device, folder)
+        options: dict[str, Any] = {"told": partial(told, COUNTING), "known": of_steps.sizes}
         if device.type == "cpu":  # records were looked at, or are held by who called
             options |= {"loaded": False, "free": free_but_for_own()}
-        return with_micro_batches(settings, model, device, sharing=sharing, **options)
+        cut, found = with_micro_batches(settings, model, device, sharing=sharing, **options)
+        if not fresh:
+            of_steps.keep(folder)
+        return cut, found, of_steps
 
-    settings, micro_batches = ranks.same(split)
+    settings, micro_batches, of_steps = ranks.same(split)
     if micro_batches is not None and given.on_choice is not None:
         given.on_choice(micro_batches.why)
 
@@ -168,6 +172,8 @@ def train_and_publish(
                 choice = "" if chosen is None else proof_of(chosen.text)
                 keep_identity(folder, replace(identity, settings=planned, choice=choice))
                 keep_choice(folder, chosen)
+                if of_steps is not None:
+                    of_steps.keep(folder)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
                 data.keep_tokens(folder.tokens)

@@ -54,7 +54,7 @@ def test_a_federation_from_its_yaml(config: Path, folder: Path, capsys: pytest.C
     assert (found["private"], found["secure_sums"], found["threshold"]) == (True, False, None)
     assert found["event"]["sampling"]["sample_rate"] == 12 / 40
     assert found["bytes_up"] > found["bytes_down"] > 0
-    shown = ended.err.splitlines()
+    shown = after(ended, LOADING)
     assert shown[0].startswith(
         "plan: 3 clients train together, all of them in each of 2 rounds. Rule tan: 2 local"
     )
@@ -63,9 +63,9 @@ def test_a_federation_from_its_yaml(config: Path, folder: Path, capsys: pytest.C
     assert "No secure sums: the server sees each client's message" in shown[0]
     assert sum(line.startswith("round 2/2  3/3 clients") for line in shown) == 1
     assert sum(line.startswith("held-out loss after round") for line in shown) == 2
-    (after,) = (line for line in shown if line.startswith("held-out loss after round 2: "))
+    (held_out,) = (line for line in shown if line.startswith("held-out loss after round 2: "))
     (last,) = (line for line in shown if line.startswith("round 2/2"))
-    assert last.endswith(f"  held-out loss {after.split()[5]}")
+    assert last.endswith(f"  held-out loss {held_out.split()[5]}")
     assert "held-out loss" not in next(line for line in shown if line.startswith("round 1/2"))
     assert found["epsilon_against_another_client"] == found["epsilon"]
     assert (found["colluding"], found["warnings"]) == ([], [])
@@ -159,7 +159,7 @@ def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert ended.json["epsilon_against_another_client"] == pytest.approx(planned["colluding"][0]["epsilon"])
     assert ended.json["colluding"][0]["epsilon"] == ended.json["epsilon_against_another_client"]
     larger = f"{rounded_up(ended.json['epsilon_against_another_client'])} against another client"
-    assert larger in ended.err.splitlines()[0]
+    assert larger in after(ended, LOADING)[0]
     again = call(capsys, "resume", Path(ended.json["adapter"]).parent)
     assert larger in again.out.splitlines()[-1]
     assert {read_ledger(path).charges for path in ended.json["ledgers"].values()} == {2}
@@ -169,7 +169,7 @@ def test_a_trusted_server_has_the_ledger(config: Path, capsys: pytest.CaptureFix
     whole = ["federation.rule=ffa", "federation.privacy_model=client", "federation.trusted_server=true"]
     ended = call(capsys, "federate", config, *whole, "--json")
     assert ended.code == 0, ended.err
-    assert "NOT from the server" in ended.err.splitlines()[0]
+    assert "NOT from the server" in after(ended, LOADING)[0]
     assert ended.json["unit"] == "client"
     assert ended.json["ledgers"] == {}
     assert read_ledger(ended.json["ledger"]).charges == 2
@@ -190,7 +190,7 @@ def test_what_is_not_private_says_so(
 ) -> None:
     ended = call(capsys, "federate", config, *privacy)
     assert ended.code == 0, ended.err
-    assert "NOT PRIVATE" in ended.err.splitlines()[0]
+    assert "NOT PRIVATE" in after(ended, LOADING)[0]
     assert "round 2/2  3/3 clients  NOT PRIVATE" in ended.err
     assert ended.out.splitlines()[-1] == "promise:  NOT PRIVATE: nothing is promised about the records"
     assert "ε" not in ended.out + ended.err
@@ -232,7 +232,9 @@ def test_an_interrupted_federation_goes_on(
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
     assert "round 1/2" not in resumed.err
-    begun = re.match(r"going on after round 1 of 2, epsilon so far ([\d.]+) \(δ 0.001\)\n", resumed.err)
+    begun = re.match(
+        r"going on after round 1 of 2, epsilon so far ([\d.]+) \(δ 0.001\)$", after(resumed, LOADING)[0]
+    )
     assert begun is not None, resumed.err
     assert 0 < float(begun[1]) < resumed.json["epsilon"]
     assert "round 2/2  3/3 clients" in resumed.err
@@ -240,10 +242,11 @@ def test_an_interrupted_federation_goes_on(
     assert {read_ledger(path).charges for path in resumed.json["ledgers"].values()} == {4}
     again = call(capsys, "resume", run, "--json")
     assert again.json == resumed.json
-    assert again.err.startswith("this federation is over already: no round is left")
+    over = "this federation is over already: no round is left"
+    assert after(again, LOADING)[0].startswith(over)
     assert "already" not in resumed.err
     (run / "release" / "report.html").unlink()  # as a crash leaves it
-    assert call(capsys, "resume", run).err.startswith("this federation is over already")
+    assert after(call(capsys, "resume", run), LOADING)[0].startswith(over)
     assert (run / "release" / "report.html").exists()
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, check
+from cli_cases import LOADING, call, check
 from rich.console import Console
 
 from privlora.methods import CHOICES, METHODS, RATE_STEPS, SPACES, VOTE_METHODS
@@ -121,7 +121,7 @@ def test_the_demo_is_wired(
     assert call(capsys, "demo", *options).out == "live\n"
     ended = call(capsys, "demo", *options, "--output", tmp_path, "--json")
     assert ended.json == {"output": str(tmp_path), "loss": None}
-    assert ended.err == "live\n"
+    assert ended.err == f"{LOADING}\nlive\n"
 
 
 def test_one_demo_at_a_time(capsys: pytest.CaptureFixture[str]) -> None:
@@ -142,7 +142,7 @@ def test_ctrl_c_in_a_demo_is_one_line(
     monkeypatch.setitem(sys.modules, "privlora.demo.few", module)
     ended = call(capsys, "demo", "--few")
     assert (ended.code, ended.out) == (130, "")
-    assert ended.err == "interrupted: the demo is not whole; run it again for all of it\n"
+    assert ended.err == f"{LOADING}\ninterrupted: the demo is not whole; run it again for all of it\n"
 
 
 def test_plain_lora_is_told_its_names_before_torch(

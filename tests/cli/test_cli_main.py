@@ -5,17 +5,18 @@ from __future__ import annotations
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 from logging import getLogger
 from pathlib import Path
 
 import pytest
-from cli_cases import call
+from cli_cases import CHECKING, call
 
 import privlora
 from privlora.cli import main
-from privlora.cli.commands import app
+from privlora.cli.commands import app_of
 from privlora.demo import model_path
 
 COMMANDS = [
@@ -58,7 +59,9 @@ def isolated(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
 
 
 def test_every_command_has_help_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [command.callback.__name__ for command in app.registered_commands if command.callback] == COMMANDS
+    assert [
+        command.callback.__name__ for command in app_of().registered_commands if command.callback
+    ] == COMMANDS
     for name in COMMANDS:
         shown = call(capsys, name, "--help")
         assert shown.code == 0
@@ -127,6 +130,49 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
         "records.jsonl, line 1: column 'text' is empty",
     ):
         assert words in ended.stderr
+
+
+def test_whoever_checks_a_release_needs_no_torch(tmp_path: Path, finished: Path) -> None:
+    """annex, verify and a plain export: by the files alone, also where there are evaluations."""
+    run = str(shutil.copytree(finished / "run", tmp_path / "run"))
+    lines = [["annex", run], ["verify", run], ["export", run, f"{run}-out", "--as-lora"]]
+    code = (
+        "import sys\nfrom privlora.cli import main\n"
+        f"codes = [main(argv) for argv in {lines!r}]\n"
+        "print(codes, {'torch', 'transformers', 'peft', 'datasets'} & set(sys.modules))"
+    )
+    ended = isolated(code, tmp_path)
+    assert ended.stdout.splitlines()[-1] == "[0, 0, 0] set()", ended.stderr
+    assert ended.stderr == f"{CHECKING}\n" * 3
+
+
+def test_what_takes_long_says_so_before_it_imports(tmp_path: Path, finished: Path) -> None:
+    """By what is imported, not by a clock: at the first line, neither torch, accountants nor figures are there."""
+    heavy = {"torch", "transformers", "peft", "datasets", "dp_accounting", "scipy", "matplotlib"}
+    run = str(finished / "run")
+    for argv in (["verify", run], ["annex", run], ["export", run, f"{tmp_path}/out", "--merge"]):
+        assert _there_at_the_first_line(argv, tmp_path) & (heavy | {"pydantic", "numpy"}) == set()
+    assert _there_at_the_first_line(["diagnose"], tmp_path) & heavy == set()
+
+
+def _there_at_the_first_line(argv: list[str], cache: Path) -> set[str]:
+    """What a command has imported where it begins to say something; there it ends."""
+    code = (
+        "import sys\nfrom privlora.cli import console, main\n"
+        "class Told:\n"
+        "    is_terminal = False\n"
+        "    def print(self, line):\n"
+        "        print(*{name.partition('.')[0] for name in sys.modules}, file=sys.__stdout__, flush=True)\n"
+        "        import os\n"
+        "        os._exit(0)\n"
+        "console.err = Told\n"
+        f"main({argv!r})"
+    )
+    ended = isolated(code, cache)
+    assert ended.returncode == 0, ended.stderr
+    found = set(ended.stdout.split())
+    assert "rich" in found
+    return found
 
 
 def test_calibrate_takes_less_than_five_seconds_of_a_core(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_cases import EVALUATING, after, call
+from cli_cases import CHECKING, EVALUATING, LOADING, after, call
 from tiny_models import loaded_by_peft
 from transformers import AutoModelForCausalLM
 
@@ -84,6 +84,36 @@ def test_both_weightings_are_printed(finished: Path, capsys: pytest.CaptureFixtu
         "8 records",
     ):
         assert word in shown.out
+
+
+@pytest.mark.parametrize("of", ["run", "run/release"])
+def test_numbers_of_the_runs_own_private_file_are_called_private(
+    of: str,
+    finished: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """By the file, whatever it is called here; and not those of the public records beside it."""
+    monkeypatch.setattr("privlora.cli.evaluation._next_token", lambda *_: LOSS)
+    (tmp_path / "link.jsonl").symlink_to(finished / "records.jsonl")
+    for own in (finished / "records.jsonl", tmp_path / "link.jsonl"):
+        shown = call(capsys, "evaluate", finished / of, "--data", own)
+        assert shown.err.startswith(f"PRIVATE: {own} is what this run was trained on.")
+        assert shown.out.splitlines()[-1].startswith(f"PRIVATE: computed without noise on {own}, ")
+    public = call(capsys, "evaluate", finished / of, "--data", finished / "held_out.jsonl")
+    assert "PRIVATE" not in public.err + public.out
+    assert public.out.splitlines()[-1].startswith("These numbers describe the records")
+
+
+LOSS = {
+    "loss_per_example": 2.0,
+    "standard_error": 0.1,
+    "loss_per_token": 2.0,
+    "accuracy": 0.5,
+    "tokens": 9,
+    "examples": 3,
+}
 
 
 def test_another_base(
@@ -209,8 +239,8 @@ def test_weights_that_do_not_fit_leave_nothing(
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         assert ended.code == 2
-        assert says in ended.err
-        assert ended.err.count("\n") == 1
+        (error,) = after(ended, CHECKING, *([] if sealed_once else [LOADING]))
+        assert says in error
         assert list(tmp_path.iterdir()) == [run]
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_cases import call, refuses, run_settings, write_config, write_records
+from cli_cases import LOADING, call, refuses, run_settings, write_config, write_records
 from rich.console import Console
 from scipy.stats import binom
 from transformers import AutoModelForCausalLM
@@ -21,8 +21,8 @@ from privlora.rehearsals.trials import Noise, Texts
 from privlora.training.assembly import Parts
 from privlora.training.peak import Peak, Unknown
 
-BEGUN = ["counting the memory of a step, without taking it"]
-"""What a plan says in pipes before what takes longest."""
+BEGUN = [LOADING, "working out how much memory a step needs, and how many tokens fit at once"]
+"""What a plan says in pipes before what takes long."""
 
 
 @pytest.fixture(autouse=True)
@@ -406,7 +406,7 @@ def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
     assert call(capsys, "plan", config, auto).err.splitlines() == BEGUN
     assert call(capsys, "plan", config, "--no-memory", "--json").err.splitlines() == BEGUN[:-1]
     # A model that is not here is not loaded.
-    assert call(capsys, "plan", config, "model.name=no-such-org/no-such-model").err == ""
+    assert call(capsys, "plan", config, "model.name=no-such-org/no-such-model").err == f"{LOADING}\n"
     shown = io.StringIO()
     monkeypatch.setattr(
         "privlora.cli.console.err", lambda: Console(file=shown, force_terminal=True, width=200)
@@ -550,11 +550,11 @@ def test_advice_says_from_how_many_records_on(
 
 
 def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(
-        capsys, config.parent, ["plan", config, "--advise"], "an advice needs public texts to rehearse on"
-    )
+    words = "an advice needs public texts to rehearse on"
+    refuses(capsys, config.parent, ["plan", config, "--advise"], words, said=[LOADING])
     named = ["plan", config, "method.name=auto"]
-    refuses(capsys, config.parent, named, "method 'auto' needs public texts to rehearse on")
+    words = "method 'auto' needs public texts to rehearse on"
+    refuses(capsys, config.parent, named, words, said=[LOADING])
 
 
 PUBLIC_TROUBLE = {
@@ -597,7 +597,8 @@ def test_public_texts_that_training_refuses_are_refused(
     given = run_settings(model, folder, privacy={"steps": 8}, method={"name": "span-prism"}, synthesis=texts)
     config = write_config(folder, given)
     assert call(capsys, "plan", config).code == 0
-    refuses(capsys, folder, ["plan", config, *overrides], words)
+    said = [] if overrides[0].endswith("/no/such.jsonl") else [LOADING]
+    refuses(capsys, folder, ["plan", config, *overrides], words, said=said)
 
 
 def test_texts_that_are_only_released_or_rehearsed_on_are_no_trouble(
@@ -612,13 +613,14 @@ def test_texts_that_are_only_released_or_rehearsed_on_are_no_trouble(
     ]
     assert call(capsys, "plan", choosing, *released).code == 0
     given = ["plan", choosing, "method.name=prism", "synthesis.rehearsals=3"]
-    refuses(capsys, choosing.parent, given, "generator=file asks another writer")
+    refuses(capsys, choosing.parent, given, "generator=file asks another writer", said=[LOADING])
 
 
 def test_a_row_of_public_texts_without_any_is_refused(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refuses(capsys, config.parent, ["plan", config, "method.name=pe-sgd"], "public texts, and none are given")
+    words = "public texts, and none are given"
+    refuses(capsys, config.parent, ["plan", config, "method.name=pe-sgd"], words, said=[LOADING])
 
 
 @pytest.mark.parametrize("command", ["plan", "train"])
@@ -628,7 +630,8 @@ def test_more_directions_than_texts_are_refused(
     write_records(choosing.parent / "records.jsonl")
     given = [command, choosing, "method.name=pe-sgd", "synthesis.rehearsals=3", "synthesis.variations=0"]
     words = "method.top_k=7 (on the command line) is more than the 6 public texts that synthesis.seeds=6 "
-    refuses(capsys, choosing.parent, [*given, "method.top_k=7"], words, quiet=command == "plan")
+    asked = [*given, "method.top_k=7"]
+    refuses(capsys, choosing.parent, asked, words, quiet=command == "plan", said=[LOADING])
 
 
 def test_memory_of_rows_on_public_texts(

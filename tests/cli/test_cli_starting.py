@@ -414,6 +414,13 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [],
         ["most records have: id, chief complaint, plan. Fix"],
     ),
+    "files of several kinds": (
+        lambda f: jsonl(f / "d.jsonl", [{"a": SECRET}, {"b": SECRET}]),
+        [],
+        [
+            "no column is in most of the records, so the files seem to be of several kinds: init one of them alone. Fix"
+        ],
+    ),
     "two words of a record": (
         lambda f: table(f / "d.csv", [{"Ada Lovelace": SECRET, "flu": SECRET}]),
         [],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, record, refuses, run_settings, tree, write_config, write_records
+from cli_cases import LOADING, call, record, refuses, run_settings, tree, write_config, write_records
 from safetensors.torch import load_file, save_file
 
 from privlora.accounting import read_ledger
@@ -391,4 +391,5 @@ def test_a_run_that_has_no_adapter_is_not_audited(
         (voted / "run", "no adapter that could be asked"),
         (folder / "nowhere", "no run in"),
     ):
-        refuses(capsys, folder, ["synthesize", config, "--from", source, "--audit"], words)
+        asked = ["synthesize", config, "--from", source, "--audit"]
+        refuses(capsys, folder, asked, words, said=[LOADING])

@@ -127,7 +127,7 @@ def test_what_is_not_private_says_so(
     assert "over already" not in ended.err
     again = call(capsys, "resume", folder / "run", "--json")
     assert again.err.startswith("this run is over already: no step is taken")
-    assert phases(again) == [*TRAINING[:3], "preparing the release"]
+    assert phases(again) == [LOADING, *TRAINING[2:4], "preparing the release"]
     assert again.json["private"] is False
     assert "epsilon" not in again.json
 
@@ -165,7 +165,7 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     spent = f"epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
     begun = f"going on after step 2 of 5, {spent}, by the settings that it began with"
     assert resumed.err.splitlines()[:2] == [LOADING, begun]
-    assert phases(resumed) == [*TRAINING[:3], "preparing the next step"]
+    assert phases(resumed) == [LOADING, *TRAINING[2:4], "preparing the next step"]
     ledger = read_ledger(run / "release" / "ledger.jsonl")
     assert (ledger.charges, ledger.closed) == (5, True)
     assert "going on" not in call(capsys, "resume", run).err
@@ -236,7 +236,7 @@ def test_a_finished_run_takes_no_steps_on_paper_either(
     config = write_config(folder, run_settings(model, folder, run={"tokens_per_micro_batch": "auto"}))
     first = call(capsys, "train", config)
     assert "a step takes less than" in first.err
-    assert "counting the memory" not in first.err  # where a bound is below what is free
+    assert "working out how much memory" not in first.err  # where a bound is below what is free
     run = folder / "run"
     ledger = (run / "release" / "ledger.jsonl").read_bytes()
     if left == "no report":  # a crash while the release was written

@@ -32,9 +32,10 @@ from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets
-from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE, Subspaces
+from privlora.coordinates.starts import Subspaces
 from privlora.data.examples import Examples
 from privlora.methods import METHODS, build
+from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 from privlora.training.texts.public_start import mean_gradient_subspaces
 
 ADAPTER = "adapter"  # the folder of one that was trained before

@@ -22,10 +22,10 @@ from privlora.api import resume_run
 from privlora.demo import private_records
 from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.reporting import publication, pushing, rewrite_report
-from privlora.reporting.facts import evaluation_rows
 from privlora.reporting.publication import check_statement
 from privlora.reporting.pushing import checked, push
 from privlora.reporting.seals import PAGES, sealed
+from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
 
 

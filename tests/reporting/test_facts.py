@@ -10,7 +10,8 @@ import torch
 from reporting_cases import STEPS, Run, leaf_paths, make_run
 
 from privlora.accounting import epsilon
-from privlora.reporting.facts import evaluation_rows, gather
+from privlora.reporting.facts import gather
+from privlora.reporting.statement import evaluation_rows
 from privlora.reporting.wording import privacy_table, sentence
 
 # Every value that a report may hold. Whoever adds a line states that it is public.

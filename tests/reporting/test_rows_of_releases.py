@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,14 @@ import pytest
 from push_cases import BASE, appended, sealed_again
 
 from privlora.errors import PrivacyError
-from privlora.reporting.facts import evaluation_rows
+from privlora.evaluation.classes import ClassResult
+from privlora.evaluation.metrics import METRICS
+from privlora.evaluation.next_token import NextTokenResult
+from privlora.evaluation.preferences import PreferenceResult
 from privlora.reporting.pushing import push
+from privlora.reporting.rows import OF_EVALUATIONS
 from privlora.reporting.seals import belongs
+from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
 
 
@@ -200,3 +206,9 @@ def test_ledgers_of_clients_are_a_federations(name: str, run: RunFolder) -> None
     else:
         with pytest.raises(PrivacyError, match="is nothing that a run leaves there"):
             push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+def test_known_names_of_evaluations_are_those_of_results() -> None:
+    kinds = NextTokenResult, ClassResult, PreferenceResult
+    named = {"step", *METRICS, *(field.name for kind in kinds for field in fields(kind))} - {"metrics"}
+    assert named == OF_EVALUATIONS

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from privlora.errors import ConfigError
 from privlora.mechanisms import CorrelatedNoise, band_coefficients
 from privlora.training import fitting
 from privlora.training.assembly import build_parts
+from privlora.training.counted import counted
 from privlora.training.cycles import kept_bytes
+from privlora.training.files import RunFolder
 from privlora.training.fitting import largest_fitting, with_micro_batches
 from privlora.training.footprint import free_but_for_own, free_bytes
 from privlora.training.loop import Interrupted
@@ -222,7 +225,7 @@ def test_few_sizes_are_asked_for(slope: float) -> None:
         assert len(asked) <= len(candidates)
 
 
-def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
+def test_runs_choose_before_records_are_read_and_resumed_ones_anew_from_what_was_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
     order, bench = list[str](), Bench()
@@ -243,13 +246,49 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
     kept = (tmp_path / "run/private/config.resolved.yaml").read_text()
     assert "tokens_per_micro_batch: auto\n" in kept
     assert asked
+    counted = tmp_path / "run/private/step_memory.json"
+    kept = json.loads(counted.read_text())
+    assert kept.keys() == {"of", "sizes"}  # a hash of what is public, and sizes
+    assert [int(n) for n in kept["sizes"]] == asked
     asked.clear()
-    bench.resume(tmp_path / "run")
+    with pytest.raises(Interrupted):
+        bench.resume(tmp_path / "run", observer=StopAt(4))
+    assert not asked
+    counted.write_text("{}")  # as a crash or an editor leaves it
+    with pytest.raises(Interrupted):
+        bench.resume(tmp_path / "run", observer=StopAt(5))
+    assert json.loads(counted.read_text()) == kept
     assert asked
-    assert order == ["choice", "records"] * 2
+    assert order == ["choice", "records"] * 3
     asked.clear()
     bench.resume(tmp_path / "run")  # over: there is nothing to cut
     assert not asked
+
+
+def test_what_was_counted_is_of_the_same_steps_alone(tmp_path: Path) -> None:
+    """Not of another length, batch, row, model, device or way to recompute; a rate and a place change nothing."""
+    folder, given, model = RunFolder(tmp_path), settings(), tiny_llama()
+    folder.private.mkdir()
+    kept = counted(given, model, CPU, folder)
+    kept.sizes[64] = Peak(10, 5, 1, 64)
+    kept.keep(folder)
+    again = counted(given, model, CPU, folder)
+    assert (again.of, again.sizes) == (kept.of, {64: Peak(10, 5, 1, 64)})
+
+    def sizes(
+        of: torch.nn.Module = model, device: torch.device = CPU, **groups: dict[str, Any]
+    ) -> dict[int, Peak]:
+        other = given.model_dump(mode="json", exclude_unset=True)
+        for name, values in groups.items():
+            other[name] = {**other.get(name, {}), **values}
+        return counted(settings_from(other, source="test"), of, device, folder).sizes
+
+    assert sizes() == sizes(method={"learning_rate": 0.5}) == sizes(model={"name": "elsewhere"}) == kept.sizes
+    assert sizes(data={"max_length": 63}) == sizes(privacy={"expected_batch_size": 7}) == {}
+    assert sizes(method={"name": "dp-adamw"}) == sizes(model={"gradient_checkpointing": "reentrant"}) == {}
+    assert sizes(tiny_llama(num_hidden_layers=3)) == sizes(device=torch.device("cuda")) == {}
+    folder.counted.write_text(folder.counted.read_text().replace("10", '"ten"'))
+    assert sizes() == {}
 
 
 def test_what_this_process_holds_is_no_part_of_what_is_free(tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from tiny_models import VOCAB, tiny_llama
 from privlora.config import PrivacySettings, Settings, settings_from
 from privlora.training import peak
 from privlora.training.footprint import roughly
+from privlora.training.model_checks import steady_width
 from privlora.training.models import adapter_for
 from privlora.training.peak import (
     Rows,
@@ -176,6 +177,18 @@ def test_more_tokens_take_more_and_the_model_is_left_alone() -> None:
         assert torch.equal(p, before[name][0])
         assert p.requires_grad == before[name][1]
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_below_float32_the_bound_is_of_rows_as_they_are_padded() -> None:
+    """Else micro-batches are made to fit without what padding adds, and a step of long records ends in full memory."""
+    given, model = settings(), tiny_llama().to(torch.bfloat16)
+    adapter, batches = peak._counted(given, model, 400)
+    assert adapter.reduced_precision
+    widths = [(batch, steady_width(adapter, batch.width)) for batch in batches]
+    assert all(width > batch.width for batch, width in widths)
+    padded = [roughly(adapter, batch.count, width) for batch, width in widths]
+    bound = bound_of_a_step(given, model, max_tokens=400)
+    assert all(each is not None and each <= bound for each in padded)
 
 
 def test_rows_without_a_private_step_have_none_and_rows_on_public_texts_are_not_known() -> None:

@@ -11,7 +11,7 @@ import typer
 
 from privlora.auditing.asked import settings_of_finished
 from privlora.cli.console import JsonOption, counted, emit, err, loading, out, quiet_libraries
-from privlora.cli.training import Stopped
+from privlora.cli.stops import Stopped
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
@@ -170,8 +170,8 @@ def _finished(
     if secrets is None and members is None:
         _refuse_folder_of_a_federation(target)
     settings_of_finished(target, secrets=secrets, members=members, non_members=non_members)
-    with quiet_libraries():
-        with loading(piped=True):
+    with quiet_libraries(told=True):
+        with loading():
             from privlora.auditing.finished_run import audit_finished
             from privlora.auditing.page import at_most_of_finished, write_finished
 
@@ -236,8 +236,8 @@ def _one_run(
 ) -> None:
     settings = _settings(config, overrides, output, "audit")
     folder = settings.run.output
-    with quiet_libraries():
-        with loading(piped=True):
+    with quiet_libraries(told=True):
+        with loading():
             from privlora.accounting import read_ledger
             from privlora.auditing.canary_run import audit_run, read_state
             from privlora.auditing.exposure import exposure_of_scores
@@ -306,8 +306,8 @@ def _shadows(
     settings = _settings(config, overrides, output, "shadows")
     folder = Path(settings.run.output)
     RunFolder(folder).refuse_if_used()
-    with quiet_libraries():
-        with loading(piped=True):
+    with quiet_libraries(told=True):
+        with loading():
             from privlora.auditing.page import at_most_of_shadows, write_shadows
             from privlora.auditing.shadows import audit_shadows
 
@@ -355,8 +355,8 @@ def _federation(
     refuse_unknown_model(settings.model.name)
     refuse_other_folder(settings.model.name)
     RunFolder(folder).refuse_if_used()
-    with quiet_libraries():
-        with loading(piped=True):
+    with quiet_libraries(told=True):
+        with loading():
             from privlora.auditing.federation import audit_federation
             from privlora.auditing.federation_page import at_most_of_rounds, write_federation
             from privlora.auditing.page import PAGE

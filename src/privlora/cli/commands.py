@@ -1,41 +1,25 @@
 """The commands, and how they end: every error of the user is one line on stderr, with a line below it for each of
 several ways to mend it, and exit code 2.
 
-Commands import torch and transformers only once they need them: help, accounting and most refusals are quick.
+Each command is imported when it is asked for, and torch and transformers once it needs them: help, accounting and most
+refusals are quick, and what takes longer says so at once.
 """
 
 from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from importlib import import_module
 from itertools import pairwise
-from typing import Annotated, Any
+from typing import Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from privlora.cli.accounting import budget, calibrate
-from privlora.cli.auditing import audit
-from privlora.cli.comparing import compare
-from privlora.cli.diagnosing import diagnose
-from privlora.cli.evaluation import evaluate
-from privlora.cli.federating import federate
-from privlora.cli.filing import annex, verify
-from privlora.cli.information import demo, methods, report
-from privlora.cli.models import export
-from privlora.cli.planning import plan
 from privlora.cli.processes import refuse_alone
-from privlora.cli.pushing import push
-from privlora.cli.recommending import recommend
-from privlora.cli.resuming import resume
-from privlora.cli.settings_list import settings
-from privlora.cli.starting import init
-from privlora.cli.synthesizing import synthesize
-from privlora.cli.training import Stopped, train
-from privlora.config.nearby import slip, whereabouts
+from privlora.cli.stops import Stopped
 from privlora.errors import PrivloraError, named
-from privlora.training.ranks import RankStopped, first_process
 from privlora.version import __version__
 
 # The base of all usage errors, wherever this typer keeps its click.
@@ -54,37 +38,46 @@ class _Command(TyperCommand):
 
 _WIDE = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
 
-app = typer.Typer(
-    name="privlora",
-    help="Fine-tune language models on private text with low-rank adapters under differential privacy.",
-    context_settings=_WIDE,
-    pretty_exceptions_enable=False,
-    rich_markup_mode=None,
-)
-for command in (
-    demo,
-    init,
-    train,
-    synthesize,
-    federate,
-    resume,
-    plan,
-    recommend,
-    evaluate,
-    compare,
-    diagnose,
-    audit,
-    export,
-    push,
-    report,
-    annex,
-    verify,
-    calibrate,
-    budget,
-    methods,
-    settings,
-):
-    app.command(cls=_Command, context_settings=_WIDE)(command)
+_ROOMS: Final[Mapping[str, str]] = {
+    "demo": "information",
+    "init": "starting",
+    "train": "training",
+    "synthesize": "synthesizing",
+    "federate": "federating",
+    "resume": "resuming",
+    "plan": "planning",
+    "recommend": "recommending",
+    "evaluate": "evaluation",
+    "compare": "comparing",
+    "diagnose": "diagnosing",
+    "audit": "auditing",
+    "export": "models",
+    "push": "pushing",
+    "report": "information",
+    "annex": "filing",
+    "verify": "filing",
+    "calibrate": "accounting",
+    "budget": "accounting",
+    "methods": "information",
+    "settings": "settings_list",
+}
+"""Command -> where it is, in the order of the help."""
+
+
+def app_of(*names: str) -> typer.Typer:
+    """The command line with these commands alone, in their order; with all of them where none is named."""
+    app = typer.Typer(
+        name="privlora",
+        help="Fine-tune language models on private text with low-rank adapters under differential privacy.",
+        context_settings=_WIDE,
+        pretty_exceptions_enable=False,
+        rich_markup_mode=None,
+    )
+    for name in names or _ROOMS:
+        command = getattr(import_module(f"privlora.cli.{_ROOMS[name]}"), name)
+        app.command(cls=_Command, context_settings=_WIDE)(command)
+    app.callback(invoke_without_command=True)(_start)
+    return app
 
 
 def _show_version(wanted: bool) -> None:
@@ -93,7 +86,6 @@ def _show_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(invoke_without_command=True)
 def _start(
     context: typer.Context,
     version: Annotated[
@@ -108,10 +100,16 @@ def _start(
 
 def run(argv: Sequence[str] | None) -> int:
     """As `privlora.cli.main`; raises KeyboardInterrupt where nothing was started or changed."""
+    given = sys.argv[1:] if argv is None else list(argv)
     try:
-        code = app(args=argv, prog_name="privlora", standalone_mode=False)
+        # A command by itself: what the others import takes longer than many a refusal.
+        code = app_of(*[name for name in given[:1] if name in _ROOMS])(
+            args=argv, prog_name="privlora", standalone_mode=False
+        )
     except PrivloraError as error:
         # Whoever stopped first says why, and the first process speaks for all.
+        from privlora.training.ranks import RankStopped, first_process
+
         return (
             2 if isinstance(error, RankStopped) and not first_process() else _stop("error", error.lines(), 2)
         )
@@ -121,13 +119,14 @@ def run(argv: Sequence[str] | None) -> int:
         usage = re.sub(twice, r"\1", getattr(error, "format_message", error.__str__)())
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "privlora"
-        given = sys.argv[1:] if argv is None else argv
         meant = _as_override(error, command, given) or _of_a_run(command, given)
         if meant is not None:
             return _stop("error", [f"{meant[0]}. Fix: {meant[1]}"], 2)
         ending = "" if usage.endswith((".", "?")) else "."
         return _stop("error", [f"{usage}{ending} Fix: see `{command} --help`"], 2)
     except Stopped as stopped:
+        from privlora.training.ranks import first_process
+
         return _stop("interrupted", [str(stopped)], 130) if first_process() else 130
     except typer.Abort:
         raise KeyboardInterrupt from None
@@ -141,6 +140,8 @@ def _as_override(error: Exception, command: str, argv: Sequence[str]) -> tuple[s
     option = getattr(error, "option_name", None)
     if not isinstance(option, str) or command.rpartition(" ")[2] not in _WITH_OVERRIDES:
         return None
+    from privlora.config.nearby import slip, whereabouts
+
     name = option.lstrip("-")
     where = whereabouts(name)
     if where is None and "." in name and (meant := slip(name)) is not None:

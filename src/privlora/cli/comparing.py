@@ -21,8 +21,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from privlora.cli.console import JsonOption, emit, err, out, quiet_libraries
-from privlora.cli.training import Stopped
+from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
+from privlora.cli.stops import Stopped
 from privlora.config import read_yaml
 from privlora.data.records import is_data_file_name, refuse_missing
 from privlora.errors import ConfigError, DataError
@@ -66,16 +66,17 @@ def compare(
     content = read_yaml(study)
     if not table:
         _refuse_missing_files(content, str(study))
-    with quiet_libraries():
-        from privlora.studies.settings import study_from
-        from privlora.studies.study import (
-            StudyReport,
-            missing_runs,
-            output_folder,
-            report_study,
-            run_part,
-            run_study,
-        )
+    with quiet_libraries(told=True):
+        with loading():
+            from privlora.studies.settings import study_from
+            from privlora.studies.study import (
+                StudyReport,
+                missing_runs,
+                output_folder,
+                report_study,
+                run_part,
+                run_study,
+            )
 
         ended: StudyReport | PartReport
         checked = study_from(content, source=str(study))

@@ -17,6 +17,7 @@ from privlora.consoles import err, out
 from privlora.pages.numbers import finite
 
 __all__ = [
+    "CHECKING",
     "JsonOption",
     "accounting",
     "counted",
@@ -29,6 +30,9 @@ __all__ = [
 ]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+
+CHECKING = "checking every file of the release against its report and ledger"
+"""What is shown while a release is looked at, which takes seconds."""
 
 _MANY = 5000  # steps whose noise may take more than a few seconds to find
 
@@ -103,10 +107,10 @@ def emit(content: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def quiet_libraries() -> Iterator[None]:
+def quiet_libraries(*, told: bool = False) -> Iterator[None]:
     """No progress bars, advice or warnings of model libraries inside; what they still print goes to stderr.
 
-    Imports transformers, so enter it only when a model is needed.
+    Imports transformers, so enter it only when a model is needed. told: say so, as a line of logs and pipes, too.
     """
     for name in ("HF_HUB_DISABLE_PROGRESS_BARS", "HF_DATASETS_DISABLE_PROGRESS_BARS"):
         os.environ.setdefault(name, "1")
@@ -114,7 +118,8 @@ def quiet_libraries() -> Iterator[None]:
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     with warnings.catch_warnings(), contextlib.redirect_stdout(sys.stderr):
         warnings.simplefilter("ignore")
-        from transformers.utils import logging
+        with loading(piped=True) if told else contextlib.nullcontext():
+            from transformers.utils import logging
 
         logging.set_verbosity_error()
         logging.disable_progress_bar()

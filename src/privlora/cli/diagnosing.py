@@ -11,7 +11,8 @@ import typer
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
-from privlora.cli.training import OverridesArgument, Stopped
+from privlora.cli.stops import Stopped
+from privlora.cli.training import OverridesArgument
 from privlora.config import Settings, load_settings, settings_from
 from privlora.diagnostics.choosing import chosen_figures, refuse_unknown_methods
 
@@ -65,7 +66,7 @@ def diagnose(
     settings = load_settings(config, overrides or ()) if config is not None else None
     if settings is not None:
         settings.refuse_labels("a diagnosis")
-    with quiet_libraries():
+    with quiet_libraries(told=True):
         with loading():
             from privlora.diagnostics.experiments import chosen_rows
             from privlora.diagnostics.experiments import diagnose as run

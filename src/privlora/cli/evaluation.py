@@ -13,11 +13,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from privlora.cli.console import JsonOption, emit, loading, out, quiet_libraries, saying
+from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
 from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
 from privlora.data.tasks import find_task, scoring_of
-from privlora.errors import ConfigError, DataError, ModelError, RunError, reason_of
+from privlora.errors import ConfigError, DataError, ModelError, RunError, in_one_line, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
@@ -153,8 +153,15 @@ def evaluate(
     if per_example and not as_json:
         raise ConfigError("--per-example is printed with --json only", fix="add --json")
     _refuse_early(settings, scoring, adapter)
-    with quiet_libraries():
-        with loading(piped=True):
+    own = _private_of_the_run(target, adapter, data)
+    if own:
+        err().print(
+            f"PRIVATE: {_listed(own)} {'is' if len(own) == 1 else 'are'} what this run was trained on. These numbers "
+            "come from its private records without any noise, so no epsilon covers them: keep them where the records "
+            "are, and give public records (--data) for numbers that you may show"
+        )
+    with quiet_libraries(told=True):
+        with loading():
             import privlora.training.models  # noqa: F401 - what takes seconds of all that is imported below
 
         if settings.label is not None:
@@ -179,8 +186,42 @@ def evaluate(
     for line in lines(result):
         out().print(line)
     out().print(
-        "These numbers describe the records they were computed on: if those are private, so are these."
+        f"PRIVATE: computed without noise on {_listed(own)}, which this run was trained on. Do not publish them."
+        if own
+        else "These numbers describe the records they were computed on: if those are private, so are these."
     )
+
+
+def _private_of_the_run(target: str, adapter: Path | None, data: list[str]) -> list[str]:
+    """Of the files to evaluate on those that hold the private records of the target's run, where its settings are."""
+    if adapter is None:
+        return []
+    run = RunFolder(Path(target).expanduser())
+    if not run.settings.exists():
+        run = RunFolder(adapter.resolve().parent)
+    if not run.settings.exists() or run.release.resolve() != adapter.resolve():
+        return []
+    settings = load_run_settings(run)
+    own = [settings.data.path] if isinstance(settings.data.path, str) else list(settings.data.path)
+    if settings.federation is not None and not isinstance(settings.federation.clients, int):
+        own += [path for client in settings.federation.clients for path in _paths(client.path)]
+    return [path for path in data if any(_same(path, one) for one in own)]
+
+
+def _paths(given: str | list[str] | None) -> list[str]:
+    return [] if given is None else [given] if isinstance(given, str) else given
+
+
+def _same(path: str, other: str) -> bool:
+    """Whether two names are of one file, by whatever way, or of one data set of a hub."""
+    try:
+        return path == other or Path(path).expanduser().samefile(Path(other).expanduser())
+    except (OSError, ValueError):
+        return False
+
+
+def _listed(paths: list[str]) -> str:
+    return ", ".join(in_one_line(path, 200) for path in paths)
 
 
 def _refuse_early(data: DataSettings, scoring: str | None, adapter: Path | None) -> None:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privlora.accounting import Plan, read_ledger
-from privlora.cli.console import JsonOption, accounting, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, emit, err, loading, out, quiet_libraries
 from privlora.cli.no_federation import no_federation
 from privlora.cli.rule_table import show_rules
 from privlora.cli.training import OverridesArgument, explained_stops, promised
@@ -105,8 +105,9 @@ def federate(
 def _write(
     app: Path, settings: Settings, superlink: str, root_certificates: Path | None, as_json: bool
 ) -> None:
-    with quiet_libraries():
-        from privlora.federated.flower.app import write_app
+    with quiet_libraries(told=True):
+        with loading():
+            from privlora.federated.flower.app import write_app
 
         folder = write_app(app, settings, superlink=superlink, root_certificates=root_certificates)
     name = settings.model.name
@@ -136,8 +137,9 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
     over = is_over(folder, settings)
     if over:
         err().print("this federation is over already: no round is left, and what it leaves is written anew")
-    with quiet_libraries():
-        from privlora.federated.run import going_on
+    with quiet_libraries(told=True):
+        with loading():
+            from privlora.federated.run import going_on
 
         if not over and (begun := going_on(folder, settings)) is not None:
             err().print(begun)
@@ -148,15 +150,16 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
 def _run(
     folder: RunFolder, settings: Settings, as_json: bool, *, fresh: bool, simulated: bool = False
 ) -> None:
-    with quiet_libraries():
-        from privlora.federated.plans import client_plan, server_plan, with_local_method
-        from privlora.federated.words import in_a_line, warnings
-
+    with quiet_libraries(told=fresh):  # a resume said so already
         start: Callable[..., Federated]
-        if simulated:
-            from privlora.federated.flower.simulation import simulate as start
-        else:
-            from privlora.federated.run import federate as start
+        with loading():
+            from privlora.federated.plans import client_plan, server_plan, with_local_method
+            from privlora.federated.words import in_a_line, warnings
+
+            if simulated:
+                from privlora.federated.flower.simulation import simulate as start
+            else:
+                from privlora.federated.run import federate as start
 
         settings = with_local_method(settings)
         with accounting(settings.privacy.steps), settings.placing():

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from privlora.cli.console import JsonOption, emit, out, quiet_libraries
+from privlora.cli.console import CHECKING, JsonOption, emit, out, saying
 from privlora.errors import ConfigError, in_one_line
 from privlora.training.files import RunFolder, refuse_no_run
 
@@ -33,11 +33,15 @@ def annex(
     """Write annex.html and annex.json into RUN/release: what a data-protection officer files."""
     folder = RunFolder(run)
     refuse_no_run(folder)
-    with quiet_libraries():
-        from privlora.reporting.filing import file_annex, paths_of
+    key = None
+    if sign is not None:
         from privlora.reporting.signing import read_private_key
 
-        filed = file_annex(folder, key=None if sign is None else read_private_key(sign, _passphrase))
+        key = read_private_key(sign, _passphrase)  # which asks, so before anything is shown
+    with saying(CHECKING, piped=True):  # at once: accountants and figures take seconds to import
+        from privlora.reporting.filing import file_annex, paths_of
+
+        filed = file_annex(folder, key=key)
     page, data = paths_of(folder)
     head = filed.annex["ledger"]["head"]
     if as_json:
@@ -101,7 +105,7 @@ def verify(
 
     Ends with 0 where every check passes, with 1 where one fails.
     """
-    with quiet_libraries():
+    with saying(CHECKING, piped=True):
         from privlora.reporting.signing import read_public_key
         from privlora.reporting.verifying import verify as verified
 

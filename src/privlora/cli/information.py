@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from privlora.cli.console import JsonOption, emit, loading, out, quiet_libraries
-from privlora.cli.training import Stopped
+from privlora.cli.console import CHECKING, JsonOption, emit, loading, out, quiet_libraries, saying
+from privlora.cli.stops import Stopped
 from privlora.config.method_names import known, unknown_method
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
@@ -89,7 +89,7 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's report.html and README.md again, from its own files."""
-    with quiet_libraries():
+    with saying(CHECKING, piped=True):
         from privlora.reporting import rewrite_report
 
         written = rewrite_report(RunFolder(run))
@@ -116,7 +116,7 @@ def demo(
         raise ConfigError("--federated and --few are two demos", fix="give one of them")
     # Made before stdout is redirected; the demo prints tables and colours.
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    with quiet_libraries(), _stopped():
+    with quiet_libraries(told=True), _stopped():
         if federated:
             from privlora.demo.federated import main as together
 

@@ -9,19 +9,17 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from safetensors import SafetensorError
 
-from privlora.accounting import read_ledger
-from privlora.cli.console import JsonOption, emit, out, quiet_libraries
-from privlora.cli.evaluation import require_adapter, with_adapter
-from privlora.cli.training import load_run_settings
-from privlora.config import Settings
+from privlora.cli.console import CHECKING, JsonOption, emit, loading, out, quiet_libraries, saying
 from privlora.errors import ConfigError, RunError
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, set_times
+
+if TYPE_CHECKING:
+    from privlora.config import Settings
 
 
 def export(
@@ -43,12 +41,14 @@ def export(
     """Write a run's adapter as a whole model or a plain LoRA adapter, with its privacy report and ledger."""
     run, output = _asked(run, out_folder, output, merge=merge, as_lora=as_lora)
     folder = RunFolder(run)
-    settings = load_run_settings(folder)
-    require_adapter(folder)
     if output.exists():
         raise RunError(f"{str(output)!r} exists already", fix="give a new folder; nothing is written over")
     kept = ["ledger.jsonl", *((*ADAPTER_FILES, "README.md") if as_lora else ())]
-    with _release(folder) as (release, report), _new_folder(output) as temporary:
+    with contextlib.ExitStack() as stack:
+        with saying(CHECKING, piped=True):  # at once: settings and accountants take a second to import
+            settings = _settings(folder)
+            release, report = stack.enter_context(_release(folder))
+        temporary = stack.enter_context(_new_folder(output))
         if merge:
             with quiet_libraries():
                 _write_merged(settings, release, report, temporary)
@@ -56,13 +56,29 @@ def export(
             if (release / name).exists():  # a run without privacy has no ledger
                 shutil.copyfile(release / name, temporary / name, follow_symlinks=False)
         _write_report(report, temporary)
-        if folder.ledger.exists():
-            set_times(temporary, read_ledger(folder.ledger).created)
+        _set_times_by_the_ledger(folder, temporary)
     form = "merged model" if merge else "adapter"
     if as_json:
         emit({"output": str(output), "form": form})
     else:
         out().print(f"{form} in {output}")
+
+
+def _settings(folder: RunFolder) -> Settings:
+    """Of a finished run that has an adapter."""
+    from privlora.cli.evaluation import require_adapter
+    from privlora.cli.training import load_run_settings
+
+    settings = load_run_settings(folder)
+    require_adapter(folder)
+    return settings
+
+
+def _set_times_by_the_ledger(folder: RunFolder, exported: Path) -> None:
+    from privlora.accounting import read_ledger
+
+    if folder.ledger.exists():
+        set_times(exported, read_ledger(folder.ledger).created)
 
 
 def _asked(
@@ -99,11 +115,10 @@ def _release(folder: RunFolder) -> Iterator[tuple[Path, dict[str, Any]]]:
 
     Raises PrivacyError for files that the run did not write.
     """
-    with quiet_libraries():
-        from privlora.reporting.facts import PRIVATE
-        from privlora.reporting.publication import read_report
-        from privlora.reporting.pushing import checked
-        from privlora.reporting.seals import is_sealed
+    from privlora.reporting.publication import read_report
+    from privlora.reporting.pushing import checked
+    from privlora.reporting.seals import is_sealed
+    from privlora.reporting.statement import PRIVATE
 
     report = read_report(folder.report)
     stamp = report.get("stamp")
@@ -122,11 +137,13 @@ def _write_report(report: dict[str, Any], folder: Path) -> None:
 
 
 def _write_merged(settings: Settings, release: Path, report: dict[str, Any], folder: Path) -> None:
-    from privlora.adapters.peft_files import merge, read_adapter
-    from privlora.reporting.card import card
-    from privlora.reporting.seals import CARD_NAME
-    from privlora.training.classifier import head_of
-    from privlora.training.models import load_model
+    with loading(piped=True):
+        from privlora.adapters.peft_files import merge, read_adapter
+        from privlora.cli.evaluation import with_adapter
+        from privlora.reporting.card import card
+        from privlora.reporting.seals import CARD_NAME
+        from privlora.training.classifier import head_of
+        from privlora.training.models import load_model
 
     head = head_of(settings)
     # Packed weights cannot take an update: it goes into those that they were packed from.
@@ -148,6 +165,8 @@ def _write_merged(settings: Settings, release: Path, report: dict[str, Any], fol
 @contextlib.contextmanager
 def _new_folder(target: Path) -> Iterator[Path]:
     """A folder that gets the name ``target`` once it is complete; nothing is left if it never is."""
+    from safetensors import SafetensorError
+
     temporary: Path | None = None
     try:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, Together
 from privlora.randomness import aes_instructions
-from privlora.sizes import in_one_unit
+from privlora.sizes import COUNTING, in_one_unit
 from privlora.training.model_names import near_folder, refuse_other_folder, refuse_unknown_model
 from privlora.training.sources import check_sources
 
@@ -32,7 +32,6 @@ if TYPE_CHECKING:
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 _REPLACE_ONE: Adjacency = "replace-one"
-_ON_PAPER = "counting the memory of a step, without taking it"
 _NO_MEMORY = "not asked for (--no-memory)"
 
 
@@ -69,7 +68,7 @@ def plan(
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
     shown = out()  # inside, what libraries print goes to stderr
-    with quiet_libraries(), settings.placing():
+    with quiet_libraries(told=True), settings.placing():
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.methods import CHOICES, far_rate, find_row
@@ -109,7 +108,7 @@ def plan(
             _print(_privacy_rows(facts, planned), shown)
         fitted = memory = None
         if model is not None and not no_memory:
-            with saying(_ON_PAPER, piped=True):
+            with saying(COUNTING, piped=True):
                 settings, fitted = as_planned(settings, model)
                 memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
         statement = None
@@ -190,7 +189,7 @@ def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> N
 
 
 def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
-    with quiet_libraries():
+    with quiet_libraries(told=True):
         with loading():
             from privlora.cli.federation_plan import plan_federation
 

@@ -30,7 +30,7 @@ def push(
     """Upload RUN/release, and nothing else, to the Hugging Face hub."""
     folder = RunFolder(run)
     refuse_no_run(folder)
-    with quiet_libraries():
+    with quiet_libraries(told=True):
         from privlora.reporting.pushing import push as push_release
 
         pushed = push_release(folder, repo, private=not public, base_model=base_model, dry_run=dry_run)

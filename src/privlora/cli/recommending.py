@@ -89,7 +89,7 @@ def _recommend(
     rehearse = settings.auto is not None and settings.auto.rehearses_rate
     if rehearse:
         _refuse_no_records(settings)
-    with quiet_libraries():
+    with quiet_libraries(told=True):
         with loading():
             from privlora.rehearsals.recommending import recommend as run
             from privlora.training.inputs import fitted

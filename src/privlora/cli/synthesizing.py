@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privlora.cli.auditing import close, note, stoppable
-from privlora.cli.console import JsonOption, accounting, counted, emit, err, out, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.training import (
     WRITING,
     ConfigArgument,
@@ -76,9 +76,10 @@ def synthesize(
         if value is not None:
             raise ConfigError(f"{option} goes with --audit", fix=f"add --audit, or remove {option}")
     folder = RunFolder(Path(settings.run.output))
-    with quiet_libraries():
-        from privlora.api_synthesis import synthesize_run
-        from privlora.rehearsals.choosing import plan_run
+    with quiet_libraries(told=True):
+        with loading():
+            from privlora.api_synthesis import synthesize_run
+            from privlora.rehearsals.choosing import plan_run
 
         if source is None:
             with accounting(settings.privacy.steps):
@@ -129,11 +130,12 @@ def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) 
             "data": settings.data.model_copy(update={"evaluation": None}),
         }
     )
-    with quiet_libraries():
-        from privlora.auditing.page import at_most_of_canaries, write_texts_audit
-        from privlora.auditing.released_texts import audit_texts, settings_of_audit
-        from privlora.training.assembly import plan_privacy
-        from privlora.training.progress import RichObserver
+    with quiet_libraries(told=True):
+        with loading():
+            from privlora.auditing.page import at_most_of_canaries, write_texts_audit
+            from privlora.auditing.released_texts import audit_texts, settings_of_audit
+            from privlora.training.assembly import plan_privacy
+            from privlora.training.progress import RichObserver
 
         settings, writer = settings_of_audit(settings)
         folder = Path(settings.run.output)

@@ -14,6 +14,7 @@ from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import event_or_phases
 from privlora.cli.console import JsonOption, accounting, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.processes import processes
+from privlora.cli.stops import Stopped
 from privlora.config import Settings, kept_settings, load_settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
@@ -40,10 +41,6 @@ WRITING = "writing texts"
 """What is shown while a release of texts is made."""
 
 
-class Stopped(Exception):
-    """The user interrupted a run; the message says how to go on."""
-
-
 ProfileOption = Annotated[
     bool,
     typer.Option("--profile", help="Leave a page in private/ that shows where the time of a step goes."),
@@ -60,8 +57,8 @@ def train(
     with processes() as ranks:
         settings = ranks.same(partial(_settings, config, overrides))
         folder = RunFolder(Path(settings.run.output))
-        with quiet_libraries():
-            with loading(piped=True):
+        with quiet_libraries(told=True):
+            with loading():
                 from privlora.api import train_run
                 from privlora.rehearsals.choosing import plan_run
 
@@ -106,8 +103,8 @@ def go_on(
     publish = chosen is not None and chosen.publish
     if is_over(folder):
         err().print(OVER)
-    with quiet_libraries():
-        with loading(piped=True):
+    with quiet_libraries(told=True):
+        with loading():
             from privlora.api import resume_run
             from privlora.screen import going_on
             from privlora.training.assembly import plan_privacy

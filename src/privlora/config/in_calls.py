@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Final
 
 import yaml
@@ -32,17 +34,30 @@ _VERBATIM: Final = re.compile(r"[-+.\d][-+.\de_]*|[A-Z]+|…|'.*'|\".*\"")
 """Numbers, strings and what stands for a value are written alike."""
 
 
+_CALLED: ContextVar[Mapping[tuple[str, str], str] | None] = ContextVar("called", default=None)
+
+
+@contextmanager
+def called(names: Mapping[tuple[str, str], str]) -> Iterator[None]:
+    """Inside, errors of calls say what a caller typed; names: as of ``as_in_python``."""
+    token = _CALLED.set(names)
+    try:
+        yield
+    finally:
+        _CALLED.reset(token)
+
+
 def as_in_python(error: PrivloraError, names: Mapping[tuple[str, str], str] | None = None) -> None:
     """Let an error of settings say how each mistake is mended in a call.
 
-    names: arguments that stand for settings, by (argument that holds the group, name).
+    names: arguments that stand for settings, by (argument that holds the group, name); those of ``called`` without it.
 
     >>> error = PrivloraError("privacy.steps is missing", fix="add steps: 200, or data.text=NAME")
     >>> as_in_python(error)
     >>> error.fix
     'add privacy=dict(steps=200), or columns=dict(text=NAME)'
     """
-    names = names or {}
+    names = names or _CALLED.get() or {}
 
     def argument(group: str, name: str, value: str | None) -> str:
         held = _ARGUMENT.get(group, group)

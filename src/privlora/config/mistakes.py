@@ -43,7 +43,7 @@ _BRANCH = re.compile(r"constrained-|literal\[")
 
 _SHOWN, _NAMES_SHOWN = 20, 12
 """Wrong values, and unknown names, that an error tells: a file of something else is no page of names."""
-_WHY_UNKNOWN: Final = "a setting that is ignored may be one that privacy rests on"
+_WHY_UNKNOWN: Final = "were it ignored, the run might lack a protection that you meant to ask for"
 _MORE_SAID = re.compile(r"\.? Fix: ")
 
 Location = tuple[int | str, ...]

@@ -25,9 +25,7 @@ from privlora.coordinates.span import SpanSpace
 from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError, ModelError
 from privlora.geometry.fixed_rank import Point, factors, point_at_zero, point_from_factors
-
-RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT = "random", "w0-subspace", "spectral-split"
-PUBLIC_GRADIENT = "public-gradient"
+from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 
 Subspaces = Mapping[str, tuple[Tensor, Tensor]]
 """Site name -> orthonormal U (m, r) and V (n, r), computed from public inputs only."""

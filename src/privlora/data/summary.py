@@ -40,10 +40,16 @@ class DataSummary:
     def describe(self) -> str:
         """One line."""
         divided = "" if self.chunks is None else f" in {self.chunks} chunks"
+        of_units = "" if self.units == self.records else f" of {self.units} units"
+        shares = {
+            "are cut by max_length": self.cut,
+            "have nothing to train on": self.empty,
+            "repeat an earlier one": self.repeated,
+        }
+        told = [f"{share:.1%} {words}" for words, share in shares.items() if share > 0]
         return (
-            f"{self.records} records of {self.units} units{divided}, {self.median_tokens:.0f} tokens each (median; "
-            f"95 % have at most {self.p95_tokens:.0f}); {self.cut:.1%} are cut by max_length, {self.empty:.1%} have "
-            f"nothing to train on, {self.repeated:.1%} repeat an earlier one"
+            f"{self.records} records{of_units}{divided}, {self.median_tokens:.0f} tokens each (median; 95 % have at "
+            f"most {self.p95_tokens:.0f}); {', '.join(told) or 'none is cut, empty or a repetition'}"
         )
 
 

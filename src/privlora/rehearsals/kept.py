@@ -5,13 +5,25 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, Final
 
-from privlora.config import Settings
 from privlora.errors import RunError
-from privlora.methods import CHOICES
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.identity import refuse_another_choice
+
+if TYPE_CHECKING:
+    from privlora.config import Settings
+
+
+AIM: Final = 0.1
+"""Nats a token: what noise alone may cost where signal has yet to come (`noise_alone`)."""
+
+TEXTS: Final = 64
+"""That the model writes itself for a choice by noise alone, at most."""
+
+DRAWS: Final = 2
+"""Of noise, for each of its rates."""
+
+MOST_RATES: Final = 8
 
 
 @dataclass(frozen=True)
@@ -29,6 +41,8 @@ class Chosen:
 
 def leaves_a_choice(settings: Settings) -> bool:
     """Whether something is left to rehearsals before the run begins."""
+    from privlora.methods import CHOICES  # torch, which whoever only words a report needs not
+
     return settings.method.name in CHOICES or (settings.auto is not None and bool(settings.auto.choose))
 
 
@@ -140,6 +154,8 @@ def read_choice(folder: RunFolder) -> dict[str, Any] | None:
     it began with."""
     if not folder.choice.exists():
         return None
+    from privlora.training.identity import refuse_another_choice  # torch and transformers
+
     try:
         text = folder.choice.read_bytes().decode("utf-8")
         found = json.loads(text, parse_constant=_no_number)

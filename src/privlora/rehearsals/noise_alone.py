@@ -29,20 +29,15 @@ from privlora.data.examples import IGNORED, Example, Examples, pad_token
 from privlora.errors import ModelError
 from privlora.evaluation.generation import Sampling, generate_tokens, start_of_text
 from privlora.evaluation.next_token import record_losses
+from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS
 from privlora.rehearsals.trials import Noise, Told, trial_step
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.cycles import bands_of
 from privlora.training.models import unchanged_afterwards
 
-AIM: Final = 0.1
-"""Nats a token: what noise alone may cost where signal has yet to come."""
-
-TEXTS: Final = 64
 _LENGTH: Final = 48
-DRAWS: Final = 2
 _NEAR: Final = 1.2  # of the aim: a tenth of a rate, which no run can tell
 _FARTHEST: Final = 8.0  # from one rate to the next
-MOST_RATES: Final = 8
 _WRITING: Final = "texts that the model writes itself"
 _MEASURING: Final = "what noise alone does to them"
 _STREAM: Final = 2**63 + 2**61 + 2**58  # of the public seed: apart from those of trials

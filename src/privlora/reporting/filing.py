@@ -15,11 +15,11 @@ from privlora.reporting.annex import (
     nothing_to_file,
     read_book,
 )
-from privlora.reporting.facts import NOT_PRIVATE
 from privlora.reporting.publication import read_report, signed_before, write_annex
 from privlora.reporting.pushing import checked
 from privlora.reporting.seals import CARD_NAME, HTML_NAME
 from privlora.reporting.signing import fingerprint_of, signed
+from privlora.reporting.statement import NOT_PRIVATE
 from privlora.training.files import RunFolder, set_times, write_atomically
 
 

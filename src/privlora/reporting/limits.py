@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Final, Literal
 
-from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
+from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 from privlora.reporting.wording import any_cyclic, any_projected, any_truncated
 
 _USED = "What is sent to the model when it is used: prompts, context and answers."

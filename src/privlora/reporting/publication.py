@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping
 from math import isclose
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.errors import ConfigError, PrivacyError, RunError, named
@@ -23,14 +23,6 @@ from privlora.reporting.annex import (
 )
 from privlora.reporting.annex_page import render_annex
 from privlora.reporting.card import card
-from privlora.reporting.facts import (
-    PRIVATE,
-    SCHEMA_VERSION,
-    evaluation_rows,
-    gather,
-    privacy_facts,
-    versions,
-)
 from privlora.reporting.page import render
 from privlora.reporting.seals import (
     ANNEX,
@@ -46,9 +38,12 @@ from privlora.reporting.seals import (
     with_those_again,
 )
 from privlora.reporting.signing import is_signed_rightly
+from privlora.reporting.statement import PRIVATE, SCHEMA_VERSION, evaluation_rows, privacy_facts, versions
 from privlora.reporting.texts_card import texts_card, texts_page
-from privlora.training.assembly import Parts
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
+
+if TYPE_CHECKING:
+    from privlora.training.assembly import Parts
 
 _GROWS: Final = (LEDGER, "evaluations.jsonl")  # in a run that went on after its release was written
 _LACKING: Final = object()
@@ -72,6 +67,8 @@ def publish(
 
     Raises RunError if a file cannot be written; the old one is then untouched.
     """
+    from privlora.reporting.facts import gather  # torch, which whoever reads a release needs not
+
     parts.write_adapter(folder.release)
     report = gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder))
     write_report(folder, with_files(report, folder.release))

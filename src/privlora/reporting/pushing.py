@@ -16,11 +16,9 @@ from typing import Any, Final
 
 from privlora.accounting import read_ledger
 from privlora.accounting.ledger_format import parse_ledger
-from privlora.adapters.peft_files import CONFIG_NAME
 from privlora.disk import copy_plain
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
-from privlora.names import HUB_NAME, UNNAMED, is_local
-from privlora.reporting.facts import PRIVATE
+from privlora.names import ADAPTER_FILES, HUB_NAME, UNNAMED, is_local
 from privlora.reporting.publication import check_statement, parse_report, write_report
 from privlora.reporting.rows import refuse_other_rows
 from privlora.reporting.seals import (
@@ -33,6 +31,7 @@ from privlora.reporting.seals import (
     refuse_altered,
     with_files,
 )
+from privlora.reporting.statement import PRIVATE
 from privlora.training.files import AUDITED, RunFolder, refuse_no_run, write_atomically
 
 _LONGEST: Final = 96  # of a repository's name
@@ -238,10 +237,10 @@ def _base(folder: RunFolder, release: Checked, base_model: str | None) -> str | 
             "there",
             fix="name the hub's copy of the base: --base-model OWNER/NAME",
         )
-    written = json.loads((release.place / CONFIG_NAME).read_text(encoding="utf-8"))
+    written = json.loads((release.place / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
     if written.get("base_model_name_or_path") != adapter["base_model"]:
         raise RunError(
-            f"{CONFIG_NAME} names another base model than the report",
+            f"{ADAPTER_FILES[0]} names another base model than the report",
             fix=f"`privlora resume {folder.root}` writes both anew",
         )
     return None
@@ -251,10 +250,10 @@ def _rename_base(release: Checked, base_model: str) -> None:
     """Let the copies call the base model ``base_model``."""
     copied = RunFolder(release.place.parent)
     renamed = {**release.report["adapter"], "base_model": base_model, "base_is_local": False}
-    if CONFIG_NAME in release.files:
-        note = json.loads((copied.release / CONFIG_NAME).read_text(encoding="utf-8"))
+    if ADAPTER_FILES[0] in release.files:
+        note = json.loads((copied.release / ADAPTER_FILES[0]).read_text(encoding="utf-8"))
         note["base_model_name_or_path"] = base_model
-        write_atomically(copied.release / CONFIG_NAME, json.dumps(note, indent=2, sort_keys=True))
+        write_atomically(copied.release / ADAPTER_FILES[0], json.dumps(note, indent=2, sort_keys=True))
     write_report(copied, with_files({**release.report, "adapter": renamed}, copied.release))
 
 

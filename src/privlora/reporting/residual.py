@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
-from privlora.coordinates.starts import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
+from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 from privlora.reporting.limits import COPIES, NOISE_KEPT
 from privlora.reporting.wording import FLOAT32_KEEPS, Report, any_cyclic, any_projected, any_truncated
 

@@ -4,29 +4,35 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import fields
 from math import gcd, isclose
 from pathlib import Path
 from typing import Any, Final
 
 from privlora.accounting.ledger_format import parse_ledger
+from privlora.config.method_names import known as known_methods
 from privlora.errors import PrivloraError
-from privlora.evaluation.classes import ClassResult
-from privlora.evaluation.metrics import METRICS
-from privlora.evaluation.next_token import NextTokenResult
-from privlora.evaluation.preferences import PreferenceResult
-from privlora.methods import CHOICES, METHODS, VOTE_METHODS
-from privlora.rehearsals.noise_alone import AIM, DRAWS, MOST_RATES, TEXTS
-from privlora.reporting.facts import evaluation_rows
+from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS
 from privlora.reporting.seals import altered
+from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
-from privlora.training.public_rows import rows_of_report, steps_shown
 
-_OF_EVALUATIONS: Final = {
-    "step",
-    *METRICS,
-    *(field.name for kind in (NextTokenResult, ClassResult, PreferenceResult) for field in fields(kind)),
-} - {"metrics"}
+OF_EVALUATIONS: Final = frozenset(
+    (
+        "step",
+        "loss_per_token",
+        "loss_per_example",
+        "standard_error",
+        "accuracy",
+        "examples",
+        "tokens",
+        "f1",
+        "matthews_correlation",
+        "pearson",
+        "spearman",
+        "reward_margin",
+    )
+)
+"""What a row of an evaluation may name: a test compares it with the results, which import torch."""
 _MOST_TRIALS, _MOST_PUBLIC = 40, 10**7
 _NAMES: Final = frozenset(("asked", "row"))
 _OF_TRIAL: Final = frozenset(("name", "learning_rate", "loss"))
@@ -103,13 +109,13 @@ def _rows(text: str) -> list[dict[str, Any]]:
 def _is_known(evaluations: list[dict[str, Any]], choice: dict[str, Any] | None) -> bool:
     """Whether there are numbers alone under known names, and names of methods."""
     numbers = [row[name] for row in evaluations for name in row]
-    known = all(row.keys() <= _OF_EVALUATIONS for row in evaluations)
+    known = all(row.keys() <= OF_EVALUATIONS for row in evaluations)
     if choice is not None:
         rows, top = choice["rows"], {name: value for name, value in choice.items() if name != "rows"}
         of_trial = _OF_TRIAL if "asked" in top else _OF_RATE
         known = known and top.keys() <= _OF_CHOICE and all(row.keys() == of_trial for row in rows)
         names = [*(row["name"] for row in rows), *(top[name] for name in _NAMES & top.keys())]
-        known = known and all(name in METHODS or name in VOTE_METHODS or name in CHOICES for name in names)
+        known = known and set(names) <= set(known_methods())
         numbers += [value for name, value in top.items() if name not in _NAMES]
         numbers += [value for row in rows for name, value in row.items() if name != "name"]
     return known and all(value is None or _is_number(value) for value in numbers)
@@ -129,6 +135,8 @@ def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: 
     if any(row.keys() != _OF_METRICS for row in rows):
         return False
     steps, evaluations = report["method"]["steps"], report["evaluation"]
+    from privlora.training.public_rows import rows_of_report, steps_shown
+
     shown, evaluated = [row["step"] for row in rows], [row["step"] for row in evaluations]
     every = gcd(*(set(shown) - {1, steps, *evaluated})) or steps
     if shown != steps_shown(steps, every, evaluated):

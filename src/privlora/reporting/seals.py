@@ -14,8 +14,8 @@ from collections.abc import Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.errors import PrivacyError, RunError
+from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder
 
 CARD_NAME, HTML_NAME, REPORT_NAME = "README.md", "report.html", "privacy_report.json"
@@ -23,7 +23,7 @@ PAGES: Final = (CARD_NAME, HTML_NAME, REPORT_NAME)
 ANNEX: Final = ("annex.json", "annex.html")
 MADE_ANEW: Final = (*PAGES, *ANNEX)
 """What follows from the report and the ledger."""
-ADAPTER: Final = (CONFIG_NAME, WEIGHTS_NAME)
+ADAPTER: Final = ADAPTER_FILES
 LEDGER: Final = "ledger.jsonl"
 _TEXTS: Final = ("synthetic.jsonl",)
 _SOMETIMES: Final = (LEDGER, "evaluations.jsonl", "choice.json", "metrics.jsonl")

@@ -31,7 +31,6 @@ from privlora.reporting.annex import (
     read_book,
 )
 from privlora.reporting.annex_page import render_annex
-from privlora.reporting.facts import PRIVATE
 from privlora.reporting.publication import (
     check_same_run,
     differences,
@@ -55,6 +54,7 @@ from privlora.reporting.seals import (
     text_of,
 )
 from privlora.reporting.signing import fingerprint_of, is_signed_rightly
+from privlora.reporting.statement import PRIVATE
 from privlora.reporting.verifying_clients import check_clients, check_colluding, ledgers_of_clients
 from privlora.training.files import AUDITED, RunFolder
 from privlora.version import __version__
@@ -385,7 +385,7 @@ class _Verification:
                 "none was given; --hash HASH of an annex that was kept apart finds a folder made anew"
             )
         if self.annex is None:
-            raise PrivacyError("there is no annex that was found right, and so none of the hash given")
+            raise PrivacyError("no annex passed its check above, so the hash given is that of none")
         if self.annex["sha256"] != annex_hash:
             raise PrivacyError(
                 "the annex has another hash than the one given",
@@ -401,7 +401,9 @@ class _Verification:
             if public_key is not None:
                 raise PrivacyError("there is none that could be held against the public key")
             raise _Absent(
-                "the annex is not signed" if self.annex else "there is no annex that was found right"
+                "the annex is not signed"
+                if self.annex
+                else "no annex passed its check above, so none is signed"
             )
         if not is_signed_rightly(self.annex or {}):
             raise PrivacyError("the annex is not what was signed")

@@ -151,4 +151,6 @@ def _shown(found: Survey) -> str:
     if not are_names(map(str, found.columns)):
         return "they are not shown, since they look like contents (does the file have a header line?)"
     names = found.common
-    return f"most records have: {', '.join(names[:20]) or 'none'}" + (" and more" if len(names) > 20 else "")
+    if not names:
+        return "no column is in most of the records, so the files seem to be of several kinds: init one of them alone"
+    return f"most records have: {', '.join(names[:20])}" + (" and more" if len(names) > 20 else "")

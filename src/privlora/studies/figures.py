@@ -216,8 +216,8 @@ def _axis(task: Mapping[str, Any]) -> str:
 
 def _grid(count: int, columns: int) -> tuple[Figure, list[Axes]]:
     rows = math.ceil(count / columns)
-    width = WIDTH * min(1.0, max(columns, 2) / _COLUMNS)
-    figure, axes = grid(rows, columns, width, 0.5 + _PANEL * rows)
+    # As wide as the page, so that letters keep their size.
+    figure, axes = grid(rows, columns, WIDTH, 0.5 + _PANEL * rows)
     for one in axes[count:]:
         one.set_axis_off()
     return figure, axes[:count]

@@ -166,9 +166,17 @@ class Groups:
     show_progress: bool | None = None
 
 
+_OF_TRAINERS: Final = {
+    "output_dir": ("run", "output"),
+    "train_dataset": ("columns", "path"),
+    "eval_dataset": ("columns", "evaluation"),
+}
+"""Arguments, of the trainer or of its args, that stand for settings."""
+
+
 def names_for(args: Any) -> dict[tuple[str, str], str]:
     """Which fields of args stand for settings, by (argument that holds their group, name)."""
-    own = {place: name for name, place in RENAMED.items()}
+    own = {place: name for name, place in {**RENAMED, **_OF_TRAINERS}.items()}
     return (
         {**own, **{("privacy", name): name for name in _PRIVACY}} if isinstance(args, PrivateConfig) else own
     )

@@ -17,7 +17,7 @@ from privlora.calling import (
     settings_of_call,
 )
 from privlora.config import IN_MEMORY
-from privlora.config.in_calls import as_in_python
+from privlora.config.in_calls import as_in_python, called
 from privlora.config.mistakes import Location
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError, Together
 from privlora.result import Result
@@ -46,6 +46,14 @@ _REFUSED: Final = {
 _IN_GROUPS: Final = (
     "{here}. Groups are arguments here, as privacy=dict(target_epsilon=3, …); or give it in args"
 )
+
+_OF_FINE_TUNE: Final = {
+    "output": "it is called output_dir here, a field of args",
+    "data": "it is called train_dataset here",
+    "evaluation": "it is called eval_dataset here; its records are PUBLIC, since their loss is published",
+    "adapter": "it is called peft_config here",
+}
+"""Arguments of `fine_tune`, by which this trainer calls nothing."""
 
 _INSTEAD: Final = {
     "predict": ": text is written by trainer.model.generate once it is trained, and `privlora evaluate` measures it",
@@ -100,7 +108,7 @@ class PrivateTrainer:
         problems = Together()
         refused = {name: value for name, value in others.items() if name in _REFUSED}
         unknown = {name: value for name, value in others.items() if name not in _REFUSED}
-        problems.found += other_names(PrivateTrainer, unknown, {}, _IN_GROUPS)
+        problems.found += other_names(PrivateTrainer, unknown, _OF_FINE_TUNE, _IN_GROUPS)
         problems.found += [
             ConfigError(f"{name} is given", why=_REFUSED[name], fix=f"leave {name} out")
             for name, value in refused.items()
@@ -163,6 +171,7 @@ class PrivateTrainer:
             as_in_python(error, names_for(args))
             raise
         self._result: Result | None = None
+        self._names = names_for(args)
 
     @property
     def result(self) -> Result:
@@ -207,16 +216,17 @@ class PrivateTrainer:
                 if is_over(RunFolder(Path(self._output))):
                     again = "take up what it left with train(resume_from_checkpoint=True), or give another output_dir"
                 raise RunError(error.what, why=error.why, fix=again) from None
-            return fine_tune(
-                self._model,
-                self._given("data", self._records),
-                evaluation=self._given("evaluation", self._evaluation),
-                tokenizer=self._tokenizer,
-                output=self._output,
-                callbacks=self._callbacks,
-                show_progress=self._show_progress,
-                **self._groups,
-            )
+            with called(self._names):
+                return fine_tune(
+                    self._model,
+                    self._given("data", self._records),
+                    evaluation=self._given("evaluation", self._evaluation),
+                    tokenizer=self._tokenizer,
+                    output=self._output,
+                    callbacks=self._callbacks,
+                    show_progress=self._show_progress,
+                    **self._groups,
+                )
         if resume_from_checkpoint is not True and Path(resume_from_checkpoint) != Path(self._output):
             raise ConfigError(
                 "resume_from_checkpoint names another folder than output_dir",

@@ -21,7 +21,7 @@ from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import PrivacySettings, Settings
 from privlora.config.rows import adds_no_noise
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
-from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
+from privlora.coordinates.starts import Subspaces
 from privlora.data.records import load_records
 from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
@@ -35,6 +35,7 @@ from privlora.mechanisms import (
     NoiseSource,
 )
 from privlora.methods import Hyperparameters, Method, build, find_row
+from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.training.classifier import head_of, refuse_other_rows

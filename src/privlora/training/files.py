@@ -77,6 +77,11 @@ class RunFolder:
         return self.private / "data_summary.json"
 
     @property
+    def counted(self) -> Path:
+        """What steps take, so that going on does not count it again."""
+        return self.private / "step_memory.json"
+
+    @property
     def profile(self) -> Path:
         """A folder: where the time of steps went."""
         return self.private / "profile"

@@ -2,7 +2,7 @@
 
 Chosen from settings, model and device alone, to whose free memory what this process holds is added: how micro-batches
 are cut then tells nothing of the records, also of those that were looked at before. It is no part of what is
-promised, so a resumed run chooses anew, on whatever machine it is.
+promised, so a resumed run chooses anew, on whatever machine it is, from what it counted when it began (`counted`).
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ def with_micro_batches(
     free: float | None = None,
     exactly: bool = False,
     told: Told = lambda *_: None,
+    known: dict[int, Peak] | None = None,
 ) -> tuple[Settings, Fitted | None]:
     """The settings with a number in the place of ``auto``, and why; as they are where they have one.
 
@@ -76,13 +77,15 @@ def with_micro_batches(
     sharing: processes that share the device's memory. free: bytes that it has left, from before records were read; None
     for those that it has now.
     exactly: whether steps are taken on paper also where a bound on them is below what they may take, and so the choice
-    is known. told: how many of those are done.
+    is known. told: how many of those are done. known: tokens -> what is known of such steps; what is counted is added.
     Raises ConfigError where not even a single row of data.max_length fits.
     """
     if settings.run.tokens_per_micro_batch != "auto":
         return settings, None
     free = free_bytes(device) if free is None else free
-    found = _fitted(settings, model, device, loaded, sharing, free, exactly, told)
+    found = _fitted(
+        settings, model, device, loaded, sharing, free, exactly, told, {} if known is None else known
+    )
     run = settings.run.model_copy(update={"tokens_per_micro_batch": found.tokens})
     return settings.model_copy(update={"run": run}), found
 
@@ -96,6 +99,7 @@ def _fitted(
     free: float,
     exactly: bool,
     told: Told,
+    known: dict[int, Peak],  # seconds each
 ) -> Fitted:
     if settings.method.name in CHOICES or find_row(settings.method.name).releases != "gradients":
         return Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens")
@@ -116,10 +120,9 @@ def _fitted(
         assert found is not None
         return found
 
-    known: dict[int, Peak] = {}  # seconds each
-
     def size(tokens: int) -> int:
-        known[tokens] = peak(tokens)
+        if tokens not in known:
+            known[tokens] = peak(tokens)
         return known[tokens].step_bytes
 
     try:

@@ -24,13 +24,13 @@ from torch._subclasses import fake_tensor
 from privlora.accounting.events import StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.config import PrivacySettings, Settings
-from privlora.coordinates.starts import SPECTRAL_SPLIT
 from privlora.data.examples import Answers, Example, Examples
 from privlora.data.labels import Classes
 from privlora.errors import reason_of
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, takes_units_alone
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_row
+from privlora.names import SPECTRAL_SPLIT
 from privlora.training.assembly import Parts, build_parts
 from privlora.training.footprint import roughly, row_tokens
 from privlora.training.inputs import sampler

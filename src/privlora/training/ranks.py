@@ -12,8 +12,6 @@ import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
-import numpy as np
-
 from privlora.errors import ConfigError, RunError
 
 if TYPE_CHECKING:
@@ -95,9 +93,9 @@ def deal(weights: Sequence[int], shares: int) -> list[list[int]]:
 
     Every number from 0 to len(weights) - 1 is in exactly one share. A function of the weights alone.
     """
-    found, loads = [list[int]() for _ in range(shares)], np.zeros(shares)
+    found, loads = [list[int]() for _ in range(shares)], [0] * shares
     for number in sorted(range(len(weights)), key=lambda one: -weights[one]):
-        least = int(loads.argmin())
+        least = loads.index(min(loads))
         found[least].append(number)
         loads[least] += weights[number]
     return found

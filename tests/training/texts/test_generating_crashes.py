@@ -163,7 +163,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Machine:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     machine = Machine(tmp_path_factory.mktemp("whole"), killed)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("privlora.reporting.publication.gather", lambda *_: {})
+        patch.setattr("privlora.reporting.facts.gather", lambda *_: {})
         patch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
         machine.go()
     return machine

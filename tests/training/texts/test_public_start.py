@@ -16,10 +16,11 @@ from torch import Tensor
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings, settings_from
 from privlora.coordinates import FactorCoordinates, SpanSpace, TangentCoordinates
-from privlora.coordinates.starts import PUBLIC_GRADIENT, Subspaces
+from privlora.coordinates.starts import Subspaces
 from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError, DataError
 from privlora.methods import METHODS
+from privlora.names import PUBLIC_GRADIENT
 from privlora.training import assembly
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.loop import Interrupted
