@@ -364,7 +364,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "an empty folder": (
         lambda f: _folder(f / "all"),
         [],
-        ["is a folder, and it is empty", "give a file of records"],
+        ["is a folder, and no file lies in it", "give a file of records"],
     ),
     "no such file": (lambda f: f / "none.jsonl", [], ["there is no file"]),
     "an unknown ending": (lambda f: _text(f / "d.doc", 3), [], ["ending"]),

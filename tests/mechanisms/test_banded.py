@@ -97,7 +97,8 @@ class Turning:
         return [(self.planes[self.step].mT @ frame["plane"] @ vector[0][0],)]
 
 
-def test_each_noise_follows_from_where_it_was_drawn() -> None:
+@pytest.mark.parametrize("resumed", [0, 5])
+def test_each_noise_follows_from_where_it_was_drawn(resumed: int) -> None:
     """Block by block C has c_k P_t^T P_s, not the product of all projections between, which lose more at each step; and
     no gradient of norm 1 moves C g by more than 1, whatever its direction."""
     steps, bands = 6, 4
@@ -107,6 +108,9 @@ def test_each_noise_follows_from_where_it_was_drawn() -> None:
         space = Turning(steps)
         stream = CorrelatedNoise(c, space)
         for space.step in range(1, steps + 1):
+            if space.step == resumed:
+                kept, stream = stream.state_dict(), CorrelatedNoise(c, space)
+                stream.load_state_dict(kept)
             white = torch.zeros(steps, 2, dtype=torch.float64)
             white.view(-1)[column] = 1.0
             made = stream.next(space.step, lambda white=white, t=space.step: [(white[t - 1],)])
@@ -272,6 +276,19 @@ def test_its_state_goes_on_with_the_same_noise() -> None:
             assert torch.equal(a, expected[t][0][0])
             assert torch.equal(b, expected[t][0][1])
         assert taken_up.row_norm == whole.row_norm
+
+
+def test_an_older_checkpoint_has_one_frame_for_all() -> None:
+    space, steps = Turning(3), 3
+    stream = CorrelatedNoise(band_coefficients(3, steps), space)
+    white = torch.ones(2, dtype=torch.float64)
+    stream.next(1, lambda: [(white,)])
+    older = {name.replace("0.frame", "frame"): tensor for name, tensor in stream.state_dict().items()}
+    resumed = CorrelatedNoise(band_coefficients(3, steps), space)
+    resumed.load_state_dict(older)
+    space.step = 2
+    ((one,),), ((two,),) = (each.next(2, lambda: [(white,)]) for each in (stream, resumed))
+    assert torch.equal(one, two)
 
 
 def test_a_state_is_of_its_step_alone() -> None:

@@ -325,6 +325,13 @@ class DataSettings(Group):
         is_preference = isinstance(values, Mapping) and values.get("chosen") is not None
         return {"loss_on": "completion", **values} if is_task or is_preference else values
 
+    @field_validator("path")
+    @classmethod
+    def _some_file(cls, given: str | list[str]) -> str | list[str]:
+        if not given:
+            raise ValueError("path names no file. Fix: give at least one")
+        return given
+
     @field_validator("labels")
     @classmethod
     def _two_classes(cls, given: list[str] | int | Literal["score"] | None) -> Any:

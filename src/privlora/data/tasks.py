@@ -251,7 +251,11 @@ def _label(task: Task, record: Mapping[str, Any], column: str, number: int) -> i
     value = record[column]
     numbers = {str(i): i for i in range(len(task.names))}
     words = {**dict(zip(task.labels, numbers.values(), strict=True)), **_named(task), **numbers}
-    key = value.strip().lower().rstrip(".") if isinstance(value, str) else str(value)
+    key = value.strip().lower().rstrip(".") if isinstance(value, str) else ""
+    if (
+        isinstance(value, int | float) and abs(value) < len(numbers) + 1
+    ):  # of more digits than Python writes, none
+        key = str(value)
     if isinstance(value, bool) or key not in words:
         unlabelled = " (-1 marks the unlabelled test splits of GLUE)" if key == "-1" else ""
         raise DataError(
@@ -275,7 +279,7 @@ def _named(task: Task) -> dict[str, int]:
 def _score(value: object, column: str, number: int) -> float:
     try:
         score = float(value) if isinstance(value, int | float | str) else float("nan")
-    except ValueError:
+    except (ValueError, OverflowError):
         score = float("nan")
     if isinstance(value, bool) or not 0 <= score <= 5:
         raise DataError(

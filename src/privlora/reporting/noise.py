@@ -1,4 +1,4 @@
-"""How much the noise of one step moves each weight matrix: in closed form, and measured on fresh draws."""
+"""How much the noise of one step moves each weight matrix: in closed form, and measured on draws of its own."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from privlora.coordinates import Coordinates
 from privlora.mechanisms import NoiseSource
 
 _MOST_DRAWS = 32
+_SEED = 0
 # More draws of a large adapter would take longer and say little more: a draw averages over its coordinates.
 _MOST_NORMALS = 40_000_000
 
@@ -20,10 +21,11 @@ _MOST_NORMALS = 40_000_000
 def noise_on_weights(coordinates: Coordinates, noise_std: float) -> dict[str, Any]:
     """Root mean square of ||effect of the noise on W||_F for each module, to first order at its state.
 
-    noise_std: tau = sigma C / b. "closed_form" is None where the coordinates know none. "measured" takes fresh draws:
-    the norm of the noise that a release contains must stay secret, because it would help to subtract that noise.
+    noise_std: tau = sigma C / b. "closed_form" is None where the coordinates know none. "measured" takes draws that are
+    in no release: the norm of the noise there must stay secret, because it would help to subtract it. They are public,
+    and the same each time, so that a report which is made anew says the same.
     """
-    source = NoiseSource()
+    source = NoiseSource(_SEED)
     draws = max(2, min(_MOST_DRAWS, _MOST_NORMALS // coordinates.dimension))
 
     def draw(shape: tuple[int, ...]) -> Tensor:

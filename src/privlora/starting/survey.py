@@ -156,7 +156,11 @@ def _of_folder(folder: str) -> DataError:
         )
     known = [name for name in names if is_data_file_name(name)]
     if not known:
-        held = f"none of its {len(names)} files is one of records, by its ending" if names else "it is empty"
+        held = (
+            f"none of its {len(names)} files is one of records, by its ending"
+            if names
+            else "no file lies in it"
+        )
         return DataError(
             f"{folder!r} is a folder, and {held}",
             fix="give a file of records: .jsonl, .csv, .parquet or .txt",

@@ -53,7 +53,7 @@ def counted(settings: Settings, model: torch.nn.Module, device: torch.device, fo
         sizes = {int(n): Peak(**peak) for n, peak in found["sizes"].items()}
         if not all(type(number) is int for peak in sizes.values() for number in peak.to_dict().values()):
             return Counted(of)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         return Counted(of)
     return Counted(of, sizes, len(sizes))
 

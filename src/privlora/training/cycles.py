@@ -120,11 +120,12 @@ def bands_to_come(privacy: PrivacySettings) -> int:
 
 
 def kept_bytes(bands: int, adapter: LowRankAdapter) -> int:
-    """Of the noise of bands - 1 steps in float64, and at most as much for the bases in which it is given."""
+    """Of the noise of bands - 1 steps in float64, and at most as much for the bases in which it is given; and of two
+    more while one is brought along."""
     body, *beside = adapter.parts  # of a classifier, its last layer, which is trained as a whole
     numbers = sum(body.rank * (s.m + s.n + body.rank) for s in body.sites)
     numbers += sum(s.m * s.n for part in beside for s in part.sites)
-    return 16 * (bands - 1) * numbers
+    return 16 * (bands + 1) * numbers if bands > 1 else 0
 
 
 def _cyclic(privacy: PrivacySettings, bands: int) -> CyclicPoissonSampling:
