@@ -657,3 +657,8 @@ def test_several_mistakes_stay_a_list_in_other_words() -> None:
     ]
     other = in_one([told, DataError("there is no file")])  # whose are all that it holds
     assert [part.what for part in other.parts][-2:] == ["run.yaml: d is 0", "there is no file"]
+
+
+def test_no_file_is_no_path() -> None:
+    with pytest.raises(ConfigError, match="path names no file"):
+        settings_from({**GOOD, "data": {"path": [], "text": "text"}}, source="test")

@@ -359,6 +359,7 @@ def test_dense_updates_are_not_averaged(name: str, tmp_path: Path) -> None:
 ELSEWHERE = {
     **dict.fromkeys(("dp-bandmf", "band-mf", "BandMF", "dp-ftrl"), "set privacy.bands"),
     **dict.fromkeys(("zo", "zo_sgd", "mezo", "dp-mezo"), "write dp-zo"),
+    "adam": "write dp-adamw",
 }
 
 

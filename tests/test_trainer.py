@@ -364,6 +364,11 @@ def test_files_and_splits(tmp_path: Path) -> None:
             trainer(config(tmp_path / "run"), train_dataset=given)
 
 
+def test_no_records_are_told_by_their_argument(tmp_path: Path) -> None:
+    with pytest.raises(DataError, match="train_dataset is None, so there are no records"):
+        PrivateTrainer(model_path(), config(tmp_path / "run"), train_dataset=None)
+
+
 def test_a_tokenizer_goes_before_the_models_own(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="pass processing_class="):
         PrivateTrainer(tiny_model(), config(tmp_path / "run"), train_dataset=RECORDS)

@@ -204,6 +204,13 @@ class TestMessages:
             CHATML, TALK
         )
 
+    def test_a_template_sees_nothing_of_from_and_value(self) -> None:
+        """It renders a chat of either form as the same: what it asks of `from` is not there."""
+        asks = CHATML.replace("{% for m in messages %}", "{% for m in messages %}{{ m['from'] }}")
+        assert asks != CHATML
+        talk = [{"from": each["role"], "value": each["content"]} for each in TALK]
+        assert self.spans(asks, talk) == self.spans(asks, TALK)
+
     def test_trains_on_all(self) -> None:
         tokenizer = make_tokenizer(chat_template=CHATML)
         example = build({"messages": TALK}, CHAT, tokenizer)

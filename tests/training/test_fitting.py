@@ -254,7 +254,7 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew_from_what_was
     with pytest.raises(Interrupted):
         bench.resume(tmp_path / "run", observer=StopAt(4))
     assert not asked
-    counted.write_text("{}")  # as a crash or an editor leaves it
+    counted.write_text("[" * 200_000)  # as a crash or an editor leaves it
     with pytest.raises(Interrupted):
         bench.resume(tmp_path / "run", observer=StopAt(5))
     assert json.loads(counted.read_text()) == kept

@@ -143,6 +143,21 @@ def test_a_row_of_parquet(tmp_path: Path) -> None:
     assert said(str(path)) == ["FILE, rows 2, 4: column 'text' is empty (null)"]
 
 
+def test_a_file_without_records_is_told(tmp_path: Path) -> None:
+    assert len(said(lines(tmp_path / "a.jsonl"))) == 1
+
+
+@pytest.mark.parametrize(
+    "value", [10**5000, -(10**400), 1e300, float("inf")], ids=["5000", "400", "300", "inf"]
+)
+@pytest.mark.parametrize("task", ["sst2", "stsb"])
+def test_numbers_of_any_size_are_no_labels(value: float, task: str) -> None:
+    check = check_of(DataSettings(path="a.jsonl", task=task))
+    record = {"sentence": "one", "sentence1": "one", "sentence2": "two", "label": value}
+    with pytest.raises(DataError, match=r"holds no (label|score)"):
+        refuse_unusable([record], check)
+
+
 def test_what_is_behind_the_limit_is_not_looked_at(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"text": ""}, {"text": None}, {"text": ""}, {"text": None})
     assert said(path, limit=3) == ["FILE, line 2: column 'text' is empty (null)"]

@@ -103,6 +103,8 @@ OTHER_VALUES: Final[Mapping[str, Mapping[str, str]]] = {
             "plain DP-LoRA is dp-adamw or dp-sgd; lora+, lora-fa and lora-rite are rules of their own",
         ),
         **dict.fromkeys(("lora-plus", "loraplus"), "write lora+"),
+        "adam": "write dp-adamw, or prism; adamw adds no noise and is for comparison",
+        "sgd": "write dp-sgd",
         **dict.fromkeys(("zo", "zo-sgd", "mezo", "dp-mezo", "dp-zero"), "write dp-zo"),
     },
     "method.schedule": {

@@ -130,7 +130,7 @@ class PrivateTrainer:
         if groups.privacy.get("private", True):
             problems.of(None, _refuse_own_records, train_dataset, eval_dataset)
         self._output = "runs/run" if groups.output is None else groups.output
-        path, self._records = records_of(problems, train_dataset, "train_dataset")
+        path, self._records = records_of(problems, train_dataset, "train_dataset", needed=True)
         public, self._evaluation = records_of(problems, eval_dataset, "eval_dataset")
         self._sources = {"data": path, "evaluation": public}
         no_form = problems.fails(_add_columns, groups, self._records)
