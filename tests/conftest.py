@@ -118,7 +118,9 @@ def drawn() -> None:
 @pytest.fixture
 def quick_reports(monkeypatch: pytest.MonkeyPatch) -> None:
     """Leave out the report and its plots, which take seconds; the adapter is still written."""
-    monkeypatch.setattr("privlora.reporting.facts.gather", lambda *_: {})
+    import privlora.running  # noqa: F401 - what is imported first while the patch stands would keep it
+
+    monkeypatch.setattr("privlora.reporting.facts.gather", lambda *_, **__: {})
     monkeypatch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
 
 

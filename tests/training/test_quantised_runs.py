@@ -246,7 +246,7 @@ def words(given: Any) -> str:
             {"load_in_4bitz": True},
             "model.quantization.load_in_4bitz is an unknown setting. Fix: did you mean 'load_in_4bit'",
         ),
-        ({**NF4, "bnb_4bit_quant_type": "nf5"}, "model.quantization.bnb_4bit_quant_type='nf5'"),
+        ({**NF4, "bnb_4bit_quant_type": "nf5"}, "Fix: did you mean 'nf4'?"),
         ({**NF4, "bnb_4bit_compute_dtype": "float16"}, "Fix: did you mean 'bfloat16'?"),
         ({**NF4, **INT8}, "exactly one of load_in_4bit and load_in_8bit"),
         ({"bnb_4bit_quant_type": "nf4"}, "exactly one of load_in_4bit and load_in_8bit"),
