@@ -36,6 +36,13 @@ TRAINING = PHASES[:5]
 """Of these the ones of `privlora train`, in their order."""
 EVALUATING = (LOADING, "reading the records", "loading the model")
 """Of these the ones of `privlora evaluate`, in their order."""
+PRIVACY = {
+    "noise_multiplier": 1,
+    "delta": 1e-5,
+    "steps": 3,
+    "expected_batch_size": 4,
+    "public_dataset_size": 20,
+}
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn")
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import record, save_tiny_model
+from cli_cases import PRIVACY, record, save_tiny_model
 from tiny_models import tiny_tokenizer
 
 import privlora
@@ -19,13 +19,6 @@ from privlora.training import inputs, models, sources
 from privlora.training.first_looks import look_first
 from privlora.training.sources import found_beside, refuse_first
 
-PRIVACY = {
-    "noise_multiplier": 1,
-    "delta": 1e-5,
-    "steps": 3,
-    "expected_batch_size": 4,
-    "public_dataset_size": 20,
-}
 RECORDS = [record(number) for number in range(20)]
 SHARED = [{"text": "a text of nobody"}, {"text": RECORDS[7]["text"]}]
 

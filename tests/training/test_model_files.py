@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from cli_cases import save_tiny_model
+from cli_cases import PRIVACY, save_tiny_model
 from tiny_models import FAMILIES, tiny_model
 
 from privlora.adapters.targets import find_targets
@@ -17,14 +17,6 @@ from privlora.errors import ConfigError, ModelError, Together
 from privlora.training.model_checks import positions_of
 from privlora.training.model_files import ModelFiles, files_of, refuse_unfit_files
 from privlora.training.sources import refuse_first
-
-PRIVACY = {
-    "noise_multiplier": 1,
-    "delta": 1e-5,
-    "steps": 3,
-    "expected_batch_size": 4,
-    "public_dataset_size": 20,
-}
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cli_cases import PRIVACY
 
 from privlora.config import DataSettings, Settings, settings_from
 from privlora.errors import DataError, PrivloraError
@@ -141,6 +142,18 @@ def test_a_row_of_parquet(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None, "b", None]}), path, row_group_size=2)
     assert said(str(path)) == ["FILE, rows 2, 4: column 'text' is empty (null)"]
+
+
+def test_bytes_that_are_no_text_are_told_once(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes('{"text": "é"}\n'.encode("latin-1") * 8)
+    given = {"model": {"name": "m"}, "data": {"path": str(path), "text": "text"}, "privacy": PRIVACY}
+    with pytest.raises(DataError) as caught:
+        refuse_first(
+            settings_from({**given, "run": {"output": str(tmp_path / "run")}}, source="test"), given=True
+        )
+    (one,) = caught.value.each()
+    assert one.what == f"{path}, lines 1, 2, 3, 4, 5 and 3 more are not UTF-8 text"
 
 
 def test_a_file_without_records_is_told(tmp_path: Path) -> None:

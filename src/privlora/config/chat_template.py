@@ -76,41 +76,19 @@ def _parse(text: str) -> None:
 
 
 _QUOTED: Final = re.compile(r"'([^']*)'")
+_TAGS: Final = "for if set macro block call filter raw generation"
 _OF_JINJA: Final = frozenset(
-    {
-        *(
-            "for",
-            "endfor",
-            "if",
-            "elif",
-            "else",
-            "endif",
-            "in",
-            "set",
-            "endset",
-            "macro",
-            "endmacro",
-            "block",
-        ),
-        *(
-            "endblock",
-            "call",
-            "endcall",
-            "filter",
-            "endfilter",
-            "raw",
-            "endraw",
-            "generation",
-            "endgeneration",
-        ),
-        *("end of print statement", "end of statement block", "end of template", "name", "string", "integer"),
-    }
+    [
+        *(f"{end}{tag}" for tag in _TAGS.split() for end in ("", "end")),
+        *("elif", "else", "in", "end of print statement", "end of statement block", "end of template"),
+        *("name", "string", "integer"),
+    ]
 )
 
 
 def _reason(said: str) -> str:
     """What Jinja says, in brackets, without words of the template: the file may be one of records."""
-    if not said or "\\" in said or '"' in said:
+    if not said or "\\" in said or '"' in said or said.count("'") % 2:  # an apostrophe is no quote
         return ""
 
     def word(found: re.Match[str]) -> str:

@@ -112,7 +112,9 @@ class _Kind:
             where = f"{self.place}s {', '.join(each.partition(',')[0] for each in self.where)}"
         more = f" and {self.more} more" if self.more else ""
         first = f"{self.file}, " if self.file else ""
-        return DataError(f"{first}{where}{more}{self.rest}", why=self.error.why, fix=self.error.fixes)
+        several = len(self.where) > 1 and self.rest.startswith(" is ")
+        rest = f" are {self.rest.removeprefix(' is ')}" if several else self.rest
+        return DataError(f"{first}{where}{more}{rest}", why=self.error.why, fix=self.error.fixes)
 
 
 class _Unusable:

@@ -64,7 +64,9 @@ def refuse_first(
     files = [each for each in read_files(settings, records, evaluation) if known(each[0])]
     files = [each for each in files if not problems.fails(_refuse_missing, *each[:3])]
     there = records is not None or "data.path" in {setting for setting, *_ in files}
-    lacks_columns = known.columns and there and problems.fails(check_columns, settings, records)
+    through = any(setting == "data.path" and are_read_twice(paths) for setting, paths, *_ in files)
+    columns = partial(check_columns, readable=not through)
+    lacks_columns = known.columns and there and problems.fails(columns, settings, records)
     looks = _checks(settings, lacks_columns or not known.columns or not known("data.labels"))
     for setting, paths, form, limit in files:
         if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
@@ -123,21 +125,8 @@ class _Known:
         return not names - _OTHERS
 
 
-_OTHERS: Final = DataSettings.model_fields.keys() - {
-    *(
-        "path",
-        "format",
-        "task",
-        "text",
-        "prompt",
-        "completion",
-        "messages",
-        "chosen",
-        "rejected",
-        "label",
-        "text_pair",
-    )
-}
+_SAY_COLUMNS: Final = "path format task text prompt completion messages chosen rejected label text_pair"
+_OTHERS: Final = DataSettings.model_fields.keys() - set(_SAY_COLUMNS.split())
 """Settings of data that do not say what columns there are."""
 
 
@@ -262,14 +251,20 @@ def _refuse_missing(setting: str, path: list[str], form: Format) -> None:
         raise error.of(setting) from None
 
 
-def check_columns(settings: Settings, records: Any = None) -> None:
+def check_columns(settings: Settings, records: Any = None, *, readable: bool = True) -> None:
     """Refuse settings whose columns the first private record lacks, before a model is loaded. Raises DataError as
     reading all of them would.
 
     Of records on the hub, in a JSON list (which is read as a whole) and of an iterator none is looked at.
-    records: what stands for the files, in memory.
+    records: what stands for the files, in memory. readable: whether a first one that cannot be read is refused, too;
+    else that is told where all are read.
     """
-    record = _first(settings.data) if records is None else _first_given(records)
+    try:
+        record = _first(settings.data) if records is None else _first_given(records)
+    except DataError:
+        if readable:
+            raise
+        return
     if record is not None:
         lacking = _lacking(settings.data, record, settings.privacy.user_column)
         if lacking:
