@@ -2,7 +2,7 @@
 
 No private quantity may enter: no number of records or units, batch size, training loss, clipping fraction
 or gradient norm, no clock but the day the run began on, no place on the user's machine. Here are settings, the ledger,
-released parameters, fresh noise, losses on public records.
+released parameters, noise that no step has used, losses on public records.
 """
 
 from __future__ import annotations

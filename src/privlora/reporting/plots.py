@@ -80,7 +80,7 @@ def loss_plot(report: Report) -> Markup | None:
 
 @in_style
 def noise_plot(report: Report) -> Markup | None:
-    """The noise of one step on each weight on fresh draws, one lane for each module, beside its closed form if any."""
+    """The noise of one step on each weight, on other draws: a lane for each module, beside its closed form if any."""
     noise = report["noise"]
     if noise is None:
         return None
