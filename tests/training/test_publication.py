@@ -96,7 +96,6 @@ def trained(
         patch.setattr(assembly, "NoiseSource", lambda seed: noise)
         patch.setattr(assembly, "sampler", draws)
         patch.setattr(step, "micro_batches", batches)
-        patch.setattr("privlora.reporting.noise.NoiseSource", lambda: NoiseSource(8))
         with nullcontext() if not stops else pytest.raises(Interrupted):
             bench.start(root, observer=Stops(stops), evaluation=PUBLIC, run={"evaluate_every": 4})
         for _ in stops[1:]:

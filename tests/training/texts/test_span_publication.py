@@ -58,7 +58,6 @@ def published(
         patch.setattr(GaussianMechanism, "accumulate", summed)
         patch.setattr(ModelWriter, "write", written)
         patch.setattr(assembly, "NoiseSource", lambda seed: noise)
-        patch.setattr("privlora.reporting.noise.NoiseSource", lambda: NoiseSource(8))
         with RichObserver(console, None) as observer:
             fine_tune(
                 tiny_model(),
