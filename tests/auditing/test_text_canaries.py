@@ -199,7 +199,11 @@ def test_without_noise_a_new_token_is_told_apart(tmp_path: Path, monkeypatch: py
     """The secrets that were trained on, and no others, become likelier."""
     draw = NoiseSource.standard_normal
     monkeypatch.setattr(NoiseSource, "standard_normal", lambda self, shape: draw(self, shape) * 1e-3)
-    chosen = settings(tmp_path / "a", steps=30, expected_batch_size=20)
+    # Half are in and every batch holds all: chance alone gave 0.59 once where both were drawn.
+    monkeypatch.setattr(
+        CanaryState, "draw", lambda canaries: CanaryState(7, np.arange(canaries) % 2 == 0, np.zeros(canaries))
+    )
+    chosen = settings(tmp_path / "a", steps=30, expected_batch_size=40, public_dataset_size=40)
     method = chosen.method.model_copy(update={"learning_rate": 0.02})
     found = audit_run(
         chosen.model_copy(update={"method": method}),
@@ -209,7 +213,7 @@ def test_without_noise_a_new_token_is_told_apart(tmp_path: Path, monkeypatch: py
         tokenizer=tiny_tokenizer(),
         records=RECORDS,
     )
-    assert found.area > 0.7  # 0.84 to 0.98 in twelve such audits
+    assert found.area > 0.7  # 0.86 to 0.96 in fifteen such audits
 
 
 @pytest.mark.parametrize("kind", WRITTEN)
