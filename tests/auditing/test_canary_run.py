@@ -24,12 +24,12 @@ from privlora.auditing.canary_scores import (
     OneRunAudit,
     _most,
     judge_canaries,
-    log_ratio,
 )
 from privlora.auditing.canary_signals import Signals
 from privlora.auditing.gradient_canaries import alignments, draw_canaries
 from privlora.auditing.page import _verdict_of_canaries
 from privlora.auditing.text_canaries import add_records, record_losses, text_canaries
+from privlora.auditing.whitened import log_ratio
 from privlora.config import settings_from
 from privlora.config.groups import MICRO_BATCH
 from privlora.data.examples import Examples

@@ -14,8 +14,9 @@ from audit_cases import SPACES, SPANS, setting
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing import canary_scores, canary_signals
 from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, judge_canaries
-from privlora.auditing.canary_signals import Signals
+from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import draw_canaries
+from privlora.coordinates.span import flattened
 from privlora.methods import METHODS
 
 BY_MODULE = [(name, "per-module") for name in (*SPACES, *SPANS) if "per-module" in METHODS[name].clippings]
@@ -69,7 +70,7 @@ def test_canaries_that_are_measured_together_are_those_of_each_by_itself(
     mechanism.coordinates.prepare()
     canaries = draw_canaries(mechanism.coordinates.adapter, 5, torch.Generator().manual_seed(0))
     which = torch.tensor([0, 2, 3])
-    alone = torch.stack([canary_signals._together(mechanism, canaries, one) for one in which.split(1)])
+    alone = torch.stack([flattened(added_by(mechanism, canaries, one)) for one in which.split(1)])
     found = canary_signals._apart(mechanism, canaries, which)
     torch.testing.assert_close(found, alone, rtol=1e-5, atol=1e-6)
 

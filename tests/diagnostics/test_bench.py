@@ -10,6 +10,7 @@ import torch
 from diagnostics_cases import RECORDS, tiny_bench, tiny_settings
 from tiny_models import tiny_model, tiny_tokenizer
 
+from privlora.accounting.events import PoissonSampling
 from privlora.config.groups import MICRO_BATCH
 from privlora.coordinates import FactorCoordinates, Vector
 from privlora.diagnostics.bench import Contender, Workbench, open_workbench, snapshot
@@ -162,6 +163,14 @@ def test_another_optimizer_takes_what_it_has_of_the_runs_settings() -> None:
         moved = [(left + 0.1, right) for left, right in bench.start]  # the paper's rule cannot leave zero
         paper = bench.tangent_contender(moved, "paper")
         assert paper.hyper.settings == {"beta1": 0.0, "beta2": 0.9}
+
+
+@pytest.mark.parametrize("bands", [1, 2, "auto"])
+def test_the_noise_of_a_step_is_looked_at_without_bands(bands: Any) -> None:
+    with tiny_bench(privacy={"bands": bands, "noise_multiplier": None, "target_epsilon": 3.0}) as bench:
+        assert bench.plan.event.sampling == PoissonSampling(0.2)
+        assert bench.settings.privacy.bands == 1
+        assert bench.bands == (None if bands == 1 else bands)
 
 
 def _refused(records: list[dict[str, Any]] = RECORDS, **groups: dict[str, Any]) -> None:

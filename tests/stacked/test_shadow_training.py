@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import count
 from typing import Any
 
 import numpy as np
@@ -12,15 +13,23 @@ from tiny_models import tiny_model as any_model
 from torch import Tensor
 
 from privlora.accounting.accountants import epsilon
-from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.accounting.events import CyclicPoissonSampling, PoissonSampling, Sampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings, settings_from
 from privlora.data.examples import Examples
-from privlora.data.sampling import PoissonSampler
+from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError, PrivacyError, PrivloraError
-from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource, Release
+from privlora.mechanisms import (
+    CorrelatedNoise,
+    GaussianMechanism,
+    MeanMechanism,
+    Mechanism,
+    NoiseSource,
+    Release,
+    band_coefficients,
+)
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import grid_width
 from privlora.optimizers import Optimizer
@@ -85,7 +94,22 @@ def ordinary(
     """The engine's own loop for one adapter, without files, on the draws of ``seed``."""
     privacy, model = chosen.privacy, tiny_model()
     parts = build_parts(chosen, model)
-    sampler = PoissonSampler(len(own), privacy.q, insecure_seed=2 * seed)
+    sampling: Sampling = PoissonSampling(privacy.q)
+    correlated = None
+    sampler: Any = PoissonSampler(len(own), privacy.q, insecure_seed=2 * seed)
+    if privacy.bands != 1:
+        assert isinstance(privacy.bands, int)
+        turns = count()
+        sampler = CyclicPoissonSampler(
+            len(own),
+            privacy.q * privacy.bands,
+            privacy.bands,
+            key=2 * seed,
+            charged=lambda: next(turns),
+            insecure_seed=2 * seed,
+        )
+        sampling = sampler.sampling
+        correlated = CorrelatedNoise(band_coefficients(privacy.bands, privacy.steps), parts.coordinates)
     mechanism: Mechanism = MeanMechanism(
         parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps
     )
@@ -93,11 +117,12 @@ def ordinary(
         mechanism = GaussianMechanism(
             parts.coordinates,
             clip_norm=privacy.clip_norm,
-            event=StepEvent(PoissonSampling(privacy.q), SIGMA),
+            event=StepEvent(sampling, SIGMA),
             expected_batch_size=privacy.b,
             ledger=Uncharged(),
             noise=NoiseSource(2 * seed + 1),
             clipping=parts.hyper.clipping,
+            correlated=correlated,
         )
     step = Step(
         state=parts,
@@ -129,6 +154,19 @@ def test_each_adapter_is_that_of_an_ordinary_run(name: str) -> None:
         expected = ordinary(
             chosen, np.flatnonzero(own.numpy()), SEEDS[n], Units(np.arange(len(examples))), examples
         )
+        assert_same(found.named_factors(n), expected)
+
+
+@pytest.mark.parametrize("name", ["dp-adamw", "prism"])
+def test_noise_takes_back_each_adapters_own_earlier_noise(name: str) -> None:
+    chosen, examples = settings(METHODS[name], bands=2, steps=4, sample_rate=0.4), records()
+    found = trained(chosen, together=2)
+    assert found.event is not None
+    assert found.event.sampling == CyclicPoissonSampling(0.8, 2)
+    assert found.epsilon(1e-5) == epsilon([(StepEvent(PoissonSampling(0.8), SIGMA), 2)], 1e-5)
+    for n, own in enumerate(some(3, len(examples))):
+        units = Units(np.arange(len(examples)))
+        expected = ordinary(chosen, np.flatnonzero(own.numpy()), SEEDS[n], units, examples)
         assert_same(found.named_factors(n), expected)
 
 

@@ -8,10 +8,7 @@ from typing import Any
 
 import pytest
 
-from privlora.auditing.canary_run import audit_run
-from privlora.auditing.shadows import audit_shadows
 from privlora.config import Settings, settings_from
-from privlora.diagnostics.bench import open_workbench
 from privlora.errors import ConfigError
 from privlora.rehearsals.choosing import rows_of_choice, rows_to_advise_on
 from privlora.training.assembly import plan_privacy
@@ -38,24 +35,16 @@ def settings(tmp_path: Path, **groups: Any) -> Settings:
     return settings_from({**given, **groups}, source="test")
 
 
-def diagnosed(chosen: Settings) -> None:
-    with open_workbench(chosen):
-        pass
-
-
 @pytest.mark.parametrize(
     ("what", "groups"),
     [
-        (diagnosed, {}),
-        (lambda chosen: audit_shadows(chosen, adapters=200), {}),
-        (lambda chosen: audit_run(chosen, canaries=10), {}),
         (rows_of_choice, {"method": {"name": "auto"}}),
         (rows_to_advise_on, {}),
         (plan_privacy, {"method": {"name": "aug-pe"}, "synthesis": {"generator": "model"}}),
         (plan_privacy, {"method": {"name": "projected"}}),
         (plan_privacy, {"method": {"name": "dp-zo"}}),
     ],
-    ids=["diagnosis", "shadows", "canaries", "auto", "advice", "votes", "projections", "direction"],
+    ids=["auto", "advice", "votes", "projections", "direction"],
 )
 def test_what_has_independent_noise_alone_refuses_bands(
     what: Callable[[Settings], Any], groups: dict[str, Any], tmp_path: Path

@@ -38,7 +38,6 @@ from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.rehearsals.settling import settled
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
-from privlora.training.cycles import refuse_bands
 from privlora.training.files import AUDIT_MARK as MARK
 from privlora.training.files import AUDITED, RunFolder, write_atomically
 from privlora.training.fitting import in_default_micro_batches, with_micro_batches
@@ -270,7 +269,6 @@ def _refuse(settings: Settings, kind: str, temperature: float | None, *, prefixe
 
 def refuse_settings(settings: Settings) -> None:
     """Raise ConfigError for settings that no audit by canaries goes with."""
-    refuse_bands(settings.privacy, "an audit by canaries")
     if settings.privacy.max_batch_size is not None:
         raise ConfigError(
             "an audit needs plain Poisson sampling",

@@ -8,13 +8,13 @@ contribution> b / C^2 and s_t = ||contribution||^2 / C^2,
 
     score = sum_t ln(1 - q + q exp((2 x_t - s_t) / (2 sigma^2))).
 
+Where noise is correlated between steps it is made white first, and the sum is over cycles of steps (``whitened``).
 Then "in" is guessed for the highest scores, "out" for the lowest, and nothing in between. How many are guessed depends
 on public numbers alone. Beside the guesses stand the signals of all canaries together (``canary_signals``).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import lru_cache
@@ -28,18 +28,19 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon, typical_energy
-from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.accounting.events import CyclicPoissonSampling, StepEvent, TruncatedPoissonSampling
 from privlora.auditing.bounds import (
     curve_floor,
     largest_refuted,
     one_run_epsilon,
     one_run_refutes,
 )
-from privlora.auditing.canary_signals import Signals
+from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
+from privlora.auditing.whitened import Cycles, Whitening, log_ratio
 from privlora.coordinates import Vector, add_vectors
-from privlora.data.sampling import PoissonSampler
+from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler, classes_of
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, Instrument, PrivateSum, Release
 from privlora.randomness import private_generator
@@ -113,7 +114,7 @@ def unreadable(path: Path, error: Exception, unknown: str) -> RunError:
 class CanaryMechanism(Instrument):
     """A mechanism with canaries among its units; scores each release before the state moves on.
 
-    inner: the mechanism under audit, with plain Poisson sampling. saved: called when a release was scored.
+    inner: the mechanism under audit, with plain or cyclic Poisson sampling. saved: called when a release was scored.
     """
 
     inner: GaussianMechanism
@@ -126,7 +127,7 @@ class CanaryMechanism(Instrument):
         saved: Callable[[], None] = lambda: None,
     ) -> None:
         sampling = inner.event.sampling
-        if not isinstance(sampling, PoissonSampling):
+        if isinstance(sampling, TruncatedPoissonSampling):
             raise ConfigError(
                 "an audit needs plain Poisson sampling",
                 why="a canary that takes a place in a truncated batch could push out another unit",
@@ -134,16 +135,30 @@ class CanaryMechanism(Instrument):
             )
         super().__init__(inner)
         self._canaries, self._state, self._saved = canaries, state, saved
-        self._present = torch.from_numpy(np.flatnonzero(state.included))
-        # Poisson sampling draws each unit by itself, so drawing the canaries apart is the same law.
-        self._sampler = PoissonSampler(len(self._present), sampling.sample_rate)
         self._known: Vector | None = None  # of the last batch: the records' part, which the attacker knows
-        self._drawn = self._present[:0]  # and which canaries are in it, which no attacker knows
+        self._drawn = torch.empty(
+            0, dtype=torch.int64
+        )  # and which canaries are in it, which no attacker knows
         self._rate, self._sigma = sampling.sample_rate, inner.event.noise_multiplier
+        self._turn = getattr(inner.noising.ledger, "charges", 0)
+        # Poisson sampling draws each unit by itself, so drawing the canaries apart is the same law.
+        self._sampler: PoissonSampler | CyclicPoissonSampler
+        self._cycles: Cycles | None = None
+        if isinstance(sampling, CyclicPoissonSampling):
+            assert inner.noising.correlated is not None
+            count, c = len(state.scores), inner.noising.correlated.coefficients
+            self._sampler = CyclicPoissonSampler(
+                count, self._rate, sampling.classes, key=state.seed, charged=lambda: self._turn
+            )
+            self._whitening = Whitening(c, self.coordinates, whole=not state.releases)
+            self._cycles = Cycles(classes_of(state.seed, sampling.classes, count), c, state.scores)
+        else:
+            self._sampler = PoissonSampler(len(state.scores), self._rate)
 
     def take(self) -> PrivateSum:
         self._known = self.inner.clipped_sum()
-        self._drawn = self._present[torch.from_numpy(self._sampler.draw())]
+        drawn = self._sampler.draw()
+        self._drawn = torch.from_numpy(drawn[self._state.included[drawn]])
         for chunk in self._drawn.split(_CHUNK):
             if len(chunk):
                 self.inner.accumulate(self._canaries.captured(self.coordinates.adapter, chunk))
@@ -154,26 +169,27 @@ class CanaryMechanism(Instrument):
         rest = released.vector
         if self._known is not None:
             rest = add_vectors(rest, _scaled(self._known, -1 / self.inner.expected_batch_size))
+        state, signals = self._state, self._state.signals
+        added = None if signals is None else added_by(self.inner, self._canaries, self._drawn)
+        weight, white = float(len(self._drawn)), True
+        if self._cycles is not None:
+            rest, added, weight = self._whitening.row(rest, added, weight)
+            white = self._whitening.white
         x, size = (t.numpy() for t in alignments(self.inner, self._canaries, rest))
-        self._state.scores += log_ratio(x, size, self._rate, self._sigma)
-        if self._state.signals is not None:
-            self._state.signals.add(self.inner, self._canaries, self._drawn, rest)
-        self._state.releases += 1
+        if self._cycles is None:
+            state.scores += log_ratio(x, size, self._rate, self._sigma)
+        else:
+            state.scores = self._cycles.seen(self._turn, x, size, self._rate, self._sigma)
+        if signals is not None and added is not None and white:
+            signals.add(self.inner, self._canaries, self._drawn, rest, added, weight)
+        state.releases += 1
+        self._turn = released.step
         self._saved()
         return released
 
 
 def _scaled(vector: Vector, factor: float) -> Vector:
     return [tuple(t * factor for t in parts) for parts in vector]
-
-
-def log_ratio(
-    x: NDArray[np.float64], size: NDArray[np.float64], rate: float, sigma: float
-) -> NDArray[np.float64]:
-    """ln of the density of x with the canary over that without, for x = N(sampled size, sigma^2 size)."""
-    exponent = np.log(rate) + (2 * x - size) / (2 * sigma**2)
-    ratio: NDArray[np.float64] = exponent if rate == 1 else np.logaddexp(math.log1p(-rate), exponent)
-    return ratio
 
 
 @dataclass(frozen=True)
@@ -223,6 +239,7 @@ def judge_canaries(
     """
     canaries = len(state.scores)
     right = right_guesses(state)
+    event, steps = event.releases(steps)
     error, signals = 1 - confidence, 0.0
     together = state.signals if state.signals is not None and state.signals.dimensions else None
     if together is not None:

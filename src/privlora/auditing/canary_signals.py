@@ -37,28 +37,34 @@ class Signals:
     the span of canaries that were not drawn; dimensions: the sum of these spans'.
     """
 
-    drawn: int = 0
+    drawn: float = 0.0
     signal: float = 0.0
     expected: float = 0.0
     energy: float = 0.0
     dimensions: int = 0
 
     def add(
-        self, mechanism: GaussianMechanism, canaries: GradientCanaries, drawn: Tensor, rest: Vector
+        self,
+        mechanism: GaussianMechanism,
+        canaries: GradientCanaries,
+        drawn: Tensor,
+        rest: Vector,
+        added: Vector,
+        weight: float,
     ) -> None:
-        """Another release. drawn: (k,) which canaries are in it. rest: the release without the records' part.
+        """Another release. drawn: (k,) which canaries are in it. rest: the release without the records' part. added:
+        of ``added_by``. weight: k. Of correlated noise all three are those of a row of C (``whitened``).
 
         At the state of the coordinates at which the batch was taken.
         """
         seen = flattened(rest).double() * (mechanism.expected_batch_size / mechanism.clip_norm)
-        if len(drawn):
-            honest = _together(mechanism, canaries, drawn).to(seen)
-            length = float(honest.norm())
-            if length > 0:
-                self.drawn += len(drawn)
-                self.signal += math.sqrt(len(drawn)) * float(seen @ honest) / length
-                self.expected += math.sqrt(len(drawn)) * length
-                seen = seen - honest
+        honest = flattened(added).to(seen)
+        length = float(honest.norm())
+        if length > 0:
+            self.drawn += weight
+            self.signal += math.sqrt(weight) * float(seen @ honest) / length
+            self.expected += math.sqrt(weight) * length
+            seen = seen - honest
         others = torch.ones(canaries.count, dtype=torch.bool)
         others[drawn] = False
         measured = others.nonzero()[:, 0][: max(1, min(_OUTSIDE, _ENTRIES // len(seen)))]
@@ -99,7 +105,7 @@ class Signals:
             return metadata.get(f"signals.{name}", "0")
 
         return cls(
-            int(number("drawn")),
+            float(number("drawn")),
             float(number("signal")),
             float(number("expected")),
             float(number("energy")),
@@ -107,16 +113,18 @@ class Signals:
         )
 
 
-def _together(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Tensor:
-    """(entries,) what an honest mechanism adds of these canaries, in units of C. Float64."""
+def added_by(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Vector:
+    """What an honest mechanism adds of these canaries, in units of C. Float64, zeros for none."""
     coordinates = mechanism.coordinates
     total: Vector | None = None
-    for chunk in which.split(_TOGETHER):
+    for chunk in which.split(_TOGETHER) if len(which) else (torch.zeros(1, dtype=torch.int64),):
         captured, factors, _ = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
+        if not len(which):
+            factors = torch.zeros_like(factors)
         part = coordinates.from_partial(coordinates.partial_sum(captured, factors))
         total = part if total is None else add_vectors(total, part)
     assert total is not None
-    return flattened(total).double() / mechanism.clip_norm
+    return [tuple(t.double() / mechanism.clip_norm for t in parts) for parts in total]
 
 
 def _apart(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Tensor:

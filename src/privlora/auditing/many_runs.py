@@ -73,6 +73,12 @@ def audit_runs(
             f"trials={trials} of {canary.count} canaries give no bound",
             fix="play at least 100 trials of one canary",
         )
+    if mechanism.noising.correlated is not None:
+        raise ConfigError(
+            "runs that are played one after another share one source of correlated noise",
+            why="each would begin with what is left of the noise of the one before it: trials would not be independent",
+            fix="audit a mechanism with independent noise, or one run by many canaries",
+        )
     start = state.states()
     scores = np.zeros((2, trials))
     for trial in range(trials):

@@ -45,7 +45,6 @@ from privlora.randomness import private_generator
 from privlora.rehearsals.settling import settled
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
-from privlora.training.cycles import refuse_bands
 from privlora.training.fitting import in_default_micro_batches
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.models import check_model, given_or_loaded
@@ -173,22 +172,23 @@ def judge_shadows(
     confidence: float = 0.95,
 ) -> ShadowAudit:
     """Guess, count and bound, from as many scores with the canary as without. event: of one step, as claimed."""
-    steps, delta = settings.privacy.steps, settings.privacy.delta or _DELTA
+    planned, delta = settings.privacy.steps, settings.privacy.delta or _DELTA
+    alone, steps = (None, planned) if event is None else event.releases(planned)
     errors = _errors(members, non_members)
-    claimed, most = None if event is None else epsilon([(event, steps)], delta), None
-    if event is None:
+    claimed, most = None if alone is None else epsilon([(alone, steps)], delta), None
+    if alone is None:
         lower, violated = gaussian_epsilon(accuracy_mu(errors, confidence), delta), False
     else:
-        violated = _refuted(event, steps, errors, confidence)
-        lower = epsilon_of_errors(event, steps, errors, delta, confidence)
+        violated = _refuted(alone, steps, errors, confidence)
+        lower = epsilon_of_errors(alone, steps, errors, delta, confidence)
         best = errors.if_none()
-        if not _refuted(event, steps, best, confidence):
-            most = min(epsilon_of_errors(event, steps, best, delta, confidence), claimed or 0.0)
+        if not _refuted(alone, steps, best, confidence):
+            most = min(epsilon_of_errors(alone, steps, best, delta, confidence), claimed or 0.0)
     return ShadowAudit(
         method=settings.method.name,
         kind=kind,
         event=event,
-        steps=steps,
+        steps=planned,
         epsilon_lower=lower,
         epsilon_lower_plain=threshold_epsilon(errors, delta, confidence),
         epsilon_claimed=claimed,
@@ -264,7 +264,6 @@ def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | N
             why=f"each would {'be ' + own if coordinates.forward_only else 'need a copy of the weights of its own'}",
             fix="audit another method, or this one by canaries (`privlora audit --kind random-tokens`)",
         )
-    refuse_bands(settings.privacy, "shadow adapters")
     check_kind(kind, temperature, KINDS)
     if adapters < _FEWEST:
         raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")

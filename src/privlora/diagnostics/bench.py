@@ -31,7 +31,6 @@ from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.rehearsals.settling import settled
 from privlora.training.assembly import PublicStart, build_parts, plan_privacy
-from privlora.training.cycles import refuse_bands
 from privlora.training.fitting import in_default_micro_batches
 from privlora.training.inputs import Data, fitted, load_data, sampler
 from privlora.training.models import check_model, load_model, unchanged_afterwards
@@ -84,7 +83,8 @@ Watcher = Callable[[Contender, Vector, float], None]
 
 @dataclass(frozen=True)
 class Workbench:
-    """``start``: the factor pairs from which every run sets out; ``seed``: public, of batches and noise."""
+    """``start``: the factor pairs from which every run sets out; ``seed``: public, of batches and noise. ``bands``: of
+    the run that is diagnosed, which are left out here; None where its noise is independent."""
 
     settings: Settings
     adapter: LowRankAdapter
@@ -94,6 +94,7 @@ class Workbench:
     scale: float
     dtype: torch.dtype
     seed: int
+    bands: int | str | None = None
 
     def factor_contender(self, pairs: FactorPairs, name: str = BASELINE) -> Contender:
         """A row of the space "factors", DP-AdamW by default, on these factors."""
@@ -224,7 +225,9 @@ def open_workbench(
             "privacy.private=false: there is no noise to diagnose",
             fix="set privacy.private=true with a target_epsilon or a noise_multiplier",
         )
-    refuse_bands(settings.privacy, "a diagnosis")
+    bands = settings.privacy.bands
+    # Its laws are of one step's noise, which is independent of that of others.
+    settings = settings.model_copy(update={"privacy": settings.privacy.model_copy(update={"bands": 1})})
     settings = in_default_micro_batches(settings)  # it keeps gradients in many gauges
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"evaluation": None})})
     if model is None:
@@ -249,6 +252,7 @@ def open_workbench(
                 scale=coordinates.scale,
                 dtype=coordinates.dtype,
                 seed=seed,
+                bands=None if bands == 1 else bands,
             )
 
 

@@ -195,6 +195,7 @@ def _facts(bench: Workbench, steps: int, model_name: str | None) -> dict[str, An
         "planned_steps": plan.steps,
         "planned_target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
+        "bands_left_out": bench.bands,
         "seed": bench.seed,
         "gauges": list(GAUGES),
     }

@@ -114,7 +114,12 @@ def _fact_table(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("steps of each run", number(facts["steps"])),
         (
             "noise",
-            f"σ = {number(sigma)}, C = {number(clip)}, b = {number(batch)}: τ = {number(sigma * clip / batch)}",
+            f"σ = {number(sigma)}, C = {number(clip)}, b = {number(batch)}: τ = {number(sigma * clip / batch)}"
+            + (
+                ""
+                if facts.get("bands_left_out") is None
+                else f"; independent in each step, without the run's bands ({facts['bands_left_out']})"
+            ),
         ),
         ("clipping", f"{facts['clipping']} in all runs, as in the paper"),
         ("the plan that σ is for", plan if planned is None else f"ε = {number(planned)}, {plan}"),

@@ -2,6 +2,7 @@
 
 from privlora.mechanisms.banded import (
     CorrelatedNoise,
+    Frames,
     band_coefficients,
     noise_in_sums,
     prefix_error,
@@ -34,6 +35,7 @@ __all__ = [
     "AdaptiveClipNorm",
     "ClippedUpdate",
     "CorrelatedNoise",
+    "Frames",
     "GaussianMechanism",
     "Instrument",
     "Lattice",

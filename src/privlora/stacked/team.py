@@ -8,13 +8,20 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from torch import Tensor
 
-from privlora.accounting.events import StepEvent
+from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.config import PrivacySettings
 from privlora.data.examples import Examples
-from privlora.data.sampling import PoissonSampler
+from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import PrivacyError
-from privlora.mechanisms import GaussianMechanism, MeanMechanism, Mechanism, NoiseSource
+from privlora.mechanisms import (
+    CorrelatedNoise,
+    GaussianMechanism,
+    MeanMechanism,
+    Mechanism,
+    NoiseSource,
+    band_coefficients,
+)
 from privlora.mechanisms.charges import ChargeAll, Charges, Uncharged
 from privlora.randomness import private_generator
 from privlora.stacked.parts import StackedNoise, slices
@@ -32,7 +39,7 @@ class Member:
     """
 
     units: Units
-    sampler: PoissonSampler
+    sampler: PoissonSampler | CyclicPoissonSampler
     first: int = 0
     own: np.ndarray | None = None
     noise: NoiseSource = field(default_factory=NoiseSource)
@@ -54,7 +61,8 @@ class Team:
 
     Coordinates, clipping, divisor, noise multiplier, optimizer and schedule are those of ``parts`` for all members;
     draws, noise and ledgers are each one's own. Members may sample at different rates: each ledger is charged for its
-    own. Nothing that happens to one depends on another.
+    own. Nothing that happens to one depends on another. Where members draw in cycles, noise is correlated between the
+    steps of a team, in as many bands as there are classes, the same number for all.
 
     parts: stacked, one copy for each member; their coordinates may have been given different states (parts.joined).
     examples: the records of all members, each with its owner in the stacked adapter's ``owner_of``.
@@ -115,6 +123,12 @@ class Team:
                 parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
             )
         sampling = self.members[0].sampler.sampling  # a ledger is charged for its own member's
+        correlated = None
+        if isinstance(sampling, CyclicPoissonSampling):
+            # Coefficients are the same for all; each part of the stack has noise of its own and is never mixed.
+            correlated = CorrelatedNoise(
+                band_coefficients(sampling.classes, privacy.steps), parts.coordinates
+            )
         return GaussianMechanism(
             parts.coordinates,
             clip_norm=privacy.clip_norm,
@@ -123,6 +137,7 @@ class Team:
             ledger=ChargeAll(self.members),
             noise=StackedNoise([member.noise for member in self.members]),
             clipping=parts.hyper.clipping,
+            correlated=correlated,
         )
 
 

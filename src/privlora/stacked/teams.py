@@ -4,31 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import count
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from privlora.accounting.accountants import epsilon
-from privlora.accounting.events import StepEvent
+from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings
 from privlora.coordinates.base import name_factors
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.data.members import check_members
-from privlora.data.sampling import PoissonSampler
+from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
 from privlora.data.units import Units
 from privlora.errors import ConfigError, PrivacyError
 from privlora.evaluation.next_token import row_losses
 from privlora.mechanisms import NoiseSource
 from privlora.mechanisms.charges import Charges, Uncharged
-from privlora.randomness import private_generator
+from privlora.randomness import private_generator, private_key
 from privlora.stacked.adapter import StackedAdapter
 from privlora.stacked.parts import stack_parts
 from privlora.stacked.team import Member, Team
 from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
-from privlora.training.cycles import refuse_bands
 from privlora.training.models import unchanged_afterwards
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
@@ -145,7 +145,7 @@ def train_adapters(
                 own=[np.flatnonzero(members[n].numpy()) for n in turn],
                 keys=[None if seeds is None else seeds[n] for n in turn],
                 ledgers=None if ledgers is None else [ledgers[n] for n in turn],
-                noise_multiplier=None if event is None else event.noise_multiplier,
+                event=event,
             )
             team.take(settings.privacy.steps, _told(progress, turn, settings.privacy.steps))
             factors.append(team.factors())
@@ -161,14 +161,29 @@ def _team(
     own: list[np.ndarray],
     keys: list[int | None],
     ledgers: Sequence[Charges] | None,
-    noise_multiplier: float | None,
+    event: StepEvent | None,
 ) -> Team:
-    """The adapters of one turn, each on its own copy of the records. own: the units of each; keys: its seed or None."""
+    """The adapters of one turn, each on its own copy of the records. own: the units of each; keys: its seed or None;
+    event: of a step, None in the non-private mode."""
     privacy = template.settings.privacy
+
+    def sampler(size: int, key: int | None) -> PoissonSampler | CyclicPoissonSampler:
+        seed = None if key is None else 2 * key
+        if event is None or not isinstance(event.sampling, CyclicPoissonSampling):
+            return PoissonSampler(size, privacy.q, insecure_seed=seed)
+        return CyclicPoissonSampler(
+            size,
+            event.sampling.sample_rate,
+            event.sampling.classes,
+            key=private_key(seed),
+            charged=count().__next__,  # a team takes its steps without a gap, and draws once in each
+            insecure_seed=seed,
+        )
+
     members = [
         Member(
             units=units,
-            sampler=PoissonSampler(len(each), privacy.q, insecure_seed=None if key is None else 2 * key),
+            sampler=sampler(len(each), key),
             first=k * len(examples),
             own=each,
             noise=NoiseSource(None if key is None else 2 * key + 1),
@@ -180,7 +195,7 @@ def _team(
         stack_parts(template, len(own), _owners(examples, len(own))),
         _copies(examples, len(own)),
         members,
-        noise_multiplier=noise_multiplier,
+        noise_multiplier=None if event is None else event.noise_multiplier,
         masks=private_generator(keys[0]),
     )
 
@@ -206,7 +221,6 @@ def _turns(total: int, together: int) -> list[range]:
 
 def _check(settings: Settings, ledgers: Sequence[Charges] | None, together: int) -> None:
     privacy = settings.privacy
-    refuse_bands(privacy, "many adapters")
     if ledgers is not None and not privacy.private:
         raise PrivacyError(
             "adapters without noise cannot be charged to ledgers", fix="leave ledgers out if this is a study"

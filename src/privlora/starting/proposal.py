@@ -299,7 +299,7 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
             draft.remark(
                 "privacy",
                 "bands: auto     # less noise in the sum of the steps at the same epsilon: a lower loss wherever it",
-                "                # was measured (docs/privacy.md). Audits by canaries and diagnoses need it left out",
+                "                # was measured (docs/privacy.md)",
             )
     if asked.user is None and found.repeated is not None:
         _propose_users(draft, found, found.repeated)
