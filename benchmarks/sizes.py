@@ -82,6 +82,7 @@ class Runs:
                     "expected_batch_size": row["batch"],
                     "public_dataset_size": row.get("units", units),
                     "clip_norm": row.get("clip_norm", 1),
+                    "bands": row.get("bands", 1),
                 },
                 "method": {
                     "name": "prism",
@@ -134,6 +135,7 @@ class Runs:
         from privlora.evaluation.next_token import record_losses
         from privlora.rehearsals.trials import Noise, trial_step
         from privlora.training.assembly import PublicStart, build_parts
+        from privlora.training.cycles import bands_of
         from privlora.training.models import unchanged_afterwards
 
         settings, plan = self.prepare(row)
@@ -145,7 +147,7 @@ class Runs:
             parts = build_parts(settings, self.model, PublicStart(self.tokenizer))
             with parts.adapter:
                 before = float(record_losses(self.model, held).mean())
-                noise = Noise(sigma, settings.privacy, settings.privacy.n)
+                noise = Noise(sigma, settings.privacy, settings.privacy.n, bands=bands_of(plan))
                 trial_step(parts, train, noise, draw=row.get("draw", 0)).take_many(settings.privacy.steps)
                 seconds = round(time.process_time() - began, 1)
                 parts.install_result()
