@@ -111,7 +111,7 @@ def test_bands_are_of_neighbours_as_said(capsys: pytest.CaptureFixture[str]) -> 
 def test_auto_chooses_bands_for_the_neighbours_that_are_meant(capsys: pytest.CaptureFixture[str]) -> None:
     request = [
         "--epsilon",
-        1,
+        2,
         "--delta",
         1e-5,
         "--steps",
@@ -126,7 +126,7 @@ def test_auto_chooses_bands_for_the_neighbours_that_are_meant(capsys: pytest.Cap
         call(capsys, "calibrate", *request, "--adjacency", kind).json["bands_by_auto"]
         for kind in ("add-or-remove-one", "replace-one")
     ]
-    assert chosen == [2, 1]
+    assert chosen == [4, 1]
 
 
 @pytest.mark.parametrize(

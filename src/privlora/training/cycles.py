@@ -21,6 +21,7 @@ from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
 
 _CANDIDATES = (2, 4, 8, 16, 32)
+_WORTH = 0.95  # of the noise of independent steps: what is saved less is not worth classes, kept noise and larger steps
 
 
 @dataclass(frozen=True)
@@ -95,13 +96,14 @@ def planned_sampling(
     """How a run's batches are drawn. plain: where noise is independent.
 
     Of bands=auto the number with which the noise in the sums of releases is expected to be smallest, at the target
-    epsilon: correlated noise is the smaller the more bands it has, and its sampling amplifies the less.
+    epsilon: correlated noise is the smaller the more bands it has, and its sampling amplifies the less. 1 where the
+    best would save less than a twentieth of the noise.
     """
     if privacy.bands != "auto":
         return plain if privacy.bands == 1 else _cyclic(privacy, privacy.bands)
     assert privacy.target_epsilon is not None
     assert privacy.delta is not None
-    best, least = plain, _error(privacy, plain, 1, adjacency)
+    best, least = plain, _WORTH**2 * _error(privacy, plain, 1, adjacency)
     for bands in _CANDIDATES:
         if bands > privacy.steps or bands * privacy.q > 1:
             break
