@@ -277,6 +277,17 @@ def test_one_odd_record_changes_neither_yaml_nor_screen(
     assert found[0] == found[1]
 
 
+def test_the_format_of_files_that_is_told(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    paths = [jsonl(here / f"{name}.dat", rows(40, text=SECRET)) for name in "ab"]
+    data = started(capsys, paths[0], "--model", base, "--format", "jsonl")[0].data
+    assert (data.format, data.text) == ("jsonl", "text")
+    (here / "run.yaml").unlink()
+    settings = started(capsys, *paths, "--model", base, "--format", "jsonl", "--clients")[0]
+    assert settings.federation is not None
+    assert not isinstance(settings.federation.clients, int)
+    assert [each.format for each in settings.federation.clients] == ["jsonl", "jsonl"]
+
+
 def test_users_of_two_kinds_are_none(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """7 and "7" may be one person, who would count twice."""
     records = jsonl(here / "d.jsonl", rows(600, text=SECRET, patient_id=lambda i: i % 9 if i else "1"))
@@ -371,7 +382,90 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "empty": (lambda f: _text(f / "d.jsonl", 0), [], ["no records in"]),
     "UTF-16": (lambda f: _bytes(f / "d.txt", SECRET.encode("utf-16")), [], ["iconv -f UTF-16 -t UTF-8"]),
     "Latin": (lambda f: _bytes(f / "d.txt", "Müller".encode("latin-1")), [], ["iconv -f WINDOWS-1252"]),
-    "no JSON": (lambda f: _text(f / "d.jsonl", 3), [], ["line 1", "this is not JSON"]),
+    "no JSON": (lambda f: _text(f / "d.jsonl", 3), [], ["lines 1, 2, 3: this is not JSON"]),
+    "lines that are no JSON": (
+        lambda f: _bytes(
+            f / "d.jsonl",
+            b"\n".join([b'{"text": "a"}', b'{"text"', b"[1]", b"{", b'{"text": null}', b'{"text": "b"}']),
+        ),
+        [],
+        [
+            "d.jsonl, lines 2, 4: this is not JSON",
+            "line 3: this is a JSON list",
+            "or give --format text",
+            "line 5: column 'text' is empty",
+        ],
+    ),
+    "a chat that is none": (
+        lambda f: jsonl(
+            f / "d.jsonl",
+            [
+                *rows(9, messages=chat, source=SECRET),
+                {"messages": [{"role": "user"}], "source": SECRET},
+                {"messages": SECRET, "source": SECRET},
+                {ODD_KEY: "a"},
+            ],
+        ),
+        [],
+        [
+            "d.jsonl, line 10: message 1 of column 'messages' has no content",
+            "line 11: column 'messages' is not a list of messages",
+            "line 12: there is no column 'messages', which most records have",
+        ],
+    ),
+    "ShareGPT without one value": (
+        lambda f: jsonl(
+            f / "d.jsonl",
+            [
+                *rows(9, conversations=sharegpt, id=SECRET),
+                {"conversations": [{"from": "human"}], "id": SECRET},
+            ],
+        ),
+        [],
+        ["d.jsonl, line 10: message 1 of column 'conversations' has no value"],
+    ),
+    "speakers that nobody knows": (
+        lambda f: jsonl(
+            f / "d.jsonl", rows(9, messages=lambda i: [{"from": "bot", "value": SECRET}], id=SECRET)
+        ),
+        [],
+        ["d.jsonl, lines 1, 2, 3, 4, 5 and 4 more: message 1 of column 'messages' has no known role"],
+    ),
+    "a preference without its worse answer": (
+        lambda f: jsonl(
+            f / "d.jsonl",
+            [
+                *rows(9, prompt=SECRET, chosen=SECRET, rejected=SECRET),
+                {"prompt": SECRET, "chosen": SECRET, "rejected": None},
+            ],
+        ),
+        [],
+        ["d.jsonl, line 10: column 'rejected' is empty (null)"],
+    ),
+    "a JSON list as text": (
+        lambda f: _bytes(f / "d.txt", b'[\n  {"text": "a"},\n  {"text": "b"}\n]\n'),
+        [],
+        [
+            "d.txt is named as a text",
+            "holds JSON",
+            "name it d.json, or give --format json; give --format text if",
+        ],
+    ),
+    "JSON lines as text": (
+        lambda f: _bytes(f / "d.txt", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'),
+        [],
+        ["holds JSON, an object a line", "name it d.jsonl, or give --format jsonl"],
+    ),
+    "no ending": (
+        lambda f: _bytes(f / "notes", b'{"text": "a"}\n'),
+        [],
+        ["the ending of", "it holds JSON, an object a line: name it notes.jsonl, or give --format jsonl"],
+    ),
+    "no such format": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        ["--format", "lines"],
+        ["format='lines' is unknown", "auto, jsonl"],
+    ),
     "a list of words": (lambda f: _bytes(f / "d.json", b'["a"]'), [], ["item 1"]),
     "columns like any": (
         lambda f: jsonl(f / "d.jsonl", rows(3, alpha=SECRET, beta=SECRET)),
@@ -381,9 +475,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a key of few records": (
         lambda f: jsonl(f / "d.jsonl", [*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
         [],
-        [
-            "some records have no text (null, or no value) in column 'alpha' (the first is record 4) or 'beta' (the"
-        ],
+        ["cannot be guessed", "most records have: alpha, beta"],
     ),
     "a key of few records beside a column that is told": (
         lambda f: jsonl(f / "d.jsonl", [*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
@@ -394,20 +486,18 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"id": 4}]),
         [],
         [
-            "some records have no text",
-            "in column 'text' (the first is record 4)",
-            "Fix: remove those records, or",
+            "d.jsonl, line 4: there is no column 'text', which most records have. Fix: write a text there, or remove"
         ],
     ),
     "a null": (
         lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": None}, {"text": None}]),
         [],
-        ["some records have no text", "in column 'text' (the first is record 4)", "then init again"],
+        ["d.jsonl, lines 4, 5: column 'text' is empty (null)"],
     ),
     "a null in a column that is told": (
         lambda f: jsonl(f / "d.jsonl", [{"a": None, "b": "c"}, *rows(3, a=SECRET, b=SECRET)]),
         ["--text", "a"],
-        ["some records have no text", "in column 'a' (the first is record 1)"],
+        ["d.jsonl, line 1: column 'a' is empty (null)"],
     ),
     "a name of two words": (
         lambda f: jsonl(f / "d.jsonl", rows(3, **{"id": SECRET, "chief complaint": SECRET, "plan": SECRET})),
@@ -435,7 +525,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a column of numbers": (
         lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET, age=int)),
         ["--text", "age"],
-        ["'age' is not a text in every record"],
+        ["d.jsonl, lines 1, 2, 3: column 'age' holds int, not text"],
     ),
     "no messages": (
         lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
@@ -470,7 +560,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "users that are missing late": (
         lambda f: jsonl(f / "d.jsonl", [*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),
         ["--user", "user"],
-        ["does not name a user in every record"],
+        ["d.jsonl, line 301: ", "column 'user'", "names no unit"],
     ),
     "no epsilon": (lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)), ["--epsilon", "0"], ["above 0"]),
     "infinite epsilon": (

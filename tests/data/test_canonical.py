@@ -89,7 +89,7 @@ def test_a_message_of_calls_alone_needs_no_content() -> None:
     said = tokens([record("a", {"who": "x"}), record("a", {"who": "x"}, content=None), without])
     assert said[0] == said[1] == said[2]
     for answer in ({"tool_calls": []}, {"tool_calls": None}, {"role": "user"}):
-        with pytest.raises(DataError, match=r"column 'content' is empty .null."):
+        with pytest.raises(DataError, match=r"message 2 of column 'talk' has no content"):
             tokens([record("a", {"who": "x"}, **{"content": None, **answer})])
     example = build_examples(
         [record("a", {"who": "x"}, content=None)],

@@ -260,9 +260,15 @@ class TestMessages:
             (CHATML, [{"role": "gpt", "content": "Zanzibar"}], "message 1 .* no known role.*assistant"),
             (CHATML, [{"from": "Zanzibar", "value": "x"}], "message 1 .* no known role.*human, gpt"),
             (CHATML, [{"from": "human", "value": "x", "content": "y"}], "message 1 .* no known role"),
-            (CHATML, [{"from": "human", "value": 3}], "holds int, not text"),
-            (CHATML, [{"role": "user"}], "no column 'content'"),
-            (CHATML, [{"role": "user", "content": None}], "is empty .null."),
+            (
+                CHATML,
+                [{"from": "human", "value": 3}],
+                "message 1 .* has a content that is no text but an int",
+            ),
+            (CHATML, [{"role": "user"}], "message 1 of column 'messages' has no content"),
+            (CHATML, [{"from": "human"}], "message 1 of column 'messages' has no value"),
+            (CHATML, [{"role": "user", "content": [{"text": "Zanzibar"}]}], "no text but a list"),
+            (CHATML, [{"role": "user", "content": None}], "message 1 .* has no content"),
         ],
     )
     def test_refuses(self, template: str, talk: list[dict[str, str]], message: str) -> None:

@@ -99,8 +99,8 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("quotes.csv", f'text\n"{SECRET}"x\n', "line 2"),
     ("bad.parquet", SECRET, "not a readable Parquet"),
     ("a.parquet.gz", SECRET, "Parquet inside gzip"),
-    ("a.unknown", SECRET, "format=jsonl|set format"),
-    ("only.gz", SECRET, "set format"),
+    ("a.unknown", SECRET, "name it a.unknown.txt, or set data.format=text; .* data.format=csv"),
+    ("only.gz", SECRET, "name it only.txt.gz, or set data.format=text"),
 ]
 
 
@@ -113,6 +113,54 @@ def test_refuses_bad_files_without_showing_them(
     assert SECRET not in str(caught.value)
     assert name in str(caught.value)
     assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        (
+            "a.txt",
+            '[\n{"text": "Zanzibar"}\n]',
+            "holds JSON. .*name it a.json, or set data.format=json; set data.format=text",
+        ),
+        ("a.txt", '["Zanzibar", "b"]', "holds JSON"),
+        ("a.txt", '\n{"text": "Zanzibar"}\n{"text": "b"}', "holds JSON, an object a line.* name it a.jsonl"),
+        ("a.txt", '{\n  "text": "Zanzibar"}', "holds JSON. "),
+        ("a.txt.gz", gzip.compress(b'{"text": "Zanzibar"}'), "name it a.jsonl.gz"),
+        ("a", b"PAR1Zanzibar", "it holds Parquet: name it a.parquet"),
+    ],
+)
+def test_a_name_that_says_something_else_than_the_file_holds(
+    tmp_path: Path, name: str, content: str | bytes, words: str
+) -> None:
+    path = write(tmp_path / name, content)
+    for read in (load_records, lambda path: refuse_missing(path, look=True)):
+        with pytest.raises(DataError, match=words) as caught:
+            read(path)
+        assert "Zanzibar" not in str(caught.value)
+    if name.startswith("a.txt"):
+        assert load_records(path, format="text")
+        refuse_missing(path)
+
+
+@pytest.mark.parametrize(
+    "line", ["[1]", "[Ada] said {nothing}", '["Now" he said', "{\\rtf1", "{a: b}", "[", "PARK"]
+)
+def test_lines_of_prose_that_begin_with_a_bracket(tmp_path: Path, line: str) -> None:
+    assert load_records(write(tmp_path / "a.txt", f"{line}\nb\n")) == [{"text": line}, {"text": "b"}]
+
+
+def test_whether_a_file_is_there_is_told_without_opening_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As a plan does, and a server that asks a client."""
+    paths = [write(tmp_path / name, '{"text": "a"}') for name in ("a.txt", "b")]
+    monkeypatch.setattr("privlora.data.records.seems", lambda *_: pytest.fail("opened"))
+    refuse_missing(paths[0])
+    with pytest.raises(
+        DataError, match=r"give it an ending that does .*\.jsonl.* or set data.format to jsonl, json"
+    ):
+        refuse_missing(paths[1])
 
 
 @pytest.mark.parametrize(
@@ -309,7 +357,7 @@ def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
         ("A.XLS", r"save the sheet as CSV"),
         ("a.tsv", r"write it with commas"),
         ("a.docx", r"write its texts as JSON lines"),
-        ("a.dat", r"give it one that does, such as .jsonl"),
+        ("a.dat", r"it holds JSON, an object a line: name it a.dat.jsonl, or set data.format=jsonl"),
     ],
 )
 def test_files_of_other_programs(name: str, fix: str, tmp_path: Path) -> None:

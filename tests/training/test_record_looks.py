@@ -69,7 +69,7 @@ def test_five_places_and_five_mistakes_are_told(tmp_path: Path) -> None:
         (
             {"messages": "chat"},
             {"chat": [{"role": "user", "content": None}]},
-            "line 2: column 'content' is empty",
+            "line 2: message 1 of column 'chat' has no content",
         ),
         (
             {"prompt": "{a}{b}", "completion": "c"},

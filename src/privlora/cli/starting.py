@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
 
@@ -54,6 +55,9 @@ def init(
         str | None,
         typer.Option("--user", help="Column of people: protect all records of one.", show_default=False),
     ] = None,
+    file_format: Annotated[
+        str, typer.Option("--format", help="Of the files, as data.format; auto: by their endings.")
+    ] = "auto",
     clients: Annotated[
         bool,
         typer.Option(
@@ -64,7 +68,8 @@ def init(
 ) -> None:
     """Propose the settings of a first run: reads DATA here, and writes a commented YAML that plan and train accept."""
     # Not at the top: numpy and templates, which most commands need later or never.
-    from privlora.starting.columns import form_of
+    from privlora.data.records import format_of
+    from privlora.starting.columns import fitting_form
     from privlora.starting.files import refuse_existing, write_new
     from privlora.starting.foreign.reading import data_of, lay_over, read_foreign
     from privlora.starting.owners import owners_of
@@ -74,6 +79,7 @@ def init(
 
     wrong = _Wrong()
     wrong.from_(refuse_epsilon, epsilon)
+    form = wrong.from_(format_of, file_format) or "auto"
     taken = None if source is None else read_foreign(source)
     model = model or _model_of(taken)
     paths = tuple(data) if data else tuple(data_of(taken)) if taken is not None else ()
@@ -89,7 +95,7 @@ def init(
     owners = wrong.from_(owners_of, paths) if clients and paths else None
     paths = tuple(each.path for each in owners) if owners else paths
     if paths and (owners or not clients):
-        wrong.from_(refuse_no_files, paths)
+        wrong.from_(lambda given: _of_init(refuse_no_files, given, form), paths)
         target = output or Path(f"{Asked(paths, epsilon, clients=owners or ()).stem}.yaml")
         wrong.from_(refuse_existing, target)
     if not model:
@@ -97,15 +103,21 @@ def init(
     base = wrong.from_(look_at, model) if model else None
     if wrong or base is None or model is None:
         raise in_one(wrong)
-    asked = Asked(paths, epsilon, user, output, owners or ())
-    found = survey(paths, user)
+    asked = Asked(paths, epsilon, user, output, owners or (), form)
+    found = _of_init(survey, paths, user, form)
     hints = {} if taken is None or any((text, prompt, completion, messages)) else taken.form(found)
-    form = form_of(found, text or hints.get("text"), prompt, completion, messages or hints.get("messages"))
+    told = {
+        "text": text or hints.get("text"),
+        "prompt": prompt,
+        "completion": completion,
+        "messages": messages or hints.get("messages"),
+    }
+    chosen = _of_init(fitting_form, paths, form, found, user, **told)
     given_length = taken is not None and "data.max_length" in taken.settings
     end: list[str] = []
-    draft, notes = propose(asked, found, form, base, long_given=given_length)
-    if (told := told_to_be_of_the_hub(model)) is not None:
-        notes.insert(0, told)
+    draft, notes = propose(asked, found, chosen, base, long_given=given_length)
+    if (assumed := told_to_be_of_the_hub(model)) is not None:
+        notes.insert(0, assumed)
     words = ", ".join(Path(path).name for path in paths)
     if taken is not None:
         lay_over(draft, taken, base.positions)
@@ -135,6 +147,17 @@ def init(
     out().print(f"{'settings:':<10}{target}")
     for command in following:
         out().print(f"{'next:':<10}{command}")
+
+
+def _of_init(call: Callable[..., _Found], *given: Any, **named: Any) -> _Found:
+    """What a call gives; where it refuses, settings that its error names are options here."""
+    try:
+        return call(*given, **named)
+    except PrivloraError as error:
+        raise error.reworded(lambda text: _FORMAT.sub("give --format ", text)) from None
+
+
+_FORMAT: Final = re.compile(r"\b(?:set )?data\.format(?:=| to )(?=[a-z])")
 
 
 class _Wrong(list[PrivloraError]):

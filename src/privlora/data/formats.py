@@ -55,6 +55,36 @@ _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """What ``surrogateescape`` makes of bytes that are no UTF-8."""
 
 
+SAID: Final[dict[Format, str]] = {
+    "jsonl": "JSON, an object a line",
+    "json": "JSON",
+    "parquet": "Parquet",
+}
+"""What a file `seems` to be, in words."""
+
+_HEAD: Final = 1 << 16
+_LIST: Final = re.compile(r"\[\s*(?:\{\s*\"[^\"\\]*\"\s*:|\"[^\"\\\n]*\"\s*[],])")
+_OBJECT: Final = re.compile(r"\{\s*\"[^\"\\]*\"\s*:")
+
+
+def seems(file: Path) -> Format:
+    """What a file's first 64 KiB look like: Parquet, JSON (a list, or an object a line), else text, which may be CSV.
+    A line of prose may well begin with a bracket, so what JSON has behind it is sought."""
+    zipped = file.name.lower().endswith(".gz")
+    try:
+        with gzip.open(file) if zipped else open(file, "rb") as stream:
+            head = stream.read(_HEAD)
+    except (OSError, zlib.error, EOFError):  # told where it is read
+        return "text"
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    text = head.decode("utf-8", "replace").lstrip(_MARK).lstrip()
+    line = text.partition("\n")[0]
+    if _OBJECT.match(text):
+        return "jsonl" if _is_flat_json(line) or "\n" not in text else "json"
+    return "json" if _LIST.match(text) else "text"
+
+
 def read_file(file: Path, format: Format, broken: Broken) -> Iterator[Record]:
     """The records of `read_placed`."""
     return (record for _, record in read_placed(file, format, broken))
@@ -163,7 +193,7 @@ def _no_list(file: Path) -> DataError:
 
 
 def _no_json(where: str) -> DataError:
-    return DataError(f"{where}: this is not JSON", fix="if it holds one object a line, set format to jsonl")
+    return DataError(f"{where}: this is not JSON", fix="if it holds one object a line, set data.format=jsonl")
 
 
 def _is_json(content: str) -> bool:
@@ -233,7 +263,7 @@ def _objects(record: object, number: int, where: str, broken: Broken) -> Iterato
     broken(
         DataError(
             f"{where}: this is a JSON {type(record).__name__}, not an object with columns",
-            fix='write {"text": ...}, or set format to text',
+            fix='write {"text": ...}, or set data.format=text',
         )
     )
 

@@ -119,12 +119,16 @@ def _pair(texts: Mapping[str, str], plain: Sequence[str], first: str, second: st
 
 def _is_chat(name: str, value: Any) -> bool:
     """Whether a list seems to hold messages: by what it is called, or by how its entries are built."""
-    if not isinstance(value, list):
-        return False
-    built = bool(value) and all(
-        isinstance(each, Mapping) and {"role", "from"} & each.keys() for each in value
+    return isinstance(value, list) and (name.lower() in _CHATS or built_as_chat(value))
+
+
+def built_as_chat(value: object) -> bool:
+    """Whether it is a list whose entries are built as messages are: each says who speaks."""
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(each, Mapping) and bool({"role", "from"} & each.keys()) for each in value)
     )
-    return name.lower() in _CHATS or built
 
 
 def are_names(columns: Iterable[str]) -> bool:

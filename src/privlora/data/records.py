@@ -18,7 +18,16 @@ from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
 from privlora.data.canonical import canonical
-from privlora.data.formats import FORMAT_OF_SUFFIX, Broken, Format, Record, read_file, separator_of
+from privlora.data.formats import (
+    FORMAT_OF_SUFFIX,
+    SAID,
+    Broken,
+    Format,
+    Record,
+    read_file,
+    seems,
+    separator_of,
+)
 from privlora.data.forms import COLUMN, are_names, of_one
 from privlora.errors import ConfigError, DataError, named
 
@@ -99,10 +108,7 @@ def iterate_records(
         DataError: missing, empty, damaged or undecodable file, bad JSON or CSV (with the line), unknown
             hub dataset.
     """
-    if format not in get_args(Format):
-        raise ConfigError(
-            f"format={named(format)} is unknown", fix=f"use one of {', '.join(get_args(Format))}"
-        )
+    format = format_of(format)
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} is below 1", fix="leave it out to read everything")
     sources = [path] if isinstance(path, str) else path
@@ -114,6 +120,14 @@ def iterate_records(
         raise no_records(sources)
 
 
+def format_of(name: str) -> Format:
+    """A format by its name. Raises ConfigError for an unknown one."""
+    found = next((each for each in get_args(Format) if each == name), None)
+    if found is None:
+        raise ConfigError(f"format={named(name)} is unknown", fix=f"use one of {', '.join(get_args(Format))}")
+    return found
+
+
 def no_records(sources: Sequence[str]) -> DataError:
     """The error for files that hold none."""
     return DataError(
@@ -122,11 +136,12 @@ def no_records(sources: Sequence[str]) -> DataError:
     )
 
 
-def refuse_missing(path: str | list[str], *, format: Format = "auto") -> None:
-    """Raise what ``load_records`` would of a file that is not there or cannot be told, without reading or asking."""
+def refuse_missing(path: str | list[str], *, format: Format = "auto", look: bool = False) -> None:
+    """Raise what ``load_records`` would of a file that is not there or cannot be told, without reading or asking. look:
+    whether files may be read for it."""
     for source in [path] if isinstance(path, str) else path:
         if not source.startswith(HUB):
-            local_file(source, format)
+            local_file(source, format, look=look)
 
 
 def as_records(data: Any) -> list[Mapping[str, Any]]:
@@ -278,12 +293,12 @@ def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:
     if source.startswith(HUB):
         yield from _read_hub(source)
     else:
-        yield from read_file(*local_file(source, format), broken)
+        yield from read_file(*local_file(source, format, look=True), broken)
 
 
-def local_file(source: str, format: Format) -> tuple[Path, Format]:
+def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path, Format]:
     """The file of a path and its format, not ``auto``. Raises DataError if there is none; nothing but the local disk is
-    asked."""
+    asked. look: whether the file may be read to tell its format, where its name says none or that it is text."""
     file = Path(source)
     try:
         file = file.expanduser()
@@ -302,15 +317,44 @@ def local_file(source: str, format: Format) -> tuple[Path, Format]:
         raise _no_file(source, file)
     if format == "auto":
         format = FORMAT_OF_SUFFIX.get(Path(file.name.lower().removesuffix(".gz")).suffix, "auto")
+        if format == "text" and look:
+            _refuse_json(source, file)
     if format == "auto":
         other = _OTHER_ENDINGS.get(file.suffix.lower())
         raise DataError(
             f"the ending of {source} does not say what it is"
             if other is None
             else f"{source} is no file of records that can be read, by its ending",
-            fix=other or "give it one that does, such as .jsonl, or set format",
+            fix=other or _to_name(file, seems(file) if look else None),
         )
     return file, format
+
+
+def _to_name(file: Path, format: Format | None) -> str:
+    """How to say what a file is that has no ending, or another one. format: None for what is not known."""
+    if format is None:
+        return (
+            f"give it an ending that does ({', '.join(FORMAT_OF_SUFFIX)}), or set data.format to jsonl, json, csv, "
+            "parquet, text or paragraphs"
+        )
+    ending = next(suffix for suffix, each in FORMAT_OF_SUFFIX.items() if each == format)
+    stem = file.name.removesuffix(".gz").removesuffix(".txt")
+    zipped = ".gz" if file.name.endswith(".gz") else ""
+    named_so = f"name it {stem}{ending}{zipped}, or set data.format={format}"
+    if format == "text":
+        return f"if it is a text a line, {named_so}; of a table with commas, {stem}.csv{zipped} or data.format=csv"
+    return f"it holds {SAID[format]}: {named_so}"
+
+
+def _refuse_json(source: str, file: Path) -> None:
+    """Raise DataError for a file of JSON that is named as one of text: half of its lines may be nobody's record."""
+    format = seems(file)
+    if format in ("json", "jsonl"):
+        raise DataError(
+            f"{source} is named as a text with a record in each line, and holds {SAID[format]}",
+            why="each line would be trained on as it stands, with its brackets and names of columns",
+            fix=f"{_to_name(file, format).partition(': ')[2]}; set data.format=text if its lines are the texts",
+        )
 
 
 def _no_file(source: str, place: Path) -> DataError:

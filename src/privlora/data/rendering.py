@@ -13,7 +13,7 @@ from privlora.data.jinja import refuse_chance, without_clock
 from privlora.data.records import missing_column, text_of
 from privlora.data.sandbox import TemplateRefusedError, rendering
 from privlora.data.templates import parse
-from privlora.errors import DataError
+from privlora.errors import DataError, article
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -171,14 +171,7 @@ def messages_of(record: Mapping[str, Any], number: int, column: str) -> list[dic
         )
     messages = [with_role(message) for message in messages]
     for i, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-            raise DataError(
-                f"record {number}: message {i + 1} of column {column!r} has no known role",
-                fix=f"give it a role and a content; the roles are {', '.join(ROLES)}, and of messages with from and "
-                f"value {', '.join(_SHAREGPT)}, too",
-            )
-        if not speaks_by_calls(message):
-            text_of(message, "content", number)
+        _refuse_unspoken(message, number, f"message {i + 1} of column {column!r}")
         if is_rounded(message):
             raise DataError(
                 f"record {number}: message {i + 1} of column {column!r} has a number of more than 15 digits",
@@ -198,6 +191,33 @@ def with_role(message: Any) -> Any:
     if not isinstance(speaker, str) or said is None or role is not None or content is not None:
         return message
     return {**message, "from": None, "value": None, "role": _SHAREGPT.get(speaker, speaker), "content": said}
+
+
+def _refuse_unspoken(message: Any, number: int, whose: str) -> None:
+    """Raise DataError for a message, with a role where it has a known one, of which nobody speaks or nothing is said.
+    whose: of which one it is told."""
+    role, speaker = (message.get(key) if isinstance(message, Mapping) else None for key in ("role", "from"))
+    speaks = role is None and isinstance(speaker, str) and _SHAREGPT.get(speaker, speaker) in ROLES
+    said = "value" if speaks else "content"
+    if (role not in ROLES and not speaks) or (speaks and message.get("value") is not None):
+        raise DataError(
+            f"record {number}: {whose} has no known role",
+            fix=f"give it a role and a content; the roles are {', '.join(ROLES)}, and of messages with from and "
+            f"value {', '.join(_SHAREGPT)}, too",
+        )
+    if not speaks and speaks_by_calls(message):
+        return
+    if message.get(said) is None:
+        raise DataError(
+            f"record {number}: {whose} has no {said}",
+            fix='write it as a string, an empty one ("") if there is nothing to say',
+        )
+    if not isinstance(message[said], str):
+        raise DataError(
+            f"record {number}: {whose} has a {said} that is no text but {article(type(message[said]).__name__)}",
+            fix="write it as one string",
+        )
+    text_of(message, said, number)
 
 
 def speaks_by_calls(message: Mapping[str, Any]) -> bool:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
+from privlora.config import DataSettings
 from privlora.data import forms
-from privlora.data.formats import separator_of
+from privlora.data.formats import Format, separator_of
 from privlora.data.forms import are_names
 from privlora.data.records import COLUMN, missing_column
 from privlora.data.templates import parse
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, Together
 from privlora.starting.survey import Survey
+from privlora.training.record_looks import Check, check_of, refuse_unusable_files
+from privlora.training.sources import are_read_twice
 
 _LONGER = 4  # than every other column, of the one that must be the text
 
@@ -39,8 +43,8 @@ def form_of(
     completion: str | None = None,
     messages: str | None = None,
 ) -> Form:
-    """What was told, or the best guess. Raises DataError where columns cannot be guessed or used, ConfigError for a
-    form that is none."""
+    """What was told, or the best guess by most records. Raises DataError where columns cannot be guessed or are in no
+    record, ConfigError for a form that is none."""
     given = [text, prompt or completion, messages]
     if sum(each is not None for each in given) > 1 or (prompt is None) != (completion is None):
         raise ConfigError(
@@ -58,8 +62,42 @@ def form_of(
     return _guess(found)
 
 
+def fitting_form(
+    path: Sequence[str], form: Format, found: Survey, user: str | None = None, **told: str | None
+) -> Form:
+    """`form_of` what was ``told``, after a look whether all records are of it. path, form: the files and their format.
+    user: column of a record's user. Raises DataError for all that is no record, or none of this form, by its lines."""
+    problems = Together()
+    chosen = problems.of(None, lambda: form_of(found, **told))
+    if found.broken or chosen is None or found.lacks(chosen.used) or are_read_twice(path):
+        check = None
+        if chosen is not None:
+            owner = user if user in found.columns else None
+            data = DataSettings(path=list(path), **chosen.settings)  # type: ignore[arg-type]
+            check = _of_all(chosen.used, check_of(data, owner))
+        problems.of(None, refuse_unusable_files, path, form, None, check)
+    problems.tell()
+    assert chosen is not None
+    return chosen
+
+
+def _of_all(columns: Iterable[str], check: Check) -> Check:
+    """A check of records, all of which shall have these columns; those of one that lacks them are not shown."""
+
+    def of(record: Mapping[str, Any], number: int) -> None:
+        for name in columns:
+            if name not in record:
+                raise DataError(
+                    f"record {number} has no column {name!r}, which most records have",
+                    fix="write a text there, or remove the record",
+                )
+        check(record, number)
+
+    return of
+
+
 def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
-    """With columns that are text in every record."""
+    """With columns that some record has."""
     used = tuple(
         dict.fromkeys(
             field
@@ -72,24 +110,12 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
     for name in used:
         if name not in found.columns:
             raise missing_column(name, dict.fromkeys(found.common), 1)
-        if name in found.gaps:
-            raise _with_gaps(found, [name])
-        if name not in found.plain:
-            raise DataError(
-                f"column {name!r} is not a text in every record",
-                fix="write every value of it as a string (an empty one if there is nothing to say), or name another",
-            )
     return Form(settings, used, why)
 
 
 def _chat(found: Survey, name: str, why: str) -> Form:
     if name not in found.columns:
         raise missing_column(name, dict.fromkeys(found.common), 1)
-    if name not in found.chats:
-        raise DataError(
-            f"column {name!r} is not a list of messages in every record",
-            fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
-        )
     return Form({"messages": name, "loss_on": "completion"}, (name,), why)
 
 
@@ -108,24 +134,14 @@ def _guess(found: Survey) -> Form:
     written = forms.written(texts, [name for name in found.plain if name in names])
     if written is not None:
         return _as_named(found, written)
+    seem = forms.spoken((), [name for name in names if name in found.seem_chats])
+    if seem is not None:  # what is wrong with them is told, and no other column learnt in their place
+        return _as_named(found, seem)
     # Where one column is named by a record, any may be.
     longest = _longest(found, texts) if len(names) == len(found.columns) else None
     if longest is not None:
         return longest
-    gaps = [name for name in found.gaps if name in found.common]
-    if gaps and not texts and are_names(map(str, found.columns)):
-        raise _with_gaps(found, gaps)
     raise DataError(f"which columns hold the text cannot be guessed; {_shown(found)}", fix=ASK)
-
-
-def _with_gaps(found: Survey, names: list[str]) -> DataError:
-    """Of columns that are text, but for records without one. How many these are is not told: the first one is."""
-    told = [f"{name!r} (the first is record {found.gaps[name]})" for name in names]
-    return DataError(
-        f"some records have no text (null, or no value) in column {' or '.join(told)}",
-        fix='remove those records, or write a text into each, an empty one ("") if there is nothing to say; then init '
-        "again",
-    )
 
 
 def _as_named(found: Survey, form: forms.Named) -> Form:

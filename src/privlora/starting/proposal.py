@@ -19,6 +19,7 @@ from privlora.config import settings_from
 from privlora.config.auto import AUTO, PASSES
 from privlora.config.groups import RunSettings
 from privlora.config.schema import FILE as SCHEMA
+from privlora.data.formats import Format
 from privlora.data.records import HUB
 from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, named
@@ -63,17 +64,22 @@ class Owner(NamedTuple):
     name: str
     path: str
 
+    def written(self, form: Format) -> dict[str, str]:
+        """As in the group federation. form: of the file; auto: by its ending."""
+        return self._asdict() if form == "auto" else {**self._asdict(), "format": form}
+
 
 @dataclass(frozen=True)
 class Asked:
     """What the command line says. user: a column, for unit: user. target: the YAML, where it is named. clients: owners
-    of one path each, of a federation."""
+    of one path each, of a federation. form: of all files; auto: by their endings."""
 
     paths: tuple[str, ...]
     epsilon: float
     user: str | None = None
     target: Path | None = None
     clients: tuple[Owner, ...] = ()
+    form: Format = "auto"
 
     @property
     def stem(self) -> str:
@@ -173,6 +179,8 @@ def _data(
     path = asked.paths[0] if len(asked.paths) == 1 else list(asked.paths)
     if not asked.clients:
         draft.put("data.path", path, "PRIVATE records; nothing of them is published")
+        if asked.form != "auto":
+            draft.put("data.format", asked.form, "as you said")
     for name, value in form.settings.items():
         why = "only answers are learnt" if name == "loss_on" else ""
         draft.put(f"data.{name}", value, why)
@@ -350,7 +358,7 @@ def _chat_template(draft: Draft, asked: Asked, base: Base, notes: list[str]) -> 
 def _federation(draft: Draft, asked: Asked, numbers: Numbers) -> None:
     """Who takes part, and how often; in the place of privacy.steps and of a local method, which is the rule's."""
     rounds, local = rounds_for(numbers.steps)
-    owners = [each._asdict() for each in asked.clients]
+    owners = [each.written(asked.form) for each in asked.clients]
     lines = "".join(f"\n    - {scalar(owner)}" for owner in owners)
     draft.put(
         "federation.clients", owners, "whose records: names are PUBLISHED, paths are not", written=lines

@@ -6,15 +6,17 @@ import json
 import re
 import shlex
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from privlora.data.formats import Record
+from privlora.data.formats import Format, Record
+from privlora.data.forms import built_as_chat
 from privlora.data.records import COLUMN, is_data_file_name, iterate_records, refuse_missing
 from privlora.data.rendering import ROLES, speaks_by_calls, with_role
 from privlora.errors import DataError
+from privlora.training.record_looks import refuse_unusable_files
 
 SAMPLE: Final = 200
 """Records that are kept, from the first on, to count the tokens of."""
@@ -32,27 +34,22 @@ _LABELS: Final = ("label", "labels", "class", "category", "sentiment", "rating",
 
 @dataclass
 class Column:
-    """Of all records: in how many there are texts, texts that say something, lists of messages; lengths in characters.
+    """Of all records: in how many there are texts, texts that say something, lists of messages, and lists that are
+    built as if of messages; lengths in characters.
 
-    foreign: in how many there are messages as from/value. units: digests of values, where the name is one of users or
-    asked for; None once a value is no unit. nulls: in how many there is null. gap: the first record with it or without
-    a value.
+    units: digests of values, where the name is one of users or asked for; None once a value is no unit.
     """
 
     texts: int = 0
     filled: int = 0
     chats: int = 0
+    seem_chats: int = 0
     lengths: array[int] = field(default_factory=lambda: array("q"))
     units: set[int] | None = None
     kinds: set[type] = field(default_factory=set)
-    nulls: int = 0
-    gap: int | None = None
 
-    def add(self, value: object, number: int) -> None:
-        """The value of record ``number``, which comes after the one before."""
-        if self.gap is None and (value is None or number > len(self.lengths) + 1):
-            self.gap = len(self.lengths) + 1
-        self.nulls += value is None
+    def add(self, value: object) -> None:
+        """The value of one more record."""
         if isinstance(value, str):
             self.texts += 1
             self.filled += bool(value.strip())
@@ -60,6 +57,7 @@ class Column:
         else:
             self.lengths.append(_chat_length(value))
             self.chats += _is_chat(value)
+            self.seem_chats += built_as_chat(value)
         if self.units is not None:
             if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
                 self.units = None
@@ -70,46 +68,48 @@ class Column:
 
 @dataclass
 class Survey:
-    """records: how many. columns: of any record. first: some records."""
+    """records: how many. columns: of any record. first: some records. broken: in how many places is no record.
+
+    What a column holds is what it holds in most records: one that is wrong is told as such, and decides nothing.
+    """
 
     records: int
     columns: dict[str, Column]
     first: list[Record]
+    broken: int = 0
 
     @property
     def common(self) -> list[str]:
         """Columns that more than half of the records have. The others may be about few, and are shown nowhere."""
-        return [name for name, column in self.columns.items() if 2 * len(column.lengths) > self.records]
+        return self._mostly(lambda column: len(column.lengths))
 
     @property
     def texts(self) -> list[str]:
-        """Columns that are text in every record, and not blank in most."""
-        return [
-            name
-            for name, column in self.columns.items()
-            if column.texts == self.records and 2 * column.filled > self.records
-        ]
+        """Columns that are text, and not blank."""
+        return self._mostly(lambda column: column.filled)
 
     @property
     def plain(self) -> list[str]:
-        """Columns that are text in every record, also where most are blank."""
-        return [name for name, column in self.columns.items() if column.texts == self.records]
-
-    @property
-    def gaps(self) -> dict[str, int]:
-        """Columns that are text in most records, and nothing or null in the others: the first of these, from 1."""
-        return {
-            name: column.gap or len(column.lengths) + 1
-            for name, column in self.columns.items()
-            if column.texts < self.records
-            and column.texts + column.nulls == len(column.lengths)
-            and 2 * column.filled > self.records
-        }
+        """Columns that are text, also where most are blank."""
+        return self._mostly(lambda column: column.texts)
 
     @property
     def chats(self) -> list[str]:
-        """Columns of messages in every record."""
-        return [name for name, column in self.columns.items() if column.chats == self.records]
+        """Columns of messages."""
+        return self._mostly(lambda column: column.chats)
+
+    @property
+    def seem_chats(self) -> list[str]:
+        """Columns of what is built as if of messages."""
+        return self._mostly(lambda column: column.seem_chats)
+
+    def _mostly(self, count: Callable[[Column], int]) -> list[str]:
+        return [name for name, column in self.columns.items() if 2 * count(column) > self.records]
+
+    def lacks(self, names: Iterable[str]) -> bool:
+        """Whether one of these columns is neither a text nor a chat in some record."""
+        found = [self.columns[name] for name in names]
+        return any(max(column.texts, column.chats) < self.records for column in found)
 
     def users(self, name: str) -> int | None:
         """How many units a column makes; None if a value of it names none."""
@@ -138,12 +138,12 @@ class Survey:
         return None
 
 
-def refuse_no_files(path: Sequence[str]) -> None:
-    """Raise DataError for a folder, or a local file that is not there. Nothing is read."""
+def refuse_no_files(path: Sequence[str], form: Format = "auto") -> None:
+    """Raise DataError for a folder, a local file that is not there, and one whose name does not say what it is."""
     for each in path:
         if Path(each).is_dir():
             raise _of_folder(each.rstrip("/") or each)
-    refuse_missing(list(path))
+    refuse_missing(list(path), format=form, look=True)
 
 
 def _of_folder(folder: str) -> DataError:
@@ -174,13 +174,15 @@ def _of_folder(folder: str) -> DataError:
     )
 
 
-def survey(path: Sequence[str], user: str | None = None) -> Survey:
-    """Read all records once. user: a column of which units are counted whatever its name. Raises DataError."""
-    refuse_no_files(path)
+def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") -> Survey:
+    """Read all records once. user: a column of which units are counted whatever its name. Raises DataError where there
+    is no record."""
+    refuse_no_files(path, form)
     columns: dict[str, Column] = {}
     first: list[Record] = []
+    broken: list[DataError] = []
     number = 0
-    for number, record in enumerate(iterate_records(list(path)), start=1):
+    for number, record in enumerate(_readable(path, form, broken), start=1):
         if number <= SAMPLE:
             first.append(record)
         for name, value in record.items():
@@ -188,8 +190,19 @@ def survey(path: Sequence[str], user: str | None = None) -> Survey:
             if column is None:
                 counted = name == user or _OF_USERS.fullmatch(str(name))
                 column = columns[name] = Column(units=set() if counted else None)
-            column.add(value, number)
-    return Survey(number, columns, first)
+            column.add(value)
+    return Survey(number, columns, first, len(broken))
+
+
+def _readable(path: Sequence[str], form: Format, broken: list[DataError]) -> Iterator[Record]:
+    """All that is a record; the rest is added to ``broken``. Raises DataError where nothing is."""
+    try:
+        yield from iterate_records(list(path), format=form, broken=broken.append)
+    except DataError:
+        if not broken:
+            raise
+        refuse_unusable_files(path, form, None, None)
+        raise
 
 
 def _is_chat(value: object) -> bool:

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from privlora.config import DataSettings
 from privlora.data.formats import PLACE, Broken, Format, read_placed
-from privlora.data.records import as_records, local_file, no_records, text_of
+from privlora.data.records import HUB, as_records, iterate_records, local_file, no_records, text_of
 from privlora.data.rendering import messages_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
@@ -75,9 +75,13 @@ def refuse_unusable_files(paths: Sequence[str], form: Format, limit: int | None,
 def _placed(
     paths: Iterable[str], form: Format, broken: Broken
 ) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
-    """Of each record its file, what is counted there, and its number in that."""
+    """Of each record its file, what is counted there, and its number in that; of those of a hub their own numbers."""
     for path in paths:
-        file, format = local_file(path, form)
+        if path.startswith(HUB):
+            for number, record in enumerate(iterate_records(path), start=1):
+                yield path, "record", number, record
+            continue
+        file, format = local_file(path, form, look=True)
         for place, record in read_placed(file, format, broken):
             yield str(file), PLACE[format], place, record
 

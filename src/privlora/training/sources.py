@@ -62,7 +62,7 @@ def refuse_first(
     if not given and known("model.device"):
         problems.of(None, refuse_no_device, settings.model)
     files = [each for each in read_files(settings, records, evaluation) if known(each[0])]
-    files = [each for each in files if not problems.fails(_refuse_missing, *each[:3])]
+    files = [each for each in files if not problems.fails(_refuse_missing, *each[:3], True)]
     there = records is not None or "data.path" in {setting for setting, *_ in files}
     through = any(setting == "data.path" and are_read_twice(paths) for setting, paths, *_ in files)
     columns = partial(check_columns, readable=not through)
@@ -244,9 +244,9 @@ def check_sources(settings: Settings, records: Any = None, evaluation: Any = Non
     problems.tell()
 
 
-def _refuse_missing(setting: str, path: list[str], form: Format) -> None:
+def _refuse_missing(setting: str, path: list[str], form: Format, look: bool = False) -> None:
     try:
-        refuse_missing(path, format=form)
+        refuse_missing(path, format=form, look=look)
     except DataError as error:
         raise error.of(setting) from None
 
