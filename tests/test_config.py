@@ -25,6 +25,7 @@ from privlora.config import (
     settings_from,
 )
 from privlora.config.base import group_in
+from privlora.config.foreign_names import RATES
 from privlora.config.nearby import slip
 from privlora.errors import ConfigError, DataError, in_one, named
 
@@ -258,12 +259,14 @@ def test_all_that_is_unknown_is_told_at_once() -> None:
     for line, start in zip(
         lines,
         (
-            "  - unknown setting 'data.pth'. Fix: did you mean 'path'?",
+            "  - unknown setting 'data.pth'. Were it ignored, the run might lack a protection that you meant to ask for. "
+            "Fix: did you mean 'path'?",
             # The list once.
-            f"  - unknown setting 'privacy.foo' {where}, setting 'privacy.bar' {where}. Fix: known: private, target_ep",
-            f"  - unknown setting 'privacy.clipnorm' {where}. Fix: did you mean 'clip_norm'? Write privacy.clip_norm=3",
+            f"  - unknown setting 'privacy.foo' {where}, setting 'privacy.bar' {where}, for which the same holds. Fix: "
+            "known: private, target_ep",
+            f"  - unknown setting 'privacy.clipnorm' {where}, for which the same holds. Fix: did you mean 'clip_norm'? "
+            "Write privacy.clip_norm=3",
             "  - unknown group 'privcy'. Fix: did you mean 'privacy'?",
-            "  Were it ignored, the run might lack a protection that you meant to ask for",  # once, at the end
         ),
         strict=True,
     ):
@@ -368,7 +371,7 @@ def test_what_is_wrong_on_the_command_line_is_not_laid_on_the_file(tmp_path: Pat
         "privacy.stepz=5": "unknown setting 'privacy.stepz'. Were it ignored, the run might lack a protection that "
         "you meant to ask for. Fix: did you mean 'steps'? Write privacy.steps=5",
         "privacy.learning_rate=5": "unknown setting 'privacy.learning_rate'. Were it ignored, the run might lack a "
-        "protection that you meant to ask for. Fix: it belongs elsewhere: write method.learning_rate",
+        f"protection that you meant to ask for. Fix: it belongs elsewhere: write method.learning_rate; {RATES}",
     }.items():
         with pytest.raises(ConfigError) as caught:
             load_settings(config, [override])
@@ -650,11 +653,14 @@ def test_several_mistakes_stay_a_list_in_other_words() -> None:
     assert told.lines() == str(told).splitlines()
     assert told.lines() == [
         "run.yaml: 3 mistakes:",
-        "  - a is 0. Fix: a: 1",
-        "  - b is 0. Fix: b: 1",
+        "  - a is 0. It leaks. Fix: a: 1",
+        "  - b is 0, for which the same holds. Fix: b: 1",
         "  - d is 0. It is odd. Fix: d: 1",
-        "  It leaks",
     ]
+    apart = in_one(
+        [ConfigError("a is 0", why="it leaks"), ConfigError("b is 0"), ConfigError("c is 0", why="it leaks")]
+    )
+    assert apart.lines()[1:] == ["  - a is 0. It leaks", "  - b is 0", "  - c is 0. It leaks"]
     other = in_one([told, DataError("there is no file")])  # whose are all that it holds
     assert [part.what for part in other.parts][-2:] == ["run.yaml: d is 0", "there is no file"]
 

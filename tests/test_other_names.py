@@ -5,17 +5,19 @@ from __future__ import annotations
 import copy
 import re
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 
-from privlora.config import PrivacySettings, settings_from
-from privlora.config.foreign_names import EVERYWHERE, GROUPS_ELSEWHERE, Here, Refused
+from privlora.config import PrivacySettings, load_settings, settings_from
+from privlora.config.foreign_names import EVERYWHERE, GROUPS_ELSEWHERE, RATES, Here, Refused
 from privlora.config.nearby import whereabouts
 from privlora.config.other_names import OTHER_NAMES
 from privlora.config.reference import find_settings, groups
 from privlora.errors import ConfigError
+from privlora.methods import RATE_STEPS, find_row
 
 GOOD: dict[str, dict[str, Any]] = {
     "model": {"name": "org/model"},
@@ -210,10 +212,50 @@ def test_values_of_other_tools(override: str) -> None:
 
 def test_where_a_name_belongs() -> None:
     assert whereabouts("privacy.steps") == "write privacy.steps=…"
-    assert whereabouts("learning-rate") == "it belongs elsewhere: write method.learning_rate"
+    assert whereabouts("learning-rate") == f"it belongs elsewhere: write method.learning_rate; {RATES}"
     assert whereabouts("nothing_of_the_kind") is None
     assert "privacy.bands" in (whereabouts("correlated") or "")
     assert "dp-zo" in (whereabouts("zo") or "")
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "lr"])
+def test_rates_of_other_tools_are_told_to_be_of_other_rules(name: str) -> None:
+    """With what is usual here, which is the table's."""
+    with pytest.raises(ConfigError) as caught:
+        settings_from({**GOOD, name: 2e-4})
+    row = find_row("prism")
+    told = str(caught.value)
+    assert "method.learning_rate" in told
+    assert f"its own is {row.rate_of(RATE_STEPS)} at {RATE_STEPS} steps" in told
+    assert (
+        f"with relative_rate: false, and in most other rows, it is in entries (dp-adamw's is {row.learning_rate})"
+        in told
+    )
+    assert "to leave it out, or to write auto, is the safe choice" in told
+    assert find_row("dp-adamw").learning_rate == row.learning_rate
+
+
+def test_a_file_of_another_tool_is_told_in_one_sentence(tmp_path: Path) -> None:
+    foreign = {
+        "axolotl": "base_model: a/b\nsequence_len: 9\nadapter: lora\nlearning_rate: 1\n",
+        "TRL": "model_name_or_path: a/b\nlearning_rate: 1\n",
+        "litgpt": "checkpoint_dir: a/b\nout_dir: c\ndata:\n  class_path: x\n",
+    }
+    for tool, text in foreign.items():
+        path = tmp_path / f"{tool}.yaml"
+        path.write_text(text)
+        with pytest.raises(ConfigError) as caught:
+            load_settings(path, ["privacy.steps=3"])
+        assert not caught.value.parts
+        assert (
+            f"holds settings of {tool}, and not of privlora. Fix: `privlora init records.jsonl --from {path}`"
+            in str(caught.value)
+        )
+    own = tmp_path / "own.yaml"
+    for beside in ({"privacy": {}}, {"model": {}, "adapter": {}}):
+        own.write_text(yaml.safe_dump({"base_model": "a/b", "flash_attention": True, **beside}))
+        with pytest.raises(ConfigError, match="unknown group 'base_model'"):
+            load_settings(own)
 
 
 def test_a_record_in_the_place_of_a_name_is_not_shown() -> None:

@@ -34,6 +34,14 @@ UNFIT = {
     ),
     "a clipping": ({"name": "pe-sgd", "clipping": "automatic"}, "cannot clip as clipping='automatic'"),
     "an optimizer": ({"name": "prism", "optimizer": "lamb"}, "has no optimizer "),
+    "a setting": (
+        {"weight_decay": 0.1},
+        "method.weight_decay (line 4): optimizer 'rank' of method 'prism' has no setting 'weight_decay'",
+    ),
+    "a setting of another optimizer": (
+        {"name": "projected", "beta2": 0.9, "optimizer": "sgd"},
+        "method.beta2 (line 4): optimizer 'sgd' of method 'projected' has no setting 'beta2'",
+    ),
 }
 
 
@@ -49,8 +57,22 @@ def test_what_a_row_cannot_have_is_refused_where_settings_are_read(
     path.write_text(yaml.safe_dump({**PLAIN, "method": method}))
     with pytest.raises(ConfigError, match=re.escape(words)):
         load_settings(path)
-    path.write_text(yaml.safe_dump({**PLAIN, "method": {"name": "prism", "clipping": "automatic"}}))
+    path.write_text(
+        yaml.safe_dump({**PLAIN, "method": {"name": "prism", "clipping": "automatic", "right_weight": 0.5}})
+    )
     assert load_settings(path).method.clipping == "automatic"
+
+
+def test_a_setting_of_another_rule_hides_nothing_beside_it() -> None:
+    with pytest.raises(ConfigError) as caught:
+        settings_from(
+            {**PLAIN, "data": {"path": "r.jsonl", "packing": True}, "method": {"weight_decay": 0.1}},
+            rows=True,
+        )
+    assert [each.what[:30] for each in caught.value.parts] == [
+        "unknown setting 'data.packing'",
+        "optimizer 'rank' of method 'pr",
+    ]
 
 
 def test_all_that_a_row_cannot_have_is_told_at_once(tmp_path: Path) -> None:

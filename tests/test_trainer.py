@@ -144,6 +144,26 @@ def test_forms_that_differ_are_translated() -> None:
     assert found.bf16
 
 
+def test_what_transformers_sets_by_itself_is_not_told(tmp_path: Path) -> None:
+    """With load_best_model_at_end it sets a metric, and with a metric whether more is better."""
+    for given, told in (
+        (
+            {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2},
+            ["load_best_model_at_end"],
+        ),
+        ({"metric_for_best_model": "accuracy"}, ["metric_for_best_model"]),
+        ({"metric_for_best_model": "loss"}, ["metric_for_best_model"]),
+        (
+            {"metric_for_best_model": "f1", "greater_is_better": False},
+            ["metric_for_best_model", "greater_is_better"],
+        ),
+    ):
+        args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=4, **given)
+        with pytest.raises(ConfigError) as caught:
+            groups_of(args, {"target_epsilon": 3, "delta": 1e-5, "expected_batch_size": 8}, None)
+        assert [each.what.split()[0].partition(".")[2] for each in caught.value.each()] == told
+
+
 @pytest.mark.parametrize(
     ("args", "says"),
     [

@@ -164,14 +164,19 @@ def _together(parts: Sequence[PrivloraError], kind: type[_Kind], whom: str) -> _
 
 
 def _bullets(parts: Sequence[PrivloraError], whom: str) -> list[str]:
-    """How many mistakes there are, a line for each, and at the end, once, why several of them matter."""
-    whys = [part.why for part in parts if part.why]
-    shared = [why for why in dict.fromkeys(whys) if whys.count(why) > 1]
+    """How many mistakes there are, and a line for each: where several in a row matter for one reason, the first of them
+    has it."""
     lines = [f"{whom}: {len(parts)} mistakes:" if whom else f"{len(parts)} mistakes:"]
+    before = None
     for part in parts:
-        told = PrivloraError(part.what, fix=part.fixes) if part.why in shared else part
+        same = part.why is not None and part.why == before
+        told = PrivloraError(f"{part.what.rstrip('.')}{_SAME}", fix=part.fixes) if same else part
         lines.append(f"  - {' '.join(str(told).split())}")
-    return [*lines, *(f"  {' '.join((why[0].upper() + why[1:]).split())}" for why in shared)]
+        before = part.why
+    return lines
+
+
+_SAME: Final = ", for which the same holds"
 
 
 class Together:

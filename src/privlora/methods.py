@@ -16,7 +16,7 @@ from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings, method_names, rows
 from privlora.config.method_names import unknown_method
-from privlora.config.rows import Row, cannot_clip, no_optimizer, no_unit
+from privlora.config.rows import Row, cannot_clip, no_optimizer, no_setting, no_unit
 from privlora.coordinates import (
     Coordinates,
     DirectionCoordinates,
@@ -207,8 +207,9 @@ class Method:
     @property
     def row(self) -> Row:
         """What settings may ask of it."""
+        kinds = SPACES[self.space].optimizers
         return Row(
-            self.optimizers,
+            {each: tuple({**kinds[each].settings, **kinds[each].space_settings}) for each in self.optimizers},
             self.clippings,
             private=self.private,
             relative=SPACES[self.space].weight_unit is not None,
@@ -286,11 +287,7 @@ class Method:
         own = {**kind.settings, **kind.space_settings}
         for name in given:
             if name not in own:
-                raise ConfigError(
-                    f"optimizer {optimizer!r} of method {self.name!r} has no setting {name!r}",
-                    why="a setting that is ignored would make two runs look different that are the same",
-                    fix=f"remove it; the optimizer has {', '.join(own)}",
-                )
+                raise no_setting(self.name, optimizer, name, tuple(own))
         row = {**self.settings, **self.init_settings.get(init or self.init, {})}
         if not private:
             row |= self.noiseless_settings

@@ -13,7 +13,7 @@ from tiny_models import tiny_tokenizer
 
 import privlora
 from privlora.api import train_run
-from privlora.config import Settings, load_settings, settings_from
+from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError
 from privlora.training import inputs, models, sources
 from privlora.training.first_looks import look_first
@@ -144,6 +144,41 @@ def test_what_can_be_read_once_is_left_alone(
 
 def _never(*_: Any, **__: Any) -> None:
     raise AssertionError("it was read")
+
+
+@pytest.mark.parametrize("own", [True, False])
+@pytest.mark.parametrize("kind", ["a.jsonl", "a.json", "a list"])
+def test_a_chat_template_that_refuses_is_told_by_its_name_and_lines(
+    kind: str, own: bool, model: Path, tmp_path: Path
+) -> None:
+    """Also where it refuses late records alone, and of a JSON list, which is read as a whole."""
+    refuses = "{% if messages[0].role == 'system' %}{{ raise_exception(messages[0].content) }}{% endif %}{{ messages }}"
+    chats = [
+        {"chat": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "a"}]}
+        for _ in range(90)
+    ]
+    for late in (70, 80):
+        chats[late]["chat"].insert(0, {"role": "system", "content": "Zanzibar"})
+    path = tmp_path / kind
+    if kind == "a.json":
+        path.write_text(json.dumps(chats))
+    elif kind == "a.jsonl":
+        written(path, chats)
+    data = {"path": str(path) if kind != "a list" else IN_MEMORY, "messages": "chat"}
+    tokenizer = tiny_tokenizer()
+    if own:
+        data["chat_template"] = refuses
+    else:
+        tokenizer.chat_template = refuses
+    with pytest.raises(DataError) as caught:
+        look_first(run_of(model, data), tokenizer, chats if kind == "a list" else None)
+    whose = "data.chat_template" if own else "the tokenizer's chat template"
+    place = {"a.jsonl": "lines", "a.json": "items", "a list": "records"}[kind]
+    assert f"{place} 71, 81: {whose} refuses these messages" in str(caught.value)
+    assert "Zanzibar" not in str(caught.value)
+    assert ("mend it, or the records" if own else "or give another template as data.chat_template") in str(
+        caught.value
+    )
 
 
 def test_a_run_without_privacy_has_nothing_to_compare(model: Path, tmp_path: Path) -> None:

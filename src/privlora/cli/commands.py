@@ -152,10 +152,13 @@ def _as_override(error: Exception, command: str, argv: Sequence[str]) -> tuple[s
     if value is None:
         value = next((after for each, after in pairwise(argv) if each == option), "VALUE")
     shown = value if named(value) == repr(value) else "VALUE"
-    mended = re.fullmatch(r"(?:it belongs elsewhere: )?write ([a-z_.0-9]+)(?:=…)?", where)
+    mended = re.fullmatch(r"(?:it belongs elsewhere: )?write ([a-z_.0-9]+)(?:=…)?(;.*)?", where)
     if mended is None:
         return f"there is no option {named(option)}", f"settings are written as group.name=value; {where}"
-    return f"there is no option {named(option)}", f"settings have no dashes: write {mended[1]}={shown}"
+    return (
+        f"there is no option {named(option)}",
+        f"settings have no dashes: write {mended[1]}={shown}{mended[2] or ''}",
+    )
 
 
 def _of_a_run(command: str, argv: Sequence[str]) -> tuple[str, str] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 
 class Here(NamedTuple):
@@ -20,6 +20,12 @@ class Refused(NamedTuple):
     instead: str | None = None
 
 
+RATES: Final = (
+    "to leave it out, or to write auto, is the safe choice: rates of other tools are of other rules. prism's is the "
+    "share of each frozen matrix's norm by which a step's noise moves it (its own is 0.02 at 24 steps, and less for "
+    "more); with relative_rate: false, and in most other rows, it is in entries (dp-adamw's is 0.004)"
+)
+"""What a learning rate is here, wherever one is given by another name or in another place."""
 _BATCH = (
     "b, the expected number of units in a step: there it is per_device_train_batch_size x "
     "gradient_accumulation_steps x devices. How much of it goes through the model at once is run.tokens_per_micro_batch"
@@ -196,7 +202,7 @@ _FLAT: Final[tuple[tuple[str, Here | Refused], ...]] = (
     ),
     ("privacy_unit", Here("privacy.unit", "record or user")),
     # How it is trained.
-    ("lr peak_lr max_lr", Here("method.learning_rate")),
+    ("lr peak_lr max_lr", Here("method.learning_rate", RATES)),
     (
         "lr_scheduler_type lr_scheduler scheduler lr_schedule",
         Here("method.schedule", "constant, linear or cosine"),
@@ -296,3 +302,39 @@ GROUPS_ELSEWHERE: Final[Mapping[str, str]] = {
     name: where for names, where in _GROUPS for name in names.split()
 }
 """Groups of other tools -> where their settings are."""
+
+TOOLS: Final[Mapping[str, frozenset[str]]] = {
+    tool: frozenset(names.split())
+    for tool, names in (
+        (
+            "TRL",
+            "model_name_or_path dataset_name per_device_train_batch_size num_train_epochs output_dir "
+            "use_peft lora_target_modules dataset_text_field lr_scheduler_type "
+            "gradient_accumulation_steps learning_rate",
+        ),
+        (
+            "axolotl",
+            "base_model datasets sequence_len micro_batch_size num_epochs sample_packing val_set_size "
+            "lora_target_linear adapter flash_attention train_on_inputs",
+        ),
+        (
+            "litgpt",
+            "checkpoint_dir out_dir lora_query lora_key lora_value lora_projection lora_mlp lora_head "
+            "precision quantize logger_name train eval",
+        ),
+    )
+}
+"""Names by which the settings of a tool are known."""
+
+_ENOUGH: Final = 2  # names that only one tool has
+
+
+def tool_of(content: Mapping[str, Any]) -> str | None:
+    """Of whose settings a file's groups and flat names are; None where they are of no tool that is known.
+
+    >>> tool_of({"base_model": "a/b", "sequence_len": 512}), tool_of({"data": {}, "learning_rate": 1e-4})
+    ('axolotl', None)
+    """
+    counts = {tool: len(marks & {str(key) for key in content}) for tool, marks in TOOLS.items()}
+    best = max(counts, key=lambda tool: counts[tool])
+    return best if counts[best] >= _ENOUGH else None

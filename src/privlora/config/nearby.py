@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from privlora.config.base import group_in
-from privlora.config.foreign_names import GROUPS_ELSEWHERE
+from privlora.config.foreign_names import GROUPS_ELSEWHERE, RATES
 from privlora.config.groups import Settings
 from privlora.config.other_names import called_here, plain
 from privlora.errors import named, nearest
@@ -98,7 +98,8 @@ def _group_here(group: object, values: Any, content: Mapping[str, Any]) -> str |
 def _homes(name: object) -> str | None:
     """For a setting that stands in another group than its own, or in none."""
     found = [f"{group}.{plain(name)}" for group, fields in _fields().items() if plain(name) in fields]
-    return f"it belongs elsewhere: write {' or '.join(found)}" if found else None
+    other = f"; {RATES}" if found == ["method.learning_rate"] else ""
+    return f"it belongs elsewhere: write {' or '.join(found)}{other}" if found else None
 
 
 def _slip_beside(group: str, key: object) -> str | None:

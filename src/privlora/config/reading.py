@@ -11,6 +11,7 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
 from privlora.config.mistakes import Beside, Origin, checked_settings, mistakes, natural
 from privlora.config.nearby import whereabouts
@@ -25,7 +26,20 @@ def load_settings(
     """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError; beside:
     see `settings_from`."""
     content = read_yaml(path)
+    _refuse_other_tool(path, content)
     return settings_from(content, overrides, str(path), Path(path), rows=True, beside=beside)
+
+
+def _refuse_other_tool(path: str | Path, content: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a file of another tool: one sentence in the place of one for each of its names."""
+    own = sum(isinstance(content.get(group), Mapping) for group in Settings.model_fields)
+    tool = tool_of(content)
+    if tool is not None and own < 2 and "privacy" not in content:  # of litgpt, data is a group, too
+        raise ConfigError(
+            f"{str(path)!r} holds settings of {tool}, and not of privlora",
+            fix=f"`privlora init records.jsonl --from {path}`, with your own records, takes over what means the same "
+            "here, and says why the rest does not",
+        )
 
 
 def kept_settings(path: str | Path) -> Settings:
@@ -192,11 +206,11 @@ def _as_written(told: str, value: str) -> str:
     >>> _as_written("write model.name=…", "")
     'write model.name=… (group.key=value)'
     """
-    found = re.fullmatch(r"(?:it belongs elsewhere: )?write ([a-z_.0-9]+)(=.*)?", told)
+    found = re.fullmatch(r"(?:it belongs elsewhere: )?write ([a-z_.0-9]+)(=[^;]*)?(;.*)?", told)
     if found is None:
         return f"{_GENERAL}; {told}"
     shown = value if value and named(value) == repr(value) else "…"
-    return f"write {found[1]}{found[2] or f'={shown}'} (group.key=value)"
+    return f"write {found[1]}{found[2] or f'={shown}'} (group.key=value){found[3] or ''}"
 
 
 _TWICE: Final = "is given twice"

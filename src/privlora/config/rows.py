@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,45 +16,77 @@ _OF_SPANS: Final = ("normalized", "flat")
 
 @dataclass(frozen=True)
 class Row:
-    """Of a method: as `methods.Method` has them. relative: whether its modules have a unit of their own."""
+    """Of a method: as `methods.Method` has them. optimizers: and the settings that each has. relative: whether its
+    modules have a unit of their own."""
 
-    optimizers: tuple[str, ...] = ("adamw",)
+    optimizers: Mapping[str, tuple[str, ...]]
     clippings: tuple[str, ...] = _FIXED
     private: bool = True
     relative: bool = True
 
 
-def _on_texts(optimizers: tuple[str, ...] = ("adamw", "sgd"), clippings: tuple[str, ...] = _OF_SPANS) -> Row:
-    return Row(optimizers, clippings, relative=False)
+_ADAMW: Final = "beta1 beta2 weight_decay"
+_OF: Final = {
+    "adamw": _ADAMW,
+    "sgd": "beta1",
+    "adambc": "beta1 beta2 floor",
+    "lora+": f"{_ADAMW} learning_rate_ratio",
+    "lora-fa": "beta1 beta2",
+    "lamb": _ADAMW,
+    "rite": "beta1 beta2",
+    "riemannian": _ADAMW,
+    "paper": "beta1 beta2",
+}
+"""Optimizer -> the settings that it has."""
+_TANGENT: Final = dict.fromkeys(("rank", "scalar", "sgd"), "beta1 beta2 error_feedback")
+_SPAN: Final = " alpha ridge top_k hold_out"
 
 
-_TANGENT: Final = ("rank", "scalar", "sgd")
+def _plain(*optimizers: str, more: str = "") -> dict[str, tuple[str, ...]]:
+    """Optimizers with their settings, and what their space has beside."""
+    return _with({name: _OF[name] for name in optimizers or ("adamw",)}, more)
+
+
+def _with(optimizers: Mapping[str, str], more: str) -> dict[str, tuple[str, ...]]:
+    return {name: tuple(f"{own}{more}".split()) for name, own in optimizers.items()}
+
+
+def _on_texts(
+    more: str = _SPAN, clippings: tuple[str, ...] = _OF_SPANS, optimizers: Mapping[str, str] | None = None
+) -> Row:
+    own = _with(optimizers, more) if optimizers else _plain("adamw", "sgd", more=more)
+    return Row(own, clippings, relative=False)
+
+
 ROWS: Final = {
-    "prism": Row((*_TANGENT, "paper")),
-    "dp-adamw": Row(),
-    "dp-sgd": Row(("sgd",)),
-    "dp-adambc": Row(("adambc",)),
-    "lora+": Row(("lora+",)),
-    "ffa": Row(),
-    "lora-fa": Row(("lora-fa",)),
-    "lamb": Row(("lamb",)),
-    "lora-rite": Row(("rite",)),
-    "riemannian": Row(("riemannian",)),
-    "projected": Row(("sgd", "adamw")),
-    "wishart-m2": Row(("sgd", "adamw"), ("flat", "automatic")),
-    "dp-zo": Row(("sgd", "adamw"), ("flat",), relative=False),
+    "prism": Row({**_with(_TANGENT, " right_weight"), **_plain("paper")}),
+    "dp-adamw": Row(_plain()),
+    "dp-sgd": Row(_plain("sgd")),
+    "dp-adambc": Row(_plain("adambc")),
+    "lora+": Row(_plain("lora+")),
+    "ffa": Row(_plain()),
+    "lora-fa": Row(_plain("lora-fa")),
+    "lamb": Row(_plain("lamb")),
+    "lora-rite": Row(_plain("rite")),
+    "riemannian": Row(_plain("riemannian")),
+    "projected": Row(_plain("sgd", "adamw")),
+    "wishart-m2": Row(_plain("sgd", "adamw"), ("flat", "automatic")),
+    "dp-zo": Row(_plain("sgd", "adamw", more=" perturbation"), ("flat",), relative=False),
     "pe-sgd": _on_texts(),
     "pe-sgd-fix": _on_texts(),
-    "span-prism": _on_texts(("scalar", "sgd", "rank")),
-    "guided-prism": _on_texts(_TANGENT, ("normalized", *_FIXED)),
-    "pdp-sgd": _on_texts(clippings=("flat", "normalized", "spectral", "per-module")),
-    "gep": _on_texts(clippings=("normalized",)),
+    "span-prism": _on_texts(optimizers={name: _TANGENT[name] for name in ("scalar", "sgd", "rank")}),
+    "guided-prism": _on_texts(" ridge top_k beside", ("normalized", *_FIXED), _TANGENT),
+    "pdp-sgd": _on_texts(" ridge top_k beside", ("flat", "normalized", "spectral", "per-module")),
+    "gep": _on_texts(" top_k embedding_clip residual_clip", ("normalized",)),
     "b-gep": _on_texts(),
-    "adamw": Row(private=False),
-    "aug-pe": Row(),
-    "popri": Row(),
+    "adamw": Row(_plain(), private=False),
+    "aug-pe": Row(_plain()),
+    "popri": Row(_plain()),
 }
 """Those of the package; a test compares them with the table."""
+
+_SETTINGS: Final = frozenset(name for row in ROWS.values() for own in row.optimizers.values() for name in own)
+"""Those that some optimizer has."""
 
 _tables: list[Callable[[str], Row | None]] = []
 
@@ -84,7 +116,15 @@ def wrong_for_row(
         found.append(("name", adds_no_noise(name)))
     optimizer, clipping = chosen.get("optimizer"), chosen.get("clipping")
     if isinstance(optimizer, str) and optimizer not in row.optimizers:
-        found.append(("optimizer", no_optimizer(name, optimizer, row.optimizers)))
+        found.append(("optimizer", no_optimizer(name, optimizer, tuple(row.optimizers))))
+    elif optimizer is None or isinstance(optimizer, str):
+        used = optimizer or next(iter(row.optimizers))
+        own = row.optimizers[used]
+        found += [
+            (each, no_setting(name, used, each, own))
+            for each, value in chosen.items()
+            if value is not None and each in _SETTINGS and each not in own
+        ]
     if (
         clipping in CLIPPINGS and clipping not in row.clippings
     ):  # what is no clipping at all is told elsewhere
@@ -107,6 +147,15 @@ def adds_no_noise(method: str) -> ConfigError:
 def no_optimizer(method: str, optimizer: str, known: tuple[str, ...]) -> ConfigError:
     return ConfigError(
         f"method {method!r} has no optimizer {echoed(optimizer, known)}", fix=f"one of {', '.join(known)}"
+    )
+
+
+def no_setting(method: str, optimizer: str, name: str, known: Sequence[str]) -> ConfigError:
+    """Of a setting that another optimizer has."""
+    return ConfigError(
+        f"optimizer {optimizer!r} of method {method!r} has no setting {name!r}",
+        why="a setting that is ignored would make two runs look different that are the same",
+        fix=f"remove it; the optimizer has {', '.join(known)}",
     )
 
 

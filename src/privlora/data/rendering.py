@@ -43,8 +43,8 @@ def renderer(template: Template, tokenizer: PreTrainedTokenizerBase, loss_on: st
         refuse_chance(template.chat_template or tokenizer.chat_template)
         text = without_clock(template.chat_template or tokenizer.get_chat_template())
         apply = _applied(text, tokenizer, template.chat_template_kwargs)
-        column = template.messages
-        return lambda record, number: _render_chat(record, number, column, apply, loss_on)
+        column, whose = template.messages, _TOKENIZERS if template.chat_template is None else _OWN
+        return lambda record, number: _render_chat(record, number, column, apply, loss_on, whose)
     given = [(template.text, True), (template.prompt, False), (template.completion, True)]
     parts = [(parse(value), trained) for value, trained in given if value is not None]
     return lambda record, number: [
@@ -72,10 +72,20 @@ def _fill(pieces: list[tuple[str, str | None]], record: Mapping[str, Any], numbe
     )
 
 
+_TOKENIZERS: Final = "the tokenizer's chat template"
+_OWN: Final = "data.chat_template"
+_MEND: Final = {
+    _TOKENIZERS: "mend the records, or give another template as data.chat_template",
+    _OWN: "mend it, or the records",
+}
+"""Of which template an error speaks -> what to do where it fails."""
+
+
 def _render_chat(
-    record: Mapping[str, Any], number: int, column: str, apply: Apply, loss_on: str
+    record: Mapping[str, Any], number: int, column: str, apply: Apply, loss_on: str, whose: str
 ) -> list[Segment]:
-    """The rendered conversation, cut where the loss starts and ends. apply: the chat template, to messages.
+    """The rendered conversation, cut where the loss starts and ends. apply: the chat template, to messages. whose: as
+    `_MEND` has it.
 
     An assistant turn starts where the conversation before it, with the generation prompt, ends: that is what
     the model is given when it has to write the turn.
@@ -87,26 +97,26 @@ def _render_chat(
             return apply(messages[:count], add_generation_prompt)
         except TemplateRefusedError as error:
             raise DataError(
-                f"record {number}: the chat template {error.message}",
+                f"record {number}: {whose} {error.message}",
                 why="a record's text would depend on what was rendered before it, and no clipping bounds what a record "
                 "changes then",
                 fix="mend the template, or give another one as data.chat_template",
             ) from None
         except UndefinedError:
             raise DataError(
-                f"record {number}: the chat template asks for what these messages, or the template itself, do not have",
+                f"record {number}: {whose} asks for what these messages, or the template itself, do not have",
                 fix="mend the template: a message has role and content and what else the record says of it; what the "
                 "template is told beside is data.chat_template_kwargs",
             ) from None
         except TemplateError:
             raise DataError(
-                f"record {number}: the tokenizer's chat template refuses these messages",
-                fix="most want an optional system message, then user and assistant in turn",
+                f"record {number}: {whose} refuses these messages",
+                fix=f"{_MEND[whose]}: most want an optional system message, then user and assistant in turn",
             ) from None
         except Exception as error:  # noqa: BLE001 - a template is a program, and its own words may hold a record
             raise DataError(
-                f"record {number}: the chat template fails on these messages ({type(error).__name__})",
-                fix="mend the template or the record",
+                f"record {number}: {whose} fails on these messages ({type(error).__name__})",
+                fix=_MEND[whose],
             ) from None
 
     whole = render(len(messages))
@@ -127,7 +137,7 @@ def _render_chat(
         turn_end = _turn_end(whole, start, render(i + 1), message["content"].strip())
         if not whole.startswith(before) or start < len(before) or turn_end is None:
             raise DataError(
-                f"record {number}: the chat template shows message {i + 1} differently once others follow",
+                f"record {number}: {whose} shows message {i + 1} differently once others follow",
                 why="the tokens of the assistant cannot be told from the others",
                 fix='make a record of each assistant turn and the messages before it, or set loss_on="all"',
             )

@@ -306,8 +306,7 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
         if not numbers.few:
             draft.remark(
                 "privacy",
-                "bands: auto     # less noise in the sum of the steps at the same epsilon: a lower loss wherever it",
-                "                # was measured (docs/privacy.md)",
+                "bands: auto   # less noise in the sum of all steps at the same epsilon (docs/privacy.md)",
             )
     if asked.user is None and found.repeated is not None:
         _propose_users(draft, found, found.repeated)

@@ -277,7 +277,23 @@ def _changed(args: Any) -> dict[str, Any]:
     default = vars(type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu))
     fields = type(args).__dataclass_fields__
     changed = {k: v for k, v in vars(args).items() if k in fields and v != default.get(k)}
+    for name in _follows(changed):
+        del changed[name]
     return {"output_dir": args.output_dir, **changed, **({"use_cpu": True} if args.use_cpu else {})}
+
+
+def _follows(changed: Mapping[str, Any]) -> list[str]:
+    """Of fields that are not at their defaults, those that transformers sets by itself where another is set, to the
+    value that they have."""
+    metric = changed.get("metric_for_best_model")
+    chooses = (
+        changed.get("load_best_model_at_end") or changed.get("lr_scheduler_type") == "reduce_lr_on_plateau"
+    )
+    found = ["metric_for_best_model"] if chooses and metric == "loss" else []
+    greater = changed.get("greater_is_better")
+    if isinstance(metric, str) and greater is (not metric.endswith("loss")):
+        found.append("greater_is_better")
+    return found
 
 
 def _batch(given: Mapping[str, Any]) -> float:

@@ -7,7 +7,7 @@ from typing import Any
 from privlora.config import Settings
 from privlora.errors import ModelError, PrivloraError, Together
 from privlora.training.classifier import head_of
-from privlora.training.inputs import fitted, refuse_shared_first, refuse_unfit_first
+from privlora.training.inputs import fitted, refuse_shared_first, refuse_unfit_first, refuse_unrendered_first
 from privlora.training.model_checks import refuse_out_of_reach
 from privlora.training.models import adapter_for, load_skeleton, load_tokenizer, refuse_missing
 from privlora.training.sources import are_read_twice, read_files
@@ -15,8 +15,8 @@ from privlora.training.sources import are_read_twice, read_files
 
 def look_first(settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None) -> None:
     """Raise what would be found later, together: a package that the model needs, targets and rank of an adapter that
-    the model's configuration rules out, records longer than it reads, public records that are private ones, records
-    with nothing to train on.
+    the model's configuration rules out, records longer than it reads, public records that are private ones, chats
+    that the template refuses, records with nothing to train on.
 
     Records are looked at where they can be read twice at no cost: lists, and local files that are not large. The rest,
     and all that needs weights, is refused where it is read. tokenizer: None for that of the settings.
@@ -26,6 +26,8 @@ def look_first(settings: Settings, tokenizer: Any, records: Any = None, evaluati
     unread = len(problems.found)
     if _is_read_twice(settings, records, evaluation):
         problems.of(None, refuse_shared_first, settings, records, evaluation)
+    if own is not None:
+        problems.of(None, refuse_unrendered_first, settings, own, records, evaluation)
     if own is not None and len(problems.found) == unread:
         problems.of(None, refuse_unfit_first, settings, own, records, evaluation)
     problems.tell()

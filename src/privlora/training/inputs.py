@@ -24,6 +24,7 @@ from privlora.data.records import (
     load_records,
     text_of,
 )
+from privlora.data.rendering import renderer
 from privlora.data.sampling import PoissonSampler
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, labelled_record, task_record
@@ -35,8 +36,9 @@ from privlora.training.model_checks import (
     refuse_unknown_tokens,
 )
 from privlora.training.models import load_tokenizer
+from privlora.training.record_looks import refuse_unusable, refuse_unusable_files
+from privlora.training.sources import are_read_twice, first_records
 from privlora.training.sources import check_sources as check_sources
-from privlora.training.sources import first_records
 from privlora.training.token_cache import Kept, held, keep, kept_in, key_of
 
 
@@ -152,6 +154,7 @@ def load_data(
 
 
 _FIRST: Final = 64  # records that show whether it is worth looking at all before the model
+_RENDERED: Final = 1000  # chats that are rendered before the model, which takes a fraction of a second
 
 
 def refuse_unfit_first(
@@ -184,6 +187,32 @@ def refuse_unfit_first(
         refuse_implausible(found, public_units=len(first), unit="record", max_length=data.max_length)
     except DataError:
         load_data(settings, tokenizer, records, evaluation)
+
+
+def refuse_unrendered_first(
+    settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None
+) -> None:
+    """Before the model's weights are loaded, raise what `load_data` would of the first chats that the chat template
+    refuses, by their lines. Of records on the hub, of large files and of an iterator none is looked at."""
+    data = settings.data
+    columns = [
+        each for each in (data.columns, data.rejected_columns) if each and each["messages"] is not None
+    ]
+    if not columns:
+        return
+    loss_on = data.loss_on if data.rejected_columns is None else "completion"
+    renders = [renderer(Template(**each), tokenizer, loss_on) for each in columns]
+
+    def check(record: Mapping[str, Any], number: int) -> None:
+        for render in renders:
+            render(record, number)
+
+    for path, given, limit in ((data.path, records, data.limit), (data.evaluation, evaluation, None)):
+        paths = [path] if isinstance(path, str) else path or []
+        if isinstance(given, list):
+            refuse_unusable(given[:_RENDERED], check)
+        elif given is None and paths and are_read_twice(paths):
+            refuse_unusable_files(paths, data.format, min(_RENDERED, limit or _RENDERED), check)
 
 
 def refuse_shared_first(settings: Settings, records: Any = None, evaluation: Any = None) -> None:

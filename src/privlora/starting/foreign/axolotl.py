@@ -8,13 +8,6 @@ from typing import Any, Final
 from privlora.starting.foreign import common
 from privlora.starting.foreign.taken import Taken, attention, method_of, whole, word
 
-MARKS: Final = frozenset(
-    (
-        *("base_model", "datasets", "sequence_len", "micro_batch_size", "num_epochs"),
-        *("sample_packing", "val_set_size", "lora_target_linear", "adapter", "flash_attention"),
-        *("train_on_inputs",),
-    )
-)
 _HARMLESS: Final[Mapping[str, str]] = {
     **common.HARMLESS,
     "model_type": "it is known from the model",

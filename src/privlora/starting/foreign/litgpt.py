@@ -9,12 +9,6 @@ from typing import Any, Final
 from privlora.starting.foreign import common
 from privlora.starting.foreign.taken import Taken, dtype, method_of, not_negative, number, share, whole, word
 
-MARKS: Final = frozenset(
-    (
-        *("checkpoint_dir", "out_dir", "lora_query", "lora_key", "lora_value", "lora_projection"),
-        *("lora_mlp", "lora_head", "precision", "quantize", "logger_name", "train", "eval"),
-    )
-)
 _LAYERS: Final[Mapping[str, tuple[str, ...]]] = {
     "lora_query": ("q_proj",),
     "lora_key": ("k_proj",),

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from privlora.config import read_yaml
 from privlora.config.auto import PASSES, run_sizes
+from privlora.config.foreign_names import tool_of
 from privlora.config.reference import groups
 from privlora.data.records import HUB, is_data_file_name
 from privlora.errors import ConfigError
@@ -17,12 +18,11 @@ from privlora.starting.foreign import axolotl, litgpt, trl
 from privlora.starting.foreign.taken import Taken
 from privlora.starting.numbers import FEW
 
-_DIALECTS: Final[tuple[tuple[frozenset[str], Callable[[Mapping[str, Any]], Taken]], ...]] = (
-    (trl.MARKS, trl.read),
-    (axolotl.MARKS, axolotl.read),
-    (litgpt.MARKS, litgpt.read),
-)
-_ENOUGH: Final = 2  # names that only one tool has
+_READERS: Final[Mapping[str, Callable[[Mapping[str, Any]], Taken]]] = {
+    "TRL": trl.read,
+    "axolotl": axolotl.read,
+    "litgpt": litgpt.read,
+}
 _OF_ADAMW: Final = ("method.learning_rate", "method.beta1", "method.beta2", "method.weight_decay")
 
 
@@ -30,19 +30,18 @@ def read_foreign(path: Path) -> Taken:
     """Raises ConfigError for a file that is of none of the tools."""
     content = read_yaml(path, quoted=False)
     own = [group for group in groups() if isinstance(content.get(group), Mapping)]
-    counts = [len(marks & {str(key) for key in content}) for marks, _ in _DIALECTS]
-    best = max(counts)
-    if {"data", "privacy"} <= set(own) or (len(own) > 1 and best < _ENOUGH):
+    tool = tool_of(content)
+    if {"data", "privacy"} <= set(own) or (len(own) > 1 and tool is None):
         raise ConfigError(
             f"{str(path)!r} holds privlora's own groups",
             fix=f"`privlora plan {path}`; nothing has to be converted",
         )
-    if best < _ENOUGH:
+    if tool is None:
         raise ConfigError(
             f"{str(path)!r} is of no tool that is known here",
             fix="give a YAML of TRL (flat, as for `trl sft --config`), of axolotl or of litgpt; or leave out --from",
         )
-    return _DIALECTS[counts.index(best)][1](content)
+    return _READERS[tool](content)
 
 
 def data_of(taken: Taken) -> list[str]:

@@ -8,13 +8,6 @@ from typing import Any, Final
 from privlora.starting.foreign import common
 from privlora.starting.foreign.taken import Taken, attention, method_of, whole, word
 
-MARKS: Final = frozenset(
-    (
-        *("model_name_or_path", "dataset_name", "per_device_train_batch_size", "num_train_epochs"),
-        *("output_dir", "use_peft", "lora_target_modules", "dataset_text_field"),
-        *("lr_scheduler_type", "gradient_accumulation_steps", "learning_rate"),
-    )
-)
 _HARMLESS: Final[Mapping[str, str]] = {
     **common.HARMLESS,
     "use_peft": "there is always an adapter",
