@@ -259,8 +259,8 @@ def test_all_that_is_unknown_is_told_at_once() -> None:
     for line, start in zip(
         lines,
         (
-            "  - unknown setting 'data.pth'. Were it ignored, the run might lack a protection that you meant to ask for. "
-            "Fix: did you mean 'path'?",
+            "  - unknown setting 'data.pth'. Were it ignored, the run might lack a protection that you meant to "
+            "ask for. Fix: did you mean 'path'?",
             # The list once.
             f"  - unknown setting 'privacy.foo' {where}, setting 'privacy.bar' {where}, for which the same holds. Fix: "
             "known: private, target_ep",

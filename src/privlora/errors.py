@@ -235,6 +235,14 @@ def unknown_layers(missing: Sequence[str], known: Sequence[str]) -> ModelError:
     )
 
 
+def rank_too_large(rank: int, name: str, sizes: tuple[int, int], most: int) -> ModelError:
+    """The error for adapter.r above the smaller side of a layer. most: that all layers that are adapted allow."""
+    return ModelError(
+        f"adapter.r={rank} exceeds the smaller side of {name!r} ({sizes[0]} x {sizes[1]})",
+        fix=f"set adapter.r to at most {most}, or exclude this module",
+    )
+
+
 def _plainly(name: object) -> str:
     return str(name).lower().replace("_", "-")
 

@@ -1,9 +1,11 @@
-"""Names of models and adapters: of a hub, or of a folder of this machine, whose place is never published."""
+"""Names of models and adapters: of a hub, or of a folder of this machine, whose place is never published. And names of
+layers, as settings select them."""
 
 from __future__ import annotations
 
 import os
 import re
+from collections.abc import Sequence
 from pathlib import Path
 
 # With a folder for its owner or without. What is longer, or begins otherwise, is a path.
@@ -19,6 +21,33 @@ ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT = "random", "w0-subspace", "spectral-split"
 PUBLIC_GRADIENT = "public-gradient"
 """Where training starts (`coordinates.starts`), as settings and reports name it; all else is an adapter's folder."""
+
+
+def selects(patterns: str | Sequence[str], name: str) -> bool:
+    """Whether names of layers select one: a text is a regular expression over whole names, as in peft; a list holds
+    ends of names.
+
+    >>> selects(["q_proj"], "layers.0.q_proj"), selects("layers.q_proj", "layers.0.q_proj")
+    (True, False)
+    """
+    if isinstance(patterns, str):
+        return re.fullmatch(patterns, name) is not None
+    return any(name == each or name.endswith(f".{each}") for each in patterns)
+
+
+def layer_index(name: str) -> int | None:
+    """The number in a layer's name."""
+    found = re.search(r"\.(\d+)\.", name)
+    return int(found.group(1)) if found else None
+
+
+def is_pattern(text: str) -> bool:
+    """Whether it is a regular expression."""
+    try:
+        re.compile(text)
+    except re.error:
+        return False
+    return True
 
 
 def is_local(name: str) -> bool:

@@ -167,9 +167,10 @@ def test_missing_records_are_told_before_anything_is_loaded(
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(content()))
     ended = call(capsys, "compare", "study.yaml")
+    mend = "Fix: check the path; a hub dataset is written hf://name:split\n"
     assert ended.err == (
-        "error: study.yaml: data.path: there is no file records.jsonl. Fix: check the path; a hub dataset is written "
-        "hf://name:split\n"
+        f"error: 2 mistakes:\n  - study.yaml: data.path: there is no file records.jsonl. {mend}"
+        f"  - study.yaml: data.evaluation: there is no file held_out.jsonl. {mend}"
     )
     assert call(capsys, "compare", "none.yaml", "--part", "a/b").err.startswith(
         "error: --part 'a/b' is not a part"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,8 @@ import torch
 from cli_cases import PRIVACY, save_tiny_model
 from tiny_models import FAMILIES, tiny_model
 
-from privlora.adapters.targets import find_targets
-from privlora.config import Settings, load_settings, settings_from
+from privlora.adapters.targets import feature_sizes, find_targets
+from privlora.config import AdapterSettings, Settings, load_settings, settings_from
 from privlora.errors import ConfigError, ModelError, Together
 from privlora.training.model_checks import positions_of
 from privlora.training.model_files import ModelFiles, files_of, refuse_unfit_files
@@ -26,6 +27,11 @@ def test_layers_and_positions_are_those_of_the_model(family: str, tmp_path: Path
     files = ModelFiles(tmp_path, json.loads((tmp_path / "config.json").read_text()))
     assert files.positions in (None, positions_of(model))
     words, linear = files.layers
+    sizes = {min(feature_sizes(model.get_submodule(name)) or ()) for name in find_targets(model)}
+    assert {min(each) for each in files.linear.values()} in (set(), sizes)
+    if linear:
+        assert all(files.may_match(re.escape(name)) for name in find_targets(model))
+        assert not files.may_match(r".*\.q_prj")
     modules = {word for name, _ in model.named_modules() for word in name.split(".")}
     if linear:
         assert linear == {name.split(".")[-1] for name in find_targets(model)}
@@ -50,6 +56,33 @@ def settings_of(model: Path, data: dict[str, Any] | None = None, targets: Any = 
             "adapter": {"target_modules": targets},
         }
     )
+
+
+@pytest.mark.parametrize(
+    ("adapter", "told"),
+    [
+        ({"r": 999}, "adapter.r=999 exceeds the smaller side of .*set adapter.r to at most"),
+        ({"r": 999, "target_modules": ["down_proj"]}, "exceeds the smaller side of '.*down_proj'"),
+        ({"r": 999, "target_modules": ["ghost"]}, "^adapter.target_modules names 'ghost'"),
+        (
+            {"target_modules": ".*ghost"},
+            "adapter.target_modules names '.*ghost', which this model does not have",
+        ),
+        ({"r": 2, "target_modules": "model.*q_proj"}, None),
+        ({"r": 2}, None),
+        ({"r": 999, "layers_to_transform": [77]}, None),
+        ({"r": 999, "target_modules": ["q_proj"], "exclude_modules": ["q_proj"]}, None),
+    ],
+)
+def test_what_the_sizes_of_layers_tell(model: Path, adapter: dict[str, Any], told: str | None) -> None:
+    """Without the model; what is not said here is said once it is loaded."""
+    settings = settings_of(model)
+    changed = settings.model_copy(update={"adapter": AdapterSettings(**adapter)})
+    if told is None:
+        refuse_unfit_files(changed)
+        return
+    with pytest.raises(ModelError, match=told):
+        refuse_unfit_files(changed)
 
 
 def test_they_are_told_together_and_before_torch(
@@ -80,7 +113,7 @@ def test_a_default_length_gives_way(model: Path) -> None:
 
 @pytest.mark.parametrize(
     "targets",
-    ["all-linear", ".*ghost", ["self_attn.q_proj", "mlp.up_proj"], ["lm_head"], ["score", "q_proj"]],
+    ["all-linear", ".*q_proj", "[", ["self_attn.q_proj", "mlp.up_proj"], ["lm_head"], ["score", "q_proj"]],
 )
 def test_what_only_the_model_can_tell_is_left_to_it(targets: Any, model: Path) -> None:
     refuse_unfit_files(settings_of(model, targets=targets))

@@ -37,7 +37,7 @@ from privlora.adapters.quantised import (
     refuse_unknown_storage,
 )
 from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets, is_conv1d
-from privlora.errors import ModelError, PrivacyError
+from privlora.errors import ModelError, PrivacyError, rank_too_large
 
 
 @dataclass(eq=False)
@@ -172,10 +172,7 @@ class LowRankAdapter:
             refuse_unknown_storage(name, module)
             m, n = feature_sizes(module) or (0, 0)
             if self.rank > min(m, n):
-                raise ModelError(
-                    f"adapter.r={self.rank} exceeds the smaller side of {name!r} ({m} x {n})",
-                    fix=f"set adapter.r to at most {min(m, n)}, or exclude this module",
-                )
+                raise rank_too_large(self.rank, name, (m, n), min(m, n))
             self.sites.append(Site(name, module, m, n, dtype=usual if bits(module) else None))
         self.groups = _group(self.sites)
         self.sites = [site for group in self.groups for site in group.sites]

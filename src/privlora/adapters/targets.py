@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Sequence
 from typing import Any
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from privlora.errors import ModelError, PrivacyError, named, unknown_layers
+from privlora.names import is_pattern, layer_index, selects
 
 ALL_LINEAR = "all-linear"
 
@@ -61,7 +61,7 @@ def find_targets(
     linear = {name for name, module in model.named_modules() if feature_sizes(module) is not None}
     output = output_layer_name(model)
     names = [name for name, _ in model.named_modules()]
-    if isinstance(target_modules, str) and not _is_pattern(target_modules):
+    if isinstance(target_modules, str) and not is_pattern(target_modules):
         raise ModelError(
             f"adapter.target_modules={named(target_modules)} is no regular expression",
             fix="give all-linear, a list of name endings, or a pattern of whole module names",
@@ -69,11 +69,11 @@ def find_targets(
     if target_modules == ALL_LINEAR:
         chosen = [name for name in names if name in linear and name != output]
     else:
-        chosen = [name for name in names if _selected(name, target_modules)]
+        chosen = [name for name in names if selects(target_modules, name)]
         _check_named(chosen, names, linear, output, target_modules)
-    chosen = [name for name in chosen if not _selected(name, list(exclude_modules))]
+    chosen = [name for name in chosen if not selects(list(exclude_modules), name)]
     if layers_to_transform is not None:
-        chosen = [name for name in chosen if _layer_index(name) in set(layers_to_transform)]
+        chosen = [name for name in chosen if layer_index(name) in set(layers_to_transform)]
     if not chosen:
         raise ModelError(
             "no module is left to adapt",
@@ -93,25 +93,6 @@ def output_layer_name(model: torch.nn.Module) -> str | None:
     return next((name for name, module in model.named_modules() if module is head), None)
 
 
-def _is_pattern(text: str) -> bool:
-    try:
-        re.compile(text)
-    except re.error:
-        return False
-    return True
-
-
-def _selected(name: str, patterns: str | Sequence[str]) -> bool:
-    if isinstance(patterns, str):
-        return re.fullmatch(patterns, name) is not None
-    return any(name == p or name.endswith(f".{p}") for p in patterns)
-
-
-def _layer_index(name: str) -> int | None:
-    found = re.search(r"\.(\d+)\.", name)
-    return int(found.group(1)) if found else None
-
-
 def _check_named(
     chosen: list[str], names: list[str], linear: set[str], output: str | None, patterns: str | Sequence[str]
 ) -> None:
@@ -119,7 +100,7 @@ def _check_named(
     if isinstance(patterns, str):
         missing = [] if chosen else [patterns]
     else:
-        missing = [p for p in patterns if not any(_selected(name, [p]) for name in names)]
+        missing = [p for p in patterns if not any(selects([p], name) for name in names)]
     if missing:
         raise unknown_layers(missing, known)
     for name in chosen:

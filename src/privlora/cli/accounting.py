@@ -52,12 +52,16 @@ _WHOLE: dict[str, Any] = {"parser": _whole, "metavar": "INTEGER"}
 
 def calibrate(
     epsilon: Annotated[
-        float, typer.Option(help="Target, at most which is spent.", show_default=False, **_FLOAT)
-    ],
+        float | None,
+        typer.Option(help="Target, at most which is spent. Required.", show_default=False, **_FLOAT),
+    ] = None,
     delta: Annotated[
-        float, typer.Option(help="Well below 1 / number of privacy units.", show_default=False, **_FLOAT)
-    ],
-    steps: Annotated[int, typer.Option(help="Number of releases.", show_default=False, **_WHOLE)],
+        float | None,
+        typer.Option(help="Well below 1 / number of privacy units. Required.", show_default=False, **_FLOAT),
+    ] = None,
+    steps: Annotated[
+        int | None, typer.Option(help="Number of releases. Required.", show_default=False, **_WHOLE)
+    ] = None,
     sample_rate: Annotated[
         float | None,
         typer.Option(help="q: probability of each unit in a step.", show_default=False, **_FLOAT),
@@ -116,6 +120,9 @@ def calibrate(
     ]
     if wrong:  # all of them, before anything that takes seconds is loaded
         raise in_one(wrong)
+    assert epsilon is not None
+    assert delta is not None
+    assert steps is not None
     sampling = _sampling(*sizes)
     projections = tuple((int(rank), int(width)) for rank, width in map(_parts, projection or ()))
     found_of_bands: dict[str, Any] = {}
@@ -178,8 +185,13 @@ def words_of_bands(facts: dict[str, Any]) -> str:
     )
 
 
-def _wrong_targets(epsilon: float, delta: float, steps: int, units: int | None) -> Iterator[ConfigError]:
-    """What no calibration could have, in the user's words. units: N, where it is given."""
+def _wrong_targets(
+    epsilon: float | None, delta: float | None, steps: int | None, units: int | None
+) -> Iterator[ConfigError]:
+    """What is missing, and what no calibration could have, in the user's words. units: N, where it is given."""
+    for name, value, usual in (("epsilon", epsilon, "3"), ("delta", delta, "1e-5"), ("steps", steps, "200")):
+        if value is None:
+            yield ConfigError(f"--{name} is missing", fix=f"add it, as --{name} {usual}")
     yield from _unread({"--epsilon": epsilon, "--delta": delta}, "a number")
     yield from _unread({"--steps": steps}, "a whole number")
     if _is_number(epsilon) and not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
@@ -251,7 +263,7 @@ def _wrong_projections(given: Sequence[str]) -> Iterator[ConfigError]:
 
 
 def _wrong_bands(
-    bands: str | None, steps: int, rate: float | None, cap: int | None, projections: Sequence[str]
+    bands: str | None, steps: int | None, rate: float | None, cap: int | None, projections: Sequence[str]
 ) -> Iterator[ConfigError]:
     """rate: q, where it is known and a probability."""
     if bands in (None, "1"):

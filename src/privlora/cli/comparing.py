@@ -25,7 +25,7 @@ from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libr
 from privlora.cli.stops import Stopped
 from privlora.config import read_yaml
 from privlora.data.records import is_data_file_name, refuse_missing
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, Together
 from privlora.studies.shares import part_from
 
 if TYPE_CHECKING:
@@ -109,7 +109,8 @@ def compare(
 
 
 def _refuse_missing_files(content: Mapping[str, Any], source: str) -> None:
-    """Raise DataError for a file of records that a study names and that is not there, before slow imports."""
+    """Raise DataError for all files of records that a study names and that are not there, before slow imports."""
+    problems = Together()
     tasks = content.get("tasks")
     layers = [content.get("base"), *(tasks.values() if isinstance(tasks, Mapping) else ())]
     for layer in layers:
@@ -122,7 +123,8 @@ def _refuse_missing_files(content: Mapping[str, Any], source: str) -> None:
                 try:
                     refuse_missing(path)
                 except DataError as error:
-                    raise error.of(f"{source}: {place}") from None
+                    problems.found.append(error.of(f"{source}: {place}"))
+    problems.tell()
 
 
 def _show_part(ended: PartReport, command: str, as_json: bool) -> None:

@@ -16,8 +16,9 @@ import typer
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
 from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
+from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
-from privlora.errors import ConfigError, DataError, ModelError, RunError, in_one_line, reason_of
+from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
@@ -117,8 +118,11 @@ def evaluate(
 
     Several --data of a task are parts: each is scored, and the score is their mean.
     """
-    stored, adapter, run_data, seed = _resolve(target, base)
-    data = data or _own_records(target)
+    problems = Together()  # one that hides none of the others
+    resolved = problems.of(None, _resolve, target, base)
+    stored, adapter, run_data, seed = resolved or ({"name": target}, None, {}, 0)
+    if not data and resolved is not None:
+        data = problems.of(None, _own_records, target)
     given: dict[str, Any] = {
         "task": task,
         "text": text,
@@ -139,20 +143,35 @@ def evaluate(
     if any(given.values()):  # another form of records replaces the run's
         run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on")}
     chosen = {k: v for k, v in {**given, **others}.items() if v is not None}
-    settings = checked(DataSettings, {**run_data, **chosen, "path": data}, "evaluate")
+    of_data = {**run_data, **chosen, "path": data or "records.jsonl"}
+    settings = problems.of(None, checked, DataSettings, of_data, "evaluate")
     wanted = {k: v for k, v in {"dtype": dtype, "device": device}.items() if v is not None}
-    model_settings = checked(ModelSettings, {**stored, **wanted}, "evaluate")
+    model_settings = problems.of(None, checked, ModelSettings, {**stored, **wanted}, "evaluate")
     asking = {"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams}
     asked = {k: v for k, v in asking.items() if v is not None}
-    if settings.label is not None and (asked or per_example):
-        raise ConfigError(
-            "a classifier is not asked, it gives a number a class", fix="remove the options of asked tasks"
+    if settings is not None and settings.label is not None and (asked or per_example):
+        problems.found.append(
+            ConfigError(
+                "a classifier is not asked, it gives a number a class",
+                fix="remove the options of asked tasks",
+            )
         )
-    if settings.task is None and (asked or per_example):
-        raise ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
+    elif settings is not None and settings.task is None and (asked or per_example):
+        problems.found.append(
+            ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
+        )
     if per_example and not as_json:
-        raise ConfigError("--per-example is printed with --json only", fix="add --json")
-    _refuse_early(settings, scoring, adapter)
+        problems.found.append(ConfigError("--per-example is printed with --json only", fix="add --json"))
+    if settings is not None and data:
+        # Of a target that is not there, the columns that it was trained on are not known.
+        columns = resolved is not None or any(given.values())
+        _refuse_early(
+            settings, scoring, problems, alone=resolved is not None and adapter is None, columns=columns
+        )
+    problems.tell()
+    assert settings is not None
+    assert model_settings is not None
+    assert data is not None
     own = _private_of_the_run(target, adapter, data)
     if own:
         err().print(
@@ -224,22 +243,33 @@ def _listed(paths: list[str]) -> str:
     return ", ".join(in_one_line(path, 200) for path in paths)
 
 
-def _refuse_early(data: DataSettings, scoring: str | None, adapter: Path | None) -> None:
-    """Refuse before slow imports what needs neither a tokenizer nor a model."""
-    if data.chosen is not None and adapter is None:
-        raise ConfigError(
-            "preferences are measured against the base model, and the target is one",
-            fix="give a run or an adapter, or a form of records, as --text",
+def _refuse_early(
+    data: DataSettings, scoring: str | None, problems: Together, *, alone: bool, columns: bool
+) -> None:
+    """Add to ``problems``, before slow imports, what needs neither a tokenizer nor a model. alone: whether the target
+    is a base model. columns: whether those of the records are known; else files are looked for and not read."""
+    if data.chosen is not None and alone:
+        problems.found.append(
+            ConfigError(
+                "preferences are measured against the base model, and the target is one",
+                fix="give a run or an adapter, or a form of records, as --text",
+            )
         )
-    if data.task is not None and data.label is None:
-        scoring_of(find_task(data.task), scoring)
+    task = data.task
+    if task is not None and data.label is None:
+        problems.of(None, lambda: scoring_of(find_task(task), scoring))
         if not isinstance(data.path, str) and len(set(data.path)) < len(data.path):
-            raise ConfigError("--data names a file twice", fix="give each part of the task once")
+            problems.found.append(
+                ConfigError("--data names a file twice", fix="give each part of the task once")
+            )
     try:
-        check_parts(data)
+        if columns:
+            check_parts(data)
+        else:
+            refuse_missing(data.path, format=data.format)
     except DataError as error:
         error.mend_by(lambda one: [_as_options(fix) for fix in one.fixes])
-        raise
+        problems.found.append(error)
 
 
 def _as_options(fix: str) -> str:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privlora.cli.console import CHECKING, JsonOption, emit, loading, out, quiet_libraries, saying
-from privlora.errors import ConfigError, RunError
+from privlora.errors import ConfigError, RunError, Together
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, set_times
 
@@ -39,14 +39,21 @@ def export(
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's adapter as a whole model or a plain LoRA adapter, with its privacy report and ledger."""
-    run, output = _asked(run, out_folder, output, merge=merge, as_lora=as_lora)
-    folder = RunFolder(run)
-    if output.exists():
-        raise RunError(f"{str(output)!r} exists already", fix="give a new folder; nothing is written over")
+    problems = Together()  # one that hides none of the others
+    problems.of(None, lambda: _asked(run, out_folder, output, merge=merge, as_lora=as_lora))
+    output = output or out_folder
+    if output is not None:
+        problems.of(None, _refuse_existing, output)
     kept = ["ledger.jsonl", *((*ADAPTER_FILES, "README.md") if as_lora else ())]
     with contextlib.ExitStack() as stack:
-        with saying(CHECKING, piped=True):  # at once: settings and accountants take a second to import
-            settings = _settings(folder)
+        with saying(CHECKING, piped=True) if run is not None else contextlib.nullcontext():
+            # At once: settings and accountants take a second to import.
+            settings = None if run is None else problems.of(None, _settings, RunFolder(run))
+            problems.tell()
+            assert run is not None
+            assert output is not None
+            assert settings is not None
+            folder = RunFolder(run)
             release, report = stack.enter_context(_release(folder))
         temporary = stack.enter_context(_new_folder(output))
         if merge:
@@ -62,6 +69,11 @@ def export(
         emit({"output": str(output), "form": form})
     else:
         out().print(f"{form} in {output}")
+
+
+def _refuse_existing(output: Path) -> None:
+    if output.exists():
+        raise RunError(f"{str(output)!r} exists already", fix="give a new folder; nothing is written over")
 
 
 def _settings(folder: RunFolder) -> Settings:
@@ -83,8 +95,8 @@ def _set_times_by_the_ledger(folder: RunFolder, exported: Path) -> None:
 
 def _asked(
     run: Path | None, out_folder: Path | None, output: Path | None, *, merge: bool, as_lora: bool
-) -> tuple[Path, Path]:
-    """The run and the new folder. Raises ConfigError for all that is missing or given twice, with a whole command."""
+) -> None:
+    """Raise ConfigError for all that is missing or given twice, with a whole command."""
     lacks = [
         name
         for name, there in {
@@ -100,9 +112,9 @@ def _asked(
         wrong.append("OUT and --output are both given")
     if merge and as_lora:
         wrong.append("--merge and --as-lora are both given")
+    if not wrong:
+        return
     new = output or out_folder
-    if run is not None and new is not None and not wrong:
-        return run, new
     form = "--as-lora" if as_lora and not merge else "--merge"
     forms = "" if merge != as_lora else " for a whole model, or with --as-lora for a plain peft adapter"
     places = [shlex.quote(str(each)) for each in (run or Path("runs/run"), new or Path("exported"))]

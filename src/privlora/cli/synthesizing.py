@@ -24,7 +24,7 @@ from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
-from privlora.training.sources import refuse_first
+from privlora.training.sources import found_beside, refuse_first
 
 if TYPE_CHECKING:
     from privlora.auditing.released_texts import TextAudit
@@ -58,7 +58,10 @@ def synthesize(
 
     The texts are the last population of methods whose texts evolve; with others, the trained adapter writes them.
     """
-    settings = _publishing(load_settings(config, overrides or ()), source)
+    # Of a finished run no record is read, and an audit's folder is another.
+    unread = [*[("run",)] * (audit or source is not None), *[("data",)] * (source is not None)]
+    beside = found_beside(unread=frozenset(unread))
+    settings = _publishing(load_settings(config, overrides or (), beside=beside), source)
     if source is None and not audit:
         refuse_first(settings)  # as the run itself does, but before slow imports
     else:

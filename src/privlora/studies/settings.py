@@ -20,7 +20,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from privlora.config import Settings, checked, read_yaml, settings_from
-from privlora.errors import ConfigError, nearest
+from privlora.errors import ConfigError, Together, nearest
 from privlora.methods import find_row
 from privlora.training.assembly import refuse_misfits
 
@@ -252,12 +252,16 @@ def load_study(path: str | Path) -> Study:
 
 def study_from(content: Mapping[str, Any], source: str = "study") -> Study:
     """A checked study from plain nested mappings. Raises ConfigError."""
-    _refuse_unknown(content, StudySettings, source, "")
+    problems = Together()
+    problems.found += _unknown(content, StudySettings, source, "")
     if isinstance(content.get("selection"), Mapping):
-        _refuse_unknown(content["selection"], SelectionSettings, source, "selection.")
-    for key in ("base", "tasks", "methods", "learning_rate", "seeds"):
-        if not content.get(key):
-            raise ConfigError(f"{source}: {key} is missing or empty", fix=f"give at least one under {key}:")
+        problems.found += _unknown(content["selection"], SelectionSettings, source, "selection.")
+    lacking = [key for key in ("base", "tasks", "methods", "learning_rate", "seeds") if not content.get(key)]
+    problems.found += [
+        ConfigError(f"{source}: {key} is missing or empty", fix=f"give at least one under {key}:")
+        for key in lacking
+    ]
+    problems.tell()
     settings = checked(StudySettings, content, source)
     base = _groups(settings.base, source, ("base",))
     settings = settings.model_copy(
@@ -365,12 +369,14 @@ def _groups(given: Any, source: str, place: tuple[str, ...], default: str | None
     return found
 
 
-def _refuse_unknown(content: Mapping[str, Any], kind: type[BaseModel], source: str, prefix: str) -> None:
-    for key in content:
-        if key not in kind.model_fields:
-            raise ConfigError(
-                f"{source}: unknown setting {prefix}{key}", fix=nearest(str(key), kind.model_fields)
-            )
+def _unknown(
+    content: Mapping[str, Any], kind: type[BaseModel], source: str, prefix: str
+) -> list[ConfigError]:
+    return [
+        ConfigError(f"{source}: unknown setting {prefix}{key}", fix=nearest(str(key), kind.model_fields))
+        for key in content
+        if key not in kind.model_fields
+    ]
 
 
 def _refuse_equal_names(names: Iterable[str], what: str, source: str) -> None:

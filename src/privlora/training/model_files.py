@@ -6,12 +6,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from privlora.config import ModelSettings, Settings
+from privlora.config import AdapterSettings, ModelSettings, Settings
 from privlora.data.templates import no_chat_template
-from privlora.errors import ModelError, Together, unknown_layers
+from privlora.errors import ModelError, Together, rank_too_large, unknown_layers
+from privlora.names import is_pattern, layer_index, selects
 
 _LONGEST_HEADER: Final = 100_000_000  # bytes; safetensors reads no longer one
 
@@ -27,6 +29,10 @@ _N_POSITIONS: Final = frozenset(("gpt2", "gpt_bigcode", "gptj"))
 """Kinds that have n_positions for max_position_embeddings."""
 _UNTOLD: Final = frozenset(("lm_head", "embed_out", "score"))
 """Layers that files may leave out, since they share the weights of another."""
+
+
+_BEGINNINGS: Final = ("", "model.", "transformer.", "gpt_neox.", "language_model.", "model.decoder.")
+"""What a module's name in memory may begin with beside its name in files, which are of the model without its head."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +63,32 @@ class ModelFiles:
         tell."""
         if self.config.get("model_type") not in _NAMED_ALIKE or "quantization_config" in self.config:
             return frozenset(), frozenset()
-        shapes = dict(each for file in sorted(self.folder.glob("*.safetensors")) for each in _tensors(file))
-        words = frozenset(word for name in shapes for word in name.split("."))
-        linear = frozenset(
-            parts[-2]
-            for name, shape in shapes.items()
-            if (parts := name.split("."))[-1] == "weight" and len(shape) == 2 and any(map(str.isdigit, parts))
-        )
-        return words, linear
+        words = frozenset(word for name in self._shapes for word in name.split("."))
+        return words, frozenset(name.rpartition(".")[2] for name in self.linear)
+
+    @cached_property
+    def _shapes(self) -> Mapping[str, list[int]]:
+        """Of all its weights, by their names in its files."""
+        return dict(each for file in sorted(self.folder.glob("*.safetensors")) for each in _tensors(file))
+
+    @property
+    def linear(self) -> Mapping[str, tuple[int, int]]:
+        """The sizes of its linear layers but for the last one, in the order of their numbers; empty where files do not
+        tell."""
+        if self.config.get("model_type") not in _NAMED_ALIKE or "quantization_config" in self.config:
+            return {}
+        found = {
+            name.removesuffix(".weight"): (shape[0], shape[1])
+            for name, shape in self._shapes.items()
+            if name.endswith(".weight") and len(shape) == 2 and any(map(str.isdigit, name.split(".")))
+        }
+        return dict(sorted(found.items(), key=lambda each: layer_index(each[0]) or 0))
+
+    def may_match(self, pattern: str) -> bool:
+        """Whether a regular expression may be of a module's whole name, which may begin otherwise than in files."""
+        parts = [name.split(".") for name in self._shapes]
+        modules = {".".join(each[:count]) for each in parts for count in range(1, len(each))} | _UNTOLD
+        return any(selects(pattern, f"{begin}{name}") for name in modules for begin in _BEGINNINGS)
 
     @property
     def lacks_a_chat_template(self) -> bool:
@@ -134,7 +158,9 @@ def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None
     problems = Together()
     if "max_length" in data.model_fields_set and (positions := files.positions) is not None:
         problems.of(None, refuse_too_long, data.max_length, positions)
-    problems.of(None, _refuse_unknown_layers, files, settings.adapter.target_modules)
+    unknown = problems.fails(_refuse_unknown_layers, files, settings.adapter.target_modules)
+    if not unknown and "r" in settings.adapter.model_fields_set:
+        problems.of(None, _refuse_large_rank, files, settings.adapter)
     chats = [each["messages"] for each in (data.columns, data.rejected_columns) if each is not None]
     if any(chats) and data.chat_template is None and own_template and files.lacks_a_chat_template:
         problems.found.append(no_chat_template())
@@ -152,13 +178,36 @@ def refuse_too_long(max_length: int, positions: int) -> None:
 
 
 def _refuse_unknown_layers(files: ModelFiles, targets: str | list[str]) -> None:
-    """Of a list of targets alone: patterns are of whole names."""
-    if isinstance(targets, str):
-        return
     try:
         words, linear = files.layers
+        if isinstance(targets, str):
+            if targets != "all-linear" and is_pattern(targets) and linear and not files.may_match(targets):
+                raise unknown_layers([targets], sorted(linear))
+            return
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
     missing = [name for name in targets if name.split(".")[-1] not in words | _UNTOLD]
     if linear and missing:
         raise unknown_layers(missing, sorted(linear))
+
+
+def _refuse_large_rank(files: ModelFiles, adapter: AdapterSettings) -> None:
+    """Raise ModelError for a rank above the smaller side of a layer that is adapted."""
+    targets, layers = adapter.target_modules, adapter.layers_to_transform
+    try:
+        linear = files.linear
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return
+    if isinstance(targets, str) and targets != "all-linear":  # names in files may begin otherwise
+        return
+    chosen = {
+        name: sizes
+        for name, sizes in linear.items()
+        if (targets == "all-linear" or selects(targets, name))
+        and not selects(list(adapter.exclude_modules), name)
+        and (layers is None or layer_index(name) in layers)
+    }
+    most = min((min(sizes) for sizes in chosen.values()), default=adapter.r)
+    if adapter.r > most:
+        name = next(each for each, sizes in chosen.items() if min(sizes) < adapter.r)
+        raise rank_too_large(adapter.r, name, chosen[name], most)

@@ -48,7 +48,7 @@ def refuse_first(
     Raises DataError, ModelError or RunError; ConfigError of several kinds.
     """
     problems = Together()
-    folder, known = RunFolder(Path(settings.run.output)), _Known(settings, wrong)
+    folder, known = RunFolder(Path(settings.run.output)), Known(settings, wrong)
     if begins and known("run.output"):
         problems.of(None, refuse_if_spent, folder)
     if not problems.found and known("run.output"):
@@ -103,7 +103,7 @@ def found_beside(
     return look
 
 
-class _Known:
+class Known:
     """Whether settings are as they were given, where some are ``wrong``."""
 
     def __init__(self, settings: Settings, wrong: frozenset[Location]) -> None:
@@ -233,14 +233,20 @@ def _read_through(named: str, paths: list[str], form: Format, limit: int | None,
         raise (error.of(named) if named.startswith(_CLIENT) else error) from None
 
 
-def check_sources(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
+def check_sources(
+    settings: Settings,
+    records: Any = None,
+    evaluation: Any = None,
+    known: Callable[[str], bool] | None = None,
+) -> None:
     """Refuse settings that name files which are not there, before a model is loaded. Raises DataError of all of them.
 
-    records, evaluation: what stands for the files, in memory.
+    records, evaluation: what stands for the files, in memory. known: which settings something is said of; all of them.
     """
     problems = Together()
     for setting, paths, form, _ in read_files(settings, records, evaluation):
-        problems.of(None, _refuse_missing, setting, paths, form)
+        if known is None or known(setting):
+            problems.of(None, _refuse_missing, setting, paths, form)
     problems.tell()
 
 
@@ -273,12 +279,18 @@ def check_columns(settings: Settings, records: Any = None, *, readable: bool = T
 
 def check_parts(data: DataSettings) -> None:
     """``check_columns`` for every file of ``data``, which is asked for in parts or as a whole, and belongs to no run.
-    Raises DataError of a file that is not there as well."""
+    Raises DataError, also of files that are not there, for all of them."""
+    problems = Together()
     for path in [data.path] if isinstance(data.path, str) else data.path:
-        refuse_missing(path, format=data.format)
-        record = _first(data.model_copy(update={"path": path}))
-        if record is not None and (lacking := _lacking(data, record, None)):
-            raise in_one([error for _, error in lacking]).of(repr(str(path)))
+        problems.of(None, _check_part, data, path)
+    problems.tell()
+
+
+def _check_part(data: DataSettings, path: str) -> None:
+    refuse_missing(path, format=data.format, look=True)
+    record = _first(data.model_copy(update={"path": path}))
+    if record is not None and (lacking := _lacking(data, record, None)):
+        raise in_one([error for _, error in lacking]).of(repr(str(path)))
 
 
 def _lacking(data: DataSettings, record: Mapping[str, Any], owner: str | None) -> list[tuple[str, DataError]]:
