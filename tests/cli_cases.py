@@ -14,6 +14,7 @@ import yaml
 from tiny_models import byte_tokenizer, tiny_llama
 
 from privlora.cli import main
+from privlora.training.progress import WRITING
 
 CHAT_TEMPLATE = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}</s>{% endfor %}"
@@ -29,10 +30,11 @@ PHASES = (
     "preparing the first step",
     "preparing the next step",
     "preparing the release",
+    WRITING,
     CHECKING,
 )
 """What commands say in pipes as it begins."""
-TRAINING = PHASES[:5]
+TRAINING = (*PHASES[:5], WRITING)
 """Of these the ones of `privlora train`, in their order."""
 EVALUATING = (LOADING, "reading the records", "loading the model")
 """Of these the ones of `privlora evaluate`, in their order."""

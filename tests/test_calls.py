@@ -49,6 +49,7 @@ found = [
     told(privlora.synthesize, "./none", ["a"], privacy=bad, synthesis={}),
     told(privlora.federate, "./none", {"a": ["x"], "b": ["y"]}, privacy=bad, federation={"rounds": 1}),
     told(privlora.PrivateTrainer, "./none", privlora.PrivateConfig(max_steps=3, delta=2), train_dataset=["a"]),
+    told(privlora.resume_run, "./none"),
 ]
 print(json.dumps([found, sorted({"torch", "transformers", "peft"} & set(sys.modules))]))
 """
@@ -67,7 +68,8 @@ def test_arguments_are_looked_at_before_torch_is_imported() -> None:
     found, slow = json.loads(ended.stdout)
     assert slow == []
     assert found[1].startswith("ModelError: cannot load model './none': it is no local folder")
-    for told in (found[0], *found[2:]):
+    assert found[5].startswith("RunError: no run in 'none'")
+    for told in (found[0], *found[2:5]):
         assert "privacy.delta=2 is not below 1" in told
     assert "unknown method 'prizm'" in found[0]
 
@@ -105,6 +107,71 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
         assert words in str(error)
     assert "Lovelace" not in str(error)
     assert len(error.fixes) == 11
+
+
+def test_arguments_of_no_use_are_told_beside_the_rest() -> None:
+    wrong: dict[str, Any] = {"method": 3, "output": 5, "callbacks": 3, "observer": 4}
+    error = told(privlora.fine_tune, "tiny", ["a"], privacy=PRIVACY, profile="yes", show_progress=1, **wrong)
+    for words in (
+        "method is of type int",
+        "output is of type int",
+        "callbacks is of type int",
+        "observer is of type int, without a method on_step",
+        "profile is of type str, and neither True nor False. Fix: give profile=True or profile=False",
+        "show_progress is of type int, and neither True nor False",
+    ):
+        assert words in str(error)
+    assert len(error.parts) == 6
+    error = told(privlora.resume_run, 5, tokenizer=3, callbacks=[3], profile=None, records=4)
+    for words in (
+        "root is of type int",
+        "tokenizer is of",
+        "callbacks[0] is of",
+        "profile is of",
+        "records: ",
+    ):
+        assert words in str(error)
+    args = privlora.PrivateConfig(**_of_clients(), max_steps=3)
+    error = told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"], peft_config=3, callbacks=3)
+    assert [part.what.partition(" is ")[0] for part in error.parts] == ["peft_config", "callbacks"]
+
+
+@pytest.mark.parametrize(
+    ("given", "meant"),
+    [
+        ({"modle": "tiny", "train_dataset": ["a"]}, "modle: did you mean 'model'?"),
+        ({"model": "tiny", "train_datset": ["a"]}, "train_datset: did you mean 'train_dataset'?"),
+        ({"model": "tiny", "data": ["a"]}, "data: it is called train_dataset here"),
+        ({"model": "tiny"}, "give a list of mappings or of texts"),
+    ],
+)
+def test_an_argument_that_is_needed_is_told_by_its_name(given: dict[str, Any], meant: str) -> None:
+    args = privlora.PrivateConfig(**_of_clients(), max_steps=3)
+    error = told(privlora.PrivateTrainer, args=args, **given)
+    assert error.fixes[0].startswith(meant)
+    assert len(error.fixes) == 1
+    assert isinstance(error, TypeError) or "data" in given  # as Python has it
+    bad = privlora.PrivateConfig(**{**_of_clients(), "delta": 2}, max_steps=3)
+    assert "delta=2 is not below 1" in str(told(privlora.PrivateTrainer, args=bad, **given))
+
+
+def test_what_is_not_given_by_any_name_is_told_together() -> None:
+    error = told(privlora.fine_tune)
+    assert [part.what.partition(" is not given")[0] for part in error.parts] == ["privacy", "data", "model"]
+    for call in (privlora.resume_run, privlora.resume_federation):
+        with pytest.raises(
+            TypeError, match=r"root is not given, which resume_\w+ needs. Fix: give the folder of"
+        ):
+            call()
+    with pytest.raises(TypeError, match="synthesis is not given"):
+        privlora.synthesize("tiny", ["a"])
+    args = privlora.PrivateConfig(**_of_clients(), max_steps=3)
+    with pytest.raises(
+        TypeError, match=r"PrivateTrainer is given 4 arguments by their places, and takes 2: model, args"
+    ):
+        privlora.PrivateTrainer("tiny", args, None, ["a"])
+    error = told(privlora.PrivateTrainer, "tiny", args, args=args, train_dataset=["a"])
+    assert "PrivateTrainer is given args twice" in str(error)
 
 
 def test_what_is_not_given_does_not_hide_the_rest() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,13 +14,15 @@ from rich.console import Console
 from run_cases import PRIVACY, PUBLIC, RECORDS
 from tiny_models import tiny_model, tiny_tokenizer
 
-from privlora import PrivateConfig, PrivateTrainer, fine_tune, resume_run, screen
+from privlora import PrivateConfig, PrivateTrainer, fine_tune, resume_run
 from privlora.config import settings_from
+from privlora.consoles import VARIABLE, loading_for_a_call
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.screen import Screen
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
+from privlora.training.progress import WRITING
 from privlora.training.takeover import OVER
 
 NUMBERS = DataSummary(730, 730, 41.0, 77.0, cut=0.42, mostly_cut=0.21, empty=0.013, repeated=0.027)
@@ -60,7 +63,7 @@ def call(folder: Path, **more: Any) -> Any:
 
 @pytest.fixture
 def asked(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv(screen.VARIABLE)
+    monkeypatch.delenv(VARIABLE)
 
 
 @pytest.mark.usefixtures("asked")
@@ -72,6 +75,55 @@ def test_a_call_shows_its_run_without_seconds(tmp_path: Path, capfd: pytest.Capt
     assert "plan: per record, adjacency add-or-remove-one" in err
     assert f"step {steps}/{steps}  ε" in err
     assert not re.search(r"ETA|\d s/|PRIVATE", err)
+    assert err.splitlines()[-1] == WRITING  # after the last step, while packages that write are imported
+    assert "reading the records" not in err  # nor a word whose time would tell how many there are
+
+
+@pytest.mark.usefixtures("asked")
+def test_what_is_imported_first_is_said_once(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def said(asked: bool | None = None, observer: object = None) -> str:
+        with loading_for_a_call(asked, observer):
+            return capfd.readouterr().err
+
+    monkeypatch.setitem(sys.modules, "privlora.running", sys)
+    assert said() == ""
+    monkeypatch.delitem(sys.modules, "privlora.running")
+    assert said() == said(asked=True) == "loading torch and transformers\n"
+    assert said(asked=False) == said(observer=said) == ""
+    monkeypatch.setenv(VARIABLE, "0")
+    assert said() == ""
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize(("asked", "inside"), [(False, False), (True, True)])
+@pytest.mark.parametrize("before", [True, False])
+def test_a_silent_call_shows_no_bars_of_others_and_gives_them_back(
+    asked: bool, inside: bool, before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from huggingface_hub.utils import are_progress_bars_disabled, enable_progress_bars
+    from transformers.utils import logging
+
+    def bars() -> list[bool]:
+        return [logging.is_progress_bar_enabled(), not are_progress_bars_disabled()]
+
+    def train(*_: Any, **__: Any) -> None:
+        seen.extend(bars())
+        raise RuntimeError
+
+    seen = list[bool]()
+    kept = logging.is_progress_bar_enabled()
+    monkeypatch.setattr("privlora.api.train_run", train)
+    try:
+        (logging.enable_progress_bar if before else logging.disable_progress_bar)()
+        enable_progress_bars()  # each of the two as it was
+        with pytest.raises(RuntimeError):
+            call(tmp_path / "run", show_progress=asked)
+        assert seen == ([before, True] if inside else [False, False])
+        assert bars() == [before, True]
+    finally:
+        (logging.enable_progress_bar if kept else logging.disable_progress_bar)()
 
 
 @pytest.mark.usefixtures("asked")
@@ -86,7 +138,7 @@ def test_a_call_may_be_silent(
 
     more = {"argument": {"show_progress": False}, "observer": {"observer": Quiet()}}.get(said, {})
     if said == "environment":
-        monkeypatch.setenv(screen.VARIABLE, "0")
+        monkeypatch.setenv(VARIABLE, "0")
     call(tmp_path / "run", **more)
     assert not re.search("plan|step|ε", capfd.readouterr().err)
 
@@ -133,8 +185,36 @@ def test_a_trainer_shows_every_logging_steps_or_nothing(
         PrivateTrainer(
             tiny_model(), args, processing_class=tiny_tokenizer(), train_dataset=RECORDS, peft_config={"r": 2}
         ).train()
-        shown = re.findall(r"step (\d)/4", capfd.readouterr().err)
-        assert shown == ([] if disable else ["1", "2", "4"])
+        told = capfd.readouterr().err
+        assert re.findall(r"step (\d)/4", told) == ([] if disable else ["1", "2", "4"])
+        assert "no peft_config" not in told
+
+
+@pytest.mark.usefixtures("asked")
+@pytest.mark.parametrize("disable", [False, True])
+def test_a_trainer_says_which_adapter_it_trains_where_nobody_did(
+    disable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """TRL trains the whole model then."""
+    promise = {name: value for name, value in PRIVACY.items() if name != "steps"}
+    args = PrivateConfig(
+        output_dir=str(tmp_path), max_steps=4, max_length=40, disable_tqdm=disable, **promise
+    )
+    trainer = PrivateTrainer(tiny_model(), args, processing_class=tiny_tokenizer(), train_dataset=RECORDS)
+    assert capfd.readouterr().err == ""
+    monkeypatch.setattr("privlora.trainer.trainer.fine_tune", fail)
+    with pytest.raises(RuntimeError):
+        trainer.train()
+    told = capfd.readouterr().err
+    assert (
+        told.startswith("no peft_config: a LoRA adapter of rank 16 is trained on all linear layers")
+        is not disable
+    )
+    assert (told == "") is disable
+
+
+def fail(*_: Any, **__: Any) -> None:
+    raise RuntimeError
 
 
 def stop(event: PublicEvent) -> None:

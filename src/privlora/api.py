@@ -17,21 +17,23 @@ from privlora.calling import (
     OTHER_NAMES,
     TO_RESUME,
     Source,
-    given_records,
     is_loaded,
     no_privacy,
     not_a_mapping,
     not_a_tokenizer,
+    not_truths,
     once_each,
     other_names,
     records_of,
     refuse_moved,
+    refuse_no_folder,
     refuse_other_names,
     refuse_what_was_in_memory,
     settings_of_call,
     with_generator,
 )
 from privlora.config import IN_MEMORY, Settings, kept_settings
+from privlora.consoles import loading_for_a_call
 from privlora.errors import ConfigError, RunError, Together, named
 from privlora.result import Result
 from privlora.training.files import AUDITED, RunFolder, no_run
@@ -106,6 +108,9 @@ def fine_tune(
         problems.found.append(no_privacy())
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
+    problems.found += not_truths({"profile": profile}, {"show_progress": show_progress})
+    problems.of(None, _refuse_no_observer, observer)
+    callbacks = problems.of([], callbacks_of, callbacks)
     path, records = records_of(problems, data, "data", needed=True)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
     groups = {
@@ -129,10 +134,11 @@ def fine_tune(
     if looks:
         looked = Together()
         looked.of(None, _refuse_who_cannot_be_told, settings, observer)
-        callbacks = looked.of(callbacks, _checked_callbacks, callbacks)
         looked.of(None, lambda: refuse_first(settings, records, evaluation_records, **there))
         looked.tell()
-    from privlora.screen import shown
+    with loading_for_a_call(show_progress, observer):
+        import privlora.running  # noqa: F401 - else imported later, in silence
+        from privlora.screen import shown
 
     with shown(show_progress, observer) as told:
         return train_run(
@@ -376,23 +382,30 @@ def resume_run(
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
     refuse_other_names(resume_run, others, TO_RESUME, AS_BEGUN)
+    problems = Together()
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
-        raise error
-    from privlora.profiling.run import refuse_without_steps
-    from privlora.running import Given, ask_finished_run, train_and_publish
-    from privlora.screen import shown
-    from privlora.training.assembly import plan_privacy
-    from privlora.training.callbacks import checked_callbacks
-    from privlora.training.torch_ranks import joined
-
-    on_profile = on_profile or (_unheard if profile else None)
-    folder = RunFolder(Path(root))
-    heard = checked_callbacks(callbacks)
+        problems.found.append(error)
+    problems.found += not_truths({"profile": profile}, {"show_progress": show_progress})
+    problems.of(None, _refuse_no_observer, observer)
+    problems.of(None, refuse_no_folder, "root", root)
     places = dict[str, Any]()
     if records is not None:
-        places["path"], records = given_records(records, "records")
+        places["path"], records = records_of(problems, records, "records")
     if evaluation is not None:
-        places["evaluation"], evaluation = given_records(evaluation, "evaluation")
+        places["evaluation"], evaluation = records_of(problems, evaluation, "evaluation")
+    heard: Sequence[Any] = problems.of([], callbacks_of, callbacks)
+    problems.tell()
+    folder = RunFolder(Path(root))
+    if not (several_processes() or folder.settings.exists()):
+        raise no_run(folder.root)
+    with loading_for_a_call(show_progress, observer):
+        from privlora.profiling.run import refuse_without_steps
+        from privlora.running import Given, ask_finished_run, train_and_publish
+        from privlora.screen import shown
+        from privlora.training.assembly import plan_privacy
+        from privlora.training.torch_ranks import joined
+
+    on_profile = on_profile or (_unheard if profile else None)
 
     def begin() -> tuple[Settings, Plan | None]:
         settings = _settings_of(folder, places)
@@ -481,8 +494,16 @@ def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:
         refuse_no_observer(observer, settings)
 
 
-def _checked_callbacks(callbacks: Any) -> Sequence[Any]:
-    """`checked_callbacks`; without any, nothing slow is imported."""
+def _refuse_no_observer(observer: Any) -> None:
+    """`refuse_no_observer`, before settings are known; without any, nothing slow is imported."""
+    if observer is not None:
+        from privlora.training.callbacks import refuse_no_observer
+
+        refuse_no_observer(observer)
+
+
+def callbacks_of(callbacks: Any) -> Sequence[Any]:
+    """`checked_callbacks` of a call; without any, nothing slow is imported."""
     if callbacks is None or (isinstance(callbacks, list | tuple) and not callbacks):
         return ()
     from privlora.training.callbacks import checked_callbacks

@@ -30,6 +30,7 @@ Source = str | Path | Iterable[Path] | Iterable[Mapping[str, Any]] | Iterable[st
 EXAMPLES = {
     "federation": "dict(rule='tan', rounds=20, local_steps=4)",
     "adapter": "dict(r=16, lora_alpha=16, target_modules='all-linear')",
+    "peft_config": "a peft.LoraConfig, or dict(r=16, lora_alpha=16, target_modules='all-linear')",
     "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
     "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
     "run": "dict(seed=0, label='notes')",
@@ -50,8 +51,17 @@ OTHER_NAMES: Final = {
 }
 """Arguments of other trainers, and how to mend them in a call that begins a run."""
 
-_STAND_FOR: Final = {"data": "train_dataset", "root": "output_dir"}
+_STAND_FOR: Final = {"data": "train_dataset", "root": "output_dir", "train_dataset": "data"}
 """Of arguments that a call needs: what other trainers call them."""
+
+
+class _NotGiven:
+    """Stands for an argument that a call needs and was not given, so that this is told beside what else is wrong."""
+
+
+NOT_GIVEN: Final = _NotGiven()
+_TOLD_BESIDE: Final = ("model", "data", "train_dataset")
+"""Arguments of which the calls themselves say that they are not given."""
 
 IN_GROUPS: Final = "{here}"
 AS_BEGUN: Final = "leave it out: a run goes on with the settings that it began with"
@@ -128,11 +138,14 @@ _Found = TypeVar("_Found")
 
 def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
     """The same function, which raises ConfigError for an argument that is given by its place and by its name, and
-    NoArgument for more by their places than there are. What errors advise is said as in Python where a run begins."""
-    places, named_ones = (
-        [one.name for one in inspect.signature(call).parameters.values() if one.kind is kind]
-        for kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
-    )
+    NoArgument for more by their places than there are, or for one that it needs and is not given: where another has
+    nearly its name, that stands for it, and is told. What errors advise is said as in Python where a run begins."""
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    known = {one.name: one for one in inspect.signature(call).parameters.values() if one.kind in kinds}
+    of_class = next(iter(known), "") == "self"
+    who = call.__qualname__.removesuffix(".__init__") if of_class else call.__name__
+    places, named_ones = ([name for name, one in known.items() if one.kind is kind] for kind in kinds)
+    needed = [name for name, one in known.items() if one.default is inspect.Parameter.empty]
 
     @functools.wraps(call)
     def checked(*args: _Given.args, **options: _Given.kwargs) -> _Found:
@@ -140,30 +153,81 @@ def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
             if name in options:
                 own = "; fields of the group data, as text or max_length, are the argument columns"
                 raise ConfigError(
-                    f"{call.__name__} is given {name} twice, by its place and by its name",
+                    f"{who} is given {name} twice, by its place and by its name",
                     why="which of the two is meant is not to be guessed",
                     fix=f"leave out {name}=…{own if name == 'data' else ''}",
                 )
         if len(args) > len(places):
+            more, taken = len(args) - of_class, places[of_class:]
             raise NoArgument(
-                f"{call.__name__} is given {len(args)} arguments by their places, and takes {len(places)}: "
-                f"{', '.join(places)}",
+                f"{who} is given {more} arguments by their places, and takes {len(taken)}: {', '.join(taken)}",
                 fix=f"give the others by name, as {' or '.join(f'{name}=…' for name in named_ones[:3])}",
             )
-        for (
-            name,
-            other,
-        ) in _STAND_FOR.items():  # so that `other_names` tells it, and not Python that one is missing
-            if name in places[len(args) :] and name not in options and other in options:
-                options[name] = options[other]
+        # So that the call tells it, and not Python that one is missing.
+        for name in needed:
+            if name not in (*places[: len(args)], *options):
+                options[name] = _in_the_place_of(name, who, options, known)
         try:
             return call(*args, **options)
         except PrivloraError as error:
-            if "privacy" in named_ones:  # what goes on with a run is mended in its own file of settings
+            # What goes on with a run is mended in its own file of settings; a class says it in names of its own.
+            if "privacy" in named_ones and not of_class:
                 as_in_python(error)
             raise
 
     return checked
+
+
+def _in_the_place_of(name: str, who: str, options: Mapping[str, Any], known: Mapping[str, object]) -> Any:
+    """What was given by another name that means an argument which is needed, or nearly its own; else ``NOT_GIVEN``.
+
+    Raises NoArgument where the call does not tell that itself.
+    """
+    unknown = [other for other in options if other not in known]
+    if (other := _STAND_FOR.get(name)) in unknown:
+        return options[str(other)]
+    for other in unknown:
+        if nearest(other, known) == f"did you mean {name!r}?":
+            return options[other]
+    if name not in _TOLD_BESIDE:
+        raise not_given(name, who)
+    return NOT_GIVEN
+
+
+_NEEDED: Final = {
+    "model": "give a folder, a hub name or a loaded model",
+    "data": GIVE_RECORDS,
+    "train_dataset": GIVE_RECORDS,
+    "root": "give the folder of the run, which was output when it began",
+    "synthesis": f"pass {EXAMPLES['synthesis']} as synthesis",
+}
+"""How to mend an argument that is needed and not given."""
+
+
+def not_given(name: str, who: str = "") -> NoArgument:
+    """Of an argument that a call, ``who``, needs."""
+    whose = f", which {who} needs" if who else ""
+    return NoArgument(f"{name} is not given{whose}", fix=_NEEDED.get(name, f"give {name}=…"))
+
+
+def not_truths(*given: Mapping[str, Any]) -> list[ConfigError]:
+    """Of arguments that are True or False, and of those in the second mapping, which may be None too."""
+    return [
+        ConfigError(
+            f"{name} is of type {type(value).__name__}, and neither True nor False",
+            fix=f"give {name}=True or {name}=False" + (", or leave it out" if at else ""),
+        )
+        for at, group in enumerate(given)
+        for name, value in group.items()
+        if not (isinstance(value, bool) or (at and value is None))
+    ]
+
+
+def refuse_no_folder(name: str, folder: Any) -> None:
+    """Raise ConfigError for an argument that names a run's folder and cannot."""
+    if not isinstance(folder, str | Path) or not str(folder):
+        what = "empty" if folder == "" else f"of type {type(folder).__name__}"
+        raise ConfigError(f"{name} is {what}", fix="give the folder of the run, as a text or a Path")
 
 
 def given_records(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
@@ -223,6 +287,9 @@ def records_of(
     """`given_records` of an argument, or nothing for None, unless it is needed; what is wrong with it is kept beside
     other problems."""
     instead: tuple[str | list[str], list[Mapping[str, Any]] | None] = (IN_MEMORY, None)
+    if data is NOT_GIVEN:
+        problems.found.append(not_given(name))
+        return instead
     if data is None and needed:
         problems.found.append(DataError(f"{name} is None, so there are no records", fix=GIVE_RECORDS))
         return instead
@@ -293,6 +360,8 @@ def settings_of_call(
 
 
 def _checked_model(model: Any) -> None:
+    if model is NOT_GIVEN:
+        raise not_given("model")
     if not isinstance(model, str | Path) and not is_loaded(model):
         raise ConfigError(
             f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"

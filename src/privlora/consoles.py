@@ -1,11 +1,24 @@
-"""The two places that are written to: results go to stdout, progress to stderr. Nothing is wrapped or recoloured, so
-that paths and numbers can be copied and piped."""
+"""The two places that are written to: results go to stdout, progress to stderr; and what is said of slow work.
+
+Nothing is wrapped or recoloured, so that paths and numbers can be copied and piped."""
 
 from __future__ import annotations
 
+import contextlib
+import os
 import sys
+from collections.abc import Iterator
+from typing import Final
 
 from rich.console import Console
+
+VARIABLE: Final = "PRIVLORA_PROGRESS"
+"""Of the environment: 0 where calls in Python are to show nothing, unless they are told to."""
+
+
+def is_wanted(asked: bool | None) -> bool:
+    """Whether a call shows its run. asked: its show_progress; None: as the environment says."""
+    return os.environ.get(VARIABLE, "1") != "0" if asked is None else asked
 
 
 def out() -> Console:
@@ -16,3 +29,28 @@ def out() -> Console:
 def err() -> Console:
     """For progress, on stderr as it now is."""
     return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+
+
+@contextlib.contextmanager
+def saying(what: str, *, piped: bool = False) -> Iterator[None]:
+    """Says on a terminal what takes seconds. piped: also as a line of logs and pipes, when it begins."""
+    console = err()
+    if not console.is_terminal:
+        if piped:
+            console.print(what)
+        yield
+        return
+    with console.status(what):
+        yield
+
+
+def loading(*, piped: bool = False) -> contextlib.AbstractContextManager[None]:
+    """Says on a terminal that torch and transformers are being imported, which takes seconds. piped: as there."""
+    return saying("loading torch and transformers", piped=piped)
+
+
+def loading_for_a_call(asked: bool | None, observer: object) -> contextlib.AbstractContextManager[None]:
+    """The same of a call in Python, also where it may be passed on; nothing where the call shows nothing, or all of it
+    was imported by an earlier one. asked: as of ``is_wanted``."""
+    told = observer is None and is_wanted(asked) and "privlora.running" not in sys.modules
+    return loading(piped=True) if told else contextlib.nullcontext()

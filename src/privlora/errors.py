@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, Final, Self, TypeVar
 
 _Found = TypeVar("_Found")
@@ -268,16 +270,32 @@ _MOST_DIGITS: Final = 6  # significant, of a number that is shown: dates and num
 _SHORTEST_WORD: Final = 5  # letters of a word near which others are shown: many names are near a shorter one
 
 
+_TYPED: ContextVar[frozenset[str]] = ContextVar("typed", default=frozenset())
+
+
+@contextmanager
+def typed(words: Iterable[str]) -> Iterator[None]:
+    """Inside, errors show these words, which stand on the command line and are no secrets of a file."""
+    token = _TYPED.set(frozenset(words))
+    try:
+        yield
+    finally:
+        _TYPED.reset(token)
+
+
 def echoed(value: object, allowed: Iterable[str] = ()) -> str:
     """How an error shows what was given for a setting: true, false and null; numbers of up to six significant digits;
     words that the setting may have, and those that are one slip away from a long one. Of the rest the type, since it
-    may be a key, a number of a person, or a word of a record.
+    may be a key, a number of a person, or a word of a record. A word that was typed on the command line is shown as it
+    is: see ``typed``.
 
     >>> echoed("1e-5x"), echoed("fedaks", ["fedask", "tan"]), echoed("sk-live-1", ["fedask", "tan"])
     ("'1e-5x'", "'fedaks'", '(text, not shown: it may be private)')
     >>> echoed(10**8), echoed(78051120), echoed("Noel", ["none"])
     ('100000000', '(an int, not shown: it may be private)', '(text, not shown: it may be private)')
     """
+    if isinstance(value, str | int | float) and str(value) in _TYPED.get():
+        return named(value)
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         word, words = _plainly(value), [_plainly(each) for each in allowed]
         near = word in words or any(_is_a_slip(word, each) for each in words if len(each) >= _SHORTEST_WORD)

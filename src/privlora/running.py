@@ -56,6 +56,7 @@ from privlora.training.models import (
     refuse_other_logits,
     unchanged_afterwards,
 )
+from privlora.training.progress import WRITING
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks
 from privlora.training.sharding import load_sharded, refuse_in_several
@@ -201,9 +202,11 @@ def train_and_publish(
                 run_id = NO_RUN if summary is None else summary.run_id
                 texts = final_texts(parts, folder, run_id, given.progress)
                 report = gather(parts, summary, read_lines(folder.evaluations), choice=read_choice(folder))
+                begins(WRITING)
                 with base_alone(model, parts.adapter) as base:
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
             else:
+                begins(WRITING)
                 publish(folder, parts, summary)
             for service in services if heard.begun else ():
                 service.end(rows)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import os
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ from rich.console import Console
 
 from privlora.accounting import Plan, read_ledger
 from privlora.config import PrivacySettings, Settings
-from privlora.consoles import err
+from privlora.consoles import err, is_wanted
 from privlora.data.summary import DataSummary
 from privlora.methods import find_row
 from privlora.pages.numbers import rounded_up
@@ -20,19 +20,11 @@ from privlora.starting.numbers import to_one_digit
 from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder
 from privlora.training.loop import Observer
-from privlora.training.progress import RichObserver, unit_of
+from privlora.training.progress import WRITING, RichObserver, unit_of
 from privlora.training.takeover import OVER, is_over
-
-VARIABLE: Final = "PRIVLORA_PROGRESS"
-"""Of the environment: 0 where calls are to show nothing, unless they are told to."""
 
 _ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs without a word
 _MANY: Final = 0.1  # share of records that max_length cuts without a word
-
-
-def is_wanted(asked: bool | None) -> bool:
-    """None: as the environment says."""
-    return os.environ.get(VARIABLE, "1") != "0" if asked is None else asked
 
 
 def tell_records(shown_on: Console, summary: DataSummary, privacy: PrivacySettings) -> None:
@@ -114,8 +106,9 @@ class Screen(RichObserver):
             self.on_warning(f"{what}. PRIVATE numbers: {RunFolder(Path(settings.run.output)).data_summary}")
 
     def on_phase(self, what: str) -> None:
-        """On a terminal alone: others need no sign of life of a call that they wait for."""
-        if self._console.is_terminal:
+        """On a terminal; elsewhere the last one alone: in a log that has the time of each line others would tell how long
+        the records took to read."""
+        if self._console.is_terminal or what == WRITING:
             super().on_phase(what)
 
     def on_private_loss(self, step: int, loss: float) -> None:
@@ -129,10 +122,31 @@ class Screen(RichObserver):
 
 
 @contextmanager
+def without_bars() -> Iterator[None]:
+    """No bars of transformers and of the hub inside, as they show while a model is loaded; afterwards as before."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
+    of_models, of_the_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the environment may have the last word on bars of the hub
+        logging.disable_progress_bar()  # both kinds
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if of_models:
+                logging.enable_progress_bar()
+            (enable_progress_bars if of_the_hub else disable_progress_bars)()
+
+
+@contextmanager
 def shown(asked: bool | None, observer: Observer | None) -> Iterator[dict[str, Any]]:
     """Arguments of `train_run` that show the run, unless the caller has an observer or wants nothing shown."""
     if observer is not None or not is_wanted(asked):
-        yield {"observer": observer}
+        with nullcontext() if is_wanted(asked) else without_bars():
+            yield {"observer": observer}
         return
     with Screen(err()) as screen:
         yield {"observer": screen, "on_data": screen.on_data, "on_choice": screen.on_choice}

@@ -158,14 +158,14 @@ def test_what_takes_long_says_so_before_it_imports(tmp_path: Path, finished: Pat
 def _there_at_the_first_line(argv: list[str], cache: Path) -> set[str]:
     """What a command has imported where it begins to say something; there it ends."""
     code = (
-        "import sys\nfrom privlora.cli import console, main\n"
+        "import sys\nfrom privlora import consoles\nfrom privlora.cli import console, main\n"
         "class Told:\n"
         "    is_terminal = False\n"
         "    def print(self, line):\n"
         "        print(*{name.partition('.')[0] for name in sys.modules}, file=sys.__stdout__, flush=True)\n"
         "        import os\n"
         "        os._exit(0)\n"
-        "console.err = Told\n"
+        "consoles.err = console.err = Told\n"
         f"main({argv!r})"
     )
     ended = isolated(code, cache)

@@ -10,7 +10,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import LOADING, TRAINING, call, check, phases, run_settings, write_config, write_records
+from cli_cases import (
+    LOADING,
+    TRAINING,
+    WRITING,
+    call,
+    check,
+    phases,
+    run_settings,
+    write_config,
+    write_records,
+)
 
 from privlora.accounting import read_ledger
 from privlora.config import settings_from
@@ -127,7 +137,7 @@ def test_what_is_not_private_says_so(
     assert "over already" not in ended.err
     again = call(capsys, "resume", folder / "run", "--json")
     assert again.err.startswith("this run is over already: no step is taken")
-    assert phases(again) == [LOADING, *TRAINING[2:4], "preparing the release"]
+    assert phases(again) == [LOADING, *TRAINING[2:4], "preparing the release", WRITING]
     assert again.json["private"] is False
     assert "epsilon" not in again.json
 
@@ -165,7 +175,7 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     spent = f"epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
     begun = f"going on after step 2 of 5, {spent}, by the settings that it began with"
     assert resumed.err.splitlines()[:2] == [LOADING, begun]
-    assert phases(resumed) == [LOADING, *TRAINING[2:4], "preparing the next step"]
+    assert phases(resumed) == [LOADING, *TRAINING[2:4], "preparing the next step", WRITING]
     ledger = read_ledger(run / "release" / "ledger.jsonl")
     assert (ledger.charges, ledger.closed) == (5, True)
     assert "going on" not in call(capsys, "resume", run).err

@@ -8,7 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from privlora.data.records import as_records, content_hash, load_records, refuse_missing, text_of
+from privlora.data.records import (
+    NAN,
+    NULL,
+    as_records,
+    content_hash,
+    load_records,
+    missing_as,
+    refuse_missing,
+    text_of,
+)
 from privlora.errors import ConfigError, DataError
 
 SECRET = "Zanzibar-4815"
@@ -275,6 +284,18 @@ def _splits() -> object:
         ({"text": SECRET}, "put a single record in a list"),
         (_splits, r"give one split, as data\['train'\]"),
         ([SECRET, {"text": SECRET}], "mix texts and other records"),
+        (
+            [SECRET, None, SECRET, None],
+            r"records 2, 4 are None in the place of a text \(counted from 1\). Fix: leave such",
+        ),
+        ([SECRET, SECRET, float("nan")], r"record 3 is NaN in the place of a text .*column.dropna\(\)"),
+        (
+            [SECRET, *[3] * 9],
+            "records 2, 3, 4, 5, 6 and 4 more are of type int. Fix: write every record as a text",
+        ),
+        ([{"text": SECRET}, None], "record 2 is None in the place of a record"),
+        ([{"text": SECRET}, {"text": SECRET}, SECRET], "record 3 is text alone"),
+        ([SECRET, None, 3], "2 mistakes"),
         ([{"text": SECRET}, (SECRET,)], "record 2 is of type tuple"),
         (SECRET, "of type str"),
         (SECRET.encode(), "of type bytes"),
@@ -286,6 +307,14 @@ def test_what_are_no_records_is_refused_without_showing_it(given: object, messag
     with pytest.raises(DataError, match=f"(?i){message}") as caught:
         as_records(_splits() if given is _splits else given)
     assert SECRET not in str(caught.value)
+
+
+def test_what_a_table_lacks_is_known_by_any_name() -> None:
+    import pandas
+
+    assert [missing_as(value) for value in (None, float("nan"), pandas.NA, pandas.NaT, "", 0, "nan")] == [
+        NULL, NAN, NAN, NAN, None, None, None,
+    ]  # fmt: skip
 
 
 def test_hashes_are_of_the_columns_that_are_used() -> None:
@@ -308,6 +337,8 @@ def test_hashes_are_of_the_columns_that_are_used() -> None:
         ({"id": 1, "chief complaint": SECRET}, "its columns are: id, chief complaint"),
         ({"Ada Lovelace": 1, "flu": 2}, "not shown"),
         ({"text": None}, r"column .text. is empty \(null\)"),
+        ({"text": float("nan")}, r"is empty \(NaN\).*table.dropna\(subset=\['text'\]\)"),
+        ({"text": float("inf")}, "holds float"),
         ({"text": 4815}, "holds int"),
         ({"text": [SECRET]}, "holds list"),
         ({"text": SECRET + "\ud800"}, "surrogate"),

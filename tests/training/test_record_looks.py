@@ -232,7 +232,7 @@ def test_lists_in_the_place_of_files(tmp_path: Path) -> None:
     told = refused(settings, [{"text": SECRET}, {"text": None}], [SECRET, SECRET, 3])
     assert told == [
         "record 2: column 'text' is empty (null)",
-        "evaluation: the data mix texts and other records",
+        "evaluation: record 3 is of type int",
     ]
 
 

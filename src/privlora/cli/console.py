@@ -13,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privlora.consoles import err, out
+from privlora.consoles import err, loading, out, saying
 from privlora.pages.numbers import finite
 
 __all__ = [
@@ -48,24 +48,6 @@ def accounting(steps: int) -> Iterator[None]:
     if steps >= _MANY:
         console.print(f"finding the noise of {steps} steps")
     yield
-
-
-@contextlib.contextmanager
-def saying(what: str, *, piped: bool = False) -> Iterator[None]:
-    """Says on a terminal what takes seconds. piped: also as a line of logs and pipes, when it begins."""
-    console = err()
-    if not console.is_terminal:
-        if piped:
-            console.print(what)
-        yield
-        return
-    with console.status(what):
-        yield
-
-
-def loading(*, piped: bool = False) -> contextlib.AbstractContextManager[None]:
-    """Says on a terminal that torch and transformers are being imported, which takes seconds. piped: as there."""
-    return saying("loading torch and transformers", piped=piped)
 
 
 @contextlib.contextmanager

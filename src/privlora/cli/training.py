@@ -59,6 +59,7 @@ def train(
         folder = RunFolder(Path(settings.run.output))
         with quiet_libraries(told=True):
             with loading():
+                import privlora.running  # noqa: F401 - else imported after the plan is shown, in silence
                 from privlora.api import train_run
                 from privlora.rehearsals.choosing import plan_run
 
@@ -105,6 +106,7 @@ def go_on(
         err().print(OVER)
     with quiet_libraries(told=True):
         with loading():
+            import privlora.running  # noqa: F401 - as of `train`
             from privlora.api import resume_run
             from privlora.screen import going_on
             from privlora.training.assembly import plan_privacy

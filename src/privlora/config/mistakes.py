@@ -546,9 +546,13 @@ def _wrong(problem: Problem, problems: list[Any], origin: Origin) -> ConfigError
         return _unknown(problem)
     if isinstance(given, Truth):
         mend = TRUTHS.get(str(location[-1])) or TRUTHS.get(where.rpartition(".")[2])
+        number = kind.partition("_")[0] in ("int", "float")
+        usual = f"{_to_mend(problem)}{_example(problem, origin)}" if number else "write a number or a word"
+        # In a call nobody wrote YAML.
+        yaml_reads = "; YAML reads yes, no, on and off as true and false" * (origin.file is not None)
         return ConfigError(
-            f"{where}={given}{place} is not a value for this setting",
-            fix=mend or "write a number or a word; YAML reads yes, no, on and off as true and false",
+            f"{where}={given}{place} is {_what_not(problem)}",
+            fix=mend or f"{usual}{yaml_reads}",
         )
     if kind in ("model_type", "model_attributes_type"):
         return ConfigError(

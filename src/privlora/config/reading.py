@@ -15,7 +15,7 @@ from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
 from privlora.config.mistakes import Beside, Origin, checked_settings, mistakes, natural
 from privlora.config.nearby import whereabouts
-from privlora.errors import ConfigError, Together, named
+from privlora.errors import ConfigError, Together, named, typed
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
@@ -131,10 +131,11 @@ def settings_from(
     merged: dict[str, Any] = {}
     for group, values in content.items():
         merged[group] = dict(values) if isinstance(values, Mapping) else values
-    unread = Together()
+    unread, overrides = Together(), list(overrides)
     overridden = {unread.of(None, _apply, merged, override) for override in overrides}
     origin = Origin(source, frozenset(place for place in overridden if place is not None), file)
-    settings = unread.of(None, checked_settings, merged, origin, rows, beside)
+    with typed(override.partition("=")[2].strip() for override in overrides):
+        settings = unread.of(None, checked_settings, merged, origin, rows, beside)
     unread.tell()
     assert settings is not None
     return settings

@@ -29,7 +29,7 @@ from privlora.data.formats import (
     separator_of,
 )
 from privlora.data.forms import COLUMN, are_names, of_one
-from privlora.errors import ConfigError, DataError, named
+from privlora.errors import ConfigError, DataError, in_one, named
 
 HUB = "hf://"
 """Begins the name of a hub dataset; nothing else is ever sought there."""
@@ -169,20 +169,73 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
     if not items:
         raise DataError("there are no records", fix="give at least one")
     texts = sum(isinstance(item, str) for item in items)
-    if 0 < texts < len(items):
-        raise DataError("the data mix texts and other records", fix='write every record as {"text": ...}')
+    if wrong := _wrong_items(items):
+        raise in_one(wrong) from None
     if texts and all(map(is_data_file_name, items)):
         raise DataError(
             "the data are a list of strings that all end like names of data files",
             why="strings in a list are records",
             fix="give files as pathlib.Path",
         )
-    for number, item in enumerate(items, start=1):
-        if not isinstance(item, Mapping | str):
-            raise DataError(
-                f"record {number} is of type {type(item).__name__}", fix="write it as a mapping of columns"
-            )
     return [{"text": item} for item in items] if texts else items
+
+
+def _wrong_items(items: Sequence[Any]) -> list[DataError]:
+    """What of a list cannot be a record beside the others, each kind with its places, counted from 1."""
+    texts, mappings = (sum(isinstance(item, kind) for item in items) for kind in (str, Mapping))
+    of_texts = texts >= max(1, mappings)
+    kind, where = str if of_texts else Mapping, dict[str, list[str]]()
+    for number, item in enumerate(items, start=1):
+        if not isinstance(item, kind):
+            what = missing_as(item) or (_MIXED if isinstance(item, Mapping | str) else type(item).__name__)
+            where.setdefault(what, []).append(str(number))
+    return [_wrong_item(what, numbers, of_texts=of_texts) for what, numbers in where.items()]
+
+
+_MIXED: Final = "mixed"
+
+
+def _wrong_item(what: str, numbers: Sequence[str], *, of_texts: bool) -> DataError:
+    be = "are" if len(numbers) > 1 else "is"
+    told = f"{places('record', numbers[:SHOWN], len(numbers) - SHOWN)} {be}"
+    if what == _MIXED:
+        told = f"the data mix texts and other records: {told} {'no text' if of_texts else 'text alone'}"
+        return DataError(told, fix='write every record as {"text": ...}')
+    if what in (NULL, NAN):
+        one = "text" if of_texts else "record"
+        return DataError(
+            f"{told} {what} in the place of a {one} (counted from 1)",
+            fix="leave such out, as "
+            + (
+                f"[{one} for {one} in data if {one} is not None]"
+                if what == NULL
+                else "column.dropna() of a table"
+            ),
+        )
+    fix = "write every record as a text" if of_texts else "write it as a mapping of columns"
+    return DataError(f"{told} of type {what}", fix=fix)
+
+
+SHOWN: Final = 5
+"""Places of one mistake that are told."""
+NULL: Final = "None"
+NAN: Final = "NaN"
+
+
+def missing_as(value: Any) -> str | None:
+    """As what a value that is not there was written; None for others."""
+    if value is None:
+        return NULL
+    is_nan = (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
+    return NAN if is_nan else None
+
+
+def places(kind: str, where: Sequence[str], more: int = 0) -> str:
+    """
+    >>> places("record", ["4"]), places("line", ["4", "7"], 2)
+    ('record 4', 'lines 4, 7 and 2 more')
+    """
+    return f"{kind}{'s' * (len(where) > 1)} {', '.join(where)}" + (f" and {more} more" if more > 0 else "")
 
 
 def refuse_splits(data: Any) -> None:
@@ -240,11 +293,16 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
         raise missing_column(column, record, number)
     value = record[column]
     if not isinstance(value, str):
-        raise DataError(
-            f"record {number}: column {column!r} "
-            + ("is empty (null)" if value is None else f"holds {type(value).__name__}, not text"),
-            fix="write every value of it as a string (an empty one if there is nothing to say)",
-        )
+        empty = {
+            None: f"holds {type(value).__name__}, not text",
+            NULL: "is empty (null)",
+            NAN: "is empty (NaN)",
+        }
+        what = missing_as(value)
+        fix = "write every value of it as a string (an empty one if there is nothing to say)"
+        if what == NAN:  # as a table of pandas has it
+            fix += f", or leave such records out, of a table of pandas as table.dropna(subset=[{column!r}])"
+        raise DataError(f"record {number}: column {column!r} {empty[what]}", fix=fix)
     try:
         value.encode()
     except UnicodeEncodeError:

@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from peft import PeftModel
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
@@ -129,6 +128,8 @@ def _refuse_without_adapter(source: RunFolder, report: dict[str, Any]) -> None:
 
 
 def _with_adapter(model: torch.nn.Module, adapter: Path) -> Any:
+    from peft import PeftModel  # takes seconds, which runs that ask no finished one should not wait for
+
     try:
         return PeftModel.from_pretrained(model, str(adapter))
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback

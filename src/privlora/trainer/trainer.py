@@ -7,18 +7,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from privlora.api import fine_tune, resume_run
+from privlora.api import callbacks_of, fine_tune, resume_run
 from privlora.calling import (
     is_loaded,
     not_a_mapping,
     not_a_tokenizer,
+    once_each,
     other_names,
     records_of,
     settings_of_call,
 )
-from privlora.config import IN_MEMORY
+from privlora.config import IN_MEMORY, AdapterSettings
 from privlora.config.in_calls import as_in_python, called
 from privlora.config.mistakes import Location
+from privlora.consoles import err, is_wanted
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError, Together
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of, names_for
@@ -82,12 +84,14 @@ class PrivateTrainer:
         completion_only_loss is False); or text.
     eval_dataset: PUBLIC records of the same form: their loss is published. What was held out of private records is as
         private as they are, and is refused only where it can be seen (one table of `datasets`, equal records).
-    peft_config: a peft.LoraConfig, or fields of AdapterSettings. callbacks: see `fine_tune`.
+    peft_config: a peft.LoraConfig, or fields of AdapterSettings; None: an adapter of rank 16 on all linear layers, and
+        not the whole model, as in TRL, which is said when it trains. callbacks: see `fine_tune`.
     privacy, method, columns, loading, run: as in `fine_tune`, for what args have no names for.
 
     Raises ConfigError, DataError or PrivacyError before anything is charged or written.
     """
 
+    @once_each
     def __init__(
         self,
         model: str | Path | torch.nn.Module,
@@ -126,6 +130,11 @@ class PrivateTrainer:
             )
         if (error := not_a_tokenizer("processing_class", processing_class)) is not None:
             problems.found.append(error)
+        error = not_a_mapping("peft_config", peft_config)
+        if error is not None and not hasattr(peft_config, "peft_type"):  # as a LoraConfig has
+            problems.found.append(error)
+            peft_config = {}
+        self._callbacks: list[Any] = problems.of([], lambda: list(callbacks_of(callbacks)))
         self._model, self._tokenizer = model, processing_class
         if groups.privacy.get("private", True):
             problems.of(None, _refuse_own_records, train_dataset, eval_dataset)
@@ -163,9 +172,6 @@ class PrivateTrainer:
             looked = Together()
             if looks:
                 looked.of(None, lambda: refuse_first(settings, *there, **how))
-            from privlora.training.callbacks import checked_callbacks
-
-            self._callbacks: list[Any] = looked.of([], checked_callbacks, callbacks)
             looked.tell()
         except PrivloraError as error:
             as_in_python(error, names_for(args))
@@ -216,6 +222,8 @@ class PrivateTrainer:
                 if is_over(RunFolder(Path(self._output))):
                     again = "take up what it left with train(resume_from_checkpoint=True), or give another output_dir"
                 raise RunError(error.what, why=error.why, fix=again) from None
+            if self._groups["adapter"] is None and is_wanted(self._show_progress):
+                err().print(_default_adapter())
             with called(self._names):
                 return fine_tune(
                     self._model,
@@ -286,6 +294,15 @@ class PrivateTrainer:
         if source == IN_MEMORY:
             return records
         return [Path(one) for one in source] if isinstance(source, list) else source
+
+
+def _default_adapter() -> str:
+    """What is trained where peft_config is None, in a line."""
+    own = AdapterSettings()
+    return (
+        f"no peft_config: a LoRA adapter of rank {own.r} is trained on all linear layers, and the model's own weights "
+        "stay as they are, where TRL would train them all. For another one give peft_config=LoraConfig(r=…)"
+    )
 
 
 def _copy_files(source: Path, target: Path, names: Sequence[str]) -> None:

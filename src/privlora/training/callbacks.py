@@ -152,14 +152,17 @@ _ASKED: Final = {
     "on_private_loss": (2, lambda settings: settings.run.show_private_loss),
     "on_public_work": (3, lambda settings: settings.synthesis is not None),
 }
+_BY_ALL: Final = ("on_step", "on_evaluation")
+"""Of these, what is called whatever the settings are."""
 
 
-def refuse_no_observer(observer: Any, settings: Settings) -> None:
-    """Raise ConfigError, before anything is charged, for what lacks a method that this run will call."""
+def refuse_no_observer(observer: Any, settings: Settings | None = None) -> None:
+    """Raise ConfigError, before anything is charged, for what lacks a method that this run will call; where settings
+    are not known yet, that every run will."""
     if observer is None:
         return
     for method, (arguments, asked) in _ASKED.items():
-        if not asked(settings):
+        if method not in _BY_ALL if settings is None else not asked(settings):
             continue
         found = getattr(observer, method, None)
         if isinstance(observer, type) or not callable(found) or not _takes(found, arguments):

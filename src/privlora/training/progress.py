@@ -29,6 +29,9 @@ _PATIENCE = 5.0  # seconds without a new live line, which may wait for its epsil
 
 PER_TOKEN: Final = "nats per token"
 
+WRITING: Final = "writing what the run leaves, with its report"
+"""What is said when the last step is taken: that takes seconds, as packages for it are imported."""
+
 IN_WORDS: Final = "; 0.1 lower makes tokens about 10 % more probable"
 """What a nat is, behind the first loss that is shown in nats per token."""
 
@@ -154,7 +157,7 @@ class RichObserver:
         self._console.print(Text(f"WARNING: {what}", style="bold yellow"))
 
     def on_phase(self, what: str) -> None:
-        """Show what begins before the first step: on a terminal while it lasts, as a line elsewhere."""
+        """Show what begins before the first step or after the last: on a terminal while it lasts, else as a line."""
         if self._live.is_started:
             self._live.update(self._fitting(Text(what)), refresh=True)
         else:

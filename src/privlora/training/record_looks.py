@@ -12,15 +12,21 @@ from typing import Any, Final
 
 from privlora.config import DataSettings
 from privlora.data.formats import PLACE, Broken, Format, read_placed
-from privlora.data.records import HUB, as_records, iterate_records, local_file, no_records, text_of
+from privlora.data.records import (
+    HUB,
+    SHOWN,
+    as_records,
+    iterate_records,
+    local_file,
+    no_records,
+    places,
+    text_of,
+)
 from privlora.data.rendering import messages_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
 from privlora.data.units import unit_value
 from privlora.errors import DataError, in_one
-
-SHOWN: Final = 5
-"""Places of one mistake that are told, and mistakes."""
 
 Check = Callable[[Mapping[str, Any], int], None]
 """Raises DataError for a record, with this number (from 1), that cannot be used."""
@@ -111,14 +117,14 @@ class _Kind:
     def told(self) -> DataError:
         if not self.place:
             return self.error
-        where = f"{self.place} {self.where[0]}"
-        if len(self.where) > 1:
-            where = f"{self.place}s {', '.join(each.partition(',')[0] for each in self.where)}"
-        more = f" and {self.more} more" if self.more else ""
+        several = len(self.where) > 1
+        where = places(
+            self.place, [each.partition(",")[0] if several else each for each in self.where], self.more
+        )
         first = f"{self.file}, " if self.file else ""
-        several = len(self.where) > 1 and self.rest.startswith(" is ")
+        several = several and self.rest.startswith(" is ")
         rest = f" are {self.rest.removeprefix(' is ')}" if several else self.rest
-        return DataError(f"{first}{where}{more}{rest}", why=self.error.why, fix=self.error.fixes)
+        return DataError(f"{first}{where}{rest}", why=self.error.why, fix=self.error.fixes)
 
 
 class _Unusable:
