@@ -106,8 +106,7 @@ class Screen(RichObserver):
             self.on_warning(f"{what}. PRIVATE numbers: {RunFolder(Path(settings.run.output)).data_summary}")
 
     def on_phase(self, what: str) -> None:
-        """On a terminal; elsewhere the last one alone: in a log that has the time of each line others would tell how long
-        the records took to read."""
+        """On a terminal; elsewhere the last one alone: a log that has times would tell how long reading took."""
         if self._console.is_terminal or what == WRITING:
             super().on_phase(what)
 

@@ -90,6 +90,7 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
         ["trian"],
         ["annex", "none"],
         ["push", "none", "owner/name"],
+        ["push", "used", "owner/name"],
         ["diagnose", "--figures", "nose-ratio"],
         ["diagnose", "--also", "nobody"],
         ["federate", "used.yaml"],
@@ -130,6 +131,27 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
         "records.jsonl, line 1: column 'text' is empty",
     ):
         assert words in ended.stderr
+
+
+def test_a_wrong_folder_is_told_before_anything_slow_is_imported(tmp_path: Path) -> None:
+    """verify, annex, export and push of nothing and of a run that goes on; report loads its commands alone."""
+    (tmp_path / "runs/half/private").mkdir(parents=True)
+    (tmp_path / "runs/half/private/config.resolved.yaml").touch()
+    forms = (["verify"], ["annex"], ["push", "owner/name"], ["export", "out", "--merge"], ["report"])
+    lines = [[name, f"runs/{run}", *more] for name, *more in forms for run in ("haf", "half")]
+    code = (
+        f"import os, sys\nfrom privlora.cli import main\nos.chdir({str(tmp_path)!r})\n"
+        f"codes = [main(argv) for argv in {lines[:-2]!r}]\n"
+        "heavy = {'torch', 'transformers', 'peft', 'dp_accounting', 'scipy', 'matplotlib'}\n"
+        "early = {'pydantic', 'numpy'} & set(sys.modules)\n"
+        f"codes += [main(argv) for argv in {lines[-2:]!r}]\n"
+        "print(codes, early, heavy & set(sys.modules))"
+    )
+    ended = isolated(code, tmp_path)
+    assert ended.stdout.splitlines()[-1] == f"{[2] * 10} set() set()", ended.stderr
+    assert ended.stderr.count("Fix: did you mean the run 'runs/half'?") == 5
+    assert ended.stderr.count("the run in 'runs/half' is not finished") == 5
+    assert ended.stderr.count("\n") == 10  # nothing is said of work before
 
 
 def test_whoever_checks_a_release_needs_no_torch(tmp_path: Path, finished: Path) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shutil
 import stat
 from pathlib import Path
 
@@ -10,10 +12,13 @@ import pytest
 
 from privlora.errors import RunError
 from privlora.training.files import (
+    AUDIT_MARK,
     RunFolder,
     append_line,
     no_run,
     read_lines,
+    refuse_unfinished,
+    release_at,
     set_times,
     write_atomically,
 )
@@ -144,6 +149,53 @@ def test_a_part_of_a_run_names_the_run(tmp_path: Path, monkeypatch: pytest.Monke
     assert no_run(Path()).fix == f"give the run's folder, {str(folder.root.resolve())!r}"
     assert no_run(Path("../private")).fix == "give the run's folder, '..'"
     assert no_run(tmp_path).what.startswith("no run in")
+
+
+def begun(root: Path) -> RunFolder:
+    """A run with its settings and nothing else."""
+    folder = RunFolder(root)
+    folder.create()
+    folder.settings.touch()
+    return folder
+
+
+def test_a_misspelt_run_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    begun(Path("runs/notes"))
+    begun(Path("runs/other"))
+    Path("runs/nodes").mkdir()  # no run
+    for name in ("runs/note", "notse", "run/note", str(tmp_path / "runs/note")):
+        meant = "runs/notes" if not name.startswith("/") else str(tmp_path / "runs/notes")
+        assert no_run(Path(name)).fix == f"did you mean the run {meant!r}?"
+        with pytest.raises(RunError, match="there is no release in") as told:
+            release_at(Path(name))
+        assert told.value.fix == f"did you mean the run {meant!r}?"
+    for name in ("runs/nodes", "runs/nothing-like-it"):
+        assert "did you mean" not in str(no_run(Path(name)))
+
+
+def test_a_run_that_goes_on_is_no_release_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = begun(tmp_path / "run")
+    for ledger in (False, True):
+        if ledger:
+            folder.ledger.write_text("{}\n")
+        places = [folder.root, *[folder.release] * ledger]
+        for path in places:
+            with pytest.raises(RunError, match="is not finished: it has no report yet") as told:
+                release_at(path)
+            assert f"`privlora resume {folder.root}`" in str(told.value)
+    monkeypatch.chdir(folder.release)
+    with pytest.raises(RunError, match=re.escape(f"`privlora resume {folder.root.resolve()}`")):
+        release_at(Path())
+    (folder.release / AUDIT_MARK).touch()
+    refuse_unfinished(folder)  # which leaves no report
+    (folder.release / AUDIT_MARK).unlink()
+    folder.report.touch()
+    refuse_unfinished(folder)
+    assert release_at(folder.root) == release_at(folder.release) == folder.release.resolve()
+    shutil.rmtree(folder.private)  # as somebody else has it, of whom nothing is known but the files
+    folder.report.unlink()
+    assert release_at(folder.root) == folder.release.resolve()
 
 
 def test_what_protects_nobody_lies_elsewhere(tmp_path: Path) -> None:

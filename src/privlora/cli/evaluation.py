@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 import re
@@ -20,7 +19,7 @@ from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
 from privlora.names import ADAPTER_FILES
-from privlora.training.files import RunFolder
+from privlora.training.files import RunFolder, near_run
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
 from privlora.training.sources import check_parts
 
@@ -357,7 +356,7 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         return {**model, **({"name": base} if base else {})}, run.release, data, settings.run.seed
     if (folder / ADAPTER_FILES[0]).exists():
         return {"name": base or _base_of(folder)}, folder, {}, 0
-    if (near := _near_run(folder)) is not None:
+    if (near := near_run(folder)) is not None:
         raise RunError(f"there is no run in {target!r}", fix=f"did you mean the run {near!r}?")
     if base is not None:
         raise ModelError(
@@ -388,21 +387,6 @@ def _neither(target: str, error: ModelError) -> ModelError:
 
 
 _SHOWN: Final = 5
-_NEAR: Final = 0.7
-
-
-def _near_run(folder: Path) -> str | None:
-    """The run beside a folder that is not there, or in runs/, whose name is nearest."""
-    try:
-        if folder.exists():
-            return None
-        places = [folder.parent] if folder.parent != Path() else [Path("runs"), Path()]
-        runs = [each for place in places for each in place.glob("*/") if RunFolder(each).settings.exists()]
-    except (OSError, ValueError):  # too long, or no name of a folder
-        return None
-    names = {each.name: str(each) for each in reversed(runs)}
-    near = difflib.get_close_matches(folder.name, names, n=1, cutoff=_NEAR)
-    return names[near[0]] if near else None
 
 
 def _own_records(target: str) -> list[str]:

@@ -11,7 +11,7 @@ import typer
 
 from privlora.cli.console import CHECKING, JsonOption, emit, out, saying
 from privlora.errors import ConfigError, in_one_line
-from privlora.training.files import RunFolder, refuse_no_run
+from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished, release_at
 
 _MARKS = {True: "ok", False: "FAILED", None: "-"}
 _ADVICE = "Do not rely on it: get the release again from whoever trained it, and verify it by the filed annex's hash"
@@ -33,6 +33,7 @@ def annex(
     """Write annex.html and annex.json into RUN/release: what a data-protection officer files."""
     folder = RunFolder(run)
     refuse_no_run(folder)
+    refuse_unfinished(folder)
     key = None
     if sign is not None:
         from privlora.reporting.signing import read_private_key
@@ -105,6 +106,7 @@ def verify(
 
     Ends with 0 where every check passes, with 1 where one fails.
     """
+    release_at(path)  # at once, before seconds of imports
     with saying(CHECKING, piped=True):
         from privlora.reporting.signing import read_public_key
         from privlora.reporting.verifying import verify as verified

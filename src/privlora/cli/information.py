@@ -16,7 +16,7 @@ from privlora.cli.console import CHECKING, JsonOption, emit, loading, out, quiet
 from privlora.cli.stops import Stopped
 from privlora.config.method_names import known, unknown_method
 from privlora.errors import ConfigError
-from privlora.training.files import RunFolder
+from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
 
 if TYPE_CHECKING:
     from privlora.methods import Choice, Method
@@ -89,10 +89,13 @@ def report(
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's report.html and README.md again, from its own files."""
+    folder = RunFolder(run)
+    refuse_no_run(folder)  # at once, before seconds of imports
+    refuse_unfinished(folder)
     with saying(CHECKING, piped=True):
         from privlora.reporting import rewrite_report
 
-        written = rewrite_report(RunFolder(run))
+        written = rewrite_report(folder)
     if as_json:
         emit({"report": str(written)})
     else:

@@ -16,7 +16,7 @@ import typer
 from privlora.cli.console import CHECKING, JsonOption, emit, loading, out, quiet_libraries, saying
 from privlora.errors import ConfigError, RunError, Together
 from privlora.names import ADAPTER_FILES
-from privlora.training.files import RunFolder, set_times
+from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished, set_times
 
 if TYPE_CHECKING:
     from privlora.config import Settings
@@ -44,6 +44,8 @@ def export(
     output = output or out_folder
     if output is not None:
         problems.of(None, _refuse_existing, output)
+    if run is not None and not problems.of(False, _fits, RunFolder(run)):
+        problems.tell()  # at once
     kept = ["ledger.jsonl", *((*ADAPTER_FILES, "README.md") if as_lora else ())]
     with contextlib.ExitStack() as stack:
         with saying(CHECKING, piped=True) if run is not None else contextlib.nullcontext():
@@ -69,6 +71,13 @@ def export(
         emit({"output": str(output), "form": form})
     else:
         out().print(f"{form} in {output}")
+
+
+def _fits(folder: RunFolder) -> bool:
+    """Raises RunError for what is no run, or one that goes on."""
+    refuse_no_run(folder)
+    refuse_unfinished(folder)
+    return True
 
 
 def _refuse_existing(output: Path) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from privlora.cli.console import JsonOption, emit, out, quiet_libraries
-from privlora.training.files import RunFolder, refuse_no_run
+from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
 
 
 def push(
@@ -30,6 +30,7 @@ def push(
     """Upload RUN/release, and nothing else, to the Hugging Face hub."""
     folder = RunFolder(run)
     refuse_no_run(folder)
+    refuse_unfinished(folder)
     with quiet_libraries(told=True):
         from privlora.reporting.pushing import push as push_release
 

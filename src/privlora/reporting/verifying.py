@@ -56,7 +56,7 @@ from privlora.reporting.seals import (
 from privlora.reporting.signing import fingerprint_of, is_signed_rightly
 from privlora.reporting.statement import PRIVATE
 from privlora.reporting.verifying_clients import check_clients, check_colluding, ledgers_of_clients
-from privlora.training.files import AUDITED, RunFolder
+from privlora.training.files import AUDITED, RunFolder, release_at
 from privlora.version import __version__
 
 _OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
@@ -119,10 +119,10 @@ def verify(path: Path, *, annex_hash: str | None = None, public_key: str | None 
     """Look at a release, or at that of a run's folder; at no other file. ``annex_hash``: as an annex on paper has it.
     ``public_key``: who must have signed, in hexadecimal.
 
-    Raises RunError where there is no release, and for what `privlora export` wrote; ConfigError for a hash that is
-    none.
+    Raises RunError where there is no release, for what `privlora export` wrote and for a run of one's own that is not
+    finished; ConfigError for a hash that is none.
     """
-    folder = _release_at(path)
+    folder = _Release(release_at(path))
     _refuse_an_export(folder)
     if annex_hash is not None:
         annex_hash = annex_hash.strip().lower()
@@ -133,16 +133,6 @@ def verify(path: Path, *, annex_hash: str | None = None, public_key: str | None 
     with tempfile.TemporaryDirectory(prefix="privlora-") as root:
         copied = _Release(Path(root))
         return _Verification(folder, copied).of(annex_hash, public_key)
-
-
-def _release_at(path: Path) -> _Release:
-    for place in (path, path / "release", path / "not-private"):
-        if any(_is_file(place / name) for name in (REPORT_NAME, LEDGER)):
-            return _Release(place.resolve())
-    raise RunError(
-        f"there is no release in {str(path)!r}",
-        fix=f"give the folder that holds {REPORT_NAME} and {LEDGER}, or that of its run",
-    )
 
 
 def _refuse_an_export(folder: _Release) -> None:
@@ -165,13 +155,6 @@ def _refuse_an_export(folder: _Release) -> None:
         fix="verify RUN/release of the run that it was exported from (`privlora verify RUN/release`), and its annex "
         "where one was filed",
     )
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a name that no system takes
-        return False
 
 
 class _Absent(Exception):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import difflib
 import json
 import os
 import tempfile
@@ -9,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from privlora.disk import sync_folder
 from privlora.errors import RunError
@@ -22,6 +24,8 @@ _BESIDE = ".tmp"  # behind it, in torch's profiler
 _BESIDE_RUNS = (".log", ".out", ".err", ".yaml", ".yml")
 
 _SETTINGS = "config.resolved.yaml"
+_LEDGER, _REPORT = "ledger.jsonl", "privacy_report.json"
+_PUBLIC = ("release", "not-private")
 
 IDENTITY = "identity.json"
 """In RUN/private: which records, model and settings the run belongs to."""
@@ -57,7 +61,7 @@ class RunFolder:
 
     @property
     def ledger(self) -> Path:
-        return self.release / "ledger.jsonl"
+        return self.release / _LEDGER
 
     @property
     def checkpoint(self) -> Path:
@@ -106,7 +110,7 @@ class RunFolder:
 
     @property
     def report(self) -> Path:
-        return self.release / "privacy_report.json"
+        return self.release / _REPORT
 
     @property
     def seal(self) -> Path:
@@ -257,7 +261,7 @@ def _is_there(path: Path) -> bool:
 
 def refuse_no_run(folder: RunFolder) -> None:
     """Raise `no_run` for a folder with nothing of a run: no settings, no ledger, no report."""
-    if not (folder.settings.exists() or folder.ledger.exists() or folder.report.exists()):
+    if not _is_run(folder):
         raise no_run(folder.root)
 
 
@@ -266,15 +270,87 @@ def no_run(root: Path) -> RunError:
     made = "`privlora train` or `privlora federate` made"
     above = root.resolve().parent if root.name in ("", "..") else root.parent
     run = RunFolder(above)
-    parts = ("release", "not-private", "private")
-    if root.resolve().name in parts and (run.settings.exists() or run.ledger.exists() or run.report.exists()):
+    parts = (*_PUBLIC, "private")
+    if root.resolve().name in parts and _is_run(run):
         return RunError(f"{str(root)!r} is a part of a run", fix=f"give the run's folder, {str(above)!r}")
     if root.is_file():
         return RunError(
             f"{str(root)!r} is a file, and a run is a folder",
             fix=f"give the folder that {made}; in the YAML it is run.output",
         )
-    return RunError(f"no run in {str(root)!r}", fix=f"give the folder that {made}, which run.output names")
+    near = near_run(root)
+    return RunError(
+        f"no run in {str(root)!r}",
+        fix=f"give the folder that {made}, which run.output names" if near is None else _meant(near),
+    )
+
+
+def _meant(near: str) -> str:
+    return f"did you mean the run {near!r}?"
+
+
+_NEAR: Final = 0.7
+
+
+def near_run(folder: Path) -> str | None:
+    """The run beside a folder that is not there, or in runs/, whose name is nearest. Only the local disk is asked."""
+    try:
+        if folder.exists():
+            return None
+        beside = folder.parent != Path() and folder.parent.is_dir()
+        places = [folder.parent] if beside else [Path("runs"), Path()]
+        runs = [each for place in places for each in place.glob("*/") if _is_run(RunFolder(each))]
+    except (OSError, ValueError):  # too long, or no name of a folder
+        return None
+    names = {each.name: str(each) for each in reversed(runs)}
+    near = difflib.get_close_matches(folder.name, names, n=1, cutoff=_NEAR)
+    return names[near[0]] if near else None
+
+
+def _is_run(folder: RunFolder) -> bool:
+    try:
+        return folder.settings.exists() or folder.ledger.exists() or folder.report.exists()
+    except OSError:  # a name that no system takes
+        return False
+
+
+def refuse_unfinished(folder: RunFolder) -> None:
+    """Raise RunError for a run that lies here with its settings and has not written its report. Audits write none."""
+    if folder.settings.exists() and not folder.report.exists() and not folder.is_audit:
+        raise RunError(
+            f"the run in {str(folder.root)!r} is not finished: it has no report yet",
+            why="what it leaves is written when its last step is taken",
+            fix=f"finish it with `privlora resume {folder.root}` (records in memory: privlora.resume_run)",
+        )
+
+
+def release_at(path: Path) -> Path:
+    """A release: the folder itself, or what that of its run holds.
+
+    Raises RunError where there is none, and for that of a run which lies here and is not finished.
+    """
+    for place in (path, *(path / name for name in _PUBLIC)):
+        if any(_is_file(place / name) for name in (_REPORT, _LEDGER)):
+            found = place.resolve()
+            if found.name in _PUBLIC:
+                refuse_unfinished(RunFolder(place.parent if place.name in _PUBLIC else found.parent))
+            return found
+    with contextlib.suppress(OSError):  # a name that no system takes
+        refuse_unfinished(RunFolder(path))
+    near = near_run(path)
+    raise RunError(
+        f"there is no release in {str(path)!r}{', which is a file' * _is_file(path)}",
+        fix=f"give the folder that holds {_REPORT} and {_LEDGER}, or that of its run"
+        if near is None
+        else _meant(near),
+    )
+
+
+def _is_file(path: Path) -> bool:
+    try:
+        return path.is_file()
+    except OSError:  # a name that no system takes
+        return False
 
 
 def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
