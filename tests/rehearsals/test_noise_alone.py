@@ -161,11 +161,18 @@ def test_no_gradient_takes_part_and_noise_is_the_runs(monkeypatch: pytest.Monkey
     monkeypatch.setattr("privlora.training.step.micro_batch_gradients", no_gradient)
     chosen = settings(None, privacy={"noise_multiplier": 1.5, "clip_norm": 0.3, "steps": 4})
     model = tiny_model()
+    told = list[tuple[str, int, int]]()
     _, facts = rate_by_noise(
-        chosen.model_copy(update={"auto": None}), plan_privacy(chosen, model)[0], model, tiny_tokenizer()
+        chosen.model_copy(update={"auto": None}),
+        plan_privacy(chosen, model)[0],
+        model,
+        tiny_tokenizer(),
+        lambda *what: told.append(what),
     )
     assert stds == pytest.approx([1.5 * 0.3 / 12] * len(stds))
     assert len(stds) == 4 * noise_alone.DRAWS * len(facts["losses"])
+    rates = [(done, total) for what, done, total in told if "noise alone does" in what]
+    assert rates == [(done, MOST_RATES) for done in [*range(len(facts["losses"])), MOST_RATES]]  # one count
 
 
 def test_a_clip_norm_still_needs_public_records() -> None:

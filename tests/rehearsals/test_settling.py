@@ -297,12 +297,14 @@ def test_phases_are_named_and_end(public: Path) -> None:
         lambda *what: told.append(what),
     )
     for name, begins in (
+        ("reading public records", 1),
         ("measuring gradient norms of public records", 32),
         ("rehearsing learning rates of prism", 8),
     ):
         phase = [(done, total) for what, done, total in told if what.startswith(name)]
         assert phase[0] == (0, begins)
-        assert phase[-1][0] == phase[-1][1] > 0
+        assert phase[-1][0] == phase[-1][1] >= begins
+        assert [total for _, total in phase] == sorted(total for _, total in phase)
         assert [done for done, _ in phase] == sorted(done for done, _ in phase)
     norms = [number for number, (what, *_) in enumerate(told) if "norms" in what]
     assert max(norms) < min(number for number, (what, *_) in enumerate(told) if "rates" in what)

@@ -101,6 +101,26 @@ def test_the_largest_that_fits(asked: list[int], free: Callable[[float], None]) 
         assert len(asked) == len(set(asked)) <= 6
 
 
+def test_all_sizes_that_are_asked_for_are_one_count(
+    free: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def peak(*_: Any, max_tokens: int, told: Any, **__: Any) -> Peak:
+        parts = 4 if max_tokens > 1000 else 1
+        for done in range(parts + 1):
+            told(done, parts)
+        return Peak(max_tokens * MIB // 10, 0, 1, max_tokens)
+
+    monkeypatch.setattr(fitting, "peak_of_a_step", peak)
+    monkeypatch.setattr(fitting, "bound_of_a_step", lambda *_, **__: float("inf"))
+    free(60)
+    seen = list[tuple[int, int]]()
+    with_micro_batches(settings(), tiny_llama(), CPU, told=lambda done, total: seen.append((done, total)))
+    assert seen[:2] == [(0, 4), (1, 4)]
+    assert (4, 5) in seen
+    assert seen == sorted(seen)
+    assert seen[-1][0] == seen[-1][1] > 5
+
+
 def test_noise_that_is_kept_takes_room(asked: list[int], free: Callable[[float], None]) -> None:
     """16 bytes a number and band, at most: what CorrelatedNoise keeps is never more."""
     model = tiny_llama()
@@ -128,11 +148,13 @@ def test_no_step_is_taken_on_paper_where_a_bound_is_below_what_it_may_take(
     found, why = with_micro_batches(settings(), tiny_llama(), CPU)
     assert why is not None
     assert (asked, why.peak, found.run.max_tokens) == ([], None, 4096)
-    assert "a step takes less than 0.4 GiB at its most and may take 0.977 GiB" in why.why
+    rough = "(a rough bound, several times what it takes, which `privlora plan` counts)"
+    assert f"a step takes less than 410 MiB {rough} and may take 0.977 GiB" in why.why
     exact, known = with_micro_batches(settings(), tiny_llama(), CPU, exactly=True)
     assert known is not None
     assert (asked, exact) == ([4096], found)
     assert known.peak is not None
+    assert "a step takes 14.1 MiB at its most and may take" in known.why
     free(400)
     assert with_micro_batches(settings(), tiny_llama(), CPU)[0] == found
     assert asked == [4096, 4096]

@@ -39,7 +39,7 @@ _LENGTH: Final = 48
 _NEAR: Final = 1.2  # of the aim: a tenth of a rate, which no run can tell
 _FARTHEST: Final = 8.0  # from one rate to the next
 _WRITING: Final = "texts that the model writes itself"
-_MEASURING: Final = "what noise alone does to them"
+_MEASURING: Final = f"what noise alone does to them, at up to {MOST_RATES} learning rates"
 _STREAM: Final = 2**63 + 2**61 + 2**58  # of the public seed: apart from those of trials
 
 
@@ -58,13 +58,13 @@ def rate_by_noise(
     with noise_trials(settings, plan, model, tokenizer, told) as trials:
 
         def rise(rate: float) -> float:
-            told(_MEASURING, len(tried), max(len(tried) + 1, MOST_RATES // 2))
+            told(_MEASURING, len(tried), MOST_RATES)
             tried[rate] = trials.losses(rate)
             mean = float(tried[rate].mean())
             return mean - trials.untrained if math.isfinite(mean) else math.inf
 
         taken = find_rate(trials.start, rise)
-    told(_MEASURING, len(tried), len(tried))
+    told(_MEASURING, MOST_RATES, MOST_RATES)  # no more are needed
     facts = {"aim": AIM, "of_its_own": trials.texts, "untrained": round(trials.untrained, 6)}
     return taken, {**facts, "losses": tried}
 

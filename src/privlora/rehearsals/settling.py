@@ -42,6 +42,7 @@ _NORMS = 128  # records whose norms are taken
 _OF_MEDIAN = 0.25
 _SMALLEST_BATCH = 8
 _USUAL_TRIALS = 8
+_READING = "reading public records"
 _MEASURING: Final = "measuring gradient norms of public records"
 _SHARE = 0.2  # what drawing fewer records adds to the variance of a trial's step, at most, as a part of the noise's
 
@@ -127,17 +128,13 @@ def public_texts(settings: Settings, tokenizer: Any, told: Told) -> Texts:
     auto = settings.auto
     assert auto is not None
     assert auto.file is not None
-    told("reading public records", 0, 1)
+    told(_READING, 0, 1)
+    records = load_records(auto.file, format=settings.data.format, limit=auto.limit)
+    read = tokenise(records, settings.data, tokenizer)
+    told(_READING, 1, 1)
     return Texts(
         (),
-        *_split(
-            tokenise(
-                load_records(auto.file, format=settings.data.format, limit=auto.limit),
-                settings.data,
-                tokenizer,
-            ),
-            settings.run.seed,
-        ),
+        *_split(read, settings.run.seed),
     )
 
 
@@ -198,7 +195,7 @@ def try_rates(
     def tick() -> None:
         nonlocal done
         done += 1
-        told(what, done, max(done, _USUAL_TRIALS))
+        told(what, done, max(done + 1, _USUAL_TRIALS))
 
     told(what, 0, _USUAL_TRIALS)
     with unchanged_afterwards(model):
@@ -213,7 +210,8 @@ def try_rates(
                 rate, losses = settle_rate(start, attempt, untrained)
             else:
                 rate, losses = start, {start: attempt(start, 0)[None]}
-    told(what, done, done)
+    total = max(done + 1, _USUAL_TRIALS)  # as it was told last; no more are needed
+    told(what, total, total)
     return Tried(rate, losses, drawn)
 
 

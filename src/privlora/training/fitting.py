@@ -43,6 +43,9 @@ _ROWS, _TOKENS = 1024, 65_536
 _RECORD_BYTES, _TOKEN_BYTES = 64, 5  # of the records in memory, at most
 
 
+_ROUGH: Final = " (a rough bound, several times what it takes, which `privlora plan` counts)"
+
+
 @dataclass(frozen=True)
 class Fitted:
     """tokens: of a micro-batch. why: a line for whoever trains; it tells of the machine and of public numbers alone.
@@ -84,7 +87,15 @@ def with_micro_batches(
         return settings, None
     free = free_bytes(device) if free is None else free
     found = _fitted(
-        settings, model, device, loaded, sharing, free, exactly, told, {} if known is None else known
+        settings,
+        model,
+        device,
+        loaded,
+        sharing,
+        free,
+        exactly,
+        in_one_count(told),
+        {} if known is None else known,
     )
     run = settings.run.model_copy(update={"tokens_per_micro_batch": found.tokens})
     return settings.model_copy(update={"run": run}), found
@@ -141,21 +152,48 @@ def _fitted(
         bound = "larger ones do not fit"
     if free == float("inf"):
         return Fitted(tokens, f"micro-batches of {tokens} tokens: what is free is not known; {bound}", found)
-    say = in_one_unit(takes, room, free)
+    say, own = (
+        in_one_unit(room, free),
+        in_one_unit(takes)(takes),
+    )  # as `privlora plan` has it beside the model
     kept = [
         *([] if loaded else ["the model"]),
         *(["the records"] if device.type == "cpu" else []),
         *(["noise that is kept"] if noise else []),
     ]
+    what = f"less than {own}{_ROUGH}" if found is None else f"{own} at its most"
     return Fitted(
         tokens,
-        f"micro-batches of {tokens} tokens: a step takes {'less than ' * (found is None)}{say(takes)} at its most and "
+        f"micro-batches of {tokens} tokens: a step takes {what} and "
         f"may take {say(room)}, {part:.0%} of the {say(free)} that are free"
         + (f", shared by {sharing} processes" if sharing > 1 else "")
         + (f", less {' and '.join(kept)}" if kept else "")
         + f"; {bound}",
         found,
     )
+
+
+def in_one_count(told: Told) -> Told:
+    """For work in parts, of which nobody knows before how many there are: each counts from 0 on, and ``told`` is told of
+    all that is done, of all that is known to be to do.
+
+    >>> tell = in_one_count(lambda done, total: print(f"{done} of {total}"))
+    >>> for done, total in ((0, 4), (4, 4), (0, 1), (1, 1)):
+    ...     tell(done, total)
+    0 of 4
+    4 of 4
+    4 of 5
+    5 of 5
+    """
+    before = last = 0
+
+    def tell(done: int, total: int) -> None:
+        nonlocal before, last
+        if done == 0:
+            before, last = before + last, total
+        told(before + done, before + total)
+
+    return tell
 
 
 def largest_fitting(size: Callable[[int], int], room: float, candidates: Sequence[int]) -> int | None:
