@@ -44,7 +44,7 @@ def export(
     output = output or out_folder
     if output is not None:
         problems.of(None, _refuse_existing, output)
-    if run is not None and not problems.of(False, _fits, RunFolder(run)):
+    if run is not None and problems.fails(_refuse_unfit, RunFolder(run)):
         problems.tell()  # at once
     kept = ["ledger.jsonl", *((*ADAPTER_FILES, "README.md") if as_lora else ())]
     with contextlib.ExitStack() as stack:
@@ -73,11 +73,10 @@ def export(
         out().print(f"{form} in {output}")
 
 
-def _fits(folder: RunFolder) -> bool:
-    """Raises RunError for what is no run, or one that goes on."""
+def _refuse_unfit(folder: RunFolder) -> None:
+    """Raise RunError for what is no run, or one that goes on."""
     refuse_no_run(folder)
     refuse_unfinished(folder)
-    return True
 
 
 def _refuse_existing(output: Path) -> None:
