@@ -75,6 +75,12 @@ by_case = pytest.mark.parametrize(
     [pytest.param(*case, marks=pytest.mark.long if case in FURTHER else ()) for case in CASES],
     ids=label,
 )
+# What follows from the state alone: other rows of a space lead to states of the same kind, so the long tests look there.
+by_space_and_state = pytest.mark.parametrize(
+    ("variant", "state"),
+    [pytest.param(*case, marks=() if case[0] in ONE_A_SPACE else pytest.mark.long) for case in CASES],
+    ids=label,
+)
 
 
 @dataclass
@@ -162,6 +168,22 @@ class Case:
             learning_rate=lambda _: learning_rate,
         )
         return step.take(range(len(examples))).release
+
+    def same_again(self, examples: Sequence[Example], count: int, **options: Any) -> list[Release]:
+        """Releases of ``count`` mechanisms, each of the same batch, whose gradients are taken once."""
+        mechanism = self.mechanism(**options)
+        self.coordinates.prepare()
+        captured = None
+        if examples:
+            batch = one_batch(examples, range(len(examples)))
+            captured, _ = micro_batch_gradients(self.adapter, batch, summed=not mechanism.needs_examples)
+        found = []
+        for number in range(count):
+            mechanism = self.mechanism(**options) if number else mechanism
+            if captured is not None:
+                mechanism.accumulate(captured)
+            found.append(mechanism.release())
+        return found
 
     def releases(self, mechanism: Mechanism, count: int) -> Tensor:
         """(count, coordinates): releases of empty batches, without a step in between."""

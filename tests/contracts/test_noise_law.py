@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 import torch
 from counting_ledger import CountingLedger
-from method_cases import Case, by_case, by_space, by_variant, flat, make_case, poisoned_model
+from method_cases import (
+    Case,
+    by_case,
+    by_space,
+    by_space_and_state,
+    by_variant,
+    flat,
+    make_case,
+    poisoned_model,
+)
 from scipy.stats import kstest
 from tiny_models import uneven_examples
 from torch import Tensor
@@ -17,7 +26,7 @@ from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.coordinates import DirectionCoordinates, Sums
 from privlora.coordinates.span import EncodedSpace
 from privlora.errors import PrivacyError
-from privlora.mechanisms import CorrelatedNoise, GaussianMechanism, NoiseSource, band_coefficients
+from privlora.mechanisms import CorrelatedNoise, GaussianMechanism, NoiseSource, Release, band_coefficients
 from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS
 
@@ -68,7 +77,7 @@ def test_it_is_white_wherever_data_can_reach(variant: tuple[str, str], state: st
     assert basis.shape[1] <= case.coordinates.dimension
 
 
-@by_case
+@by_space_and_state
 def test_data_and_noise_span_the_same_space(variant: tuple[str, str], state: str, tmp_path: Path) -> None:
     """P24: no direction that carries data and no noise (compare the column spaces of the two linear maps)."""
     case = small_case(variant, tmp_path, state)
@@ -146,7 +155,7 @@ def test_it_never_repeats_within_a_run(variant: tuple[str, str], tmp_path: Path)
     assert unrelated(first, second)
 
 
-@by_variant
+@by_space
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_it_is_float32_whatever_the_models_dtype(
     variant: tuple[str, str], dtype: torch.dtype, tmp_path: Path
@@ -154,34 +163,38 @@ def test_it_is_float32_whatever_the_models_dtype(
     if METHODS[variant[0]].space == "wishart" and dtype == torch.bfloat16:
         return  # refused: test_one_record_of_a_bfloat16_model
     case = make_case(variant, tmp_path, model=poisoned_model(dtype))
-    drawn = []
-    for _ in range(enough(case)):  # of three entries two may be alike by chance
-        mechanism = case.mechanism()
-        case.feed(mechanism, uneven_examples())
-        release = mechanism.release()
+    releases = case.same_again(uneven_examples(), enough(case))  # of three entries two may be alike by chance
+    check_float32(case, releases)
+
+
+@by_variant
+def test_whatever_makes_of_it_a_step_is_float32_too(variant: tuple[str, str], tmp_path: Path) -> None:
+    dtype = torch.float32 if METHODS[variant[0]].space == "wishart" else torch.bfloat16
+    case = make_case(variant, tmp_path, model=poisoned_model(dtype))
+    check_float32(case, case.same_again([], enough(case)))
+
+
+def check_float32(case: Case, releases: list[Release]) -> None:
+    for release in releases:
         assert {t.dtype for parts in release.vector for t in parts} == {torch.float32}
-        drawn.append(flat(release.vector))
-    values = torch.cat(drawn)
+    values = torch.cat([flat(release.vector) for release in releases])
     # The grid has some 15,000 points within two standard deviations; bfloat16, some 1,000 (P22).
     assert len(values.unique()) > 0.9 * len(values)
-    case.optimizer.step(release, 0.1)
+    case.optimizer.step(releases[-1], 0.1)
     for tensors in (case.coordinates.state_dict(), case.optimizer.state_dict()):
         for name, tensor in tensors.items():
             assert tensor.dtype in (torch.float32, torch.int64), name
 
 
-@by_variant
+@by_space
 def test_every_entry_lies_on_a_grid_that_no_record_moves(variant: tuple[str, str], tmp_path: Path) -> None:
     case = make_case(variant, tmp_path)
     width = grid_width(TAU)
     releases = enough(case)  # of six entries all may be even by chance
     for examples in ([], uneven_examples()):
-        drawn = []
-        for _ in range(releases):
-            mechanism = case.mechanism(sigma=SIGMA, clip_norm=CLIP_NORM, batch=BATCH)
-            case.feed(mechanism, examples)
-            drawn.append(flat(mechanism.release().vector) / width)
-        steps = torch.cat(drawn)
+        options = {"sigma": SIGMA, "clip_norm": CLIP_NORM, "batch": BATCH}
+        drawn = case.same_again(examples, releases, **options)
+        steps = torch.cat([flat(release.vector) for release in drawn]) / width
         assert torch.equal(steps, steps.round())
         assert bool((steps % 2 == 1).any())  # and on no coarser one
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from method_cases import by_case, flat, make_case
+from method_cases import by_space_and_state, flat, make_case
 from span_space import Span
 from tiny_models import tiny_model
 from torch import Tensor
@@ -32,7 +32,7 @@ TWO = r".*layers\.0\.(self_attn\.q_proj|mlp\.down_proj)"
 Draw = Callable[[tuple[int, ...]], Tensor]
 
 
-@by_case
+@by_space_and_state
 def test_every_space_of_the_table_keeps_its_word(
     variant: tuple[str, str], state: str, tmp_path: Path
 ) -> None:

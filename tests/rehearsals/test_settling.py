@@ -35,9 +35,9 @@ from privlora.training.step import Step
 RECORDS = [{"text": f"story {i} of a cat"} for i in range(24)]
 
 
-@pytest.fixture
-def public(tmp_path: Path) -> Path:
-    path = tmp_path / "public.jsonl"
+@pytest.fixture(scope="module")
+def public(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("public") / "public.jsonl"
     words = ("red", "blue", "green", "old", "new", "wet")
     path.write_text("\n".join(json.dumps({"text": f"{i} {words[i % 5]} dogs"}) for i in range(48)), "utf-8")
     return path
@@ -480,6 +480,15 @@ def test_the_median_is_no_mean(public: Path, monkeypatch: pytest.MonkeyPatch) ->
     )
 
 
+@pytest.fixture(scope="module")
+def report(public: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """Of a run that settled its rate and its clip norm."""
+    root = tmp_path_factory.mktemp("settled") / "run"
+    run = settings(public, privacy={"clip_norm": "auto"}, run={"output": str(root)})
+    privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
+    return json.loads(RunFolder(root).report.read_text("utf-8"))
+
+
 @pytest.mark.parametrize(
     "changed",
     [
@@ -497,13 +506,7 @@ def test_the_median_is_no_mean(public: Path, monkeypatch: pytest.MonkeyPatch) ->
     ],
     ids=str,
 )
-def test_a_choice_that_is_not_the_runs_is_refused(
-    changed: dict[str, Any], public: Path, tmp_path: Path
-) -> None:
-    run = settings(public, privacy={"clip_norm": "auto"}, run={"output": str(tmp_path / "run")})
-    privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
-    folder = RunFolder(tmp_path / "run")
-    report = json.loads(folder.report.read_text("utf-8"))
+def test_a_choice_that_is_not_the_runs_is_refused(changed: dict[str, Any], report: dict[str, Any]) -> None:
     true = report["method"]["choice"]
     if changed.get("rows") == "longer":
         changed = {"rows": true["rows"] * 60}
