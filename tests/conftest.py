@@ -66,6 +66,20 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _unsynced() -> Iterator[None]:
+    """No test takes the machine's power away, and a sixth of a short federation's time is waiting for a disk."""
+
+    def fsync(file: Any) -> None:
+        os.fstat(
+            file if isinstance(file, int) else file.fileno()
+        )  # it raises as fsync does where nothing is open
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", fsync)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def composed_once() -> Iterator[Callable[..., Any]]:
     """Keep what composed plans cost, for hundreds of tests train by a few of them; yields what composes anew."""
     composed = accountants._compose

@@ -64,6 +64,7 @@ def test_the_private_half_of_a_trl_script_runs(tmp_path: Path, monkeypatch: pyte
     assert Path("runs/sft/release/adapter_model.safetensors").exists()
 
 
+@pytest.mark.long
 def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     (text,) = blocks("README.md", "yaml")

@@ -168,6 +168,7 @@ def test_a_trainer_warns_of_a_rate_from_elsewhere(tmp_path: Path, capfd: pytest.
     assert capfd.readouterr().err.count("WARNING: method.learning_rate 0.0002 is ") == 1
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("asked")
 def test_a_trainer_shows_every_logging_steps_or_nothing(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]

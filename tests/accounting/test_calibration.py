@@ -223,7 +223,10 @@ def test_unknown_adjacency_is_refused():
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "target", "rank_one", "rank_free"),
-    [((64, 2048), 0.4, 0.70699, 0.70814), ((8, 2048), 8.0, 0.04944, 0.04958)],
+    [
+        ((64, 2048), 0.4, 0.70699, 0.70814),
+        pytest.param((8, 2048), 8.0, 0.04944, 0.04958, marks=pytest.mark.long),
+    ],
 )
 def test_projected_reference_rows(size, target, rank_one, rank_free):
     result = calibrate_noise_multiplier(PoissonSampling(0.02), 500, target, 1e-5, projections=(size,))

@@ -243,7 +243,7 @@ def summed_signals(
     return signal / math.sqrt(total), expected / math.sqrt(total), energy, dimensions
 
 
-@pytest.mark.parametrize("sigma", [3.0, 0.85])
+@pytest.mark.parametrize("sigma", [pytest.param(3.0, marks=pytest.mark.long), 0.85])
 def test_summed_signals_refute_a_correct_run_no_more_often_than_stated(sigma: float) -> None:
     """At 80 % confidence, so that a wrong level shows in few runs: 5 standard deviations above 20 % of 300."""
     generator = np.random.default_rng(0)

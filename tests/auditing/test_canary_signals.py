@@ -82,6 +82,7 @@ def test_what_was_drawn_is_not_measured_as_noise() -> None:
     assert found.dimensions == 4 * 21
 
 
+@pytest.mark.long
 def test_a_quarter_of_the_noise_is_convicted_and_all_of_it_is_not() -> None:
     event, steps = StepEvent(PoissonSampling(1.0), 3.0), 30
     honest = judge_canaries(played("prism", 3.0, steps), event, steps, 1e-5, confidence=0.9999)

@@ -68,7 +68,7 @@ def audited(settings: Settings, trials: int, **options: Any) -> FederationAudit:
     ("rule", "trials", "group"),
     [
         ("tan", 200, {}),
-        ("fedavg", 300, {}),
+        pytest.param("fedavg", 300, {}, marks=pytest.mark.long),
         pytest.param("joint", 100, {"clients": 3, "survivors": 2}, marks=pytest.mark.long),
         pytest.param(
             "tan", 100, {"privacy_model": "client", "clients": 3, "survivors": 2}, marks=pytest.mark.long
@@ -238,7 +238,7 @@ def scaled_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
         ("tan", 0.25, 60, {}),
         ("fedavg", 0.25, 100, {}),
         pytest.param("joint", 0.5, 80, {"clients": 3, "survivors": 2}, marks=pytest.mark.long),
-        ("fedavg", 0.25, 40, {"privacy_model": "client"}),
+        pytest.param("fedavg", 0.25, 40, {"privacy_model": "client"}, marks=pytest.mark.long),
     ],
 )
 def test_too_little_noise_is_convicted(

@@ -26,6 +26,7 @@ RATE, STEPS, SIGMA = 0.5, 2, 0.5  # epsilon 13 at delta 1e-5: few runs show much
 SPANS = pytest.mark.parametrize("name", [pytest.param("pe-sgd", marks=pytest.mark.long), "gep"])
 
 
+@pytest.mark.long
 @SPANS  # all rows: benchmarks/auditing/few_records.py
 def test_one_step_on_public_texts_comes_near_its_claim(name: str) -> None:
     sigma = gaussian_noise_multiplier(8.0, 1e-5)

@@ -36,11 +36,14 @@ def test_mutations_are_detected(name: str, mutation: str) -> None:
     assert MUTATIONS[mutation].caught(name, SIGMA, trials=150)
 
 
+@pytest.mark.long
 def test_a_module_that_escapes_spectral_clipping_is_detected() -> None:
     assert MUTATIONS["module not clipped"].caught("prism", SIGMA, trials=100)
 
 
-@pytest.mark.parametrize("mutation", ["noise/4", "module not clipped", "fixed seed"])
+@pytest.mark.parametrize(
+    "mutation", ["noise/4", pytest.param("module not clipped", marks=pytest.mark.long), "fixed seed"]
+)
 def test_correct_steps_are_not_flagged(mutation: str) -> None:
     assert not MUTATIONS[mutation].caught("dp-adamw", SIGMA, trials=150, broken=False)
 
@@ -61,6 +64,7 @@ def test_more_trials_are_planned_for_smaller_epsilons_and_tighter_bounds() -> No
     assert trials_for(1.0, 1e-5, share=0.95) > 4 * trials_for(1.0, 1e-5, share=0.85)
 
 
+@pytest.mark.long
 def test_the_planned_number_of_trials_reaches_its_share() -> None:
     sigma = gaussian_noise_multiplier(8.0, 1e-5)
     mechanism, others, canary = setting("ffa", sigma, seed=7)

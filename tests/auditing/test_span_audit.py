@@ -22,7 +22,9 @@ def test_a_correct_step_is_within_its_claim() -> None:
     assert result.epsilon_lower >= 0.15 * result.epsilon_claimed
 
 
-@pytest.mark.parametrize("mutation", ["noise/4", "no noise", "module not clipped"])
+@pytest.mark.parametrize(
+    "mutation", ["noise/4", "no noise", pytest.param("module not clipped", marks=pytest.mark.long)]
+)
 def test_a_broken_step_is_caught(mutation: str) -> None:
     assert MUTATIONS[mutation].caught("span", 1.0, trials=150)
 

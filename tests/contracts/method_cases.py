@@ -64,8 +64,19 @@ def label(value: tuple[str, str] | str) -> str:
     return value if isinstance(value, str) else "-".join(value)
 
 
-by_variant = pytest.mark.parametrize("variant", PRIVATE, ids=label)
-by_any_variant = pytest.mark.parametrize("variant", VARIANTS, ids=label)
+# Spans of public texts are dear, and what moves in them are optimizers that other rows have, too: one a row is looked
+# at at once, and the others by the long tests.
+DEAR = [
+    (row.name, optimizer) for row in METHODS.values() if row.public_texts for optimizer in row.optimizers[1:]
+]
+
+
+def each(variants: list[tuple[str, str]]) -> list[Any]:
+    return [pytest.param(v, marks=pytest.mark.long if v in DEAR else ()) for v in variants]
+
+
+by_variant = pytest.mark.parametrize("variant", each(PRIVATE), ids=label)
+by_any_variant = pytest.mark.parametrize("variant", each(VARIANTS), ids=label)
 by_space = pytest.mark.parametrize("variant", ONE_A_SPACE, ids=label)
 # Where a row's further optimizers lead to is looked at, too, but by the long tests.
 FIRST = dict(reversed(PRIVATE))  # row -> its first optimizer
@@ -75,7 +86,7 @@ by_case = pytest.mark.parametrize(
     [pytest.param(*case, marks=pytest.mark.long if case in FURTHER else ()) for case in CASES],
     ids=label,
 )
-# What follows from the state alone: other rows of a space lead to states of the same kind, so the long tests look there.
+# What follows from the state alone: other rows of a space lead to states of the same kind, at which the long tests look.
 by_space_and_state = pytest.mark.parametrize(
     ("variant", "state"),
     [pytest.param(*case, marks=() if case[0] in ONE_A_SPACE else pytest.mark.long) for case in CASES],

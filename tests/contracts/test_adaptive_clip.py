@@ -64,15 +64,17 @@ def test_nobody_moves_both_by_more_than_is_charged(
     if clipping not in case.row.clippings:
         pytest.skip("the row does not clip like that")
     examples = hard_batch()
-    everybody: list[Any] = list(range(len(examples)))
+    *finite, nan, infinite = range(len(examples))
     on_sum, on_count = split_noise_multiplier(1.0)
-    whole_sum, whole_count = sum_and_count(case, examples, everybody, value, clipping)
     moved, counted = [], []
-    for left_out in everybody:
-        rest = everybody[:left_out] + everybody[left_out + 1 :]
-        rest_sum, rest_count = sum_and_count(case, examples, rest, value, clipping)
-        moved.append(float((whole_sum - rest_sum).norm()))
-        counted.append(abs(whole_count - rest_count))
+    # Beside units that are not finite each is computed by itself, which takes long: so those leave a small company.
+    for present, leaving in ((finite, finite), ([0, 1, nan, infinite], [nan, infinite])):
+        whole_sum, whole_count = sum_and_count(case, examples, present, value, clipping)
+        for left_out in leaving:
+            rest = [k for k in present if k != left_out]
+            rest_sum, rest_count = sum_and_count(case, examples, rest, value, clipping)
+            moved.append(float((whole_sum - rest_sum).norm()))
+            counted.append(abs(whole_count - rest_count))
     joint = [math.hypot(m / on_sum, c / on_count) for m, c in zip(moved, counted, strict=True)]
     assert max(joint) <= 1 + 1e-4
     assert max(moved) <= 1 + 1e-4

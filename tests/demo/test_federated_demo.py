@@ -31,6 +31,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
     return federated.main(root, console, SMALL), console.export_text(), root
 
 
+@pytest.mark.long
 def test_alone_and_together_have_the_same_budget(shown: tuple[dict[str, Any], str, Path]) -> None:
     result, _, root = shown
     statements = [

@@ -30,6 +30,7 @@ def shown(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], str
     return few.main(root, console, SMALL), console.export_text(), root
 
 
+@pytest.mark.long
 def test_all_methods_have_the_same_budget_and_the_same_public_texts(
     shown: tuple[dict[str, Any], str, Path],
 ) -> None:

@@ -69,6 +69,7 @@ def test_it_writes_texts_with_known_words(
     assert sum(word in known for word in words) > 0.98 * len(words)
 
 
+@pytest.mark.long
 def test_it_has_never_seen_the_secrets(
     model: hf.LlamaForCausalLM, tokenizer: hf.PreTrainedTokenizerBase
 ) -> None:

@@ -58,6 +58,7 @@ def test_training_learns_and_is_reproducible() -> None:
     assert losses[0] == pytest.approx(losses[1], rel=1e-6)
 
 
+@pytest.mark.long
 def test_the_script_writes_a_folder_that_transformers_loads_as_float32(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

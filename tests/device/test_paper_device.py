@@ -198,7 +198,7 @@ ROWS = [Case(row) for row in METHODS]
 MODELS = [Case(family=family, targets="all-linear") for family in FAMILIES]
 # bfloat16 and checkpointing have to do with no family.
 BOTH = [Case(family=family, checkpointing="reentrant", **BF16) for family in FAMILIES]
-MORE = BOTH[1:]
+MORE = [*MODELS[2::2], *BOTH[1:]]
 MODELS += BOTH
 OTHERS = [
     Case("dp-adamw", checkpointing="non-reentrant", **BF16),

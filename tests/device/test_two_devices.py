@@ -83,8 +83,23 @@ CASES = [(row, None, False) for row, method in METHODS.items() if method.release
 CASES += [("prism", "spectral-split", False), ("wishart-m2", None, True), ("prism", None, True)]
 
 
-@pytest.mark.parametrize("home", [0, 1], ids=["gathered beside the CPU", "gathered on paper"])
-@pytest.mark.parametrize(("row", "init", "twice"), CASES)
+# From the other side each space is looked at once, and further rows by the long tests.
+ONE_A_SPACE = {row.space: name for name, row in reversed(METHODS.items())}.values()
+
+
+@pytest.mark.parametrize(
+    ("row", "init", "twice", "home"),
+    [
+        pytest.param(
+            *case,
+            home,
+            marks=pytest.mark.long if home == 1 and case[0] not in ONE_A_SPACE else (),
+            id=f"{'-'.join(map(str, case))}-gathered {('beside the CPU', 'on paper')[home]}",
+        )
+        for home in (0, 1)
+        for case in CASES
+    ],
+)
 def test_a_step_of_a_model_on_two_devices(
     row: str, init: str | None, twice: bool, home: int, tmp_path: Path
 ) -> None:

@@ -194,8 +194,15 @@ PULLS: list[dict[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize("method", PULLS)
-@pytest.mark.parametrize("rule", WHOLE)
+# Each rule is pulled in one way at once, and each way by some rule; the rest by the long tests.
+@pytest.mark.parametrize(
+    ("rule", "method"),
+    [
+        pytest.param(rule, pull, marks=() if (number - at) % len(PULLS) == 0 else pytest.mark.long)
+        for number, rule in enumerate(WHOLE)
+        for at, pull in enumerate(PULLS)
+    ],
+)
 def test_a_client_without_records_moves_nothing(
     rule: str, method: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

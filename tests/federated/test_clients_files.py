@@ -95,18 +95,25 @@ def test_one_broken_line_moves_no_other_record(
 TOLD: list[Format] = ["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"]
 
 
-@pytest.mark.parametrize("told", TOLD)
+KINDS: list[tuple[str, Format]] = [
+    ("a.csv", "auto"),
+    ("a.CSV", "auto"),
+    ("a.jsonl", "auto"),
+    ("a.json", "auto"),
+    ("a.txt", "auto"),
+    ("b.json", "jsonl"),
+    ("b.txt", "paragraphs"),
+    ("b.unknown", "jsonl"),
+]
+
+
+# Of each file two words of a server at once, and each word with some; all others by the long tests.
 @pytest.mark.parametrize(
-    ("name", "own"),
+    ("name", "own", "told"),
     [
-        ("a.csv", "auto"),
-        ("a.CSV", "auto"),
-        ("a.jsonl", "auto"),
-        ("a.json", "auto"),
-        ("a.txt", "auto"),
-        ("b.json", "jsonl"),
-        ("b.txt", "paragraphs"),
-        ("b.unknown", "jsonl"),
+        pytest.param(*kind, told, marks=() if (number - at) % len(TOLD) in (0, 3) else pytest.mark.long)
+        for number, kind in enumerate(KINDS)
+        for at, told in enumerate(TOLD)
     ],
 )
 def test_only_the_owner_says_what_one_record_is(

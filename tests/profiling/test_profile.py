@@ -267,7 +267,7 @@ def test_a_run_that_fails_in_a_step_keeps_the_steps_before(
 
 
 @pytest.mark.usefixtures("untold")
-@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.long)])
 def test_few_steps(bench: Bench, tmp_path: Path, steps: int) -> None:
     bench.start(tmp_path, privacy={**REPEATABLE, "steps": steps}, profile=True)
     facts = facts_of(tmp_path)

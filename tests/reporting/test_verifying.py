@@ -40,6 +40,7 @@ KEYS = (
 KEYS += ("private", "attacks", "risks", "versions", "ledger", "files", "sha256")
 
 
+@pytest.mark.usefixtures("quick")
 def test_what_a_hub_leaves_beside_a_download_is_named(release: Path, tmp_path: Path) -> None:
     (release / ".cache" / "huggingface").mkdir(parents=True)
     (release / ".gitattributes").write_text("*.safetensors filter=lfs")
@@ -239,6 +240,7 @@ def _all_anew(release: Path) -> RunFolder:
     return folder
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ["noise", "steps"])
 def test_a_ledger_that_was_made_anew_needs_the_hash_of_the_sheet(kind: str, release: Path) -> None:
     """It is why the hash is printed: within the folder nothing tells."""
@@ -253,6 +255,7 @@ def test_a_ledger_that_was_made_anew_needs_the_hash_of_the_sheet(kind: str, rele
     assert failed(verify(folder.release, annex_hash=digest)) == ["hash"]
 
 
+@pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("what", ["weights", "words"])
 def test_what_no_ledger_decides_needs_the_hash_of_the_sheet(what: str, release: Path) -> None:
     digest = said(release)["sha256"]
@@ -269,6 +272,7 @@ def test_what_no_ledger_decides_needs_the_hash_of_the_sheet(what: str, release: 
     assert failed(verify(folder.release, annex_hash=digest)) == ["hash"]
 
 
+@pytest.mark.usefixtures("quick")
 def test_a_report_says_each_thing_once(release: Path) -> None:
     """Who reads the first of two numbers reads another promise than who reads the last."""
     path = release / "privacy_report.json"
@@ -316,6 +320,7 @@ def test_a_figure_of_the_page_cannot_act(release: Path) -> None:
     assert "pages" in failed(verify(release))
 
 
+@pytest.mark.usefixtures("quick")
 def test_files_that_the_report_names_are_needed(release: Path) -> None:
     (release / "evaluations.jsonl").unlink()
     assert "files" in failed(verify(release))
@@ -330,6 +335,7 @@ def test_absurd_numbers_and_names_end_in_a_line(release: Path) -> None:
         verify(Path("a" * 3000))
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_empty_signature_is_none(release: Path) -> None:
     annex = json.loads((release / "annex.json").read_text())
     (release / "annex.json").write_text(
@@ -356,6 +362,7 @@ def test_what_is_not_private_is_said_to_be(public_run: Run, insecure_run: Run) -
         assert "NOT PRIVATE" in found.checks[0].found
 
 
+@pytest.mark.usefixtures("quick")
 def test_an_annex_of_another_version_says_which(release: Path) -> None:
     found = forged(release, lambda annex: told(annex, "written_by", "privlora 99"))
     (annex,) = (check.found for check in found.checks if check.name == "annex")
@@ -376,6 +383,7 @@ def test_damaged_files_are_failed_checks(name: str, content: bytes, release: Pat
     assert not [check for check in found.checks if "\n" in check.found]
 
 
+@pytest.mark.usefixtures("quick")
 def test_nothing_of_a_release_steers_a_terminal(release: Path) -> None:
     handed = verifying._Release(release)
     sealed_again(handed, versions={"privlora": "\x1b[31m1", "dp-accounting": "1"})

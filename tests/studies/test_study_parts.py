@@ -108,6 +108,7 @@ def test_names_of_parts() -> None:
             part_from(text)
 
 
+@pytest.mark.long
 def test_two_parts_after_one_another_give_what_one_process_gives(
     study: Study, whole: StudyReport, tmp_path: Path
 ) -> None:

@@ -135,7 +135,7 @@ def test_units_that_go_alone_stand_for_more(monkeypatch: pytest.MonkeyPatch) -> 
     assert max(asked) == 3
 
 
-@pytest.mark.parametrize("method", ["prism", "dp-adamw"])
+@pytest.mark.parametrize("method", ["prism", pytest.param("dp-adamw", marks=pytest.mark.long)])
 def test_many_units_that_go_alone_take_what_few_say(method: str) -> None:
     """Of few units a release takes more than all else; of many, what is clipped at once."""
     given, model, batch = (

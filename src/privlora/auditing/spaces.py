@@ -59,10 +59,10 @@ def check_space(coordinates: Coordinates) -> None:
             drawn = draw_canaries(adapter, 2, generator, norm=norm, site=site)
             beside_p, beside_q = (_away(drawn, adapter, side) for side in ("right", "left"))
             for kind, own in (("of rank one", drawn), ("with P = 0", beside_p), ("with Q = 0", beside_q)):
-                _check_norms(coordinates, own.captured(adapter), f"{kind} {where}")
+                _check_norms(coordinates, own.captured(adapter), f"{kind} {where}", site)
 
 
-def _check_norms(coordinates: Coordinates, units: Captured, which: str) -> None:
+def _check_norms(coordinates: Coordinates, units: Captured, which: str, site: int | None = None) -> None:
     said, share = coordinates.norms_squared(units).cpu(), coordinates.released_share(units).cpu()
     moved = _vectors(coordinates, units, torch.eye(units.units)).square().sum(dim=0)
     due = moved / share.clamp(1e-300, 1.0)
@@ -72,7 +72,7 @@ def _check_norms(coordinates: Coordinates, units: Captured, which: str) -> None:
     fix = "measure all of to_vector, in float64 where it may vanish"
     _check_enough("norms_squared", said, due, slack, which, fix)
     _check_evened(coordinates, units, which)
-    _check_modules(coordinates, units, which)
+    _check_modules(coordinates, units, which, site)
 
 
 def _check_evened(coordinates: Coordinates, units: Captured, which: str) -> None:
@@ -89,17 +89,25 @@ def _check_evened(coordinates: Coordinates, units: Captured, which: str) -> None
     _check_enough("evened.norms_squared", said, due, slack, which, "measure what evened_sum adds")
 
 
-def _check_modules(coordinates: Coordinates, units: Captured, which: str) -> None:
-    """Modules that are scaled each by itself add up to no more than their norms, where each has one."""
+def _check_modules(coordinates: Coordinates, units: Captured, which: str, site: int | None) -> None:
+    """Modules that are scaled each by itself add up to no more than their norms, where each has one.
+
+    site: the one module in which the units are not zero, which then is scaled alone.
+    """
     try:
         squares = coordinates.module_norms_squared(units)
     except ConfigError:
         return
     slack, modules = clipping_slack(coordinates.adapter, "per-module"), len(squares)
+    units = _stacked(coordinates, units)
     generator = torch.Generator().manual_seed(1)
     # Each module alone, and all of them in other proportions than they came in.
-    mixes = [torch.eye(modules, dtype=torch.float64), torch.rand(4, modules, generator=generator).double()]
-    for mix in torch.cat(mixes).to(squares):
+    mixes = torch.eye(modules, dtype=torch.float64)
+    if site is None:
+        mixes = torch.cat([mixes, torch.rand(4, modules, generator=generator).double()])
+    else:
+        mixes = mixes[site : site + 1]
+    for mix in mixes.to(squares):
         weights = mix[:, None, None] * torch.eye(units.units, dtype=torch.float64).to(squares)
         vectors = (coordinates.from_partial(coordinates.partial_sum(units, one)) for one in weights.unbind(1))
         due = torch.stack([_flat(vector).square().sum() for vector in vectors])
@@ -144,9 +152,14 @@ def _noise_matrix(coordinates: Coordinates) -> Tensor:
     return matrix
 
 
+def _stacked(coordinates: Coordinates, units: Captured) -> Captured:
+    """The same with its copies by group, which else each sum would make anew."""
+    return replace(units, stacks=units.stacked(coordinates.adapter.sizes)) if units.p else units
+
+
 def _vectors(coordinates: Coordinates, units: Captured, weights: Tensor) -> Tensor:
     """What mechanisms make of each weighted sum of the units, (coordinates, sums); weights: (sums, units)."""
-    units = coordinates.measured(units)  # once, not once a sum
+    units = _stacked(coordinates, coordinates.measured(units))  # once, not once a sum
     sums = (coordinates.partial_sum(units, w) for w in weights)
     return torch.stack([_flat(coordinates.from_partial(each)) for each in sums], dim=1)
 
