@@ -86,7 +86,7 @@ by_case = pytest.mark.parametrize(
     [pytest.param(*case, marks=pytest.mark.long if case in FURTHER else ()) for case in CASES],
     ids=label,
 )
-# What follows from the state alone: other rows of a space lead to states of the same kind, at which the long tests look.
+# What follows from the state alone: other rows of a space lead to states of the same kind, where the long tests look.
 by_space_and_state = pytest.mark.parametrize(
     ("variant", "state"),
     [pytest.param(*case, marks=() if case[0] in ONE_A_SPACE else pytest.mark.long) for case in CASES],
