@@ -174,7 +174,7 @@ def _fitted(
 
 
 def in_one_count(told: Told) -> Told:
-    """For work in parts, of which nobody knows before how many there are: each counts from 0 on, and ``told`` is told of
+    """For work in parts, of which nobody knows before how many there are: each counts from 0 on, and ``told`` hears of
     all that is done, of all that is known to be to do.
 
     >>> tell = in_one_count(lambda done, total: print(f"{done} of {total}"))
