@@ -319,7 +319,7 @@ def settings_of_call(
     if problems.fails(_checked_output, output):
         output = "runs/run"
         taken_out.add(("run", "output"))
-    groups = {**groups, "adapter": problems.of(None, _adapter, groups)}
+    groups = {**groups, "adapter": problems.of(None, _adapter, groups, problems)}
     wrong = {name: error for name, group in groups.items() if (error := not_a_mapping(name, group))}
     problems.found += wrong.values()
     groups = {name: None if name in wrong else group for name, group in groups.items()}
@@ -387,10 +387,10 @@ def _plain(value: Any) -> Any:
     return str(value).removeprefix("torch.") if torch and isinstance(value, torch.dtype) else value
 
 
-def _adapter(groups: Mapping[str, Any]) -> Any:
+def _adapter(groups: Mapping[str, Any], problems: Together) -> Any:
     columns = groups.get("columns")
     labelled = isinstance(columns, Mapping) and columns.get("label") is not None
-    return adapter_settings(groups.get("adapter"), classifies=labelled)
+    return adapter_settings(groups.get("adapter"), classifies=labelled, problems=problems)
 
 
 def _name_of(model: torch.nn.Module) -> str:

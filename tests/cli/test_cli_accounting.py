@@ -151,6 +151,12 @@ def test_bands_that_no_run_could_have(
     assert said in refused.err
 
 
+def test_all_options_that_are_missing_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    lacking = "--epsilon is missing", "--delta is missing. Fix: add it, as --delta 1e-5", "--steps is missing"
+    check(call(capsys, "calibrate"), *lacking, "give exactly one of --sample-rate and --expected-batch-size")
+    check(call(capsys, "calibrate", "--epsilon", -1), "--epsilon -1 is not between", *lacking[1:])
+
+
 def test_all_that_is_wrong_is_told_at_once_in_words_of_the_command(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import EVALUATING, after, call, run_settings, write_config
+from cli_cases import EVALUATING, after, call, check, run_settings, write_config
 
 from privlora.cli import main
 from privlora.config import load_settings
@@ -208,3 +208,37 @@ def test_what_only_a_model_tells_is_refused_after_it(
     assert (ended.code, ended.out) == (2, "")
     (line,) = after(ended, *EVALUATING)
     assert "leave no room" in line
+
+
+def test_all_that_is_wrong_with_a_call_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privlora.cli.evaluation.loading", None)  # it would be called
+    monkeypatch.chdir(tmp_path)
+    asked = ["--data", "gone.jsonl", "--data", "lost.jsonl", "--limit", 0, "--dtype", "float99"]
+    check(
+        call(capsys, "evaluate", "nowhere", *asked[:4], *asked[6:], "--per-example"),
+        "cannot evaluate 'nowhere'",
+        "dtype=",
+        "how to ask is set",
+        "--per-example is printed with --json only",
+        "there is no file gone.jsonl",
+        "there is no file lost.jsonl",
+    )
+    check(
+        call(capsys, "evaluate", "nowhere", *asked),
+        "cannot evaluate 'nowhere'",
+        "limit=0 is below 1",
+        "dtype=",
+    )
+
+
+def test_all_that_is_wrong_with_an_export_is_told_at_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    check(
+        call(capsys, "export", tmp_path / "nowhere", tmp_path),
+        "one of --merge and --as-lora is missing",
+        "exists already",
+        "no run in",
+    )

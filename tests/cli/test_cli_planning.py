@@ -725,3 +725,25 @@ def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
     assert "11.1 times the method's default" in lines[0]
     assert "in the size" not in call(capsys, "plan", config, *given[:2]).out
+
+
+@pytest.mark.parametrize(
+    ("command", "private"),
+    [(["plan"], False), (["audit", "--one-run"], True), (["audit"], True), (["synthesize"], True)],
+)
+def test_wrong_settings_hide_no_file_and_no_layer(
+    command: list[str], private: bool, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nor a rank: all are told before anything is loaded. A plan reads no private record, and asks for none."""
+    config = tmp_path / "run.yaml"
+    config.write_text(
+        f"model: {{name: {model}}}\ndata: {{path: gone.jsonl}}\nadapter: {{r: 9999}}\n"
+        "privacy: {target_epsilon: 3, delta: 1e-5, stepz: 1, steps: 2, sample_rate: 0.1, public_dataset_size: 90}\n"
+        f"run: {{output: {tmp_path / 'run'}}}\n"
+    )
+    ended = call(capsys, command[0], config, *command[1:])
+    assert ended.code == 2
+    assert LOADING not in ended.err
+    for words in ("unknown setting 'privacy.stepz'", "adapter.r=9999 (line 3) exceeds"):
+        assert words in ended.err
+    assert ("there is no file gone.jsonl" in ended.err) == private

@@ -442,6 +442,14 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [],
         ["d.jsonl, line 10: column 'rejected' is empty (null)"],
     ),
+    "a preference whose worse answer is misspelt": (
+        lambda f: jsonl(f / "d.jsonl", rows(9, prompt=SECRET, chosen=SECRET, rejectd=SECRET)),
+        [],
+        [
+            "most records have: prompt, chosen, rejectd",
+            "'rejected' is missing beside 'chosen': rename 'rejectd'",
+        ],
+    ),
     "a JSON list as text": (
         lambda f: _bytes(f / "d.txt", b'[\n  {"text": "a"},\n  {"text": "b"}\n]\n'),
         [],

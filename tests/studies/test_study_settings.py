@@ -213,3 +213,14 @@ def test_slugs() -> None:
     assert slug("prism (optimizer scalar)") == "prism-optimizer-scalar"
     assert slug("lora+") == "lora+"
     assert slug("../..") == "unnamed"
+
+
+def test_what_is_unknown_and_what_is_missing_is_told_at_once() -> None:
+    with pytest.raises(ConfigError) as caught:
+        study_from(content(sedes=[0], methods=[], tasks={}, selection={"seed": 1}))
+    assert [each.what for each in caught.value.parts] == [
+        "study: unknown setting sedes",
+        "study: unknown setting selection.seed",
+        "study: tasks is missing or empty",
+        "study: methods is missing or empty",
+    ]

@@ -82,6 +82,11 @@ def test_five_places_and_five_mistakes_are_told(tmp_path: Path) -> None:
             "line 2: the label in column 'y' is none",
         ),
         (
+            {"label": "y", "labels": 2},
+            {"text": "", "y": SECRET},
+            "lines 1, 2, 3: the label in column 'y' is no number from 0 to 1, as data.labels=2 has them",
+        ),
+        (
             {"label": "y", "labels": "score"},
             {"text": "", "y": SECRET},
             "line 2: the label in column 'y' is not a",

@@ -148,6 +148,7 @@ def evaluate(
     model_settings = problems.of(None, checked, ModelSettings, {**stored, **wanted}, "evaluate")
     asking = {"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams}
     asked = {k: v for k, v in asking.items() if v is not None}
+    before = len(problems.found)
     if settings is not None and settings.label is not None and (asked or per_example):
         problems.found.append(
             ConfigError(
@@ -163,7 +164,7 @@ def evaluate(
         problems.found.append(ConfigError("--per-example is printed with --json only", fix="add --json"))
     if settings is not None and data:
         # Of a target that is not there, the columns that it was trained on are not known.
-        columns = resolved is not None or any(given.values())
+        columns = (resolved is not None or any(given.values())) and len(problems.found) == before
         _refuse_early(
             settings, scoring, problems, alone=resolved is not None and adapter is None, columns=columns
         )
@@ -256,16 +257,17 @@ def _refuse_early(
         )
     task = data.task
     if task is not None and data.label is None:
-        problems.of(None, lambda: scoring_of(find_task(task), scoring))
+        columns = not problems.fails(lambda: scoring_of(find_task(task), scoring)) and columns
         if not isinstance(data.path, str) and len(set(data.path)) < len(data.path):
             problems.found.append(
                 ConfigError("--data names a file twice", fix="give each part of the task once")
             )
+    if not columns:
+        for path in [data.path] if isinstance(data.path, str) else data.path:
+            problems.of(None, lambda path=path: refuse_missing(path, format=data.format))
+        return
     try:
-        if columns:
-            check_parts(data)
-        else:
-            refuse_missing(data.path, format=data.format)
+        check_parts(data)
     except DataError as error:
         error.mend_by(lambda one: [_as_options(fix) for fix in one.fixes])
         problems.found.append(error)

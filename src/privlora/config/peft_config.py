@@ -43,9 +43,9 @@ _WHY: Final[Mapping[str, str]] = {
 }
 
 
-def adapter_settings(given: Any, *, classifies: bool = False) -> Any:
+def adapter_settings(given: Any, *, classifies: bool = False, problems: Together | None = None) -> Any:
     """The group adapter from a peft.LoraConfig, as a mapping; anything else is given back as it is. classifies: whether
-    labels are to be predicted.
+    labels are to be predicted. problems: keeps what is wrong, of which else all is raised; the rest is given back.
 
     Sets of a mapping become sorted lists, so that a run's settings are the same in every process.
 
@@ -63,10 +63,11 @@ def adapter_settings(given: Any, *, classifies: bool = False) -> Any:
             why="the adapters that are trained here are LoRA's, low-rank terms beside frozen layers",
             fix="give a peft.LoraConfig, or dict(r=16, target_modules='all-linear')",
         )
-    problems = Together()
+    kept, problems = problems, Together()
     problems.found += _others(given, type(given)(), "SEQ_CLS" if classifies else "CAUSAL_LM")
     settings = {name: getattr(given, name) for name in _CARRIED}
-    settings["target_modules"] = problems.of(None, _targets, given.target_modules)
+    if (targets := problems.of(None, _targets, given.target_modules)) is not None:
+        settings["target_modules"] = targets
     if isinstance(given.exclude_modules, str):
         problems.found.append(
             ConfigError(
@@ -90,7 +91,10 @@ def adapter_settings(given: Any, *, classifies: bool = False) -> Any:
         )
     elif _INITS[init] is not None:
         settings["init"] = _INITS[init]
-    problems.tell()
+    if kept is None:
+        problems.tell()
+    else:
+        kept.found += problems.found
     return settings
 
 

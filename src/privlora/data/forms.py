@@ -52,7 +52,7 @@ _TEXTS: Final = (
 )
 _TITLES: Final = ("title", "subject", "headline")
 _CHATS: Final = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
-_PREFERENCES: Final = (
+PREFERENCES: Final = (
     ("chosen", "rejected"),
     ("preferred", "rejected"),
     ("accepted", "rejected"),
@@ -76,7 +76,7 @@ def spoken(texts: Sequence[str], chats: Sequence[str]) -> Named | None:
     of_text = {name.lower(): name for name in texts}
     of_chat = {name.lower(): name for name in chats}
     asked = next((of_text[each] for each in _ASKED if each in of_text), None)
-    for names in _PREFERENCES:
+    for names in PREFERENCES:
         for columns in (of_chat, of_text):
             if not all(each in columns for each in names) or (columns is of_text and asked is None):
                 continue

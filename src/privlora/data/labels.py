@@ -39,16 +39,26 @@ class Classes:
         value = record[self.column]
         found = self._score(value) if not self.names else self._class(value)
         if found is None:
-            wanted = (
-                "a finite number" if not self.names else f"none of data.labels, which has {len(self.names)}"
-            )
+            what, fix = self._wanted()
             raise DataError(
-                f"record {number}: the label in column {self.column!r} is "
-                + (f"not {wanted}" if not self.names else wanted),
+                f"record {number}: the label in column {self.column!r} is {what}",
                 why="what labels may be is public; one that is found in private records would be published with them",
-                fix="mend the record, or give all labels that there can be as data.labels",
+                fix=fix,
             )
         return found
+
+    def _wanted(self) -> tuple[str, str]:
+        """What a label is not that is none, and how to mend it."""
+        mend, count = "mend the record, or give all labels that there can be as data.labels", len(self.names)
+        if not self.names:
+            return "not a finite number", mend
+        if self.numbered:
+            return (
+                f"no number from 0 to {count - 1}, as data.labels={count} has them",
+                "if the records hold names, give all that there can be, as data.labels=[negative, positive]; else mend "
+                "the record",
+            )
+        return f"none of data.labels, which has {count}", mend
 
     def _class(self, value: Any) -> float | None:
         if isinstance(value, bool):
