@@ -167,9 +167,12 @@ def _refuse_missing(settings: Settings, wrong: frozenset[Location] = frozenset()
 
 def _beside(settings: Settings, wrong: frozenset[Location]) -> list[PrivloraError]:
     """The same of settings in which something is wrong."""
-    problems = Together()
-    problems.of(None, _refuse_missing, settings, wrong)
-    return problems.found
+    try:
+        with settings.placing():
+            _refuse_missing(settings, wrong)
+    except PrivloraError as error:
+        return [error]
+    return []
 
 
 def _missing_records(settings: Settings) -> str | None:
