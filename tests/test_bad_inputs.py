@@ -775,7 +775,8 @@ def test_usage(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> N
 
 
 @pytest.mark.parametrize(
-    "line", ["trian", "train none.yaml", "calibrate --epsilon 3", "plan . privacy.steps=0"]
+    "line",
+    ["trian", "train none.yaml", "calibrate --epsilon 3 --delta 1e-5 --steps 3", "plan . privacy.steps=0"],
 )
 def test_a_process_of_its_own(line: str, folder: Path) -> None:
     before = tree(folder)
