@@ -4,6 +4,7 @@ import gc
 import os
 import signal
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -93,8 +94,18 @@ def composed_once() -> Iterator[Callable[..., Any]]:
         yield composed
 
 
-_UNDRAWN = {"auditing", "cli", "demo", "federated", "studies", "training"}
-_UNDRAWN |= {f"test_{name}.py" for name in ("api", "api_federated", "configs", "docs", "trainer")}
+_UNDRAWN = {
+    "auditing",
+    "cli",
+    "demo",
+    "federated",
+    "profiling",
+    "rehearsals",
+    "reporting",
+    "studies",
+    "training",
+}
+_UNDRAWN |= {f"test_{name}.py" for name in ("api", "api_federated", "configs", "docs", "screen", "trainer")}
 
 
 _now = {"drawn": True}
@@ -127,6 +138,19 @@ def _replace_drawing() -> None:
 @pytest.fixture
 def drawn() -> None:
     """Draw plots after all."""
+
+
+@contextmanager
+def _with_plots() -> Iterator[None]:
+    before, _now["drawn"] = _now["drawn"], True
+    yield
+    _now["drawn"] = before
+
+
+@pytest.fixture(scope="session")
+def with_plots() -> Callable[[], AbstractContextManager[None]]:
+    """For what many tests share: plots are drawn inside, whichever test comes first."""
+    return _with_plots
 
 
 @pytest.fixture

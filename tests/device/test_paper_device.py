@@ -168,13 +168,17 @@ class Case:
 
 @dataclass(frozen=True)
 class Noted:
-    """place -> how often, or how many matrices: of two steps; of a state given out and taken in; of an evaluation."""
+    """place -> how often, or how many matrices: of two steps; of a state given out and taken in; of an evaluation.
+
+    large: part -> the devices of what it then remembers, numbers of r x r left out.
+    """
 
     read_backs: Mapping[str, int]
     doubles: Mapping[str, int]
     looped: Mapping[str, int]
     resumed: Mapping[str, int]
     evaluated: Mapping[str, int]
+    large: Mapping[str, set[torch.device]]
 
 
 @cache
@@ -186,11 +190,15 @@ def noted(case: Case, **answers: Any) -> Noted:
         paper.forget()
         parts.take_states(parts.states())
         resumed = dict(paper.read_backs)
+        large = {
+            part: {t.device for t in tensors.values() if t.numel() >= 16 * 512}
+            for part, tensors in parts.present().items()
+        }
         paper.forget()
         parts.install_result()
         evaluate_next_token(parts.adapter.model, RECORDS, max_tokens=16)
         parts.coordinates.install()
-        return Noted(read_backs, doubles, looped, resumed, dict(paper.read_backs))
+        return Noted(read_backs, doubles, looped, resumed, dict(paper.read_backs), large)
 
 
 BF16: Mapping[str, Any] = {"dtype": torch.bfloat16, "targets": "all-linear"}
@@ -209,7 +217,7 @@ OTHERS = [
     *(Case(row, relative=True) for row in METHODS if SPACES[METHODS[row].space].weight_unit is not None),
 ]
 CASES = [*ROWS, *MODELS, *OTHERS]
-WIDE = [Case(row, wide=True) for row in METHODS]
+WIDE = [Case(row, wide=True, offload=True) for row in METHODS]
 
 
 def label(case: Case) -> str:
@@ -267,23 +275,14 @@ def test_an_evaluation_reads_back_at_its_end_beside_the_losses_labels(case: Case
     }
 
 
-@pytest.mark.parametrize("row", METHODS)
-def test_what_is_remembered_is_put_away_and_taken_out_again(row: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("case", [*WIDE, Case("prism", wide=True), Case("dp-adamw", wide=True)], ids=label)
+def test_what_is_remembered_is_put_away_and_taken_out_again(case: Case) -> None:
     """Its moments of r x r numbers may stay, and the last release's scores are the CPU's anyway."""
-    for offload in (False, True) if row in ("prism", "dp-adamw") else (True,):
-        folder = tmp_path / str(offload)
-        folder.mkdir()
-        with paper_device(ANSWERS) as paper:
-            parts = Case(row, wide=True, offload=offload).steps(paper, folder)
-            parts.take_states(parts.states())
-        large = {
-            part: {t.device for t in tensors.values() if t.numel() >= 16 * 512}
-            for part, tensors in parts.present().items()
-        }
-        there = {torch.device("cpu") if offload else DEVICE}
-        assert large["coordinates"] == {DEVICE}
-        assert large.get("optimizer", set()) <= there
-        assert large.get("average", set()) <= there
+    large = noted(case).large
+    there = {torch.device("cpu") if case.offload else DEVICE}
+    assert large["coordinates"] == {DEVICE}
+    assert large.get("optimizer", set()) <= there
+    assert large.get("average", set()) <= there
 
 
 def test_a_mix_of_devices_is_found() -> None:

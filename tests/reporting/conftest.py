@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -16,24 +18,29 @@ from privlora.reporting.filing import file_annex
 from privlora.result import Result
 from privlora.training.files import RunFolder
 
+Plotted = Callable[[], AbstractContextManager[None]]
+
 
 @pytest.fixture(scope="session")
-def private_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def private_run(tmp_path_factory: pytest.TempPathFactory, with_plots: Plotted) -> Run:
     """A private run with PRISM. Tests must not change its folder."""
-    return make_run(tmp_path_factory.mktemp("private") / "run", privacy={"noise_multiplier": 1.0})
+    with with_plots():
+        return make_run(tmp_path_factory.mktemp("private") / "run", privacy={"noise_multiplier": 1.0})
 
 
 @pytest.fixture(scope="session")
-def public_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def public_run(tmp_path_factory: pytest.TempPathFactory, with_plots: Plotted) -> Run:
     """A run in the non-private mode."""
-    return make_run(tmp_path_factory.mktemp("public") / "run", "adamw")
+    with with_plots():
+        return make_run(tmp_path_factory.mktemp("public") / "run", "adamw")
 
 
 @pytest.fixture(scope="session")
-def insecure_run(tmp_path_factory: pytest.TempPathFactory) -> Run:
+def insecure_run(tmp_path_factory: pytest.TempPathFactory, with_plots: Plotted) -> Run:
     """A private run whose noise can be repeated."""
     privacy = {"noise_multiplier": 1.0, "insecure_noise_seed": 5}
-    return make_run(tmp_path_factory.mktemp("insecure") / "run", "dp-adamw", privacy=privacy)
+    with with_plots():
+        return make_run(tmp_path_factory.mktemp("insecure") / "run", "dp-adamw", privacy=privacy)
 
 
 @pytest.fixture
@@ -45,19 +52,20 @@ def report(private_run: Run) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="session")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Result:
+def finished(tmp_path_factory: pytest.TempPathFactory, with_plots: Plotted) -> Result:
     """A run of the embedded model that can be pushed. Tests must not change its folder."""
     root = tmp_path_factory.mktemp("push")
-    return fine_tune(
-        str(model_path()),
-        private_records(40, seed=1),
-        evaluation=private_records(4, seed=2),
-        privacy=PRIVACY,
-        columns={"max_length": 48},
-        adapter={"r": 2},
-        run={"report_to": "jsonl", "log_every": 2},
-        output=root / "run",
-    )
+    with with_plots():
+        return fine_tune(
+            str(model_path()),
+            private_records(40, seed=1),
+            evaluation=private_records(4, seed=2),
+            privacy=PRIVACY,
+            columns={"max_length": 48},
+            adapter={"r": 2},
+            run={"report_to": "jsonl", "log_every": 2},
+            output=root / "run",
+        )
 
 
 @pytest.fixture

@@ -14,6 +14,8 @@ from privlora.reporting.federation import never_released, noise_scope, size
 from privlora.reporting.federation_plot import rounds_plot
 from privlora.reporting.page import render
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 CLIENT = {"name": "a", "weight": 1.0, "rounds_asked": 3, "rounds_answered": 3, "steps_charged": 3}
 CLIENT |= {"steps_planned": 4, "epsilon": 1.25, "epsilon_planned": 1.5, "delta": 1e-3}
 ROUND = {

@@ -13,6 +13,8 @@ from test_facts import load
 from privlora.reporting.card import card
 from privlora.reporting.page import render
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 HOSTILE = '<script>alert(1)</script>"><img src=x onerror=alert(1)> | ``` $x$ {{ 7*7 }} &amp;\n---\n# heading'
 LOADING = {"script", "link", "iframe", "object", "embed", "img", "audio", "video", "source", "base", "form"}
 

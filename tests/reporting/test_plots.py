@@ -7,6 +7,8 @@ import pytest
 
 from privlora.reporting.plots import by_kind, epsilon_plot, labels, loss_plot, noise_plot, spectrum_plot
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 PLOTS = (epsilon_plot, loss_plot, noise_plot, spectrum_plot)
 
 

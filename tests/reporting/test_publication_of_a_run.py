@@ -14,6 +14,8 @@ from privlora.errors import PrivacyError, RunError
 from privlora.reporting import publish, rewrite_report
 from privlora.training.files import RunFolder, append_line
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 GIVEN = {"ledger.jsonl", "evaluations.jsonl"}
 WRITTEN = {
     "adapter_config.json",

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
+from collections.abc import Callable
+from functools import cache
 
 import pytest
 import torch
-from reporting_cases import base_model, leaf_paths, make_run
+from reporting_cases import Run, base_model, leaf_paths, make_run
 from test_facts import ALLOWED, SOMETIMES
 from tiny_models import loaded_by_peft
 
@@ -18,9 +19,24 @@ from privlora.reporting.wording import mechanism
 BY_SPACE = {row.space: row.name for row in reversed(METHODS.values()) if row.private}
 
 
+@pytest.fixture(scope="module")
+def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Run]:
+    """One run of each space, averaged where its iterates are."""
+
+    @cache
+    def made(space: str) -> Run:
+        row, folder = METHODS[BY_SPACE[space]], tmp_path_factory.mktemp("spaces") / "run"
+        averaging = 0.0 if row.coordinates.dense else 0.5
+        return make_run(folder, row.name, privacy={"noise_multiplier": 1.0}, averaging=averaging)
+
+    return made
+
+
 @pytest.mark.parametrize("space", SPACES)
-def test_facts_words_and_page(space: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run = make_run(tmp_path / "run", BY_SPACE[space], privacy={"noise_multiplier": 1.0})
+def test_facts_words_and_page(
+    space: str, run_of: Callable[[str], Run], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = run_of(space)
     report = json.loads(run.folder.report.read_text())
     assert set(leaf_paths(report)) <= ALLOWED | SOMETIMES | {
         "statement.projections[][]",
@@ -53,10 +69,8 @@ def test_each_space_has_its_own_words() -> None:
 
 
 @pytest.mark.parametrize("space", SPACES)
-def test_what_is_evaluated_is_what_is_exported(space: str, tmp_path: Path) -> None:
-    row = METHODS[BY_SPACE[space]]
-    averaging = 0.0 if row.coordinates.dense else 0.5
-    run = make_run(tmp_path / "run", row.name, privacy={"noise_multiplier": 1.0}, averaging=averaging)
+def test_what_is_evaluated_is_what_is_exported(space: str, run_of: Callable[[str], Run]) -> None:
+    row, run = METHODS[BY_SPACE[space]], run_of(space)
     ids = torch.arange(12).reshape(2, 6)
     with torch.no_grad():
         last = run.parts.adapter.model(ids).logits
