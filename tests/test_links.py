@@ -71,4 +71,4 @@ def test_terms_of_the_glossary_are_used() -> None:
     files = [ROOT / "README.md", *pages, *(ROOT / "src").rglob("*.py")]
     used = " ".join(file.read_text(encoding="utf-8").lower() for file in files)
     for term in terms:
-        assert re.search(rf"\b{term.replace(' ', '[ _]')}", used), term
+        assert re.search(rf"\b{term.lower().replace(' ', '[ _]')}", used), term

@@ -72,7 +72,7 @@ def test_a_call_shows_its_run_without_seconds(tmp_path: Path, capfd: pytest.Capt
     call(tmp_path / "run")
     out, err = capfd.readouterr()
     assert out == ""
-    assert "plan: per record, adjacency add-or-remove-one" in err
+    assert "plan: per record, there or not (adjacency add-or-remove-one)" in err
     assert f"step {steps}/{steps}  ε" in err
     assert not re.search(r"ETA|\d s/|PRIVATE", err)
     assert err.splitlines()[-1] == WRITING  # after the last step, while packages that write are imported

@@ -370,6 +370,8 @@ def test_the_peak_is_printed(
         "of them labels; with Python and its packages (300 MiB in this command) about 307 MiB, and up to 5 MiB more "
         "that the C library's heap may keep\n" in shown
     )
+    assert "; what they mean: `privlora methods prism`\n" in shown
+    assert "promise     per record, there or not (adjacency add-or-remove-one); " in shown
     assert call(capsys, "plan", config, "--json").json["memory"]["resident_bytes"] == 300 * 2**20
     monkeypatch.setattr("privlora.cli.memory.resident_bytes", lambda: 0)
     assert "all of them labels\n" in call(capsys, "plan", config).out

@@ -150,9 +150,10 @@ class Plan:
         packages = ", ".join(f"{name} {number}" for name, number in accountant_versions().items())
         if self.insecure_noise:
             return "NOT PRIVATE: the noise is repeatable, so that whoever knows its seed can subtract it"
+        how = "replaced by another" if self.adjacency == "replace-one" else "there or not"
         return (
-            f"per {self.unit}, adjacency {self.adjacency}; {describe_events(self.phases)}; "
-            f"accountant pld ({packages})"
+            f"per {self.unit}, {how} (adjacency {self.adjacency}); {describe_events(self.phases)}; "
+            f"epsilon by PLD (the accountant; {packages})"
         )
 
     def event_of(self, step: int) -> StepEvent:

@@ -409,10 +409,14 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
         settings = [
             f"which is {' or '.join(content['rows'])}, as rehearsals on public texts say; costs no epsilon"
         ]
+    meant = f"; what they mean: `privlora methods {content['method']}`" * bool(content["hyperparameters"])
     released = content["releases"]
     votes = released != "gradients"
     rows = [
-        ("method", ", ".join([content["method"], *settings])),
+        (
+            "method",
+            ", ".join([content["method"], *settings]) + meant,
+        ),
         (
             "drawn by" if votes else "batches",
             f"{_batches(content)}, on average {content['expected_batch_size']:g}",
