@@ -410,9 +410,8 @@ def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
     # A model that is not here is not loaded.
     assert call(capsys, "plan", config, "model.name=no-such-org/no-such-model").err == f"{LOADING}\n"
     shown = io.StringIO()
-    monkeypatch.setattr(
-        "privlora.cli.console.err", lambda: Console(file=shown, force_terminal=True, width=200)
-    )
+    for place in ("privlora.consoles.err", "privlora.cli.console.err"):
+        monkeypatch.setattr(place, lambda: Console(file=shown, force_terminal=True, width=200))
     assert call(capsys, "plan", config, auto).code == 0
     assert "loading torch and transformers" in shown.getvalue()
     assert line in shown.getvalue()
