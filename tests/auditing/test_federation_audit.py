@@ -87,6 +87,7 @@ def test_an_honest_federation_is_within_its_claim_and_the_bound_is_tight(
     assert found.unit == group.get("privacy_model", "record")
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_path: Path) -> None:
     """Nothing in it is a fact about records, so nothing says that it is; what the caption names is in the picture."""
     found = audited(federation("joint"), 40)

@@ -80,6 +80,7 @@ def test_what_is_most_is_what_all_guesses_right_show() -> None:
     assert chance.epsilon_lower < chance.epsilon_most == ideal.epsilon_most
 
 
+@pytest.mark.usefixtures("drawn")
 def test_a_private_run_is_within_its_claim(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     options = [f"--{name.replace('_', '-')}={path}" for name, path in files(finished).items()]
     outcome = call(capsys, "audit", finished / "private", *options, "--json")

@@ -109,6 +109,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(folder, written)
 
 
+@pytest.mark.usefixtures("drawn")
 def test_shadows_from_the_command_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     open_yet = [
         "method.learning_rate=auto",

@@ -11,6 +11,8 @@ from cli_cases import call, run_settings, write_config
 from privlora.cli import diagnosing
 from privlora.diagnostics import FIGURES
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
 QUICK = ("--figures", "noise-ratio,gauge-sweep", "--steps", "3")
 
 

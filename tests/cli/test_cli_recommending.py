@@ -53,6 +53,7 @@ def test_noise_is_that_of_the_accountant(config: Path, capsys: pytest.CaptureFix
     assert {size["loss"] for size in sizes} == {None}
 
 
+@pytest.mark.usefixtures("drawn")
 def test_it_advises_larger_batches_and_writes_a_page(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def texts_of(release: Path, column: str = "text") -> list[str]:
     return [row[column] for row in rows]
 
 
+@pytest.mark.usefixtures("drawn")
 def test_the_release_is_a_data_set(voted: Path) -> None:
     release = voted / "run/release"
     assert sorted(tree(release)) == [

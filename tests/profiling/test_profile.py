@@ -488,6 +488,7 @@ def config(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_config(tmp_path, run_settings(model, tmp_path))
 
 
+@pytest.mark.usefixtures("drawn")
 @pytest.mark.usefixtures("untold")
 def test_as_a_user_types_it(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = config.parent / "run/private/profile/profile.html"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
@@ -15,6 +16,13 @@ def fill(template: str, package: str, *, title: str, banner: tuple[str, str] | N
 
     title: of the browser's tab. banner: an alarm across the top, a word and a sentence without its full stop.
     """
+    page = _environment(package).get_template(template)
+    return page.render(title=title, banner=banner, colours=COLOURS, **content)
+
+
+@cache
+def _environment(package: str) -> Environment:
+    """Kept, for to compile a template takes longer than to fill it."""
     environment = Environment(
         loader=ChoiceLoader([PackageLoader(package), PackageLoader("privlora.pages")]),
         autoescape=True,
@@ -23,4 +31,4 @@ def fill(template: str, package: str, *, title: str, banner: tuple[str, str] | N
         lstrip_blocks=True,
     )
     environment.filters.update(number=number, duration=duration)
-    return environment.get_template(template).render(title=title, banner=banner, colours=COLOURS, **content)
+    return environment
