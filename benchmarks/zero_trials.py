@@ -17,7 +17,6 @@ import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
-from statistics import stdev
 from typing import Any
 
 from sizes import Runs, head, line
@@ -49,17 +48,6 @@ LARGE = (
     ("reviews1M", "math", 4000, 3),
 )
 """After those; sst2 has no neighbour to rehearse on."""
-BANDED = (
-    ("stories260K", "math", 8000, 3),
-    ("stories260K", "sst2", 20_000, 3),
-    ("stories260K", "pubmed", 4000, 3),
-    ("reviews1M", "math", 8000, 3),
-    ("stories260K", "math", 8000, 6),
-    ("stories260K", "sst2", 20_000, 6),
-    ("stories260K", "math", 2000, 6),
-    ("stories260K", "biorxiv", 2000, 6),
-)
-"""With correlated noise and without, each at the rate that noise alone gives it."""
 PUBLIC = {
     "math": "math-public",
     "solutions": "math-public",
@@ -69,7 +57,6 @@ PUBLIC = {
 DEFAULT = 0.02
 """Of prism at 24 steps."""
 FIRST, DRAWS = (0, 1, -1, 2, -2), 2
-BANDED_DRAWS = 4
 
 
 def rate_of(power: int, steps: int) -> float:
@@ -112,13 +99,6 @@ class Study:
             choices.append({"part": "rehearsed", "public": PUBLIC[task]})
         for choice in choices:
             self.loss(place, self.row({**choice, **place})["rate"])
-
-    def with_bands(self, model: str, task: str, units: int, epsilon: float) -> None:
-        for bands in (1, "auto"):
-            place = {**place_of(model, task, units, epsilon), "bands": bands}
-            rate = self.row({"part": "noise alone", **place})["rate"]
-            for draw in range(BANDED_DRAWS):
-                self.row({**place, "rate": rate, "draw": draw})
 
 
 def place_of(model: str, task: str, units: int, epsilon: float) -> dict[str, Any]:
@@ -170,25 +150,6 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         yield line(model, task, f"{units:,}", epsilon, size, best, f"{means[best]:.3f}", *kept)
 
 
-def table_of_bands(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """As docs/results.md has it: combinations of which all is there."""
-    yield from head("model", "task", "N", "epsilon", "steps x batch", "gain", "with bands", "difference")
-    for model, task, units, epsilon in BANDED:
-        place = place_of(model, task, units, epsilon)
-        gains = []
-        for bands in (1, "auto"):
-            of = [row for row in rows if {**place, "bands": bands}.items() <= row.items() and "loss" in row]
-            gains.append({row["draw"]: row["before"] - row["loss"] for row in of})
-        if [len(each) for each in gains] != [BANDED_DRAWS] * 2:
-            continue
-        more = [gains[1][draw] - gains[0][draw] for draw in range(BANDED_DRAWS)]
-        size = f"{place['steps']} x {place['batch']:g}"
-        plain, banded = (sum(each.values()) / BANDED_DRAWS for each in gains)
-        spread = stdev(more) / math.sqrt(BANDED_DRAWS)
-        difference = f"{sum(more) / BANDED_DRAWS:+.3f} ± {spread:.3f}"
-        yield line(model, task, f"{units:,}", epsilon, size, f"{plain:.3f}", f"{banded:.3f}", difference)
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -198,19 +159,14 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what is there; run nothing")
     parser.add_argument("--aside", action="store_true", help="the combinations that were set aside")
     parser.add_argument("--large", action="store_true", help="those of 4,000 records and more")
-    parser.add_argument("--banded", action="store_true", help="those that are run with bands, too")
     args = parser.parse_args()
     study = Study(args.out, args.data)
     if args.table:
-        print("\n".join((table_of_bands if args.banded else table)(study.rows)))
+        print("\n".join(table(study.rows)))
         return
     import torch
 
     torch.set_num_threads(1)
-    for combination in BANDED if args.banded else ():
-        study.with_bands(*combination)
-    if args.banded:
-        return
     for combination in LARGE if args.large else ASIDE if args.aside else COMBINATIONS:
         study.run(*combination)
 
