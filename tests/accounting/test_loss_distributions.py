@@ -47,6 +47,10 @@ def curve(pld, epsilons=(0.0, 0.001, 0.1, 0.5, 1.0, 3.0)):
 SIGMAS, RATES = (0.3, 0.7, 2.0, 30.0), (1e-5, 1e-3, 0.01, 0.2, 0.9, 1.0)
 
 
+def further(*cases):
+    return [pytest.param(*case, marks=pytest.mark.long) for case in cases]
+
+
 def in_turn(*axes):
     """All cells; every two values of two axes meet in those that are not long, where the last axis is the shortest."""
     cells = list(itertools.product(*map(enumerate, axes)))
@@ -135,14 +139,14 @@ MORE_SMALL_DELTAS = [
     (1.0, 0.2, 300, 1e-13),
     (0.5, 1e-4, 20, 1e-9),
 ]
-FURTHER_SMALL_DELTAS = [
+FURTHER_SMALL_DELTAS = further(
     (1.0, 1e-3, 100_000, 1e-10),
     (1.0, 2e-3, 50_000, 1e-11),
     (0.8, 1e-3, 100_000, 1e-10),
     (2.0, 5e-3, 100_000, 1e-10),
     (1.0, 1e-3, 1_000_000, 1e-10),
     (30.0, 0.5, 10_000, 1e-12),
-]
+)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +154,7 @@ FURTHER_SMALL_DELTAS = [
     [
         *SMALL_DELTAS,
         *(pytest.param(*case, marks=pytest.mark.slow) for case in MORE_SMALL_DELTAS),
-        *(pytest.param(*case, marks=pytest.mark.long) for case in FURTHER_SMALL_DELTAS),
+        *FURTHER_SMALL_DELTAS,
     ],
 )
 def test_no_composition_is_stated_below_its_own_law(sigma, q, steps, delta):
@@ -304,10 +308,7 @@ def calibrated():
         (1.0005, False),
         (1.0005, True),
         (0.9995, False),
-        *(
-            pytest.param(*each, marks=pytest.mark.long)
-            for each in ((0.9995, True), (1.01, False), (1.01, True))
-        ),
+        *further((0.9995, True), (1.01, False), (1.01, True)),
     ],
 )
 def test_a_calibration_is_confirmed_by_dp_accounting(off, slow, monkeypatch):
@@ -348,8 +349,7 @@ SMALL_DELTA = (poisson(0.003, 1.0).sampling, 20_000, 4.0, 1e-11)
         (0.003, 20_000, 4.0, 1e-11),
         (0.01, 10_000, 3.6, 1e-11),
         (0.01, 2000, 2.0, 1e-12),
-        pytest.param(1e-3, 100_000, 2.6, 1e-10, marks=pytest.mark.long),
-        pytest.param(1e-3, 20_000, 1.0, 1e-9, marks=pytest.mark.long),
+        *further((1e-3, 100_000, 2.6, 1e-10), (1e-3, 20_000, 1.0, 1e-9)),
     ],
 )
 def test_noise_is_found_at_deltas_where_dp_accounting_rounds(q, steps, target, delta):

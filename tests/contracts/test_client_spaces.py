@@ -113,6 +113,7 @@ OF_AN_OPTIMIZER = [
 ]
 
 Contract = Callable[..., None]
+STATES = ["zero", pytest.param("factors", marks=pytest.mark.long), "moved"]
 
 
 def named(contract: Contract) -> str:
@@ -120,7 +121,7 @@ def named(contract: Contract) -> str:
 
 
 @by_space
-@pytest.mark.parametrize("state", ["zero", pytest.param("factors", marks=pytest.mark.long), "moved"])
+@pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("contract", OF_A_SPACE_AND_STATE, ids=named)
 def test_of_a_space_and_state(
     contract: Contract, variant: tuple[str, str], state: str, tmp_path: Path

@@ -225,12 +225,11 @@ def test_parties_at_one_point_are_each_bounded_by_themselves(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("family", ["llama", "gemma"])
 def test_what_copies_round_in_weak_modules_is_not_blown_up(family: str) -> None:
-    # Of two tokens, some modules' gradients cancel but for rounding: at their bounds, the sum moved by up to 1.5 C
-    # beside 512 of them.
+    # Of two tokens, some modules' gradients cancel but for rounding: at their bounds, the sum moved by up to 1.5 C.
     rng = np.random.default_rng(0)
     adapter = LowRankAdapter(tiny_model(family), rank=4).attach()
     case = Case(METHODS["prism"], adapter, *build(METHODS["prism"], adapter, init="random"))
-    examples = [random_example(rng, 60), *[random_example(rng, 2)] * 128]
+    examples = [random_example(rng, 60), *[random_example(rng, 2)] * 512]
     whole, copies, own = (
         case.clipped_sum(e, clip_norm=1e-3, clipping="per-module") / 1e-3
         for e in (examples, examples[1:], examples[:1])

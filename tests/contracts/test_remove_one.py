@@ -120,6 +120,7 @@ def every_start(families: tuple[str, ...]) -> list[Cell]:
 
 CELLS = list(dict.fromkeys([*all_pairs(POSSIBLE), *every_start(("llama", "gpt2"))]))
 SHORT = all_pairs(CELLS, space_pairs_of)
+MARKED = [pytest.param(cell, marks=() if cell in SHORT else pytest.mark.long) for cell in CELLS]
 
 
 def batch() -> tuple[list[Any], list[Any]]:
@@ -205,7 +206,7 @@ def clipped(
 
 @pytest.mark.parametrize(
     "cell",
-    [pytest.param(cell, marks=() if cell in SHORT else pytest.mark.long) for cell in CELLS],
+    MARKED,
     ids="-".join,
 )
 def test_no_unit_moves_the_sum_by_more_than_c(

@@ -86,7 +86,10 @@ def test_a_unit_whose_norm_bounds_nothing_is_dropped(
         torch.testing.assert_close(got, want, rtol=4e-4, atol=1e-6)
 
 
-@pytest.mark.parametrize("at_a_time", [pytest.param(1, marks=pytest.mark.long), 512])
+ONE_BY_ONE = pytest.param(1, marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("at_a_time", [ONE_BY_ONE, 512])
 def test_thousands_of_units_that_pull_alike_stay_within_c(
     coordinates: TangentCoordinates, at_a_time: int
 ) -> None:
