@@ -340,7 +340,10 @@ def test_runs_one_after_the_other_in_the_same_processes(bench: Bench, tmp_path: 
 def test_a_process_that_goes_on_after_an_error_leaves_nobody_waiting(bench: Bench, tmp_path: Path) -> None:
     class Failing:
         def __getattr__(self, name: str) -> Any:
-            raise RuntimeError(name)
+            def fail(*_: object) -> None:
+                raise RuntimeError(name)
+
+            return fail
 
     stopped = tmp_path / "stopped"
 
