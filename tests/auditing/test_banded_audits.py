@@ -21,7 +21,7 @@ from privlora.auditing.canary_signals import Signals
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.many_runs import audit_runs
 from privlora.auditing.shadows import judge_shadows
-from privlora.auditing.whitened import Cycles, Whitening, log_ratio
+from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio
 from privlora.coordinates import Coordinates, TangentCoordinates
 from privlora.coordinates.base import Vector
 from privlora.coordinates.span import flattened
@@ -216,6 +216,78 @@ def test_an_interrupted_audit_takes_no_row_for_white_that_lacks_earlier_noise(tm
     after = read_state(tmp_path / "a")
     assert after.releases == 6
     assert after.signals == before.signals
+
+
+def test_a_resumed_audit_keeps_its_scores_and_whose_turn_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stopped after step 2 of cycles of 3: class 2 is next, and what classes 0 and 1 showed stays."""
+    drawn, release = list[list[int]](), CanaryMechanism.release
+
+    def noted(self: CanaryMechanism, *given: Any) -> Any:
+        released = release(self, *given)
+        drawn.append(self._drawn.tolist())
+        return released
+
+    monkeypatch.setattr(CanaryMechanism, "release", noted)
+    monkeypatch.setattr(CanaryState, "draw", lambda k: CanaryState(7, np.arange(k) % 2 == 0, np.zeros(k)))
+    given = {"steps": 6, "bands": 3, "expected_batch_size": 6.6}
+    with pytest.raises(Interrupted):
+        audited(tmp_path / "a", **given, observer=StopAt(2))
+    before = read_state(tmp_path / "a")
+    with pytest.raises(Interrupted):
+        audited(tmp_path / "a", **given, observer=StopAt(3))
+    after = read_state(tmp_path / "a")
+    classes = classes_of(before.seed, 3, 40)
+    assert drawn[2]
+    assert all(set(classes[found]) <= {turn} for turn, found in enumerate(drawn))
+    assert np.abs(before.scores[classes == 0]).min() > 0
+    np.testing.assert_allclose(after.scores[classes != 2], before.scores[classes != 2], atol=1e-12)
+    assert np.abs(after.scores[classes == 2]).min() > 0
+
+
+def test_coefficients_that_are_too_long_show_as_missing_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of norm 4, which the constructor refuses: z is then a quarter of what the gradients would need."""
+    assert claimed((0.6, 0.8)) == (0.6, 0.8)
+    assert claimed((3.0, 4.0)) == (0.6, 0.8)
+    made = CorrelatedNoise.__init__
+
+    def longer(self: CorrelatedNoise, coefficients: Any, frames: Any) -> None:
+        made(self, coefficients, frames)
+        self.coefficients = tuple(4 * c for c in coefficients)
+
+    monkeypatch.setattr(CorrelatedNoise, "__init__", longer)
+    state, _ = played("prism", 3.0, steps=36, included=12)
+    event = StepEvent(CyclicPoissonSampling(1.0, BANDS), 3.0)
+    assert judge_canaries(state, event, 36, 1e-5, confidence=0.9999).violated
+
+
+def test_where_a_space_changes_its_size_whitening_begins_anew_with_the_noise() -> None:
+    class Flat:
+        def frame(self) -> dict[str, torch.Tensor]:
+            return {}
+
+        def followed(self, vector: Vector, frame: Any) -> Vector:
+            return vector
+
+    stream, whitening = CorrelatedNoise(C, Flat()), Whitening(C, Flat(), whole=False)
+    generator = torch.Generator().manual_seed(0)
+    for step in range(1, 7):
+        size = 4 if step < 3 else 5
+        white: Vector = [(torch.randn(size, generator=generator, dtype=torch.float64),)]
+        row, _, _ = whitening.row(stream.next(step, lambda white=white: white), None, 0.0)
+        assert whitening.white is (step >= 3)
+        if step >= 3:
+            torch.testing.assert_close(row[0][0], white[0][0])
+
+
+def test_what_is_refuted_is_told_with_a_bound_above_it() -> None:
+    """The search is coarse where the claimed noise_multiplier is far above those that it goes down to."""
+    event, steps = StepEvent(PoissonSampling(0.01), 30.0), 4
+    ideal = CanaryState(0, np.arange(400) % 2 == 0, np.where(np.arange(400) % 2 == 0, 1.0, -1.0))
+    found = judge_canaries(ideal, event, steps, 1e-5)
+    assert found.violated
+    assert found.epsilon_lower >= found.epsilon_claimed
 
 
 def test_texts_are_planted_in_runs_with_bands(tmp_path: Path) -> None:

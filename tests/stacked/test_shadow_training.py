@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -316,6 +317,30 @@ class Ledger:
             raise PrivacyError("spent")
         self.events.append(event)
         return len(self.events)
+
+    @property
+    def charges(self) -> int:
+        return len(self.events)
+
+
+def test_ledgers_of_correlated_noise_are_new_and_each_adapters_own() -> None:
+    """The price of a cycle holds for one way to deal units to classes: 2 runs of 5 steps are no 10 steps in a row."""
+    chosen = settings(METHODS["dp-adamw"], bands=2, steps=4, sample_rate=0.4, noise_multiplier=2.0)
+    ledgers = [Ledger() for _ in range(3)]
+    found = trained(chosen, seeds=None, ledgers=ledgers, together=2)
+    assert [ledger.events for ledger in ledgers] == [[found.event] * 4] * 3
+    longer = Ledger()
+    longer.plan = SimpleNamespace(steps=8)  # type: ignore[attr-defined]
+    one = Ledger()
+    for given, said in (
+        ([one, one, Ledger()], "have one ledger"),
+        ([Ledger(), ledgers[0], Ledger()], "shows charges"),
+        ([Ledger(), Ledger(), longer], "plans another number of steps than 4"),
+    ):
+        before = [ledger.charges for ledger in given]
+        with pytest.raises(PrivacyError, match=said):
+            trained(chosen, seeds=None, ledgers=given)
+        assert [ledger.charges for ledger in given] == before
 
 
 def test_every_ledger_is_charged_for_each_step_of_its_adapter() -> None:

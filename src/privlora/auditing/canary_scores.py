@@ -38,7 +38,7 @@ from privlora.auditing.bounds import (
 from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
-from privlora.auditing.whitened import Cycles, Whitening, log_ratio
+from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio
 from privlora.coordinates import Vector, add_vectors
 from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler, classes_of
 from privlora.errors import ConfigError, RunError
@@ -146,7 +146,7 @@ class CanaryMechanism(Instrument):
         self._cycles: Cycles | None = None
         if isinstance(sampling, CyclicPoissonSampling):
             assert inner.noising.correlated is not None
-            count, c = len(state.scores), inner.noising.correlated.coefficients
+            count, c = len(state.scores), claimed(inner.noising.correlated.coefficients)
             self._sampler = CyclicPoissonSampler(
                 count, self._rate, sampling.classes, key=state.seed, charged=lambda: self._turn
             )
@@ -310,7 +310,9 @@ def _outcome(counts: tuple[int, int, int], event: StepEvent, steps: int, confide
     violated = one_run_refutes(_floor(event, steps), *counts, confidence)
     while violated and rough_epsilon({replace(event, noise_multiplier=0.8 / largest): steps}) < _TOO_MUCH:
         largest /= 0.8
-    return _Outcome(counts, _largest_mu(event, steps, counts, confidence, largest), violated)
+    found = _largest_mu(event, steps, counts, confidence, largest)
+    # What is claimed is refuted itself, and the search may be too coarse to find it.
+    return _Outcome(counts, max(found, 1 / event.noise_multiplier) if violated else found, violated)
 
 
 def _most(games: Sequence[tuple[int, float]], canaries: int, event: StepEvent, steps: int) -> float | None:

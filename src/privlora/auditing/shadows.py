@@ -234,7 +234,8 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
     def with_mu(mu: float) -> StepEvent:
         return replace(event, noise_multiplier=1 / mu)
 
-    largest = 1 / event.noise_multiplier
+    claimed = largest = 1 / event.noise_multiplier
+    violated = _refuted(event, steps, errors, confidence)
     while (
         _refuted(with_mu(largest), steps, errors, confidence)
         and rough_epsilon({with_mu(largest / 0.8): steps}) < _TOO_MUCH
@@ -243,6 +244,7 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
     mu = largest_refuted(
         lambda mu: _refuted(with_mu(mu), steps, errors, confidence), largest, tolerance=largest / 200
     )
+    mu = max(mu, claimed) if violated else mu  # the search may be too coarse to find it
     return epsilon([(with_mu(mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
 
 

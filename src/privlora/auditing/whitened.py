@@ -6,6 +6,7 @@ the noise z_t alone, and of a canary that was drawn at step s its gradient times
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -20,9 +21,9 @@ from privlora.mechanisms import Frames
 class Whitening:
     """Rows of C times releases, and times what canaries add to them.
 
-    coefficients: c. frames: whose coordinates releases have; earlier ones are brought to the present ones as the noise
-    was. whole: the noise began with the first release that is seen here; else the first b - 1 rows lack what came
-    before, and are not white.
+    coefficients: c, of norm 1 at most (``claimed``). frames: whose coordinates releases have; earlier ones are brought
+    to the present ones as the noise was. whole: the noise began with the first release that is seen here; else the
+    first b - 1 rows lack what came before, and are not white.
     """
 
     def __init__(self, coefficients: Sequence[float], frames: Frames, *, whole: bool) -> None:
@@ -62,6 +63,12 @@ class _Seen:
     vectors: Sequence[Vector]
     frame: Mapping[str, Tensor]
     drawn: float
+
+
+def claimed(coefficients: Sequence[float]) -> tuple[float, ...]:
+    """c, or the part of it that the price of a cycle allows for, beside which missing noise shows."""
+    norm = math.sqrt(math.fsum(c * c for c in coefficients))
+    return tuple(c / max(1.0, norm) for c in coefficients)
 
 
 class Cycles:

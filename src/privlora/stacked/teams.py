@@ -126,13 +126,16 @@ def train_adapters(
 
     Raises:
         ConfigError: shapes do not fit, or a setting does not go with many adapters.
-        PrivacyError: a ledger refuses; or ledgers are given with seeds, or in the non-private mode.
+        PrivacyError: a ledger refuses; or ledgers are given with seeds, or in the non-private mode; or, where noise is
+            correlated, one of them is not new, or is given twice.
         ModelError: a gradient is not finite in the non-private mode, which clips nothing.
     """
     units = Units(np.arange(len(examples))) if units is None else units
     check_members(members, len(units), seeds=seeds, ledgers=ledgers)
     _check(settings, ledgers, together)
     event = plan_privacy(settings, model)[0].event if settings.privacy.private else None
+    if event is not None and isinstance(event.sampling, CyclicPoissonSampling):
+        _refuse_used(ledgers or (), settings.privacy.steps)
     factors: list[list[tuple[Tensor, Tensor]]] = []
     with unchanged_afterwards(model):
         template = build_parts(settings, model, public)
@@ -217,6 +220,23 @@ def _told(progress: Callable[[int], None] | None, turn: range, steps: int) -> Ca
 
 def _turns(total: int, together: int) -> list[range]:
     return [range(first, min(first + together, total)) for first in range(0, total, together)]
+
+
+def _refuse_used(ledgers: Sequence[Charges], steps: int) -> None:
+    """Raise PrivacyError for a ledger that is not of one adapter's run alone: each deals its units to classes anew."""
+    if len({id(ledger) for ledger in ledgers}) < len(ledgers):
+        what = "two adapters with correlated noise have one ledger"
+    elif any(getattr(ledger, "charges", 0) for ledger in ledgers):
+        what = "an adapter with correlated noise has a ledger that shows charges"
+    elif any(ledger.plan.steps != steps for ledger in ledgers if hasattr(ledger, "plan")):
+        what = f"the ledger of an adapter with correlated noise plans another number of steps than {steps}"
+    else:
+        return
+    raise PrivacyError(
+        what,
+        why="a cycle of steps is paid for once, and units that are dealt to other classes could join twice in it",
+        fix="give each adapter a new ledger of its own, of privacy.steps steps",
+    )
 
 
 def _check(settings: Settings, ledgers: Sequence[Charges] | None, together: int) -> None:
