@@ -229,6 +229,11 @@ def unknown_layers(missing: Sequence[str], known: Sequence[str]) -> ModelError:
     >>> unknown_layers(["q_prj"], ["k_proj", "q_proj"]).fix
     "did you mean 'q_proj'? its linear layers are k_proj, q_proj"
     """
+    if any("," in each for each in missing):
+        return ModelError(
+            f"adapter.target_modules names {', '.join(map(named, missing))}, which is no module but several",
+            fix="write them as a list: [q_proj, v_proj]",
+        )
     near = [close[0] for each in missing if (close := difflib.get_close_matches(each, known, n=1))]
     return ModelError(
         f"adapter.target_modules names {', '.join(map(named, missing))}, which this model does not have",
@@ -241,7 +246,7 @@ def rank_too_large(rank: int, name: str, sizes: tuple[int, int], most: int) -> M
     """The error for adapter.r above the smaller side of a layer. most: that all layers that are adapted allow."""
     return ModelError(
         f"adapter.r={rank} exceeds the smaller side of {name!r} ({sizes[0]} x {sizes[1]})",
-        fix=f"set adapter.r to at most {most}, or exclude this module",
+        fix=f"set adapter.r to at most {most}, which the smallest of the adapted modules allows, or exclude small ones",
     )
 
 

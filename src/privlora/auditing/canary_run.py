@@ -18,6 +18,7 @@ from privlora.auditing.canary_scores import (
     CanaryState,
     OneRunAudit,
     judge_canaries,
+    refuse_few,
     unreadable,
 )
 from privlora.auditing.gradient_canaries import draw_canaries
@@ -80,6 +81,7 @@ def audit_run(
 
     Raises ConfigError for runs without noise or with truncated sampling, RunError where the folder holds another run.
     """
+    refuse_few(canaries)
     _refuse(settings, kind, temperature, prefixes=prefixes is not None)
     public = None if isinstance(prefixes, str) else prefixes
     reading = {"evaluation": IN_MEMORY if public is not None else prefixes}

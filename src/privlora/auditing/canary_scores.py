@@ -72,8 +72,7 @@ class CanaryState:
     @classmethod
     def draw(cls, canaries: int) -> CanaryState:
         """Fair coins and a seed of the operating system. Raises ConfigError for fewer than 20 canaries."""
-        if canaries < 20:
-            raise ConfigError(f"{canaries} canaries can show nothing", fix="use 500 or more")
+        refuse_few(canaries)
         generator = private_generator()
         chosen = generator.random(canaries) < 0.5
         return cls(int(generator.integers(2**62)), chosen, np.zeros(canaries), signals=Signals())
@@ -100,6 +99,12 @@ class CanaryState:
             )
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise unreadable(path, error, "which were in the training") from None
+
+
+def refuse_few(canaries: int) -> None:
+    """Raise ConfigError for fewer than 20."""
+    if canaries < 20:
+        raise ConfigError(f"{canaries} canaries can show nothing", fix="use 500 or more")
 
 
 def unreadable(path: Path, error: Exception, unknown: str) -> RunError:

@@ -189,7 +189,10 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
     try:
         parsed = yaml.safe_load(value)
     except yaml.YAMLError:
-        raise ConfigError(f"the value of override {named(key)} is not valid YAML", fix="quote it") from None
+        raise ConfigError(
+            f"the value of override {named(key)} is not valid YAML",
+            fix="""put quotes inside those of the shell, as 'data.text="{title}"'""",
+        ) from None
     section = merged.setdefault(group, {})
     if isinstance(section, dict):  # else the file holds no group there, which is told
         section[name] = parsed

@@ -252,6 +252,11 @@ def load_study(path: str | Path) -> Study:
 
 def study_from(content: Mapping[str, Any], source: str = "study") -> Study:
     """A checked study from plain nested mappings. Raises ConfigError."""
+    if not content.keys() & StudySettings.model_fields.keys() and {"model", "data"} <= content.keys():
+        raise ConfigError(
+            f"{source} holds the settings of one run, and a comparison takes those of a study",
+            fix="put them under base:, and give tasks, methods, learning_rate and seeds (docs/compare.md)",
+        )
     problems = Together()
     problems.found += _unknown(content, StudySettings, source, "")
     if isinstance(content.get("selection"), Mapping):

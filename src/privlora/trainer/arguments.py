@@ -324,7 +324,8 @@ def _add_batch(found: Groups, given: dict[str, Any], source: str, untold: Mappin
         raise ConfigError(
             f"{source}.{names[0]} does not say how large a batch is"
             + (", which all processes share" if size is not None else " by itself"),
-            fix="give expected_batch_size: how many records a step takes on average",
+            fix="give expected_batch_size: how many records a step takes on average"
+            + ("" if several_processes() else _with_default(untold, times)),
         )
     if told:
         if found.privacy.get("expected_batch_size") == size * times:
@@ -335,6 +336,17 @@ def _add_batch(found: Groups, given: dict[str, Any], source: str, untold: Mappin
             fix=f"leave {' and '.join(names)} out; memory is bounded by run=dict(tokens_per_micro_batch=...)",
         )
     found.privacy["expected_batch_size"] = float(size * times)
+
+
+def _with_default(untold: Mapping[str, Any], times: float) -> str:
+    """Of a size that stands at its default, which may be meant: what an expected batch of it would be."""
+    size = untold.get(_BATCH[0])
+    if size is None:
+        return ""
+    return (
+        f" (privacy=dict(expected_batch_size={size * times:g}) where {_BATCH[0]}={size:g} is meant: it stands at its "
+        "default, which counts as not given)"
+    )
 
 
 def _add_steps(found: Groups, given: dict[str, Any], source: str) -> None:

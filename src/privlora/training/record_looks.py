@@ -169,6 +169,9 @@ class _Unusable:
         """Raise what was found, if anything was."""
         told = [kind.told() for kind in self.kinds.values()]
         if self._more:
-            told.append(DataError(f"{self._more} more records have other mistakes", fix="mend these first"))
+            have = (
+                "more record has another mistake" if self._more == 1 else "more records have other mistakes"
+            )
+            told.append(DataError(f"{self._more} {have}", fix="mend these first"))
         if told:
             raise in_one(told) from None
