@@ -522,6 +522,9 @@ def test_epochs_are_counted_in_batches_of_their_own_size() -> None:
                 groups_of(args, promise, None)
             if batch == 8:
                 assert "expected_batch_size=8)" in str(told.value)
+            if batch == 16:
+                meant = "expected_batch_size=16) where per_device_train_batch_size=8 is meant"
+                assert meant in str(told.value)
             for own in ({"expected_batch_size": batch * 2}, {"sample_rate": batch / 200}):
                 if "per_device_train_batch_size" not in given or batch == 8:
                     with pytest.raises(ConfigError, match=rf"set max_steps={most / 2:.0f}\b"):

@@ -47,6 +47,10 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         content(methods=[{"name": "prism", "learning_rate_ratio": 6}]),
         ["learning_rate_ratio"],
     ),
+    "a run": (
+        {"model": {}, "data": {}, "privacy": {}},
+        ["holds the settings of one run", "put them under base:"],
+    ),
     "no method": (content(methods=[]), ["methods is missing or empty"]),
     "no task": (without("tasks"), ["tasks is missing or empty"]),
     "no seed": (content(seeds=[]), ["seeds is missing or empty"]),
