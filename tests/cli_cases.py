@@ -203,4 +203,4 @@ def check(outcome: Outcome, *words: str) -> None:
     assert "Traceback" not in outcome.err
     assert outcome.out == ""
     for word in words:
-        assert word in errors[0]
+        assert word in errors[0], errors[0]

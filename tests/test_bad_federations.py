@@ -193,10 +193,10 @@ def test_what_the_configuration_tells_is_told_before_the_weights_with_lines(
     clients, held_out = write_clients(folder), folder / "held-out.jsonl"
     held_out.write_text(Path(clients[0]["path"]).read_text().splitlines()[0] + "\n")
     data = {"path": None, "evaluation": str(held_out)}
-    groups = {"data": data, "federation": {"clients": clients}, "adapter": {"r": 999}}
-    settings = federation_settings(model, folder, **groups)
-    words = ["adapter.r=999 (line ", "the same as private ones in text"]
-    refuses(capsys, folder, ["federate", write_config(folder, settings)], *words, quiet=False)
+    for rank, said in ((999, "adapter.r=999 (line "), (2, "the same as private ones in text")):
+        groups = {"data": data, "federation": {"clients": clients}, "adapter": {"r": rank}}
+        settings = federation_settings(model, folder, **groups)
+        refuses(capsys, folder, ["federate", write_config(folder, settings)], said, quiet=False)
 
 
 def test_what_is_not_there_is_told_together_and_at_once(

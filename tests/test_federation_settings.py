@@ -196,7 +196,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
         of(rounds=10**5, local_steps=100),
         ["10000000 steps are more than 1000000"],
     ),
-    "a truth for a number": (of(rounds=True), ["rounds=true is not a value", "Fix: write a number"]),
+    "a truth for a number": (of(rounds=True), ["rounds=true is no whole number", "Fix: a whole number"]),
 }
 
 

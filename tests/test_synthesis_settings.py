@@ -106,7 +106,7 @@ def test_what_is_written_is_read_back(given: dict[str, Any], tmp_path: Path) -> 
         ({"generator": None}, "synthesis.generator has no value"),
         ({"generator": "callable", "callable": "a.py"}, "it is not module:name"),
         ({"seeds": 0}, "1 or more"),
-        ({"seeds": True}, "not a value"),
+        ({"seeds": True}, "no whole number"),
         ({"variations": -1}, "0 or more"),
         ({"temperature": 0}, "above 0"),
         ({"temperature": float("nan")}, "temperature"),

@@ -66,7 +66,7 @@ def test_the_promise_names_all_that_it_depends_on(
     run = folder / "run" / "release"
     for place in (f"adapter:  {run}\n", f"ledger:   {run}/ledger.jsonl\n", f"report:   {run}/report.html\n"):
         assert place in ended.out
-    for word in ("0.001)-DP", "per record", "add-or-remove-one", "Poisson sampling", "pld", "dp-accounting"):
+    for word in ("0.001)-DP", "per record", "add-or-remove-one", "Poisson sampling", "PLD", "dp-accounting"):
         assert word in ended.out
 
 

@@ -76,11 +76,12 @@ def run(finished: Result, tmp_path: Path) -> RunFolder:
 
 
 @pytest.fixture(scope="session")
-def filed(finished: Result, tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+def filed(finished: Result, tmp_path_factory: pytest.TempPathFactory, with_plots: Plotted) -> RunFolder:
     """That run with an annex. Tests must not change its folder."""
     folder = RunFolder(tmp_path_factory.mktemp("filed") / "run")
     shutil.copytree(finished.release.parent, folder.root)
-    file_annex(folder)
+    with with_plots():
+        file_annex(folder)
     return folder
 
 

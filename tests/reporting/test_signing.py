@@ -33,6 +33,9 @@ PEM, RAW = serialization.Encoding.PEM, serialization.Encoding.Raw
 PLAIN = serialization.NoEncryption()
 
 
+pytestmark = pytest.mark.usefixtures("drawn")
+
+
 def never() -> str:
     raise AssertionError("it was asked for a passphrase")
 

@@ -26,6 +26,8 @@ from privlora.reporting.seals import ANNEX
 from privlora.reporting.verifying import verify
 from privlora.training.files import RunFolder
 
+pytestmark = pytest.mark.usefixtures("drawn")  # pages are made again, as the run made them
+
 KEYS = (
     "schema_version",
     "written_by",
@@ -55,7 +57,6 @@ def test_what_a_hub_leaves_beside_a_download_is_named(release: Path, tmp_path: P
         (release / name).unlink()
 
 
-@pytest.mark.usefixtures("drawn")
 def test_a_whole_release_is_verified_by_itself_and_in_its_run(filed: RunFolder, release: Path) -> None:
     before = {path.name: path.read_bytes() for path in release.iterdir()}
     for place in (release, filed.root, filed.release):
@@ -68,7 +69,6 @@ def test_a_whole_release_is_verified_by_itself_and_in_its_run(filed: RunFolder, 
     assert {path.name: path.read_bytes() for path in release.iterdir()} == before
 
 
-@pytest.mark.usefixtures("drawn")
 def test_a_release_without_an_annex_is_verified_too(run: RunFolder) -> None:
     found = verify(run.release)
     assert found.passed
