@@ -131,10 +131,10 @@ def _replace_drawing() -> None:
 
     draw, panels, bar = Figure.savefig, Figure.subplots, Figure.colorbar
 
-    def subplots(self: Figure, rows: int = 1, columns: int = 1, **options: Any) -> Any:
+    def subplots(self: Figure, nrows: int = 1, ncols: int = 1, **options: Any) -> Any:
         if _now["drawn"] or _now["room"] == "demo":  # which makes PNG
-            return panels(self, rows, columns, **options)
-        return np.full((rows, columns), _Nothing(), dtype=object)
+            return panels(self, nrows, ncols, **options)
+        return np.full((nrows, ncols), _Nothing(), dtype=object)
 
     def colorbar(self: Figure, image: Any, **options: Any) -> Any:
         return image if isinstance(image, _Nothing) else bar(self, image, **options)
