@@ -93,6 +93,21 @@ def test_what_is_broken_moves_no_record(name: str, number: int, zipped: bool, tm
             load_records(str(path), format=format)  # type: ignore[arg-type]
 
 
+def test_a_text_that_looks_like_json_moves_no_record_of_a_client(tmp_path: Path) -> None:
+    """First of all lines it would tell of the whole file what it is; where somebody trains alone, that is asked."""
+    path = tmp_path / "a.txt"
+    odd = b'{"text": "odd"}'
+    for place in range(len(LINES) + 1):
+        path.write_bytes(b"\n".join([*LINES[:place], odd, *LINES[place:]]))
+        broken: list[DataError] = []
+        found = [record["text"] for record in load_records(str(path), broken=broken.append)]
+        assert found == [line.decode() for line in (*LINES[:place], odd, *LINES[place:])]
+        assert not broken
+    path.write_bytes(b"\n".join([odd, *LINES]))
+    with pytest.raises(DataError, match="holds JSON"):
+        load_records(str(path))
+
+
 DEEP = b'{"text": "deep", "note": ' + b"[" * 2000 + b"{}" + b"]" * 2000 + b"}"
 NO_JSON = {
     "an item": b'[{"text": "one"}, {"text": "two}, DEEP]',

@@ -351,7 +351,8 @@ def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:
     if source.startswith(HUB):
         yield from _read_hub(source)
     else:
-        yield from read_file(*local_file(source, format, look=True), broken)
+        # Where broken records count as none, no record may decide how the others are read.
+        yield from read_file(*local_file(source, format, look=broken is _refuse), broken)
 
 
 def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path, Format]:
