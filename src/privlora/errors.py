@@ -223,6 +223,15 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     return f"did you mean {spelt[near[0]]!r}?" if near else f"known: {', '.join(spelt.values())}"
 
 
+def no_pattern(text: str) -> ModelError:
+    """The error for a text in adapter.target_modules that is no regular expression."""
+    return ModelError(
+        f"adapter.target_modules={named(text)} is no regular expression",
+        fix="give all-linear, a list of name endings such as [q_proj, v_proj], or a pattern of whole module names "
+        "such as '.*proj'",
+    )
+
+
 def unknown_layers(missing: Sequence[str], known: Sequence[str]) -> ModelError:
     """The error for names in adapter.target_modules that no layer has. known: the linear layers' last names.
 

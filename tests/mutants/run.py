@@ -225,6 +225,9 @@ def main() -> int:
     console.print(table_of(outcomes))
     killed = sum(outcome.verdict == "killed" for outcome in outcomes)
     seconds = sum(outcome.seconds for outcome in outcomes)
+    for outcome in outcomes:  # last: the end of a long log is what is kept
+        if outcome.verdict != "killed":
+            console.print(f"{outcome.verdict} {outcome.mutant}: {outcome.detail}", markup=False)
     console.print(f"{killed} of {len(outcomes)} killed, {seconds:.0f} s of CPU")
     if arguments.json is not None:
         content = {"seed": seed, "sample": arguments.sample, "outcomes": [asdict(each) for each in outcomes]}

@@ -10,6 +10,7 @@ import pytest
 from cli_cases import PRIVACY
 
 from privlora.config import DataSettings, Settings, settings_from
+from privlora.data.units import Grouping
 from privlora.errors import DataError, PrivloraError
 from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
 from privlora.training.sources import refuse_first
@@ -25,7 +26,7 @@ def lines(path: Path, *rows: Any) -> str:
 
 def said(path: str, owner: str | None = None, limit: int | None = None, **data: Any) -> list[str]:
     """What is told of a file, in lines."""
-    check = check_of(DataSettings(path=path, **data), owner)
+    check = check_of(DataSettings(path=path, **data), Grouping(owner))
     with pytest.raises(DataError) as caught:
         refuse_unusable_files([path], "auto", limit, check)
     assert SECRET not in str(caught.value)
@@ -259,3 +260,40 @@ def test_the_records_of_a_client(tmp_path: Path) -> None:
         f"client north: {north}, line 2: column 'text' is empty (null)",
         "client south: record 2: column 'text' is empty (null)",
     ]
+
+
+FAR = "the data hold {} as the 20 that group privacy says (public_dataset_size{})"
+
+
+@pytest.mark.parametrize("count", [9, 10, 40, 41])
+def test_units_are_counted_before_slow_imports(count: int, tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *({"text": str(number)} for number in range(count)))
+    for settings, given in (
+        (run_of(tmp_path, path), ()),
+        (run_of(tmp_path, "(in memory)"), ([{"text": "x"}] * count,)),
+    ):
+        if count in (10, 40):
+            refuse_first(settings, *given, given=True)
+        else:
+            much = "fewer than half as many records" if count == 9 else "more than twice as many records"
+            assert refused(settings, *given) == [FAR.format(much, "")]
+        refuse_first(run_of(tmp_path, path, data={"unchecked": True}), given=True)
+
+
+def test_users_are_counted_early_and_not_told_from_one_another_where_some_are_numbers(tmp_path: Path) -> None:
+    privacy = {"unit": "user", "user_column": "who"}
+
+    def settings(*owners: object) -> Settings:
+        path = lines(tmp_path / "a.jsonl", *({"text": "x", "who": owner} for owner in owners))
+        found = run_of(tmp_path, path)
+        return found.model_copy(update={"privacy": found.privacy.model_copy(update=privacy)})
+
+    refuse_first(settings(*range(10), *range(10)), given=True)
+    meant = "; with unit=user it counts users, not records"
+    assert refused(settings(*range(9), *range(9))) == [FAR.format("fewer than half as many users", meant)]
+    assert refused(settings(*range(10), "1")) == ["unit column 'who' mixes strings and integers"]
+
+
+def test_numbers_that_are_wrong_themselves_say_nothing_of_records(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", {"text": "x"})
+    refuse_first(run_of(tmp_path, path), given=True, wrong=frozenset({("privacy", "delta")}))

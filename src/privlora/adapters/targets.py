@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from privlora.errors import ModelError, PrivacyError, named, unknown_layers
+from privlora.errors import ModelError, PrivacyError, no_pattern, unknown_layers
 from privlora.names import is_pattern, layer_index, selects
 
 ALL_LINEAR = "all-linear"
@@ -62,10 +62,7 @@ def find_targets(
     output = output_layer_name(model)
     names = [name for name, _ in model.named_modules()]
     if isinstance(target_modules, str) and not is_pattern(target_modules):
-        raise ModelError(
-            f"adapter.target_modules={named(target_modules)} is no regular expression",
-            fix="give all-linear, a list of name endings, or a pattern of whole module names",
-        )
+        raise no_pattern(target_modules)
     if target_modules == ALL_LINEAR:
         chosen = [name for name in names if name in linear and name != output]
     else:

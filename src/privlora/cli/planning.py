@@ -140,11 +140,13 @@ def plan(
         return
     of_memory = _NO_MEMORY if no_memory else _memory_line(memory, near_folder(settings.model.name))
     _print(_machine_rows(content, memory, None if fitted is None else fitted.why, of_memory), shown)
-    _print_limits(limits, shown)
+    _print_list("not protected:", limits, shown)
     if advise:
         from privlora.cli.advising import show_advice
 
         show_advice(content["advice"])
+    if refused:  # last, where it is seen
+        _print_list("`privlora train` is refused on this machine:", refused, shown)
 
 
 def _refuse_missing(settings: Settings, wrong: frozenset[Location] = frozenset()) -> None:
@@ -166,10 +168,14 @@ def _refuse_missing(settings: Settings, wrong: frozenset[Location] = frozenset()
 
 
 def _beside(settings: Settings, wrong: frozenset[Location]) -> list[PrivloraError]:
-    """The same of settings in which something is wrong."""
+    """The same of settings in which something is wrong, and private files that are not there."""
+    problems, known = Together(), Known(settings, wrong)
+    problems.of(None, _refuse_missing, settings, wrong)
+    if settings.federation is None and known("data.path"):
+        problems.of(None, lambda: check_sources(settings, evaluation=()))
     try:
         with settings.placing():
-            _refuse_missing(settings, wrong)
+            problems.tell()
     except PrivloraError as error:
         return [error]
     return []
@@ -217,7 +223,7 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
         emit(content)
     else:
         _print(rows, out())
-        _print_limits(content["not_protected"], out())
+        _print_list("not protected:", content["not_protected"], out())
 
 
 def _reading(settings: Settings) -> AbstractContextManager[None]:
@@ -480,9 +486,6 @@ def _machine_rows(
         ("dropout", _dropout_line(content["dropout"], content["lora_dropout"])),
         ("model", _model_line(content["model"])),
     ]
-    rows += [
-        ("here", f"`privlora train` is refused on this machine: {why}") for why in content["refused_here"]
-    ]
     if not content["aes_instructions"]:
         rows.append(
             ("generator", "this processor has no AES instructions: noise is drawn several times slower")
@@ -533,9 +536,9 @@ def _print(rows: list[tuple[str, str]], shown: Console) -> None:
         shown.print(f"{name:<12}{text}")
 
 
-def _print_limits(limits: list[str], shown: Console) -> None:
-    shown.print("not protected:")
-    for sentence in limits:
+def _print_list(title: str, sentences: list[str], shown: Console) -> None:
+    shown.print(title)
+    for sentence in sentences:
         shown.print(f"  - {sentence}")
 
 

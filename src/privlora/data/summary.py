@@ -71,6 +71,20 @@ def summarise(examples: Examples, units: int) -> DataSummary:
     )
 
 
+def refuse_far_count(units: int, *, public_units: float, unit: str, at_clients: bool = False) -> None:
+    """The part of `refuse_implausible` for which it is enough to count the units."""
+    if public_units / _FACTOR <= units <= _FACTOR * public_units:
+        return
+    whose, where = ("all clients together", "federation.clients") if at_clients else ("the data", "data.path")
+    much = "more than twice as many" if units > public_units else "fewer than half as many"
+    meant = "" if unit == "record" else f"; with unit={unit} it counts {unit}s, not records"
+    raise DataError(
+        f"{whose} hold {much} {unit}s as the {public_units:g} that group privacy says (public_dataset_size{meant})",
+        why="batches would be as far from the expected size, for which noise and learning rate are chosen",
+        fix=f"check {where} and the {unit}s, give the true number, rounded, or set data.unchecked=true",
+    )
+
+
 def refuse_implausible(
     summary: DataSummary, *, public_units: float, unit: str, max_length: int, at_clients: bool = False
 ) -> None:
@@ -78,14 +92,7 @@ def refuse_implausible(
 
     at_clients: the records are those of all clients of a federation, each with files of its own.
     """
-    whose, where = ("all clients together", "federation.clients") if at_clients else ("the data", "data.path")
-    much = "more than twice as many" if summary.units > _FACTOR * public_units else "fewer than half as many"
-    if not public_units / _FACTOR <= summary.units <= _FACTOR * public_units:
-        raise DataError(
-            f"{whose} hold {much} {unit}s as the {public_units:g} that group privacy says (public_dataset_size)",
-            why="batches would be as far from the expected size, for which noise and learning rate are chosen",
-            fix=f"check {where} and the {unit}s, give the true number, rounded, or set data.unchecked=true",
-        )
+    refuse_far_count(summary.units, public_units=public_units, unit=unit, at_clients=at_clients)
     if summary.empty > _MOST:
         raise DataError(
             "more than half of the records have nothing to train on",

@@ -104,13 +104,13 @@ class Grouping:
 
     def __init__(self, column: str | None) -> None:
         self._column = column
-        self._records = 0
+        self.records = 0
         self._digests = bytearray()
         self._kinds = set[type]()
 
     def add(self, record: Mapping[str, Any], number: int) -> None:
         """The next record; its ``number`` is from 1. Raises DataError, as `unit_value`."""
-        self._records += 1
+        self.records += 1
         if self._column is None:
             return
         value = unit_value(record, self._column, number)
@@ -124,7 +124,7 @@ class Grouping:
             DataError: strings and integers are mixed.
         """
         if self._column is None:
-            return np.arange(self._records)
+            return np.arange(self.records)
         if len(self._kinds) > 1:
             raise DataError(
                 f"unit column {self._column!r} mixes strings and integers",
@@ -143,6 +143,10 @@ class Grouping:
         found = np.empty(len(order), np.int64)
         found[order] = number[np.cumsum(begins, dtype=np.int32) - 1]
         return found
+
+    def count(self) -> int:
+        """How many units there are. Raises DataError as `unit_of_record`."""
+        return int(self.unit_of_record().max(initial=-1)) + 1
 
 
 def _content(value: str | int) -> bytes:

@@ -13,6 +13,7 @@ from privlora.data.formats import Format, separator_of
 from privlora.data.forms import are_names
 from privlora.data.records import COLUMN, missing_column
 from privlora.data.templates import parse
+from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, Together
 from privlora.starting.survey import Survey
 from privlora.training.record_looks import Check, check_of, refuse_unusable_files
@@ -75,7 +76,7 @@ def fitting_form(
         if chosen is not None:
             owner = user if user in found.columns else None
             data = DataSettings(path=list(path), **chosen.settings)  # type: ignore[arg-type]
-            check = _of_all(chosen.used, check_of(data, owner))
+            check = _of_all(chosen.used, check_of(data, Grouping(owner)))
         problems.of(None, refuse_unusable_files, path, form, None, check)
     problems.tell()
     assert chosen is not None

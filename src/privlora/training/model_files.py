@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from privlora.config import AdapterSettings, ModelSettings, Settings
 from privlora.data.templates import no_chat_template
-from privlora.errors import ModelError, Together, rank_too_large, unknown_layers
+from privlora.errors import ModelError, Together, no_pattern, rank_too_large, unknown_layers
 from privlora.names import is_pattern, layer_index, selects
 
 _LONGEST_HEADER: Final = 100_000_000  # bytes; safetensors reads no longer one
@@ -178,10 +178,12 @@ def refuse_too_long(max_length: int, positions: int) -> None:
 
 
 def _refuse_unknown_layers(files: ModelFiles, targets: str | list[str]) -> None:
+    if isinstance(targets, str) and not is_pattern(targets):
+        raise no_pattern(targets)
     try:
         words, linear = files.layers
         if isinstance(targets, str):
-            if targets != "all-linear" and is_pattern(targets) and linear and not files.may_match(targets):
+            if targets != "all-linear" and linear and not files.may_match(targets):
                 raise unknown_layers([targets], sorted(linear))
             return
     except (OSError, ValueError, KeyError, TypeError, AttributeError):

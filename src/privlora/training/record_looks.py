@@ -25,7 +25,7 @@ from privlora.data.records import (
 from privlora.data.rendering import messages_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
-from privlora.data.units import unit_value
+from privlora.data.units import Grouping
 from privlora.errors import DataError, in_one
 
 Check = Callable[[Mapping[str, Any], int], None]
@@ -34,9 +34,9 @@ Check = Callable[[Mapping[str, Any], int], None]
 _PLACED: Final = re.compile(r", (line|item|row) (\d+)(, column \d+)?(?=: | is )")
 
 
-def check_of(data: DataSettings, owner: str | None = None) -> Check:
-    """What can be told of a record without a tokenizer: columns, texts, messages, answers and labels. owner: column of
-    a record's user."""
+def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
+    """What can be told of a record without a tokenizer: columns, texts, messages, answers and labels. units: takes each
+    record in, and tells whose it is."""
     columns = [each for each in (data.columns, data.rejected_columns) if each is not None]
     chats = [each["messages"] for each in columns if each["messages"] is not None]
     texts = fields_of([each[kind] for each in columns for kind in ("text", "prompt", "completion")])
@@ -45,8 +45,8 @@ def check_of(data: DataSettings, owner: str | None = None) -> Check:
     classes = data.classes
 
     def check(record: Mapping[str, Any], number: int) -> None:
-        if owner is not None:
-            unit_value(record, owner, number)
+        if units is not None:
+            units.add(record, number)
         if task is not None:
             (task_record if classes is None else labelled_record)(task, record, number)
             return

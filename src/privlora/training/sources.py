@@ -13,8 +13,10 @@ from privlora.config.groups import AT_CLIENTS, IN_MEMORY
 from privlora.config.mistakes import Beside, Location
 from privlora.data.formats import Format
 from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing, text_of
+from privlora.data.summary import refuse_far_count
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
+from privlora.data.units import Grouping
 from privlora.errors import DataError, PrivloraError, Together, in_one
 from privlora.training.devices import refuse_no_device
 from privlora.training.files import RunFolder
@@ -67,12 +69,16 @@ def refuse_first(
     through = any(setting == "data.path" and are_read_twice(paths) for setting, paths, *_ in files)
     columns = partial(check_columns, readable=not through)
     lacks_columns = known.columns and there and problems.fails(columns, settings, records)
-    looks = _checks(settings, lacks_columns or not known.columns or not known("data.labels"))
+    units = Grouping(settings.privacy.user_column)
+    looks = _checks(settings, units, lacks_columns or not known.columns or not known("data.labels"))
     for setting, paths, form, limit in files:
         if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
             problems.of(None, _read_through, setting, paths, form, limit, looks(setting))
     for setting, own in _lists(records, evaluation):
         problems.of(None, _look_through, setting, own, looks(setting))
+    counted = units.records and settings.federation is None  # of clients all together count
+    if counted and not problems.found and not any(place[:1] == ("privacy",) for place in wrong):
+        problems.of(None, _refuse_far_count, settings, units)
     with settings.placing():
         problems.tell()
 
@@ -130,11 +136,17 @@ _OTHERS: Final = DataSettings.model_fields.keys() - set(_SAY_COLUMNS.split())
 """Settings of data that do not say what columns there are."""
 
 
-def _checks(settings: Settings, lacks_columns: bool) -> Callable[[str], Check | None]:
-    """Of the name of a setting or client, what its records are looked at for. lacks_columns: the first private record
-    lacks one, which is told already."""
-    private = check_of(settings.data, settings.privacy.user_column)
-    public, texts = check_of(settings.data), settings.synthesis
+def _refuse_far_count(settings: Settings, units: Grouping) -> None:
+    """Raise DataError for units that are far fewer or more than public numbers say, or that cannot be told apart."""
+    found, privacy = units.count(), settings.privacy
+    if not settings.data.unchecked:
+        refuse_far_count(found, public_units=privacy.n, unit=privacy.unit)
+
+
+def _checks(settings: Settings, units: Grouping, lacks_columns: bool) -> Callable[[str], Check | None]:
+    """Of the name of a setting or client, what its records are looked at for. units: takes in those of data.path.
+    lacks_columns: the first private record lacks one, which is told already."""
+    public, texts, owner = check_of(settings.data), settings.synthesis, settings.privacy.user_column
 
     def written(record: Mapping[str, Any], number: int) -> None:
         assert texts is not None
@@ -145,7 +157,9 @@ def _checks(settings: Settings, lacks_columns: bool) -> Callable[[str], Check | 
             return written
         if lacks_columns:
             return None
-        return private if named == "data.path" or named.startswith(_CLIENT) else public
+        if named == "data.path":
+            return check_of(settings.data, units)
+        return check_of(settings.data, Grouping(owner)) if named.startswith(_CLIENT) else public
 
     return of
 
