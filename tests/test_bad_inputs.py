@@ -254,7 +254,7 @@ def test_what_stands_where_settings_belong(
     finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run, records = finished / "run", folder / "records.jsonl"
-    refuses(capsys, folder, ["train", run], "it is a folder", f"continued with `privlora resume {run}`")
+    refuses(capsys, folder, ["train", run], "it is a folder", f"goes on with `privlora resume {run}`")
     refuses(
         capsys,
         folder,
@@ -761,11 +761,12 @@ def test_a_report_of_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -
 
 USAGE = {
     "trian run.yaml": "'trian'",
-    "train": "CONFIG",
+    "train": "CONFIG is missing: YAML file of the run. Fix: write `privlora train CONFIG`",
+    "push run": "REPO is missing: owner/name on the hub. Fix: write `privlora push RUN REPO`",
     "train run.yaml --jsn": "--jsn",
     "methods prism other": "other",
     "--fast": "--fast",
-    "resume": "RUN",
+    "resume": "RUN is missing: Folder of the interrupted run. Fix: write `privlora resume RUN`",
 }
 
 

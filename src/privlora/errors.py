@@ -289,8 +289,8 @@ _TYPED: ContextVar[frozenset[str]] = ContextVar("typed", default=frozenset())
 
 @contextmanager
 def typed(words: Iterable[str]) -> Iterator[None]:
-    """Inside, errors show these words, which stand on the command line and are no secrets of a file."""
-    token = _TYPED.set(frozenset(words))
+    """Inside, errors show these words too, which stand on the command line and are no secrets of a file."""
+    token = _TYPED.set(_TYPED.get() | frozenset(words))
     try:
         yield
     finally:

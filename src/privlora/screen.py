@@ -15,7 +15,7 @@ from privlora.config import PrivacySettings, Settings
 from privlora.consoles import err, is_wanted
 from privlora.data.summary import DataSummary
 from privlora.methods import find_row
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 from privlora.starting.numbers import to_one_digit
 from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder

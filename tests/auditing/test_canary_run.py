@@ -38,9 +38,9 @@ from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
-from privlora.pages.numbers import rounded_up
 from privlora.rehearsals import noise_alone
 from privlora.rehearsals.settling import settled
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.inputs import load_data
 from privlora.training.loop import Interrupted, finish_training

@@ -41,7 +41,7 @@ from privlora.federated.rules.averaging import FedSa, Scaffold
 from privlora.federated.server import RuleServer
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate, GaussianMechanism, NoiseSource
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 
 SIGMA = 0.5
 

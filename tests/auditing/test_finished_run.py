@@ -18,7 +18,7 @@ from privlora.auditing.finished_run import _judge, audit_finished, read_secrets
 from privlora.auditing.page import Claim, roc_picture
 from privlora.config import settings_from
 from privlora.errors import ConfigError, DataError, RunError
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from privlora.federated.history import Round
 from privlora.federated.progress import RoundProgress, in_bytes
 from privlora.federated.rule_facts import Example
 from privlora.federated.rules import RULES, RuleSettings
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 
 
 @pytest.fixture

@@ -276,9 +276,10 @@ def test_a_kernel_that_nothing_uses_is_not_told_of(caplog: pytest.LogCaptureFixt
 
 
 def test_a_setting_given_to_resume_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = call(capsys, "resume", "runs/notes", "privacy.bands=8")
-    assert outcome.code == 2
-    assert "'privacy.bands' is given, and settings of a run cannot change" in outcome.err
+    for name in ("privacy.bands", "target_epsilon"):
+        outcome = call(capsys, "resume", "runs/notes", f"{name}=8")
+        assert outcome.code == 2
+        assert f"'{name}' is given, and settings of a run cannot change" in outcome.err
     assert "other settings take a new run" in outcome.err
     assert "\n" not in outcome.err.strip()
     assert "settings of a run" not in call(capsys, "resume", "runs/notes", "other").err

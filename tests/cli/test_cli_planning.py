@@ -61,7 +61,7 @@ def test_many_steps_take_a_while_and_more_than_can_be_counted_are_refused(
     assert "finding the noise of 5000 steps" in told
     refused = call(capsys, "plan", config, "privacy.steps=1000000000")
     assert refused.code == 2
-    assert "privacy.steps: 1000000000 steps are more than 1000000: the noise" in refused.err
+    assert "1000000000 steps are more than 1000000: the noise" in refused.err
 
 
 def test_a_quantile_is_in_the_same_epsilon(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -728,14 +728,11 @@ def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
     assert "in the size" not in call(capsys, "plan", config, *given[:2]).out
 
 
-@pytest.mark.parametrize(
-    ("command", "private"),
-    [(["plan"], False), (["audit", "--one-run"], True), (["audit"], True), (["synthesize"], True)],
-)
+@pytest.mark.parametrize("command", [["plan"], ["audit", "--one-run"], ["audit"], ["synthesize"]])
 def test_wrong_settings_hide_no_file_and_no_layer(
-    command: list[str], private: bool, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
+    command: list[str], tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Nor a rank: all are told before anything is loaded. A plan reads no private record, and asks for none."""
+    """Nor a rank: all are told before anything is loaded. A plan reads no private record, but tells that none is."""
     config = tmp_path / "run.yaml"
     config.write_text(
         f"model: {{name: {model}}}\ndata: {{path: gone.jsonl}}\nadapter: {{r: 9999}}\n"
@@ -745,6 +742,6 @@ def test_wrong_settings_hide_no_file_and_no_layer(
     ended = call(capsys, command[0], config, *command[1:])
     assert ended.code == 2
     assert LOADING not in ended.err
-    for words in ("unknown setting 'privacy.stepz'", "adapter.r=9999 (line 3) exceeds"):
+    missing = "there is no file gone.jsonl"
+    for words in ("unknown setting 'privacy.stepz'", "adapter.r=9999 (line 3) exceeds", missing):
         assert words in ended.err
-    assert ("there is no file gone.jsonl" in ended.err) == private

@@ -442,6 +442,14 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [],
         ["d.jsonl, line 10: column 'rejected' is empty (null)"],
     ),
+    "a preference without its worse answer": (
+        lambda f: jsonl(f / "d.jsonl", rows(9, prompt=SECRET, chosen=SECRET)),
+        [],
+        [
+            "column 'chosen' is half of a pair of answers: add 'rejected'",
+            "--prompt COLUMN --completion chosen",
+        ],
+    ),
     "a preference whose worse answer is misspelt": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt=SECRET, chosen=SECRET, rejectd=SECRET)),
         [],

@@ -24,7 +24,7 @@ from cli_cases import (
 
 from privlora.accounting import read_ledger
 from privlora.config import settings_from
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.loop import StepReport
 from privlora.training.peak import Peak

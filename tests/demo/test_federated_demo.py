@@ -16,8 +16,8 @@ from privlora.demo.clinics import CLINICS
 from privlora.demo.federated import Seen, Sizes, uniformity
 from privlora.errors import RunError
 from privlora.federated.messages import Reply
-from privlora.pages.numbers import rounded_up
 from privlora.reporting import rewrite_report
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 
 SMALL = Sizes(notes=12, patients=6, held_out=2, steps=2, batch=15)

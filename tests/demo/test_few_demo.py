@@ -16,7 +16,7 @@ from privlora.demo import few
 from privlora.demo.clinics import CLINICS
 from privlora.demo.few import METHODS, Sizes, notes_of_patients, public_notes, what_came_out
 from privlora.errors import RunError
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 
 SMALL = Sizes(notes=12, held_out=2, texts=8, epochs=1, steps=2, batch=6)

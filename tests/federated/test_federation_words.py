@@ -26,9 +26,9 @@ from privlora.federated.words import (
     what_colluding_costs,
     what_it_costs,
 )
-from privlora.pages.numbers import rounded_up
 from privlora.reporting.federation import by_whom, card_paragraph, federation_table
 from privlora.reporting.limits import not_protected
+from privlora.rounding import rounded_up
 
 NOISE = {"noise_multiplier": 1.0}
 SHARED: list[dict[str, Any]] = [{"rule": "joint"}, {"rule": "fedavg", "privacy_model": "client"}]

@@ -357,6 +357,17 @@ def test_a_terminal_shows_how_the_held_out_loss_went(beside: Beside, monkeypatch
     assert "━" not in log
 
 
+def test_a_held_out_loss_that_did_not_fall_is_told() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    with RichObserver(console, plan(4)) as observer:
+        for step, loss in enumerate((2.0, 1.9, 2.0, 2.5)):
+            observer.on_evaluation(step, loss)
+    assert isinstance(console.file, io.StringIO)
+    _, *lines = console.file.getvalue().splitlines()
+    fell = ["no lower than the 2.0000 before training" not in line for line in lines]
+    assert fell == [True, False, False]
+
+
 @pytest.mark.parametrize("values", [[], [1.0], [1.0, 1.0], [1.0, math.nan, 0.0], [math.inf, 2.0]])
 def test_sparks_are_as_long_as_their_numbers(values: list[float]) -> None:
     assert len(progress.spark(values)) == len(values)

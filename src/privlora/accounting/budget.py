@@ -12,6 +12,7 @@ from privlora.accounting.accountants import Adjacency, accountant_versions, epsi
 from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.accounting.ledger_format import LedgerSummary, Plan, Unit, read_ledger
 from privlora.errors import PrivacyError
+from privlora.rounding import rounded_up
 
 _T = TypeVar("_T")
 
@@ -89,7 +90,7 @@ class BudgetStatement:
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         subject = "The run is" if len(self.runs) == 1 else f"{len(self.runs)} runs together are"
         text = (
-            f"{subject} ({self.epsilon:.4g}, {self.delta:.3g})-DP per {self.unit}, "
+            f"{subject} ({rounded_up(self.epsilon)}, {self.delta:.3g})-DP per {self.unit}, "
             f"adjacency {self.adjacency}, accountant pld ({packages})."
         )
         text += "".join(f" {words}" for run in self.runs if (words := run.describe_copies()))

@@ -45,6 +45,7 @@ from privlora.accounting.events import (
     events_to_dicts,
 )
 from privlora.errors import PrivacyError
+from privlora.rounding import rounded_up
 
 _log = logging.getLogger(__name__)
 
@@ -120,7 +121,7 @@ class Calibration:
         """One line: the guarantee with everything that it depends on."""
         packages = ", ".join(f"{name} {number}" for name, number in self.versions.items())
         return (
-            f"{describe_events(self.events)}: ({self.epsilon:.4g}, {self.delta:.3g})-DP, "
+            f"{describe_events(self.events)}: ({rounded_up(self.epsilon)}, {self.delta:.3g})-DP, "
             f"adjacency {self.adjacency}, accountant {self.accountant} ({packages})"
         )
 

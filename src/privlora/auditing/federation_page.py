@@ -7,7 +7,8 @@ from pathlib import Path
 from privlora.accounting.events import describe_events
 from privlora.auditing.federation import FederationAudit
 from privlora.auditing.page import Claim, at_most, write_page
-from privlora.pages.numbers import number, rounded_up
+from privlora.pages.numbers import number
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 
 _NOTES = (

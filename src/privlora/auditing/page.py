@@ -25,8 +25,9 @@ from privlora.auditing.released_texts import TextAudit
 from privlora.auditing.shadows import ShadowAudit
 from privlora.errors import RunError
 from privlora.pages.figures import ACCENT, GRID, INK, MUTED, SECOND, grid, in_style, inline_svg
-from privlora.pages.numbers import finite, number, rounded_up
+from privlora.pages.numbers import finite, number
 from privlora.pages.template import fill
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder, write_atomically
 from privlora.version import __version__
 

@@ -24,6 +24,7 @@ from privlora.accounting.events import describe_events, event_or_phases
 from privlora.cli.console import JsonOption, emit, out
 from privlora.errors import ConfigError, PrivacyError, in_one, named
 from privlora.ranges import MOST_BANDS, MOST_STEPS
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 
 if TYPE_CHECKING:
@@ -387,7 +388,7 @@ def budget(
         return
     for run in statement.runs:
         paths = ", ".join(str(copy.path) for copy in run.copies)
-        out().print(f"{paths}: epsilon {run.epsilon:.4g}, {describe_events(run.events)}")
+        out().print(f"{paths}: epsilon {rounded_up(run.epsilon)}, {describe_events(run.events)}")
     out().print(statement.describe())
 
 

@@ -108,7 +108,7 @@ def audit(
     """Attack a run and bound its epsilon from below; results go to its private folder."""
     files = {"--secrets": secrets, "--members": members, "--non-members": non_members, "--limit": limit}
     written = {"--kind": kind, "--temperature": temperature, "--prefixes": prefixes}
-    trial = {**written, "--output": output, "overrides": overrides or None}
+    trial = {**written, "--output": output, "a setting (group.name=value)": overrides or None}
     if one_run and shadows is not None:
         raise ConfigError("--one-run and --shadows are two audits", fix="give one of them")
     rounds = {"--attacker": attacker, "--trials": trials, "--sampled": sampled or None}

@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from privlora.cli.processes import refuse_alone
 from privlora.cli.stops import Stopped
-from privlora.errors import PrivloraError, named
+from privlora.errors import PrivloraError, named, typed
 from privlora.version import __version__
 
 # The base of all usage errors, wherever this typer keeps its click.
@@ -103,9 +103,10 @@ def run(argv: Sequence[str] | None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     try:
         # A command by itself: what the others import takes longer than many a refusal.
-        code = app_of(*[name for name in given[:1] if name in _ROOMS])(
-            args=argv, prog_name="privlora", standalone_mode=False
-        )
+        with typed(word for each in given for word in (each, each.partition("=")[2]) if word):
+            code = app_of(*[name for name in given[:1] if name in _ROOMS])(
+                args=argv, prog_name="privlora", standalone_mode=False
+            )
     except PrivloraError as error:
         # Whoever stopped first says why, and the first process speaks for all.
         from privlora.training.ranks import RankStopped, first_process
@@ -119,7 +120,7 @@ def run(argv: Sequence[str] | None) -> int:
         usage = re.sub(twice, r"\1", getattr(error, "format_message", error.__str__)())
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "privlora"
-        meant = _as_override(error, command, given) or _of_a_run(command, given)
+        meant = _as_override(error, command, given) or _of_a_run(command, given) or _missing(error, command)
         if meant is not None:
             return _stop("error", [f"{meant[0]}. Fix: {meant[1]}"], 2)
         ending = "" if usage.endswith((".", "?")) else "."
@@ -163,7 +164,7 @@ def _as_override(error: Exception, command: str, argv: Sequence[str]) -> tuple[s
 
 def _of_a_run(command: str, argv: Sequence[str]) -> tuple[str, str] | None:
     """What is wrong and how to mend it, where resume is given a setting; None where that is not it."""
-    setting = re.compile(r"([a-z_]+\.[a-z_.0-9]+)=")
+    setting = re.compile(r"([a-z_]+(?:\.[a-z_.0-9]+)?)=")
     places = [found[1] for each in argv for found in [setting.match(each)] if found]
     if command.rpartition(" ")[2] != "resume" or not places:
         return None
@@ -173,6 +174,24 @@ def _of_a_run(command: str, argv: Sequence[str]) -> tuple[str, str] | None:
         "resume with the folder alone; other settings take a new run, `privlora train CONFIG group.name=value` with "
         "another run.output",
     )
+
+
+def _missing(error: Exception, command: str) -> tuple[str, str] | None:
+    """What is wrong and how to mend it, where arguments are missing; None where that is not it."""
+    missing: Any = getattr(error, "param", None)
+    context: Any = getattr(error, "ctx", None)
+    if (
+        type(error).__name__ != "MissingParameter"
+        or getattr(missing, "help", None) is None
+        or context is None
+    ):
+        return None
+    needed = [each for each in context.command.params if each.param_type_name == "argument" and each.required]
+    if missing not in needed:
+        return None
+    name = missing.make_metavar(context).strip("[].")
+    usage = " ".join([command, *(each.make_metavar(context) for each in needed)])
+    return f"{name} is missing: {missing.help.rstrip('.')}", f"write `{usage}`; `{command} --help` says more"
 
 
 def _stop(kind: str, lines: Sequence[str], code: int) -> int:

@@ -271,7 +271,7 @@ def _facts(settings: Settings, rounds: list[Round]) -> dict[str, Any]:
 def _promise(settings: Settings, result: Federated, plan: Plan | None, facts: Mapping[str, Any]) -> str:
     """facts: of the report, whose numbers these are."""
     from privlora.federated.words import NOT_PRIVATE, against_whom, who_is_protected
-    from privlora.pages.numbers import rounded_up
+    from privlora.rounding import rounded_up
 
     if result.epsilon is None or plan is None:
         return NOT_PRIVATE

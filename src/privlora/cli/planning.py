@@ -21,6 +21,7 @@ from privlora.config.auto import of_few
 from privlora.config.mistakes import Location
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, Together
 from privlora.randomness import aes_instructions
+from privlora.rounding import rounded_up
 from privlora.sizes import COUNTING, in_one_unit
 from privlora.training.model_files import refuse_unfit_files
 from privlora.training.model_names import near_folder, refuse_other_folder, refuse_unknown_model
@@ -543,7 +544,7 @@ def _print_list(title: str, sentences: list[str], shown: Console) -> None:
 
 
 def _cost_rows(cost: dict[str, Any], delta: float, unit: str) -> list[tuple[str, str]]:
-    over = ", ".join(f"{point['epsilon']:.4g} after {point['step']}" for point in cost["over_steps"])
+    over = ", ".join(f"{rounded_up(point['epsilon'])} after {point['step']}" for point in cost["over_steps"])
     replace_one = cost["epsilon_replace_one"]
     rows = [
         ("epsilon", f"{over} (delta {delta:g})"),
@@ -552,7 +553,7 @@ def _cost_rows(cost: dict[str, Any], delta: float, unit: str) -> list[tuple[str,
             "replace-one",
             "not known for this method"
             if replace_one is None
-            else f"{replace_one:.4g} for one unit replaced by another",
+            else f"{rounded_up(replace_one)} for one unit replaced by another",
         ),
     ]
     for name, opinion in cost.get("cross_check", {}).items():

@@ -269,7 +269,7 @@ def _statement(folder: RunFolder, result: Result) -> tuple[dict[str, Any], str]:
     """What is promised, for --json and in words."""
     if result.epsilon is None:
         return {"private": False}, "NOT PRIVATE: nothing is promised about the records"
-    from privlora.pages.numbers import rounded_up
+    from privlora.rounding import rounded_up
 
     plan = read_ledger(folder.ledger).plan
     words = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP {plan.describe()}"

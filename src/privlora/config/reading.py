@@ -87,9 +87,10 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
             fix = "indent with spaces, not with tabs" if tab else "check indentation, colons and names"
         raise ConfigError(f"{str(path)!r}{where} is not valid YAML ({problem})", fix=fix) from None
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{str(path)!r} holds no settings", fix="write groups such as model:, data:, privacy:"
-        )
+        fixes = ["write groups such as model:, data:, privacy:"]
+        if Path(path).suffix.lower() == ".txt":
+            fixes.insert(0, f"of a file of texts, `privlora init {path} --model NAME` proposes settings")
+        raise ConfigError(f"{str(path)!r} holds no settings", fix=fixes)
     return content
 
 
@@ -146,7 +147,7 @@ def _refuse_other_than_settings(path: Path) -> None:
     if path.is_dir():
         raise ConfigError(
             f"cannot read {str(path)!r}: it is a folder, and no file of settings",
-            fix=f"give the YAML; a run is continued with `privlora resume {path}`",
+            fix=f"give the YAML that it began with; what was stopped goes on with `privlora resume {path}`",
         )
     if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_OF_RECORDS):
         raise ConfigError(

@@ -26,7 +26,7 @@ from privlora.federated.messages import SUM, Reply
 from privlora.federated.plans import client_plan, with_local_method
 from privlora.federated.run import federate, refuse_without_flower
 from privlora.federated.words import what_colluding_costs
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise
 

@@ -27,7 +27,7 @@ from privlora.demo.clinics import CLINICS, clinic_records
 from privlora.demo.run import fresh_folder
 from privlora.evaluation import evaluate_next_token
 from privlora.pages.figures import ACCENT, MUTED, SECOND, THIRD, grid, in_style, png
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 from privlora.training.assembly import plan_privacy
 from privlora.training.files import RunFolder, read_lines
 from privlora.training.inputs import tokenise

@@ -39,10 +39,10 @@ from privlora.federated.sources import Records, records_of, refuse_missing_sourc
 from privlora.federated.used import refuse_used
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
-from privlora.pages.numbers import rounded_up
 from privlora.reporting import publish
 from privlora.reporting.publication import read_report
 from privlora.reporting.seals import HTML_NAME, is_whole
+from privlora.rounding import rounded_up
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.first_looks import look_at_model

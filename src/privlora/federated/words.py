@@ -10,7 +10,7 @@ from privlora.config import PhaseSettings, Settings
 from privlora.federated.phases import privacy_of
 from privlora.federated.plans import federation_of, rule_of
 from privlora.federated.shares import colluding, lattices_of, update_noise
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 
 NOT_PRIVATE = "NOT PRIVATE: nothing is promised about the records"
 NO_COMMON_ADAPTER = (

@@ -31,16 +31,6 @@ def nats(loss: float | None) -> str:
     return "–" if loss is None else f"{loss:.3f}"
 
 
-def rounded_up(value: float | None, decimals: int = 3) -> str:
-    """An upper bound stays one: never rounded down."""
-    if value is None:
-        return "–"
-    scaled = value * 10**decimals
-    # the product itself is rounded: 4.963 * 1000 may be a hair above 4963
-    whole = round(scaled) if math.isclose(scaled, round(scaled), rel_tol=1e-12) else math.ceil(scaled)
-    return f"{whole / 10**decimals:.{decimals}f}"
-
-
 def finite(value: Any) -> Any:
     """``value``, a number or nested containers of them, with None for what JSON does not have: infinity and NaN."""
     if isinstance(value, Mapping):

@@ -8,10 +8,11 @@ from typing import Any, Final
 
 from privlora.accounting.meaning import Meaning, in_words
 from privlora.names import UNNAMED
-from privlora.pages.numbers import number, rounded_up
+from privlora.pages.numbers import number
 from privlora.pages.template import fill
 from privlora.reporting.annex import SIGNATURE, TO_FILL
 from privlora.reporting.signing import fingerprint_of
+from privlora.rounding import rounded_up
 
 _BEFORE, _ATTACKS, _LAST = TO_FILL[:4], TO_FILL[4], TO_FILL[5]
 _NO_ATTACKS: Final = (

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from privlora.pages.numbers import number, rounded_up
+from privlora.pages.numbers import number
+from privlora.rounding import rounded_up
 
 Facts = Mapping[str, Any]
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from privlora.pages.numbers import nats, number, rounded_up
+from privlora.pages.numbers import nats, number
 from privlora.pages.template import fill
 from privlora.reporting import federation, plots, wording
 from privlora.reporting.federation_plot import rounds_plot
 from privlora.reporting.wording import Report, is_private
+from privlora.rounding import rounded_up
 
 
 def render(report: Report) -> str:

@@ -13,8 +13,9 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
 
 from privlora.pages.figures import ACCENT, INK, MUTED, SECOND, WIDTH, grid, in_style, inline_svg
-from privlora.pages.numbers import nats, number, rounded_up
+from privlora.pages.numbers import nats, number
 from privlora.reporting.wording import Report, loss_unit
+from privlora.rounding import rounded_up
 
 _HALF = 5.0  # inches
 _LONGEST_LABEL = 34

@@ -9,11 +9,12 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from privlora.pages.figures import ACCENT, INK, SECOND, WIDTH, grid, in_style, inline_svg
-from privlora.pages.numbers import number, rounded_up
+from privlora.pages.numbers import number
 from privlora.pages.template import fill
 from privlora.reporting import plots, wording
 from privlora.reporting.markdown import plain, table
 from privlora.reporting.wording import Report, is_private
+from privlora.rounding import rounded_up
 
 _BINS = 24
 _WHAT = (

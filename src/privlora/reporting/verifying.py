@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line
-from privlora.pages.numbers import number, rounded_up
+from privlora.pages.numbers import number
 from privlora.ranges import MOST_STEPS
 from privlora.reporting.annex import (
     JSON_NAME,
@@ -56,6 +56,7 @@ from privlora.reporting.seals import (
 from privlora.reporting.signing import fingerprint_of, is_signed_rightly
 from privlora.reporting.statement import PRIVATE
 from privlora.reporting.verifying_clients import check_clients, check_colluding, ledgers_of_clients
+from privlora.rounding import rounded_up
 from privlora.training.files import AUDITED, RunFolder, release_at
 from privlora.version import __version__
 

@@ -7,8 +7,9 @@ from typing import Any
 
 from privlora.accounting.meaning import Meaning, in_words
 from privlora.config import OPTIMIZER_SETTINGS
-from privlora.pages.numbers import number, rounded_up
+from privlora.pages.numbers import number
 from privlora.rehearsals.kept import because
+from privlora.rounding import rounded_up
 
 Report = Mapping[str, Any]
 

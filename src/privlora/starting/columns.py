@@ -161,6 +161,12 @@ def _near_partner(names: Sequence[str], common: Sequence[str]) -> str | None:
             near := difflib.get_close_matches(lacking[0], shown.keys() - {*here}, n=1, cutoff=0.8)
         ):
             return f"of preferences, {lacking[0]!r} is missing beside {shown[here[0]]!r}: rename {shown[near[0]]!r}"
+    for better, worse in forms.PREFERENCES:
+        if better in shown and worse not in shown:
+            return (
+                f"column {shown[better]!r} is half of a pair of answers: add {worse!r}, or learn it alone by "
+                f"--prompt COLUMN --completion {shown[better]}"
+            )
     return None
 
 

@@ -71,6 +71,7 @@ class RichObserver:
         self._every: int | None = None  # steps from one plain line to the next; None: a tenth of the run
         self._unit = unit
         self._losses = list[float]()  # on public records
+        self._untrained: float | None = None  # the loss before the first step
         self._plan = plan
         self._live = Live(console=console, auto_refresh=False, transient=True)
         self._private_loss: float | None = None
@@ -129,6 +130,10 @@ class RichObserver:
         """Show the held-out loss, which is public."""
         self._losses.append(loss)
         meant = IN_WORDS if self._unit == PER_TOKEN and len(self._losses) == 1 else ""
+        if step == 0:
+            self._untrained = loss
+        elif self._untrained is not None and loss >= self._untrained:
+            meant = f": no lower than the {self._untrained:.4f} before training"
         self._console.print(
             f"held-out loss after step {step}: {loss:.4f} {self._unit} (mean over records){meant}"
         )

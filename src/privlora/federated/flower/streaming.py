@@ -15,7 +15,7 @@ from privlora.errors import RunError
 from privlora.federated.history import Round
 from privlora.federated.plans import federation_of
 from privlora.federated.progress import in_bytes
-from privlora.pages.numbers import rounded_up
+from privlora.rounding import rounded_up
 
 if TYPE_CHECKING:
     from privlora.federated.run import Federated
