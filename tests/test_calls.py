@@ -23,6 +23,7 @@ PRIVACY: dict[str, Any] = {
     "expected_batch_size": 2,
     "public_dataset_size": 9,
 }
+TEXTS = ["a"] * 9
 
 
 @pytest.fixture(autouse=True)
@@ -111,7 +112,7 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
 
 def test_arguments_of_no_use_are_told_beside_the_rest() -> None:
     wrong: dict[str, Any] = {"method": 3, "output": 5, "callbacks": 3, "observer": 4}
-    error = told(privlora.fine_tune, "tiny", ["a"], privacy=PRIVACY, profile="yes", show_progress=1, **wrong)
+    error = told(privlora.fine_tune, "tiny", TEXTS, privacy=PRIVACY, profile="yes", show_progress=1, **wrong)
     for words in (
         "method is of type int",
         "output is of type int",
@@ -132,16 +133,16 @@ def test_arguments_of_no_use_are_told_beside_the_rest() -> None:
     ):
         assert words in str(error)
     args = privlora.PrivateConfig(**_of_clients(), max_steps=3)
-    error = told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"], peft_config=3, callbacks=3)
+    error = told(privlora.PrivateTrainer, "tiny", args, train_dataset=TEXTS, peft_config=3, callbacks=3)
     assert [part.what.partition(" is ")[0] for part in error.parts] == ["peft_config", "callbacks"]
 
 
 @pytest.mark.parametrize(
     ("given", "meant"),
     [
-        ({"modle": "tiny", "train_dataset": ["a"]}, "modle: did you mean 'model'?"),
-        ({"model": "tiny", "train_datset": ["a"]}, "train_datset: did you mean 'train_dataset'?"),
-        ({"model": "tiny", "data": ["a"]}, "data: it is called train_dataset here"),
+        ({"modle": "tiny", "train_dataset": TEXTS}, "modle: did you mean 'model'?"),
+        ({"model": "tiny", "train_datset": TEXTS}, "train_datset: did you mean 'train_dataset'?"),
+        ({"model": "tiny", "data": TEXTS}, "data: it is called train_dataset here"),
         ({"model": "tiny"}, "give a list of mappings or of texts"),
     ],
 )
@@ -164,18 +165,18 @@ def test_what_is_not_given_by_any_name_is_told_together() -> None:
         ):
             call()
     with pytest.raises(TypeError, match="synthesis is not given"):
-        privlora.synthesize("tiny", ["a"])
+        privlora.synthesize("tiny", TEXTS)
     args = privlora.PrivateConfig(**_of_clients(), max_steps=3)
     with pytest.raises(
         TypeError, match=r"PrivateTrainer is given 4 arguments by their places, and takes 2: model, args"
     ):
-        privlora.PrivateTrainer("tiny", args, None, ["a"])
-    error = told(privlora.PrivateTrainer, "tiny", args, args=args, train_dataset=["a"])
+        privlora.PrivateTrainer("tiny", args, None, TEXTS)
+    error = told(privlora.PrivateTrainer, "tiny", args, args=args, train_dataset=TEXTS)
     assert "PrivateTrainer is given args twice" in str(error)
 
 
 def test_what_is_not_given_does_not_hide_the_rest() -> None:
-    error = told(privlora.fine_tune, "tiny", ["a"], adapter={"rank": 3}, run={"seed": "x"})
+    error = told(privlora.fine_tune, "tiny", TEXTS, adapter={"rank": 3}, run={"seed": "x"})
     assert "privacy is not given" in str(error)
     assert "unknown setting 'adapter.rank'" in str(error)
     assert "run.seed=" in str(error)
@@ -186,14 +187,14 @@ def test_an_argument_that_nothing_is_called_is_a_type_error_alone() -> None:
     with pytest.raises(
         TypeError, match=r"fine_tune\(\) has no argument 'columnz'. Fix: columnz: did you mean 'columns'"
     ):
-        privlora.fine_tune("tiny", ["a"], privacy=PRIVACY, columnz={})
+        privlora.fine_tune("tiny", TEXTS, privacy=PRIVACY, columnz={})
     terms: dict[str, Any] = {"rule": "tan", "rounds": 2, "clients": 2}
     with pytest.raises(TypeError, match="has no argument 'evil'"):
-        privlora.federate("tiny", ["a"], federation=terms, privacy=_of_clients(), evil=3)
+        privlora.federate("tiny", TEXTS, federation=terms, privacy=_of_clients(), evil=3)
     with pytest.raises(TypeError, match="has no argument 'evil'"):
-        privlora.synthesize("tiny", ["a"], synthesis={}, privacy=PRIVACY, evil=3)
+        privlora.synthesize("tiny", TEXTS, synthesis={}, privacy=PRIVACY, evil=3)
     with pytest.raises(TypeError, match="has no argument") as caught:
-        privlora.fine_tune("tiny", ["a"], privacy=PRIVACY, **{"patient Greta has it since 1999": 1})
+        privlora.fine_tune("tiny", TEXTS, privacy=PRIVACY, **{"patient Greta has it since 1999": 1})
     assert "Greta" not in str(caught.value)
     with pytest.raises(
         TypeError, match=r"is given 2 arguments by their places, and takes 1: root.*records=…"
@@ -230,7 +231,7 @@ def test_a_federation_tells_all() -> None:
 
 
 def test_texts_tell_all() -> None:
-    error = told(privlora.synthesize, "tiny", ["a"], synthesis={"generator": "gpt"}, run=3, train_dataset=[])
+    error = told(privlora.synthesize, "tiny", TEXTS, synthesis={"generator": "gpt"}, run=3, train_dataset=[])
     for words in (
         "synthesize has no argument train_dataset",
         "privacy is not given",
@@ -252,7 +253,7 @@ def test_a_trainer_tells_all() -> None:
     )  # fmt: skip
     error = told(
         *(privlora.PrivateTrainer, "tiny", args),
-        train_dataset=["a"],
+        train_dataset=TEXTS,
         eval_dataset=3,
         compute_metrics=len,
         columns=3,
@@ -284,7 +285,7 @@ def test_what_is_not_there_is_told_together(tmp_path: Path) -> None:
         "data.evaluation: there is no file b",
     ):
         assert words in str(error)
-    error = told(privlora.fine_tune, tmp_path / "none", ["a"], privacy=PRIVACY, **output)
+    error = told(privlora.fine_tune, tmp_path / "none", TEXTS, privacy=PRIVACY, **output)
     assert type(error) is ModelError
     (tmp_path / "config.json").write_text("{}")
     columns = {"prompt": "q", "completion": "a"}
@@ -327,7 +328,7 @@ def test_columns_are_proposed_as_the_call_takes_them(tmp_path: Path) -> None:
 
 def test_settings_are_mended_as_arguments_of_the_call() -> None:
     error = told(
-        *(privlora.fine_tune, "tiny", ["a"]),
+        *(privlora.fine_tune, "tiny", TEXTS),
         privacy={**PRIVACY, "delta": 2, "stepz": 4},
         columns={"max_len": 3},
         method={"name": "prism", "learning_rate": "fast"},
@@ -341,7 +342,7 @@ def test_settings_are_mended_as_arguments_of_the_call() -> None:
     args = privlora.PrivateConfig(
         target_epsilon=3, delta=2, max_steps=2, expected_batch_size=2, public_dataset_size=100
     )
-    error = told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"])
+    error = told(privlora.PrivateTrainer, "tiny", args, train_dataset=TEXTS)
     assert error.fixes == ("a number below 1, as delta=1e-5",)
 
 
@@ -355,11 +356,11 @@ def test_a_name_of_a_tokenizer_is_none() -> None:
     }
     args = privlora.PrivateConfig(**{**_of_clients(), "delta": 2}, max_steps=3)
     for error, name in (
-        (told(privlora.fine_tune, "tiny", ["a"], **with_one), "tokenizer"),
-        (told(privlora.synthesize, "tiny", ["a"], synthesis={}, **with_one), "tokenizer"),
+        (told(privlora.fine_tune, "tiny", TEXTS, **with_one), "tokenizer"),
+        (told(privlora.synthesize, "tiny", TEXTS, synthesis={}, **with_one), "tokenizer"),
         (told(privlora.federate, "tiny", {"a": ["x"], "b": ["y"]}, **of_clients), "tokenizer"),
         (
-            told(privlora.PrivateTrainer, "tiny", args, train_dataset=["a"], processing_class="tok"),
+            told(privlora.PrivateTrainer, "tiny", args, train_dataset=TEXTS, processing_class="tok"),
             "processing_class",
         ),
     ):
@@ -371,7 +372,7 @@ def test_a_name_of_a_tokenizer_is_none() -> None:
 
 
 def test_a_name_of_other_trainers_stands_for_no_missing_argument() -> None:
-    error = told(privlora.fine_tune, model="tiny", train_dataset=["a"], privacy={**PRIVACY, "delta": 2})
+    error = told(privlora.fine_tune, model="tiny", train_dataset=TEXTS, privacy={**PRIVACY, "delta": 2})
     assert "Fix: train_dataset: it is called data here" in str(error)
     assert "delta=2 is not below 1" in str(error)
     assert len(error.fixes) == 2
@@ -384,13 +385,13 @@ def test_a_folder_of_other_files_is_no_place_for_a_run(tmp_path: Path) -> None:
     clients = tmp_path / "clients"
     clients.mkdir()
     (clients / "north.csv").write_text("text\na\n")
-    error = told(privlora.fine_tune, tmp_path / "none", ["a"], privacy=PRIVACY, output=clients)
+    error = told(privlora.fine_tune, tmp_path / "none", TEXTS, privacy=PRIVACY, output=clients)
     assert f"{str(clients)!r} is not empty, and what it holds is no run of privlora" in str(error)
     assert "pass output=" in str(error) or "set output" in str(error)
     assert "north" not in str(error)
     terms: dict[str, Any] = {"rule": "tan", "rounds": 2, "clients": 2}
     of_clients = {"federation": terms, "privacy": _of_clients(), "output": clients}
-    assert "is no run of privlora" in str(told(privlora.federate, tmp_path / "none", ["a"], **of_clients))
+    assert "is no run of privlora" in str(told(privlora.federate, tmp_path / "none", TEXTS, **of_clients))
     assert [path.name for path in clients.iterdir()] == ["north.csv"]
 
 
@@ -421,14 +422,14 @@ def test_no_data_is_told_as_such() -> None:
 
 
 def test_a_setting_by_another_name_is_not_missing_too() -> None:
-    error = told(privlora.fine_tune, "tiny", ["a"], privacy={"epsilon": 3, "public_datset_size": 9})
+    error = told(privlora.fine_tune, "tiny", TEXTS, privacy={"epsilon": 3, "public_datset_size": 9})
     assert str(error).count("target_epsilon") == 1
     assert str(error).count("public_dataset_size") == 2  # did you mean it, and the line to write
     assert "privacy.delta is missing" in str(error)
 
 
 def test_a_slip_of_the_pen_that_another_group_has() -> None:
-    error = told(privlora.fine_tune, "tiny", ["a"], privacy=PRIVACY, run={"seeds": 1})
+    error = told(privlora.fine_tune, "tiny", TEXTS, privacy=PRIVACY, run={"seeds": 1})
     assert error.fix == (
         "did you mean 'seed'? Else it belongs elsewhere: write synthesis=dict(seeds=…). Write run=dict(seed=1)"
     )

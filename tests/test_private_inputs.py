@@ -114,7 +114,7 @@ def _splits() -> Any:
     ("given", "match"),
     [
         (SECRET, "the string given as data is no local file"),
-        ("hypertension", "the string given as data is no local file"),
+        ("hypertension", r"the string given as data is no local file.* a text itself goes in a list"),
         ("none.jsonl", "there is no file none.jsonl"),
         (Path("none"), "no local file"),
         ([Path("none.jsonl")], "there is no file none.jsonl"),

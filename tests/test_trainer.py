@@ -198,6 +198,7 @@ def test_what_transformers_sets_by_itself_is_not_told(tmp_path: Path) -> None:
         ({"delta": 2}, r"privacy\.delta"),
         ({"completion_only_loss": True}, "loss_on=completion needs"),
         ({"max_steps": "100"}, r"max_steps is of type str. Fix: give a number"),
+        ({"public_dataset_size": "9"}, r"^PrivateConfig\.public_dataset_size is of type str[^\n]*=10_000\Z"),
         ({"per_device_train_batch_size": True, "expected_batch_size": None}, "is of type bool"),
         ({"bf16": True}, "weights are of another dtype"),
     ],
@@ -355,7 +356,7 @@ TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
 def test_columns_are_seen_from_the_first_record(
     record: dict[str, Any], more: dict[str, Any], columns: dict[str, Any], tmp_path: Path
 ) -> None:
-    found = trainer(config(tmp_path / "run", **more), train_dataset=[record], eval_dataset=None)
+    found = trainer(config(tmp_path / "run", **more), train_dataset=[record] * 30, eval_dataset=None)
     assert found._groups["columns"] == {"max_length": 40, **columns}
 
 

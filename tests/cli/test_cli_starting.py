@@ -431,7 +431,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [],
         ["d.jsonl, lines 1, 2, 3, 4, 5 and 4 more: message 1 of column 'messages' has no known role"],
     ),
-    "a preference without its worse answer": (
+    "a preference whose worse answer is null": (
         lambda f: jsonl(
             f / "d.jsonl",
             [

@@ -69,6 +69,8 @@ def as_in_python(error: PrivloraError, names: Mapping[tuple[str, str], str] | No
         return field_of(Settings.model_fields, f"{group}.{name}") is not None
 
     def mended(one: PrivloraError, fix: str) -> str:
+        if one.what.endswith(" is no local file"):
+            fix += '; a text itself goes in a list, as ["one text", "another"]'
         of_what = re.search(_PLACE, one.what)
 
         def line(found: re.Match[str]) -> str:

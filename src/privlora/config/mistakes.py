@@ -241,13 +241,15 @@ def neutral_privacy(*, federated: bool = False, private: bool = True) -> dict[st
     return found if private else {**found, "private": False, "target_epsilon": None}
 
 
+UNTOLD_SIZE: Final = 10**9
+"""Of privacy.public_dataset_size, where what was given is none: it contradicts nothing, and stands for no number."""
 _DATA: Final[Mapping[str, Any]] = {"path": "records.jsonl", "labels": SCORE}
 _NEUTRAL: Final[Mapping[str, Any]] = {
     "target_epsilon": 1.0,
     "delta": 1e-15,
     "steps": MOST_STEPS,
     "expected_batch_size": 1.0,
-    "public_dataset_size": 10**9,
+    "public_dataset_size": UNTOLD_SIZE,
 }
 _ROUNDS: Final = 5  # problems of values, of groups, of all groups together, and what is left of each
 

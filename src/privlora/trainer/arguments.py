@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from privlora.config import MethodSettings, PrivacySettings
+from privlora.config.mistakes import UNTOLD_SIZE
 from privlora.config.other_names import called_here
 from privlora.errors import ConfigError, Together, named, nearest
 from privlora.ranges import MOST_STEPS
@@ -205,8 +206,12 @@ def groups_of(
     for name in _NUMBERS:
         if name in given and (isinstance(given[name], bool) or not isinstance(given[name], int | float)):
             what = f"{source}.{name} is of type {type(given[name]).__name__}"
-            kept.found.append(ConfigError(what, fix=f"give a number, as {name}=4"))
-            given[name] = 10**9 if name == "public_dataset_size" else 1  # which contradicts nothing
+            of_data = name == "public_dataset_size"
+            kept.found.append(ConfigError(what, fix=f"give a number, as {name}={'10_000' if of_data else 4}"))
+            given[name] = UNTOLD_SIZE if of_data else 1  # which contradicts nothing beside it
+            delta = given.get("delta")
+            if of_data and isinstance(delta, float) and 0 < delta < 1:
+                given["delta"] = min(delta, 0.1 / UNTOLD_SIZE)
     own = given.pop("method", None)
     if own is not None and method is not None:
         kept.found.append(ConfigError("method is given twice", fix="leave it out of PrivateConfig"))

@@ -10,7 +10,7 @@ from typing import Any, Final
 
 from privlora.config import DataSettings, Settings
 from privlora.config.groups import AT_CLIENTS, IN_MEMORY
-from privlora.config.mistakes import Beside, Location
+from privlora.config.mistakes import UNTOLD_SIZE, Beside, Location
 from privlora.data.formats import Format
 from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing, text_of
 from privlora.data.summary import refuse_far_count
@@ -76,8 +76,10 @@ def refuse_first(
             problems.of(None, _read_through, setting, paths, form, limit, looks(setting))
     for setting, own in _lists(records, evaluation):
         problems.of(None, _look_through, setting, own, looks(setting))
-    counted = units.records and settings.federation is None  # of clients all together count
-    if counted and not problems.found and not any(place[:1] == ("privacy",) for place in wrong):
+    told = settings.privacy.public_dataset_size != UNTOLD_SIZE and not any(
+        place[:1] == ("privacy",) for place in wrong
+    )
+    if told and units.records and not problems.found and settings.federation is None:  # of clients, all count
         problems.of(None, _refuse_far_count, settings, units)
     with settings.placing():
         problems.tell()
