@@ -229,7 +229,7 @@ def test_what_copies_round_in_weak_modules_is_not_blown_up(family: str) -> None:
     rng = np.random.default_rng(0)
     adapter = LowRankAdapter(tiny_model(family), rank=4).attach()
     case = Case(METHODS["prism"], adapter, *build(METHODS["prism"], adapter, init="random"))
-    examples = [random_example(rng, 60), *[random_example(rng, 2)] * 512]
+    examples = [random_example(rng, 60), *[random_example(rng, 2)] * 64]
     whole, copies, own = (
         case.clipped_sum(e, clip_norm=1e-3, clipping="per-module") / 1e-3
         for e in (examples, examples[1:], examples[:1])
