@@ -234,7 +234,7 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "no user": (
         SHORT,
         {"privacy": {"unit": "user", "user_column": "patient", "public_dataset_size": 18}},
-        ["south.jsonl, lines 1, 2, 3, 4, 5 and 11 more: there is no column 'patient'"],
+        ["south.jsonl, lines 1, 2, 3, 4, 5 and more: there is no column 'patient'"],
     ),
 }
 

@@ -217,7 +217,7 @@ FILES = {
     "not YAML": (b"model: {name: x\nprivacy: ]", "is not valid YAML"),
     "a record in the place of a key": (
         b"patient Greta: has it\npatient Greta: again\n",
-        "line 2 is not valid YAML ((text, not shown: it may be private) is given twice)",
+        "line 2 is not valid YAML (a key is given twice)",
     ),
     "tabs": (b"model:\n\tname: x\n", "line 2 is not valid YAML"),
     "not text": (b"\xff\xfe\x00model", "cannot read"),
@@ -239,6 +239,24 @@ FILES = {
         "line 2 is not valid YAML",
     ),
     "a colon too many": (b"model:\n  name: x: y\n", "line 2 is not valid YAML (mapping values"),
+    "a dialogue": (
+        b"Zqkarim: hello\nDoctor: hi\nZqkarim: ill\n",
+        "line 3 is not valid YAML (a key is given twice)",
+    ),
+    "a day that no month has": (
+        b"run:\n  label: 2024-13-45\n",
+        "line 2 is not valid YAML (a value that is none of its kind",
+    ),
+    "no number": (
+        b"run:\n  seed: !!int Zqsec\n",
+        "line 2 is not valid YAML (a value that is none of its kind",
+    ),
+    "an alias of nothing": (
+        b"a: *Zqsecret\n",
+        "line 1 is not valid YAML (found undefined alias what is not shown)",
+    ),
+    "a tag": (b"a: !Zq'sec'ret x\n", "line 1 is not valid YAML"),
+    "lists in lists": (b"a: " + b"[" * 9999, "is not valid YAML (RecursionError)"),
     "a Python object": (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
 }
 
@@ -248,6 +266,15 @@ def test_files_that_are_no_settings(name: str, folder: Path, capsys: pytest.Capt
     content, word = FILES[name]
     (folder / "run.yaml").write_bytes(content)
     refuses(capsys, folder, ["train", folder / "run.yaml"], word)
+    assert "Zq" not in call(capsys, "train", folder / "run.yaml").err
+
+
+def test_a_value_of_the_command_line_that_yaml_cannot_read(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(folder, run_settings(model, folder))
+    for value in ("2024-13-45", "!!int Zqsec", "*Zq"):
+        refuses(capsys, folder, ["train", config, f"run.label={value}"], "is not valid YAML. Fix: put quotes")
 
 
 def test_what_stands_where_settings_belong(

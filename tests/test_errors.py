@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from privlora.config import settings_from
-from privlora.errors import Together, echoed
+from privlora.errors import PrivloraError, Together, echoed, typed
 
 WORDS = ["prism", "fedask", "json", "auto", "true", "false", "null", "none", "user", "tan"]
 
@@ -83,3 +83,20 @@ def test_no_setting_shows_a_secret_in_its_place(group: str, name: str, secret: A
     told = "".join(map(str, problems.found))
     assert str(secret) not in told
     assert "78051120" not in told.replace("_", "")
+
+
+def test_only_whole_words_that_were_typed_are_shown() -> None:
+    with typed(["run.label=Noel-x", "Ada"]):
+        assert "not shown" in echoed("Noel")
+        assert echoed("Ada") == "'Ada'"
+        with typed(["Noel"]):
+            assert (echoed("Noel"), echoed("Ada")) == ("'Noel'", "'Ada'")
+    assert "not shown" in echoed("Ada")
+
+
+def test_a_slip_of_the_pen_shows_no_long_number() -> None:
+    with pytest.raises(PrivloraError, match="Write seed: …") as caught:
+        settings_from({"run": {"sed": 78051120}})
+    assert "7805" not in str(caught.value)
+    with pytest.raises(PrivloraError, match="Write seed: 7805"):
+        settings_from({"run": {"sed": 7805}})

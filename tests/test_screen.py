@@ -19,7 +19,7 @@ from privlora.config import settings_from
 from privlora.consoles import VARIABLE, loading_for_a_call
 from privlora.data.summary import DataSummary
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
-from privlora.screen import Screen
+from privlora.screen import Screen, tell_records
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
 from privlora.training.progress import WRITING
@@ -54,6 +54,50 @@ def test_what_may_be_passed_on_holds_no_private_number(tmp_path: Path) -> None:
     numbers = {float(n) for n in re.findall(r"\d+\.?\d*", kept.replace(str(tmp_path), ""))}
     assert numbers == {400, 40}  # public_dataset_size, max_length
     assert "730 records" in told(tmp_path, terminal=True)
+
+
+@pytest.mark.parametrize(("said", "told"), [(1000, False), (1500, True), (600, True)])
+def test_a_terminal_shows_how_far_the_records_are_from_the_public_number(
+    said: int, told: bool, tmp_path: Path
+) -> None:
+    """A number to one digit is as init proposes it."""
+    found = settings(tmp_path)
+    found = found.model_copy(
+        update={"privacy": found.privacy.model_copy(update={"public_dataset_size": said})}
+    )
+    written = io.StringIO()
+    tell_records(
+        Console(file=written, force_terminal=True, width=500, highlight=False), summary(units=1200), found
+    )
+    assert (f"{1200 / said:.2f} times the {said} records" in written.getvalue()) is told
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_copies_of_records_are_warned_of(terminal: bool, tmp_path: Path) -> None:
+    def warned(unit: str, **shares: float) -> bool:
+        found = settings(tmp_path)
+        privacy = found.privacy.model_copy(update={"unit": unit, "user_column": "who"})
+        written = io.StringIO()
+        shown = Console(file=written, force_terminal=terminal, width=500, highlight=False)
+        tell_records(shown, summary(**shares), found.model_copy(update={"privacy": privacy}))
+        return "k times less" in written.getvalue()
+
+    assert warned("record", repeated=0.51)
+    assert not warned("record", repeated=0.5)
+    assert not warned("user", repeated=0.9)
+
+
+def test_a_log_says_nothing_of_a_few_long_records(tmp_path: Path) -> None:
+    """One record more or less must not change it."""
+    written = io.StringIO()
+    tell_records(Console(file=written, width=500), summary(cut=0.1), settings(tmp_path))
+    assert written.getvalue() == ""
+
+
+def summary(units: int = 400, **shares: float) -> DataSummary:
+    return DataSummary(
+        units, units, 9.0, 9.0, **{"cut": 0.0, "mostly_cut": 0.0, "empty": 0.0, "repeated": 0.0, **shares}
+    )
 
 
 def call(folder: Path, **more: Any) -> Any:

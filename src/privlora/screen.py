@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
+from rich.text import Text
 
 from privlora.accounting import Plan, read_ledger
 from privlora.config import PrivacySettings, Settings
@@ -24,17 +25,41 @@ from privlora.training.progress import WRITING, RichObserver, unit_of
 from privlora.training.takeover import OVER, is_over
 
 _ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs without a word
+_MOST: Final = 0.5  # share of records that repeat others
 _MANY: Final = 0.1  # share of records that max_length cuts without a word
 
 
-def tell_records(shown_on: Console, summary: DataSummary, privacy: PrivacySettings) -> None:
-    """To whoever may see the records: what they are, and how far from public_dataset_size."""
+def tell_records(shown_on: Console, summary: DataSummary, settings: Settings) -> None:
+    """On a terminal, to whoever may see the records: what they are, and how far from public_dataset_size. Elsewhere,
+    as in a log that may be passed on, what is odd about them, and where the numbers are."""
+    privacy, odd = settings.privacy, list[str]()
+    if privacy.unit == "record" and summary.repeated > _MOST:
+        odd.append(
+            "most records say what another one says, and what is there k times is protected about k times less: remove "
+            "copies, or protect people (privacy.unit: user)"
+        )
+    if not shown_on.is_terminal:
+        if _times_the_public(summary, privacy) is not None:
+            odd.append(f"the records are not {_public(privacy)}")
+        if summary.cut > _MANY:
+            odd.append(
+                f"many records are longer than max_length={settings.data.max_length}, and their ends are left out"
+            )
+        numbers = f". PRIVATE numbers: {RunFolder(Path(settings.run.output)).data_summary}"
+        _warn(shown_on, *(f"{what}{numbers}" for what in odd))
+        return
     shown_on.print(f"PRIVATE, here and in private/ only: {summary.describe()}")
+    _warn(shown_on, *odd)
     if (share := _times_the_public(summary, privacy)) is not None:
         shown_on.print(
             f"PRIVATE, too: these are {share:.2f} times {_public(privacy)}. Epsilon holds; beside the noise, steps "
             f"weigh {share:.2f} times what was planned. Mend the file, or that number, if one of them is wrong"
         )
+
+
+def _warn(shown_on: Console, *what: str) -> None:
+    for each in what:
+        shown_on.print(Text(f"WARNING: {each}", style="bold yellow"))
 
 
 def _times_the_public(summary: DataSummary, privacy: PrivacySettings) -> float | None:
@@ -76,7 +101,7 @@ class Screen(RichObserver):
     """
 
     def __init__(self, shown_on: Console) -> None:
-        super().__init__(shown_on, None, timed=shown_on.is_terminal)
+        super().__init__(shown_on, None)
 
     def on_run(self, plan: Plan | None, settings: Settings) -> None:
         """Training is about to begin."""
@@ -92,18 +117,7 @@ class Screen(RichObserver):
 
     def on_data(self, summary: DataSummary, settings: Settings) -> None:
         """What the records are, and what is odd about them."""
-        if self._console.is_terminal:
-            tell_records(self._console, summary, settings.privacy)
-            return
-        odd = list[str]()
-        if _times_the_public(summary, settings.privacy) is not None:
-            odd.append(f"the records are not {_public(settings.privacy)}")
-        if summary.cut > _MANY:
-            odd.append(
-                f"many records are longer than max_length={settings.data.max_length}, and their ends are left out"
-            )
-        for what in odd:
-            self.on_warning(f"{what}. PRIVATE numbers: {RunFolder(Path(settings.run.output)).data_summary}")
+        tell_records(self._console, summary, settings)
 
     def on_phase(self, what: str) -> None:
         """On a terminal; elsewhere the last one alone: a log that has times would tell how long reading took."""

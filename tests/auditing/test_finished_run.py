@@ -198,3 +198,15 @@ def test_the_picture_shows_what_the_claim_allows() -> None:
     scores = np.random.default_rng(0).standard_normal((2, 40))
     assert "lower bound" in roc_picture({"canaries": (scores[0] + 1, scores[1])}, claim, 0.7)
     assert "claimed" not in roc_picture({"before": (scores[0], scores[1])}, None, 0.0)
+
+
+def test_records_are_told_from_others_alone(finished: Path, tmp_path: Path) -> None:
+    """A file against itself, or records that are in both, would show an AUC of a half, whatever the run gives away."""
+    given = files(finished)
+    with pytest.raises(ConfigError, match="name the same file"):
+        audit_finished(finished / "plain", **{**given, "non_members": given["members"]})
+    first = Path(given["members"]).read_text().splitlines()[0]
+    mixed = tmp_path / "mixed.jsonl"
+    mixed.write_text(f"{Path(given['non_members']).read_text()}{first}\n")
+    with pytest.raises(DataError, match="hold the same records"):
+        audit_finished(finished / "plain", **{**given, "non_members": str(mixed)})

@@ -283,3 +283,14 @@ def test_a_setting_given_to_resume_is_answered(capsys: pytest.CaptureFixture[str
     assert "other settings take a new run" in outcome.err
     assert "\n" not in outcome.err.strip()
     assert "settings of a run" not in call(capsys, "resume", "runs/notes", "other").err
+
+
+def test_parts_of_what_was_typed_show_nothing_of_a_file(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = tmp_path / "Noel" / "c.yaml"
+    config.parent.mkdir()
+    config.write_text("data: {path: a.jsonl, format: Noel}\n")
+    told = call(capsys, "train", config).err.replace(str(tmp_path), "")
+    assert "Noel" not in told.replace("/Noel/c.yaml", "")
+    assert "'Noel'" in call(capsys, "train", config, "data.format=Noel").err

@@ -429,7 +429,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
             f / "d.jsonl", rows(9, messages=lambda i: [{"from": "bot", "value": SECRET}], id=SECRET)
         ),
         [],
-        ["d.jsonl, lines 1, 2, 3, 4, 5 and 4 more: message 1 of column 'messages' has no known role"],
+        ["d.jsonl, lines 1, 2, 3, 4, 5 and more: message 1 of column 'messages' has no known role"],
     ),
     "a preference whose worse answer is null": (
         lambda f: jsonl(

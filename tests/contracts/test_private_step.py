@@ -24,7 +24,7 @@ from tiny_models import uneven_examples
 
 from privlora.coordinates import ProjectedCoordinates
 from privlora.data.examples import Examples
-from privlora.data.sampling import PoissonSampler
+from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
 from privlora.errors import ConfigError, ModelError, PrivacyError
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism, MeanMechanism, PrivateSum
 from privlora.optimizers import IterateAverage
@@ -421,6 +421,8 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path: Any) -> None:
         step_of(case, draw=PoissonSampler(7, 0.01))
     with pytest.raises(PrivacyError, match="the sampler draws by"):
         step_of(case, draw=PoissonSampler(7, 0.9).draw)
+    with pytest.raises(PrivacyError, match="the sampler draws by"):  # each unit in a quarter of the steps
+        step_of(case, draw=CyclicPoissonSampler(7, 0.01, 4, key=1, charged=lambda: 0).draw)
     state = TrainState(coordinates=case.coordinates, optimizer=case.optimizer)
     with pytest.raises(ConfigError, match="examples of a step"):
         Step(state=state, mechanism=case.mechanism(), examples=[], learning_rate=1.0)  # type: ignore[arg-type]

@@ -195,7 +195,13 @@ def test_only_what_is_written_with_hf_is_sought_on_the_hub(
             read(name)
 
 
-@pytest.mark.parametrize("text", [SECRET, SECRET * 40, f"{SECRET}\n.txt", f"{SECRET}.", "a" * 5000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *(SECRET, SECRET * 40, f"{SECRET}\n.txt", f"{SECRET}.", "a" * 5000),
+        *(f"patient {SECRET} had a fever, see notes.txt", f"{SECRET}\x1b[31mred.jsonl"),
+    ],
+)
 def test_a_text_in_the_place_of_a_file_is_not_shown(text: str) -> None:
     for path in (text, [text]):
         with pytest.raises(DataError, match="the string given as data is no local file") as caught:
@@ -254,6 +260,27 @@ def test_an_unreachable_hub_is_a_clear_error(monkeypatch: pytest.MonkeyPatch) ->
         load_records("hf://nobody/no-such-data-set:test")
 
 
+def test_a_load_from_the_hub_shows_no_bar(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """It has the exact number of records, and seconds; after the load the user's own bars are as they were."""
+    import datasets
+    from datasets.utils import are_progress_bars_disabled
+
+    (tmp_path / "data").mkdir()
+    write(tmp_path / "data" / "train.jsonl", "".join(f"{json.dumps({'text': str(k)})}\n" for k in range(31)))
+    load, before = datasets.load_dataset, are_progress_bars_disabled()
+    monkeypatch.setattr(
+        "datasets.load_dataset",
+        lambda *_, split: load(
+            "json", data_dir=tmp_path / "data", split=split, cache_dir=str(tmp_path / "kept")
+        ),
+    )
+    assert len(load_records("hf://org/notes")) == 31
+    assert "31" not in "".join(capfd.readouterr())
+    assert are_progress_bars_disabled() == before
+
+
 def test_a_hub_name_that_is_none() -> None:
     with pytest.raises(DataError, match="is no name of a hub dataset"):
         load_records(f"hf://{SECRET} and more")
@@ -291,7 +318,7 @@ def _splits() -> object:
         ([SECRET, SECRET, float("nan")], r"record 3 is NaN in the place of a text .*column.dropna\(\)"),
         (
             [SECRET, *[3] * 9],
-            "records 2, 3, 4, 5, 6 and 4 more are of type int. Fix: write every record as a text",
+            "records 2, 3, 4, 5, 6 and more are of type int. Fix: write every record as a text",
         ),
         ([{"text": SECRET}, None], "record 2 is None in the place of a record"),
         ([{"text": SECRET}, {"text": SECRET}, SECRET], "record 3 is text alone"),

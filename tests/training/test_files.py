@@ -123,6 +123,19 @@ def test_a_file_of_one_torn_line(tmp_path: Path) -> None:
     assert read_lines(tmp_path / "none") == []
 
 
+def test_what_is_private_is_so_wherever_its_folder_is_copied_to(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    write_atomically(folder.data_summary, "{}")
+    append_line(folder.private_losses, {"step": 1})
+    append_line(folder.evaluations, {"step": 1})
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (folder.data_summary, folder.private_losses)} == {
+        0o600
+    }
+    (tmp_path / "other").touch()
+    assert folder.evaluations.stat().st_mode == (tmp_path / "other").stat().st_mode
+
+
 def test_a_folder_with_a_run_is_not_taken_again(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()

@@ -42,7 +42,7 @@ def plan(steps: int, *, insecure: bool = False) -> Plan:
 def show(run: Plan | None, steps: int, *, terminal: bool = False, private_loss: float | None = None) -> str:
     """What a run of ``steps`` steps of half a second prints."""
     console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
-    with RichObserver(console, run) as observer:
+    with RichObserver(console, run, timed=True) as observer:
         observer.on_evaluation(0, 2.5)
         for step in range(1, steps + 1):
             if private_loss is not None:
@@ -227,7 +227,7 @@ def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long_
     now = [0.0]
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), width=120)
-    with RichObserver(console, None) as observer:
+    with RichObserver(console, None, timed=True) as observer:
         for what in ("writing public texts", "gradients of public texts"):
             for done in range(5):
                 observer.on_public_work(what, 50 * done, 200)

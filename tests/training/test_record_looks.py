@@ -49,13 +49,13 @@ def test_all_that_is_wrong_is_told_by_its_lines(tmp_path: Path) -> None:
 
 def test_five_places_and_five_mistakes_are_told(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *[{"text": None}] * 8)
-    assert said(path) == ["FILE, lines 1, 2, 3, 4, 5 and 3 more: column 'text' is empty (null)"]
+    assert said(path) == ["FILE, lines 1, 2, 3, 4, 5 and more: column 'text' is empty (null)"]
     path = lines(tmp_path / "b.jsonl", *({f"x{number}": 1} for number in range(9)))
     told = said(path)
     assert len(told) == 6
-    assert told[-1] == "4 more records have other mistakes"
+    assert told[-1] == "other records have other mistakes"
     path = lines(tmp_path / "c.jsonl", *["{"] * 7)
-    assert said(path) == ["FILE, lines 1, 2, 3, 4, 5 and 2 more: this is not JSON"]
+    assert said(path) == ["FILE, lines 1, 2, 3, 4, 5 and more: this is not JSON"]
 
 
 @pytest.mark.parametrize(
@@ -159,7 +159,7 @@ def test_bytes_that_are_no_text_are_told_once(tmp_path: Path) -> None:
             settings_from({**given, "run": {"output": str(tmp_path / "run")}}, source="test"), given=True
         )
     (one,) = caught.value.each()
-    assert one.what == f"{path}, lines 1, 2, 3, 4, 5 and 3 more are not UTF-8 text"
+    assert one.what == f"{path}, lines 1, 2, 3, 4, 5 and more are not UTF-8 text"
 
 
 def test_a_file_without_records_is_told(tmp_path: Path) -> None:

@@ -400,7 +400,7 @@ def test_public_records_are_held_against_kept_ones(
     both = settings(file, text="{text}{more}")
     load(both, cache)
     other_columns = {"text": RECORDS[7]["text"] + "and left", "more": ""}
-    with pytest.raises(PrivacyError, match="same as private ones once they are tokenised"):
+    with pytest.raises(PrivacyError, match="same as private ones to the model"):
         load(both, cache, evaluation=[other_columns])
 
 

@@ -37,6 +37,11 @@ def settings_of_finished(
     settings = kept_settings(folder.settings)
     settings.refuse_labels("an audit")
     given = {"--members": members, "--non-members": non_members}
+    if members is not None and members == non_members:
+        raise ConfigError(
+            "--members and --non-members name the same file, of which no attack could tell anything",
+            fix="give records that took part, and others of their kind that did not",
+        )
     files = [
         ("--secrets", secrets, "jsonl"),
         *((name, file, settings.data.format) for name, file in given.items()),

@@ -19,6 +19,7 @@ from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer,
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings
+from privlora.data.examples import Examples
 from privlora.data.records import load_records, text_of
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.training.files import RunFolder
@@ -204,6 +205,7 @@ def _measure(
         on_stage("reading the records")
         records = [load_records(path, format=settings.data.format, limit=limit) for path in files]
         examples = [tokenise(each, settings.data, tokenizer) for each in records]
+        _refuse_shared(*examples)
     leakages, losses = [], []
     for stage in ("the base model", "the adapter"):
         if stage == "the adapter":
@@ -220,6 +222,15 @@ def _measure(
         (leakages[0], leakages[1]) if leakages else None,
         ((losses[0][0], losses[0][1]), (losses[1][0], losses[1][1])) if losses else None,
     )
+
+
+def _refuse_shared(members: Examples, non_members: Examples) -> None:
+    if {one.digest for one in members} & {one.digest for one in non_members}:
+        raise DataError(
+            "--members and --non-members hold the same records, as the model reads them",
+            why="no attack tells a record from itself, so that a run which gives away everything would look safe",
+            fix="give records that took part, and others of their kind that did not",
+        )
 
 
 def _with_adapter(model: Any, folder: RunFolder) -> Any:

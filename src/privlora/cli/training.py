@@ -207,7 +207,7 @@ def show_data(summary: DataSummary, settings: Settings) -> None:
     """To whoever may see the records."""
     from privlora.screen import tell_records
 
-    tell_records(err(), summary, settings.privacy)
+    tell_records(err(), summary, settings)
 
 
 def show_choice(why: str) -> None:

@@ -123,7 +123,7 @@ def checked_settings(
         if (group,) not in unknown and group not in no_groups
     }
     rest |= {group: _stands_in(group, values) for group in no_groups if group not in _MAY_LACK}
-    problems, found = _problems(rest)
+    problems, found, replaced = _problems(rest)
     method, privacy = rest.get("method", {}), rest.get("privacy", {})
     of_row = []
     if rows and isinstance(method, Mapping) and isinstance(privacy, Mapping):
@@ -144,7 +144,7 @@ def checked_settings(
     places += [("method", name) for name, _ in of_row]
     if beside is not None and found is not None:
         found.given_at(origin.where)
-        more = beside(found, frozenset(place[:2] for place in places))
+        more = beside(found, frozenset(place[:2] for place in (*places, *replaced)))
         if more:
             raise _of([*told, *more], origin.source) from None
     raise _one_of(told, origin, places)
@@ -254,10 +254,11 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 _ROUNDS: Final = 5  # problems of values, of groups, of all groups together, and what is left of each
 
 
-def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None]:
-    """All of pydantic's, and the settings without what is wrong, if that makes any. It looks at values first, then at
-    each group and then at all of them, so each time what is wrong is mended and the rest looked at again."""
-    found, seen = list[Any](), set[tuple[Any, ...]]()
+def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None, frozenset[Location]]:
+    """All of pydantic's; the settings without what is wrong, if that makes any; and all of which something else stands
+    in those. It looks at values first, then at each group and then at all of them, so each time what is wrong is mended
+    and the rest looked at again."""
+    found, seen, replaced = list[Any](), set[tuple[Any, ...]](), set[Location]()
     federated = "federation" in values
     for number in range(_ROUNDS):
         try:
@@ -265,17 +266,18 @@ def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None]:
         except ValidationError as error:
             new = [p for p in error.errors() if (p["loc"], p["type"], p["msg"]) not in seen]
         else:
-            return found, settings
+            return found, settings, frozenset(replaced)
         if not new:
             break
         seen |= {(p["loc"], p["type"], p["msg"]) for p in new}
+        replaced |= {_of_what(p) for p in new}
         # What lacks beside a contradiction of all groups was not looked at before; later it was taken out here.
         hidden = number == 1 and {p["loc"] for p in found} == {()} and not federated
         found += [
             p for p in new if number == 0 or hidden or not (p["type"] in _TAKEN_OUT or _follows(p, found))
         ]
         values = _mended(values, new)
-    return found, _not_together(values)
+    return found, _not_together(values), frozenset(replaced)
 
 
 def _not_together(values: Mapping[str, Any]) -> Settings | None:
@@ -509,6 +511,8 @@ def _line_meant(place: tuple[Any, ...], fix: str, values: Mapping[str, Any], ori
     if field is None or name in _RECORDS or not _is_one_of(value, field):
         return ""
     shown = str(value).lower() if isinstance(value, bool) else str(value)
+    if not isinstance(value, str) and echoed(value) != repr(value):
+        shown = "…"  # a number of a person
     if origin.called(place):
         return f" Write {group}.{name}={shown}"
     return f" Write {name}: {shown}" + (f" in the group {group}" if meant[1] else "")
@@ -630,6 +634,12 @@ def _to_mend(problem: Problem) -> str:
     shown = not _hides(problem["loc"]) and echoed(given) == repr(given)
     if kind == "string_type" and isinstance(given, int | float) and shown:
         return f'write it in quotes: "{given}"'
+    if kind == "string_type" and isinstance(given, Mapping) and problem["loc"][0] == "data":
+        name = _plain_place(problem["loc"])
+        return (
+            f'braces are a mapping in YAML where no quotes are around them: {name.rpartition(".")[2]}: "{{column}}", '
+            f"or, for the shell, '{name}=\"{{column}}\"'"
+        )
     found = [words.format(f"{limits[name]:g}") for name, (_, words) in _BOUNDS.items() if name in limits]
     mend = (found or [_KINDS.get(kind.partition("_")[0], ("", "write another value"))[1]])[0]
     field = _field(_plain_place(problem["loc"]))

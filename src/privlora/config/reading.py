@@ -5,12 +5,14 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from privlora.config.base import group_in
 from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
 from privlora.config.mistakes import Beside, Origin, checked_settings, mistakes, natural
@@ -71,7 +73,7 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
             f"cannot read {str(path)!r} ({type(error).__name__})",
             fix="check the path" if near is None else f"did you mean {near!r}?",
         ) from None
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
         colonless = _line_without_a_colon(error, text)
         line = colonless or (mark.line + 1 if mark else None)
@@ -80,7 +82,9 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
         if not quoted:
             problem = "a key is given twice" if problem.endswith(_TWICE) else type(error).__name__
         tab = "\\t" in problem
-        problem = _QUOTED.sub("what is not shown", problem)  # of a file that may be one of records
+        problem = _QUOTED.sub(
+            "what is not shown", _OWN.sub(r"\1", problem)
+        )  # of a file that may be one of records
         if colonless:
             problem, fix = "a name without its colon", _COLON
         else:
@@ -97,7 +101,7 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
 _COLON: Final = "write a colon and a space after the name, as steps: 200; after that of a group a colon"
 
 
-def _line_without_a_colon(error: yaml.YAMLError, text: str) -> int | None:
+def _line_without_a_colon(error: Exception, text: str) -> int | None:
     """The line, from 1, of a name that its colon, or the space behind that, is missing after: yaml tells it a line
     late. None for other mistakes."""
     begun, mark = getattr(error, "context_mark", None), getattr(error, "problem_mark", None)
@@ -188,8 +192,8 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
         fix = _GENERAL if told is None else _as_written(told, value)
         raise ConfigError(f"cannot read override {named(override)}", fix=fix)
     try:
-        parsed = yaml.safe_load(value)
-    except yaml.YAMLError:
+        parsed = yaml.load(value, Loader=_StrictLoader)
+    except (yaml.YAMLError, RecursionError):
         raise ConfigError(
             f"the value of override {named(key)} is not valid YAML",
             fix="""put quotes inside those of the shell, as 'data.text="{title}"'""",
@@ -219,8 +223,9 @@ def _as_written(told: str, value: str) -> str:
 
 
 _TWICE: Final = "is given twice"
-_QUOTES: Final = "'\""
-_QUOTED: Final = re.compile(r"'(?!<)[^']{3,}'")
+_OWN: Final = re.compile(r"'(<[a-z ]+>)'")
+"""YAML's own words, among what it quotes."""
+_QUOTED: Final = re.compile(r"""['"].{3,}['"]""", re.DOTALL)
 
 
 class _StrictLoader(yaml.SafeLoader):
@@ -232,9 +237,30 @@ class _StrictLoader(yaml.SafeLoader):
             if not isinstance(key_node, yaml.ScalarNode):
                 continue  # a list or a mapping, which yaml itself refuses as a key
             if key_node.value in seen:
+                key = (
+                    key_node.value if key_node.value in _names() else "a key"
+                )  # of records it may be a person's name
                 raise yaml.constructor.ConstructorError(
-                    problem=f"{named(key_node.value).strip(_QUOTES)} {_TWICE}",
-                    problem_mark=key_node.start_mark,
+                    problem=f"{key} {_TWICE}", problem_mark=key_node.start_mark
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
+
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+        """A value that is none of its kind is an error of YAML, without the value."""
+        try:
+            return super().construct_object(node, deep)
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
+            raise yaml.constructor.ConstructorError(
+                problem="a value that is none of its kind, as a day that no month has",
+                problem_mark=node.start_mark,
+            ) from None
+
+
+@cache
+def _names() -> frozenset[str]:
+    """Of all groups and their settings."""
+    groups = [group_in(field.annotation) for field in Settings.model_fields.values()]
+    return frozenset(Settings.model_fields).union(
+        *(group.model_fields for group in groups if group is not None)
+    )

@@ -25,7 +25,7 @@ IGNORED = -100
 
 _CHUNK = 1000  # records handed to the tokenizer at once
 _ONE = 1 << 40  # a token more, in a sum of ids
-_OWN_WORDS = 16  # labelled tokens from which on they are a record's own, and no answer that many share
+OWN_WORDS = 16  # labelled tokens from which on they are a record's own, and no answer that many share
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +182,7 @@ class Examples(Sequence[Example]):
             labelled = np.cumsum(turns[:-1], dtype=np.int8).astype(bool)
             told = (ids.astype(np.int64) + _ONE, np.where(labelled, source.astype(np.int64) + _ONE, 0))
             whole, part = (np.diff(starts_of(each)[bounds]) for each in told)
-            yield np.stack([whole, np.where(part >= _OWN_WORDS * _ONE, part, whole)], axis=1)
+            yield np.stack([whole, np.where(part >= OWN_WORDS * _ONE, part, whole)], axis=1)
 
     def __len__(self) -> int:
         return len(self._tokens.starts) - 1
@@ -403,7 +403,7 @@ def token_hashes(examples: Iterable[Example]) -> set[bytes]:
     for example in examples:
         hashes.add(sha256(example.input_ids.tobytes()).digest())
         labelled = example.labels[example.labels != IGNORED]
-        if len(labelled) >= _OWN_WORDS:
+        if len(labelled) >= OWN_WORDS:
             hashes.add(sha256(labelled.tobytes()).digest())
     return hashes
 

@@ -13,7 +13,9 @@ import itertools
 import json
 import re
 import sys
+import warnings
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
 
@@ -217,6 +219,7 @@ def _wrong_item(what: str, numbers: Sequence[str], *, of_texts: bool) -> DataErr
 
 
 SHOWN: Final = 5
+_BLANKS: Final = 2  # in a path that is shown
 """Places of one mistake that are told."""
 NULL: Final = "None"
 NAN: Final = "NaN"
@@ -233,9 +236,10 @@ def missing_as(value: Any) -> str | None:
 def places(kind: str, where: Sequence[str], more: int = 0) -> str:
     """
     >>> places("record", ["4"]), places("line", ["4", "7"], 2)
-    ('record 4', 'lines 4, 7 and 2 more')
+    ('record 4', 'lines 4, 7 and more')
     """
-    return f"{kind}{'s' * (len(where) > 1)} {', '.join(where)}" + (f" and {more} more" if more > 0 else "")
+    # How many more is a count of private records, and errors are passed on.
+    return f"{kind}{'s' * (len(where) > 1)} {', '.join(where)}" + (" and more" if more > 0 else "")
 
 
 def refuse_splits(data: Any) -> None:
@@ -258,8 +262,10 @@ def is_data_file_name(text: str) -> bool:
 
 
 def shown(source: str) -> str:
-    """How an error speaks of a string that stands where a file is named: only a file's name is shown."""
-    return source if is_data_file_name(source) or _HUB_NAME.fullmatch(source) else "the string given as data"
+    """How an error speaks of a string that stands where a file is named: only a file's name is shown. A text may end
+    like one, as a record that mentions a file does; it has more blanks."""
+    path = is_data_file_name(source) and source.isprintable() and source.count(" ") <= _BLANKS
+    return source if path or _HUB_NAME.fullmatch(source) else "the string given as data"
 
 
 def content_hash(record: Mapping[str, Any], columns: Collection[str]) -> bytes | None:
@@ -367,7 +373,7 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
     if not exists:
         raise DataError(
             f"there is no file {source}"
-            if is_data_file_name(source)
+            if shown(source) == source and is_data_file_name(source)
             else f"{shown(source)} is no local file",
             fix=f"check the path; a hub dataset is written {HUB}name:split",
         )
@@ -425,6 +431,24 @@ def _no_file(source: str, place: Path) -> DataError:
     return DataError(f"{source!r} is not a file" + (" but a folder" if place.is_dir() else ""), fix=fix)
 
 
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No bars of datasets inside; afterwards as before."""
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+
+    before = are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the environment may have the last word on them
+        disable_progress_bars()
+    try:
+        yield
+    finally:
+        if not before:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                enable_progress_bars()
+
+
 def _read_hub(source: str) -> Iterator[Record]:
     import datasets
 
@@ -435,7 +459,8 @@ def _read_hub(source: str) -> Iterator[Record]:
         )
     name, config, split = hub["name"], hub["config"], hub["split"] or "train"
     try:
-        rows = datasets.load_dataset(name, config, split=split)
+        with _without_bars():  # which tell how many records there are, and how fast they are read
+            rows = datasets.load_dataset(name, config, split=split)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         # Only the kind of error: the message of a failed conversion may quote a record.
         wanted = f"{name}@{config}" if config else name

@@ -80,7 +80,7 @@ def main(output: Path | None, console: Console, sizes: Sizes | None = None) -> d
         console.rule(title)
         settings = _settings(root / name, name, file, sizes)
         started = time.process_time()
-        with RichObserver(console, plan_privacy(settings)[0]) as observer:
+        with RichObserver(console, plan_privacy(settings)[0], timed=True) as observer:
             result = train_run(settings, records=notes, evaluation=held_out, observer=observer)
         losses = {
             row["step"]: row["loss_per_example"] for row in read_lines(RunFolder(root / name).evaluations)

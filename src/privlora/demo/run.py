@@ -67,7 +67,7 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
         console.rule(title)
         settings = _settings(root / name, private=name == "private")
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
-        with RichObserver(console, plan) as observer:
+        with RichObserver(console, plan, timed=True) as observer:
             runs[name] = train_run(settings, records=records, evaluation=held_out, observer=observer)
         losses = {
             row["step"]: row["loss_per_example"] for row in read_lines(RunFolder(root / name).evaluations)

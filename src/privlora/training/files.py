@@ -23,6 +23,8 @@ _BESIDE = ".tmp"  # behind it, in torch's profiler
 
 _BESIDE_RUNS = (".log", ".out", ".err", ".yaml", ".yml")
 
+PRIVATE: Final = "private"
+"""The folder of a run that is never published."""
 _SETTINGS = "config.resolved.yaml"
 _LEDGER, _REPORT = "ledger.jsonl", "privacy_report.json"
 _PUBLIC = ("release", "not-private")
@@ -51,7 +53,7 @@ class RunFolder:
 
     @property
     def private(self) -> Path:
-        return self.root / "private"
+        return self.root / PRIVATE
 
     @property
     def settings(self) -> Path:
@@ -174,7 +176,7 @@ class RunFolder:
         except OSError:  # `refuse_unwritable` tells
             return
         others = [name for name in here if not name.startswith(".") and Path(name).suffix not in _BESIDE_RUNS]
-        if others and not {"release", "not-private", "private"}.intersection(here):
+        if others and not {"release", "not-private", PRIVATE}.intersection(here):
             raise RunError(
                 f"{str(self.root)!r} is not empty, and what it holds is no run of privlora",
                 why="release/, which may be published, would lie among other files, which may be records",
@@ -183,7 +185,7 @@ class RunFolder:
 
     def refuse_unwritable(self, *, protects: bool = True) -> None:
         """Raise the RunError of ``create`` for what cannot be made or written to; nothing is left of the try."""
-        for name in ("release" if protects else "not-private", "private"):
+        for name in ("release" if protects else "not-private", PRIVATE):
             place = self.root / name
             try:
                 while not _is_there(place):
@@ -270,7 +272,7 @@ def no_run(root: Path) -> RunError:
     made = "`privlora train` or `privlora federate` made"
     above = root.resolve().parent if root.name in ("", "..") else root.parent
     run = RunFolder(above)
-    parts = (*_PUBLIC, "private")
+    parts = (*_PUBLIC, PRIVATE)
     if root.resolve().name in parts and _is_run(run):
         return RunError(f"{str(root)!r} is a part of a run", fix=f"give the run's folder, {str(above)!r}")
     if root.is_file():
@@ -353,12 +355,14 @@ def _is_file(path: Path) -> bool:
         return False
 
 
-def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> None:
+def write_atomically(path: Path, content: str | bytes, *, mode: int | None = None) -> None:
     """Write, sync and rename. Raises RunError (disk full, no permission); the old file is then untouched.
 
-    mode: of the file, from its first byte on; the process's umask takes away from it. Only one process writes a run's
-    files; one fixed temporary name lets a resumed run replace what a crash left.
+    mode: of the file, from its first byte on; the process's umask takes away from it. None: in a run's private/ for its
+    owner's eyes alone, wherever the folder is copied to. Only one process writes a run's files; one fixed temporary
+    name lets a resumed run replace what a crash left.
     """
+    mode = _mode_of(path) if mode is None else mode
     data = content.encode() if isinstance(content, str) else content
 
     def write(half: Path) -> None:
@@ -366,6 +370,10 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int = 0o666) -> 
             file.write(data)
 
     replace_atomically(path, write)
+
+
+def _mode_of(path: Path) -> int:
+    return 0o600 if path.parent.name == PRIVATE else 0o666
 
 
 def for_owner(name: str, flags: int) -> int:
@@ -426,7 +434,7 @@ def set_times(folder: Path, day: str) -> None:
 def append_line(path: Path, row: dict[str, Any]) -> None:
     """Add one JSON line, replacing a last line that a crash cut short."""
     try:
-        with open(path, "a+b") as file:
+        with open(path, "a+b", opener=lambda name, flags: os.open(name, flags, _mode_of(path))) as file:
             if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
                 file.seek(0)
                 file.truncate(file.read().rfind(b"\n") + 1)

@@ -13,7 +13,14 @@ import numpy as np
 import torch
 
 from privlora.config import AT_CLIENTS, DataSettings, PrivacySettings, Settings
-from privlora.data.examples import Examples, Template, build_examples, have_shared_tokens, pad_token
+from privlora.data.examples import (
+    OWN_WORDS,
+    Examples,
+    Template,
+    build_examples,
+    have_shared_tokens,
+    pad_token,
+)
 from privlora.data.labelled import build_labelled
 from privlora.data.preferences import build_preferences
 from privlora.data.records import (
@@ -139,7 +146,12 @@ def load_data(
     # What is written otherwise may be the same to the model: other keys, another boundary, an end that is cut off.
     for name, given in tokens.items():
         if have_shared_tokens(loaded.examples, given):
-            raise _shared(name, "once they are tokenised, as a whole or in 16 trained tokens or more")
+            raise _shared(
+                name,
+                f"to the model, once texts are cut at max_length={data.max_length}: all of their tokens, or all that "
+                f"are trained on where these are {OWN_WORDS} or more, as an answer under another prompt",
+                "; or raise data.max_length, where what differs is cut off",
+            )
     if model is not None:
         refuse_unknown_tokens(model, loaded.examples, loaded.evaluation)
     if not data.unchecked:
@@ -456,12 +468,12 @@ def text_column(data: DataSettings) -> str:
     )
 
 
-def _shared(name: str, how: str) -> PrivacyError:
-    """The error for public records that are private ones; which and how many is not told."""
+def _shared(name: str, how: str, else_: str = "") -> PrivacyError:
+    """The error for public records that are private ones; which and how many is not told. else_: another way out."""
     return PrivacyError(
         f"{name} holds records that are the same as private ones {how}",
         why=f"{_REVEALED[name]}. Which ones and how many is not told, being a fact about the private ones",
-        fix="remove them from the public records; give others, or none",
+        fix=f"remove them from the public records; give others, or none{else_}",
     )
 
 

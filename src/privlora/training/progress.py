@@ -60,14 +60,15 @@ class RichObserver:
         console: where to write, for example ``Console(stderr=True)``.
         plan: the run's plan; None in the non-private mode.
         unit: of the held-out loss.
-        timed: show seconds, which are PRIVATE: a step takes as long as its batch is large.
+        timed: show seconds, which are PRIVATE: a step takes as long as its batch is large. Else on a terminal alone,
+            since a log may be passed on.
     """
 
     def __init__(
-        self, console: Console, plan: Plan | None, unit: str = PER_TOKEN, *, timed: bool = True
+        self, console: Console, plan: Plan | None, unit: str = PER_TOKEN, *, timed: bool | None = None
     ) -> None:
         self._console = console
-        self._timed = timed
+        self._timed = console.is_terminal if timed is None else timed
         self._every: int | None = None  # steps from one plain line to the next; None: a tenth of the run
         self._unit = unit
         self._losses = list[float]()  # on public records
@@ -79,7 +80,7 @@ class RichObserver:
         self._layouts = list[Text]()  # of the last step's live line, from the fullest to the shortest
         self._begun: set[str] = set()  # kinds of public work that a log has named
         self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
-        self._seconds: float | None = None
+        self._seconds, self._timings = 0.0, 0  # a step's, in the mean of the last ones
         self._printed_at = time.monotonic()
         self._accountant: Executor | None = None
         self._accounted: Future[None] | None = None
@@ -104,8 +105,11 @@ class RichObserver:
 
     def on_step(self, report: StepReport) -> None:
         """Show the step: public numbers, and the private loss if it was given."""
-        before = report.seconds if self._seconds is None else self._seconds
-        self._seconds = _SMOOTHING * before + (1 - _SMOOTHING) * report.seconds
+        self._timings += 1
+        newest_counts = max(
+            1 - _SMOOTHING, 1 / self._timings
+        )  # the first of few must not weigh more than others
+        self._seconds += newest_counts * (report.seconds - self._seconds)
         if self._live.is_started:
             self._newest = newest = _Shown(report, self._seconds, self._private_loss)
             if report.step == report.steps:

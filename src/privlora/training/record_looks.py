@@ -133,7 +133,7 @@ class _Unusable:
     def __init__(self) -> None:
         self.kinds: dict[tuple[Any, ...], _Kind] = {}
         self._others: DataError | None = None
-        self._more = 0
+        self._more = False
 
     def add(
         self, error: DataError, number: int, file: str = "", kind: str = "record", place: int = 0
@@ -157,7 +157,7 @@ class _Unusable:
         same = self.kinds.get(key := (file, kind, rest, error.why, error.fixes))
         if same is None:
             if len(self.kinds) == SHOWN:
-                self._more += 1
+                self._more = True
                 return
             same = self.kinds[key] = _Kind(file, kind, rest, error)
         if len(same.where) < SHOWN:
@@ -169,9 +169,6 @@ class _Unusable:
         """Raise what was found, if anything was."""
         told = [kind.told() for kind in self.kinds.values()]
         if self._more:
-            have = (
-                "more record has another mistake" if self._more == 1 else "more records have other mistakes"
-            )
-            told.append(DataError(f"{self._more} {have}", fix="mend these first"))
+            told.append(DataError("other records have other mistakes", fix="mend these first"))
         if told:
             raise in_one(told) from None

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Examples
-from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import Mechanism, PrivateSum, Release
 from privlora.randomness import private_generator
@@ -82,9 +81,10 @@ class Step:
             if not fits:
                 raise ConfigError(f"{what} of a step is not what it needs", fix=fix)
         sampler, event = getattr(self.draw, "__self__", None), getattr(self.mechanism, "event", None)
-        if isinstance(sampler, PoissonSampler) and event is not None and sampler.sampling != event.sampling:
+        drawn_by = getattr(sampler, "sampling", None)
+        if drawn_by is not None and event is not None and drawn_by != event.sampling:
             raise PrivacyError(
-                f"the sampler draws by {sampler.sampling.describe()}, charged is {event.sampling.describe()}",
+                f"the sampler draws by {drawn_by.describe()}, charged is {event.sampling.describe()}",
                 why="the stated epsilon holds for what is charged",
                 fix="make the event from sampler.sampling",
             )
