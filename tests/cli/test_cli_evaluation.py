@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ from cli_cases import EVALUATING, after, call, check, run_settings, write_config
 
 from privlora.cli import main
 from privlora.config import load_settings
+from privlora.reporting.verifying import verify
 from privlora.training.files import RunFolder
 
 REVIEWS = [{"sentence": f"film number {i}", "label": i % 2} for i in range(12)]
@@ -242,3 +244,29 @@ def test_all_that_is_wrong_with_an_export_is_told_at_once(
         "exists already",
         "no run in",
     )
+
+
+def test_a_release_says_in_which_form_it_is_asked(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The card names the form, and `evaluate` takes it from a release that lies alone."""
+    pairs = [{"prompt": f"day {i}?", "completion": f"fine {i}"} for i in range(30)]
+    write(tmp_path / "records.jsonl", pairs)
+    data = {"prompt": "{prompt}\n", "completion": "completion", "loss_on": "completion", "text": None}
+    settings = run_settings(model, tmp_path, data=data)
+    assert main(["train", str(write_config(tmp_path, settings))]) == 0
+    alone = tmp_path / "alone"
+    shutil.copytree(tmp_path / "run" / "release", alone)
+    report = json.loads((alone / "privacy_report.json").read_text())
+    assert report["method"]["form"] == {"prompt": "{prompt}\n", "completion": "completion"}
+    assert "ask it in the same form" in (alone / "README.md").read_text()
+    assert verify(alone).passed
+    capsys.readouterr()
+    public = ["--data", write(tmp_path / "public.jsonl", [{**pair, "id": 1} for pair in pairs[:5]])]
+    asked = call(capsys, "evaluate", alone, "--base", model, *public, "--json")
+    given = ["--prompt", "{prompt}\n", "--completion", "completion", "--loss-on", "completion"]
+    same = call(capsys, "evaluate", tmp_path / "run", *public, *given, "--json")
+    assert asked.json["loss_per_example"] == pytest.approx(same.json["loss_per_example"], rel=1e-6)
+    (alone / "privacy_report.json").unlink()
+    lost = call(capsys, "evaluate", alone, "--base", model, *public).err
+    assert "give --prompt $'{prompt}\\n' --completion completion" in lost

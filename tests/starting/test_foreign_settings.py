@@ -417,3 +417,16 @@ def test_errors_do_not_quote_another_tools_file(
     (here / "trl.yaml").write_text(yaml.safe_dump(BASE) + text)
     ended = call(capsys, "init", "--from", "trl.yaml", "--output", "new.yaml")
     assert "SECRETTOKEN" not in ended.out + ended.err
+
+
+def test_trl_puts_nothing_between_a_prompt_and_its_answer(
+    here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    jsonl(here / "records.jsonl", rows(2200, prompt="Say", completion=SECRET))
+    settings, outcome = taken_over(capsys, TRL, here / "records.jsonl")
+    assert (settings.data.prompt, settings.data.completion) == ("prompt", "completion")
+    assert "a prompt is written as" not in outcome.err
+    own = call(capsys, "init", here / "records.jsonl", "--model", "m/m", "--output", "own.yaml")
+    assert 'a prompt is written as "{prompt}\\n" before its answer (data.prompt)' in own.err.replace(
+        "\\\\n", "\\n"
+    )

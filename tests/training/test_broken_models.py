@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from run_cases import Bench, StopAt
 
 from privlora.reporting import rewrite_report
 from privlora.reporting.verifying import verify
 from privlora.training.files import RunFolder, read_lines
+from privlora.training.loop import _worse_than_guessing
 
 
 def test_a_held_out_loss_that_is_not_finite_is_told_once_and_is_null(tmp_path: Path) -> None:
@@ -42,3 +45,20 @@ def test_a_held_out_loss_that_is_not_finite_is_told_once_and_is_null(tmp_path: P
     assert folder.evaluations.read_text() == text
     rewrite_report(folder)
     assert verify(folder.release).passed
+
+
+@pytest.mark.parametrize(
+    ("loss", "data", "told"),
+    [(7.0, {}, True), (6.7, {}, False), (7.0, {"label": "y"}, False), (7.0, {"chosen": "a"}, False)],
+)
+def test_a_base_model_that_is_worse_than_guessing_is_told(
+    loss: float, data: dict[str, Any], told: bool
+) -> None:
+    """As with a tokenizer of another model, before any step is charged."""
+    parts = SimpleNamespace(
+        settings=SimpleNamespace(data=SimpleNamespace(**{"label": None, "chosen": None, **data})),
+        adapter=SimpleNamespace(model=SimpleNamespace(config=SimpleNamespace(vocab_size=512))),
+    )
+    words = _worse_than_guessing(parts, loss)  # type: ignore[arg-type]
+    assert (words is not None) == told
+    assert words is None or "7.00 nats a token; one of 512 tokens at random has 6.24" in words

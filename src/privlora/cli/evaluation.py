@@ -285,10 +285,17 @@ def _as_options(fix: str) -> str:
     if found[1] is None:
         return "name one of its columns, as --text NAME"
     given = ((name, json.loads(value)) for name, value in _COLUMN.findall(found[1]))
-    options = [
-        f"--{name.replace('_', '-')} {shlex.quote(value)}" for name, value in given if name in _OPTIONS
-    ]
+    options = [f"--{name.replace('_', '-')} {_quoted(value)}" for name, value in given if name in _OPTIONS]
     return f"give {' '.join(options)}" if len(options) == found[1].count("data.") else fix
+
+
+def _quoted(value: str) -> str:
+    """For a shell, in one line.
+
+    >>> _quoted("q"), _quoted("{q}\\n")
+    ('q', "$'{q}\\\\n'")
+    """
+    return f"$'{value.encode('unicode_escape').decode()}'" if "\n" in value else shlex.quote(value)
 
 
 def _labels(told: str) -> list[str] | int:
@@ -357,7 +364,7 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         data = settings.data.model_dump(exclude={"path", "evaluation", "limit"})
         return {**model, **({"name": base} if base else {})}, run.release, data, settings.run.seed
     if (folder / ADAPTER_FILES[0]).exists():
-        return {"name": base or _base_of(folder)}, folder, {}, 0
+        return {"name": base or _base_of(folder)}, folder, _form_in(folder), 0
     if (near := near_run(folder)) is not None:
         raise RunError(f"there is no run in {target!r}", fix=f"did you mean the run {near!r}?")
     if base is not None:
@@ -370,6 +377,16 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
     except ModelError as error:
         raise _neither(target, error) from None
     return {"name": target}, None, {}, 0
+
+
+def _form_in(release: Path) -> dict[str, Any]:
+    """Data settings of what a release was trained on, as its report states them; nothing where it states none."""
+    try:
+        method = json.loads((release / "privacy_report.json").read_text(encoding="utf-8"))["method"]
+        form, loss_on = method["form"], method["loss_on"]
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+    return {**form, "loss_on": loss_on} if isinstance(form, dict) else {}
 
 
 def _neither(target: str, error: ModelError) -> ModelError:

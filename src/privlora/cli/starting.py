@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -108,14 +109,19 @@ def init(
     hints = {} if taken is None or any((text, prompt, completion, messages)) else taken.form(found)
     told = {
         "text": text or hints.get("text"),
-        "prompt": prompt,
-        "completion": completion,
+        "prompt": prompt or hints.get("prompt"),
+        "completion": completion or hints.get("completion"),
         "messages": messages or hints.get("messages"),
     }
     chosen = _of_init(fitting_form, paths, form, found, user, **told)
     given_length = taken is not None and "data.max_length" in taken.settings
     end: list[str] = []
     draft, notes = propose(asked, found, chosen, base, long_given=given_length)
+    if "{" in chosen.settings.get("prompt", "") and "completion" in chosen.settings:
+        joined = json.dumps(chosen.settings["prompt"], ensure_ascii=False)
+        notes.append(
+            f"a prompt is written as {joined} before its answer (data.prompt): ask the model in the same form"
+        )
     if (assumed := told_to_be_of_the_hub(model)) is not None:
         notes.insert(0, assumed)
     words = ", ".join(Path(path).name for path in paths)

@@ -172,6 +172,7 @@ def _method(parts: Parts) -> dict[str, Any]:
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,
         "loss_on": data.loss_on,
+        **_form(parts),
         **_chat(parts),
         "dropout": parts.settings.model.dropout,
         "lora_dropout": parts.settings.adapter.lora_dropout,
@@ -180,6 +181,14 @@ def _method(parts: Parts) -> dict[str, Any]:
         **_public_texts(parts),
         **_span(parts),
     }
+
+
+def _form(parts: Parts) -> dict[str, Any]:
+    """How a prompt and its answer are put together, where settings say it: whoever asks the adapter needs the same."""
+    data = parts.settings.data
+    if data.task is not None or data.completion is None or data.prompt is None:
+        return {}
+    return {"form": {"prompt": data.prompt, "completion": data.completion}}
 
 
 def _chat(parts: Parts) -> dict[str, Any]:

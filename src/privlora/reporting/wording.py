@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -363,6 +364,9 @@ def method_table(report: Report) -> list[tuple[str, str]]:
             f"at most {method['max_length']} tokens, loss on " + _learnt(report),
         ),
     ]
+    if "form" in method:
+        prompt, completion = (json.dumps(method["form"][name]) for name in ("prompt", "completion"))
+        rows.append(("Form", f"prompt {prompt}, answer {completion}: ask it in the same form"))
     rows += _chat(method)
     if "dropout" in method:  # older reports do not say
         rows.append(("Dropout", _dropout(method)))

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite
+from math import isfinite, log
 from types import FrameType
 from typing import Any, Final, Protocol
 
@@ -413,6 +413,26 @@ def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: 
                     else "check the base model"
                 )
             )
+        if warn is not None and not step and (what := _worse_than_guessing(parts, result.loss_per_example)):
+            warn(what)
+
+
+def _worse_than_guessing(parts: Parts, loss: float) -> str | None:
+    """What to say of a base model that finds every token of the vocabulary as likely as the right one, or likelier."""
+    data, tokens = parts.settings.data, getattr(parts.adapter.model.config, "vocab_size", None)
+    if data.label is not None or data.chosen is not None or not isinstance(tokens, int) or tokens < 2:
+        return None
+    guessing = log(tokens)
+    if not loss > guessing + _CLEARLY:
+        return None
+    return (
+        f"the base model answers the public records worse than guessing does ({loss:.2f} nats a token; one of {tokens} "
+        f"tokens at random has {guessing:.2f}), as with a tokenizer of another model; steps go on, and each costs its "
+        "epsilon. Fix: stop, and check model.name, its tokenizer files and the records"
+    )
+
+
+_CLEARLY: Final = 0.5  # nats, by which small and untrained models may be worse
 
 
 def _astray(row: Mapping[str, Any]) -> bool:

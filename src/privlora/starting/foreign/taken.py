@@ -95,7 +95,10 @@ class Taken:
             if (line := self.settings.get(f"data.{name}")) is not None
         }
         usable = {"text": found.plain, "messages": found.chats}
-        return {name: value for name, value in named.items() if value in usable[name]}
+        hints = {name: value for name, value in named.items() if value in usable[name]}
+        joined: dict[str, str] = {name: name for name in ("prompt", "completion") if name in found.plain}
+        # There nothing stands between the two.
+        return joined if not hints and self.dialect == "TRL" and len(joined) == 2 else hints
 
     def remarks(self) -> list[str]:
         """One line for each key that was not taken over."""
