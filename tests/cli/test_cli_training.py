@@ -173,7 +173,7 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
     spent = f"epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
-    begun = f"going on after step 2 of 5, {spent}, by the settings that it began with"
+    begun = f"going on after step 2 of 5, {spent}, by the settings that it began with, whatever its YAML says now"
     assert resumed.err.splitlines()[:2] == [LOADING, begun]
     assert phases(resumed) == [LOADING, *TRAINING[2:4], "preparing the next step", WRITING]
     ledger = read_ledger(run / "release" / "ledger.jsonl")
