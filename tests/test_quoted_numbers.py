@@ -53,6 +53,14 @@ def test_the_fair_table_is_made_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> 
         assert f"**{title}**\n\n{table}\n" in text
 
 
+def test_what_leaves_no_less_noise_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    made = "\n".join(importlib.import_module("denoising").tables(lines("denoising.jsonl")))
+    tables = made.strip().split("\n\n")
+    assert len(tables) == 2
+    assert all(table in page("docs/results.md") for table in tables)
+
+
 def test_rates_by_noise_alone_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in ("benchmarks", "benchmarks/fair"):
         monkeypatch.syspath_prepend(ROOT / room)
