@@ -89,7 +89,8 @@ def going_on(folder: RunFolder, settings: Settings) -> str | None:
     spent = "NOT PRIVATE"
     if written is not None and not written.plan.insecure_noise:
         spent = f"epsilon so far {rounded_up(written.epsilon())} (δ {written.plan.delta:g})"
-    return f"going on after {word} {done} of {settings.privacy.steps}, {spent}, by the settings that it began with, whatever its YAML says now"
+    where = f"{word} {done} of {settings.privacy.steps}"
+    return f"going on after {where}, {spent}, by the settings that it began with, whatever its YAML says now"
 
 
 class Screen(RichObserver):

@@ -23,7 +23,7 @@ from cli_cases import (
 )
 
 from privlora.accounting import read_ledger
-from privlora.config import settings_from
+from privlora.config import load_settings, settings_from
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.loop import StepReport
@@ -170,10 +170,19 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     (run / "release" / "privacy_report.json").write_text("{}")
     check(call(capsys, "train", config), "holds a run already: its ledger shows charges", "privlora resume")
     charged = read_ledger(run / "release" / "ledger.jsonl")
+    records = load_settings(config).data.path
+    assert isinstance(records, str)
+    Path(records).rename(folder / "moved.jsonl")
+    lost = call(capsys, "resume", run)
+    check(lost, "data.path: there is no file", "say where the same records lie now: --data FILE")
+    assert LOADING not in lost.err
+    (folder / "moved.jsonl").rename(records)
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
     spent = f"epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
-    begun = f"going on after step 2 of 5, {spent}, by the settings that it began with, whatever its YAML says now"
+    begun = (
+        f"going on after step 2 of 5, {spent}, by the settings that it began with, whatever its YAML says now"
+    )
     assert resumed.err.splitlines()[:2] == [LOADING, begun]
     assert phases(resumed) == [LOADING, *TRAINING[2:4], "preparing the next step", WRITING]
     ledger = read_ledger(run / "release" / "ledger.jsonl")

@@ -16,9 +16,10 @@ from privlora.cli.console import JsonOption, accounting, counted, emit, err, loa
 from privlora.cli.processes import processes
 from privlora.cli.stops import Stopped
 from privlora.config import Settings, kept_settings, load_settings
-from privlora.errors import ConfigError, RunError
+from privlora.config.groups import IN_MEMORY
+from privlora.errors import ConfigError, DataError, RunError
 from privlora.training.files import RunFolder, no_run
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.sources import check_sources, found_beside, refuse_first
 from privlora.training.takeover import OVER, is_over
 
 if TYPE_CHECKING:
@@ -104,6 +105,8 @@ def go_on(
     publish = chosen is not None and chosen.publish
     if is_over(folder):
         err().print(OVER)
+    else:
+        _refuse_moved(settings, moved)
     with quiet_libraries(told=True):
         with loading():
             import privlora.running  # noqa: F401 - as of `train`
@@ -139,6 +142,18 @@ def go_on(
         show_texts(folder, result, as_json)
     else:
         _show(folder, result, as_json)
+
+
+def _refuse_moved(settings: Settings, moved: Mapping[str, Any]) -> None:
+    """Before slow imports, raise DataError for files of a run that are no longer where it read them."""
+    paths = [settings.data.path, settings.data.evaluation]
+    if any(IN_MEMORY in each for each in paths if each is not None):
+        return
+    try:
+        check_sources(settings, moved.get("records"), moved.get("evaluation"))
+    except DataError as error:
+        fix = "say where the same records lie now: --data FILE, and --evaluation FILE of the public ones"
+        raise DataError(error.what, why=error.why, fix=fix) from None
 
 
 def go_on_beside(folder: RunFolder, moved: Mapping[str, Any]) -> None:
