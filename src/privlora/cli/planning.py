@@ -553,7 +553,7 @@ def _cost_rows(cost: dict[str, Any], delta: float, unit: str) -> list[tuple[str,
             "replace-one",
             "not known for this method"
             if replace_one is None
-            else f"{rounded_up(replace_one)} for one unit replaced by another",
+            else f"{rounded_up(replace_one)} for one unit replaced by another; promised is the epsilon above",
         ),
     ]
     for name, opinion in cost.get("cross_check", {}).items():
