@@ -114,10 +114,18 @@ def test_a_default_length_gives_way(model: Path) -> None:
 
 @pytest.mark.parametrize(
     "targets",
-    ["all-linear", ".*q_proj", "[", ["self_attn.q_proj", "mlp.up_proj"], ["lm_head"], ["score", "q_proj"]],
+    ["all-linear", ".*q_proj", ["self_attn.q_proj", "mlp.up_proj"], ["lm_head"], ["score", "q_proj"]],
 )
 def test_what_only_the_model_can_tell_is_left_to_it(targets: Any, model: Path) -> None:
     refuse_unfit_files(settings_of(model, targets=targets))
+
+
+@pytest.mark.parametrize("targets", ["[", "*proj"])
+def test_a_pattern_that_is_none_is_told_before_torch(targets: str, model: Path) -> None:
+    with pytest.raises(
+        ModelError, match=r"is no regular expression.*a pattern of whole module names such as '\.\*proj'"
+    ):
+        refuse_unfit_files(settings_of(model, targets=targets))
 
 
 def test_a_chat_needs_a_template(model: Path, tmp_path: Path) -> None:
