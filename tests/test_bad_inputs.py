@@ -262,6 +262,28 @@ def test_what_stands_where_settings_belong(
         "a file of records, by its name",
         f"`privlora init {records} --model",
     )
+    refuses(capsys, folder, ["train", run / "release"], f"goes on with `privlora resume {run}`")
+    words = "the YAML comes first", "then settings: chats.yaml privacy.steps=…"
+    refuses(capsys, folder, ["plan", "privacy.steps=20", "chats.yaml"], *words)
+    refuses(capsys, folder, ["train", "privacy.steps=20"], "then settings: run.yaml privacy.steps=…")
+
+
+def test_a_folder_in_the_place_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it holds decides what is advised; resume is for runs alone."""
+    ways = {
+        "one": (("a.csv",), f"`privlora init {folder}/one/a.csv --model NAME`"),
+        "owners": (("a.jsonl.gz", "b.jsonl"), f"`privlora init {folder}/owners --clients --model NAME`"),
+        "yamls": (("b.yml", ".c.jsonl"), f"as {folder}/yamls/b.yml"),
+        "private": ((), "give a YAML"),
+    }
+    for name, (files, words) in ways.items():
+        (folder / name).mkdir()
+        for each in files:
+            (folder / name / each).touch()
+        told = call(capsys, "train", folder / name).err
+        assert "it is a folder" in told
+        assert words in told
+        assert "resume" not in told
 
 
 def test_no_file_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

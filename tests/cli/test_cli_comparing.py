@@ -73,6 +73,16 @@ def test_two_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "report runs: 0 of 4 runs to do" in ended.err
 
 
+def test_a_folder_is_no_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/chats/private").mkdir(parents=True)
+    Path("runs/chats/private/config.resolved.yaml").touch()
+    ended = call(capsys, "compare", "runs/chats")
+    assert ended.code == 2
+    assert "a study is a YAML" in ended.err
+    assert "docs/compare.md" in ended.err
+    assert "resume" not in ended.err
+
+
 def test_bad_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, words in {
         ("--part", "0/2"): "$((SLURM_ARRAY_TASK_ID + 1))",

@@ -63,6 +63,7 @@ def compare(
     share = None if part is None else part_from(part)
     if table and share is not None:
         raise ConfigError("--table runs nothing, and --part says what to run", fix="leave one of them out")
+    _refuse_folder(study)
     content = read_yaml(study)
     if not table:
         _refuse_missing_files(content, str(study))
@@ -105,6 +106,16 @@ def compare(
     else:
         _show_part(
             ended, f"privlora compare {study}" + ("" if output is None else f" --output {output}"), as_json
+        )
+
+
+def _refuse_folder(study: Path) -> None:
+    """Raise ConfigError for a folder, as that of a run: what is compared is trained anew, as a YAML says."""
+    if study.is_dir():
+        raise ConfigError(
+            f"{str(study)!r} is a folder, and a study is a YAML that says what to train and compare",
+            fix="write one, with the settings that all runs share below base: (docs/compare.md); what a finished run is "
+            "worth says `privlora evaluate RUN`",
         )
 
 

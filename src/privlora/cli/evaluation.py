@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,7 +14,7 @@ import typer
 
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
-from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
+from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked, read_yaml
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
@@ -360,6 +360,8 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         return {"name": base or _base_of(folder)}, folder, {}, 0
     if (near := near_run(folder)) is not None:
         raise RunError(f"there is no run in {target!r}", fix=f"did you mean the run {near!r}?")
+    if folder.suffix.lower() in (".yaml", ".yml") and folder.is_file():
+        raise _of_settings(target)
     if base is not None:
         raise ModelError(
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
@@ -370,6 +372,22 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
     except ModelError as error:
         raise _neither(target, error) from None
     return {"name": target}, None, {}, 0
+
+
+def _of_settings(target: str) -> RunError:
+    """The error for a YAML of settings in the place of the run that it is of."""
+    what = f"{target!r} is a YAML of settings, and what is evaluated is a run's folder, an adapter's or a model"
+    content = Together().of({}, read_yaml, target)
+    of_run = content.get("run")
+    output = of_run.get("output") if isinstance(of_run, Mapping) else None
+    if not isinstance(output, str) or not output:
+        return RunError(what, fix="give the folder of its run, which run.output names")
+    place = in_one_line(output)
+    if RunFolder(Path(output)).settings.exists():
+        return RunError(what, fix=f"give its run's folder, `privlora evaluate {shlex.quote(place)}`")
+    return RunError(
+        what, fix=f"`privlora train {target}`, then give its run's folder, {place!r}, where no run is so far"
+    )
 
 
 def _neither(target: str, error: ModelError) -> ModelError:
