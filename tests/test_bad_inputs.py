@@ -455,11 +455,15 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda model: (model / "config.json").unlink(), "cannot load model"),
     "bad configuration": (lambda model: (model / "config.json").write_text("{"), "cannot load model"),
     "no weights": (lambda model: (model / "model.safetensors").unlink(), "cannot load model"),
-    "half the weights": (_truncate, "cannot load model"),
-    "no safetensors": (_garble, "cannot load model"),
+    "half the weights": (_truncate, "model.safetensors' is cut short or damaged. Fix: copy it again"),
+    "no safetensors": (_garble, "model.safetensors' is cut short or damaged. Fix: copy it again"),
     "no tokenizer": (
         lambda model: (model / "tokenizer.json").unlink(),
-        "its tokenizer: Couldn't instantiate",
+        "it has no tokenizer.json (nor other tokenizer files). Fix: copy the tokenizer files of the base model",
+    ),
+    "half a tokenizer": (
+        lambda model: (model / "tokenizer.json").write_text("{"),
+        "its tokenizer: ",
     ),
     "float16": (lambda model: save_tiny_model(model, dtype=torch.float16), "float16"),
 }
@@ -471,6 +475,7 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
     refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+    assert "did you mean the folder" not in call(capsys, "train", folder / "run.yaml").err
 
 
 def test_what_is_to_be_evaluated_is_neither_a_run_nor_a_model(
