@@ -182,6 +182,10 @@ def test_missing_records_are_told_before_anything_is_loaded(
         f"error: 2 mistakes:\n  - study.yaml: data.path: there is no file records.jsonl. {mend}"
         f"  - study.yaml: data.evaluation: there is no file held_out.jsonl. {mend}"
     )
+    Path("study.yaml").write_text(yaml.safe_dump(content(methods=["lora", "prism"])))
+    ended = call(capsys, "compare", "study.yaml")
+    assert ended.err.startswith("error: 3 mistakes:\n")
+    assert "  - study.yaml: methods: unknown method 'lora'. Fix: plain DP-LoRA is" in ended.err
     assert call(capsys, "compare", "none.yaml", "--part", "a/b").err.startswith(
         "error: --part 'a/b' is not a part"
     )

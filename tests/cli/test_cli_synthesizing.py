@@ -288,7 +288,11 @@ def test_a_run_that_is_not_there_is_told_beside_wrong_settings(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
-    words = ("no run in 'runs/none'", "unknown setting 'synthesis.count'", "it is called synthesis.samples here")
+    words = (
+        "no run in 'runs/none'",
+        "unknown setting 'synthesis.count'",
+        "it is called synthesis.samples here",
+    )
     argv: list[object] = ["synthesize", config, "synthesis.count=10", "--from", "runs/none"]
     refuses(capsys, folder, argv, *words)
     refuses(capsys, folder, [*argv[:2], "model.name=./none", *argv[3:]], words[0], "it is no local folder")

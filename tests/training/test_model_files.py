@@ -204,7 +204,9 @@ def test_files_that_lack_or_are_cut_short_are_told_together(model: Path, tmp_pat
     header = 8 + int.from_bytes(whole[:8], "little")
     for cut in (len(whole) - 1, header, header - 1, 8, 3, 0):
         weights.write_bytes(whole[:cut])
-        with pytest.raises(ModelError, match="model.safetensors' is cut short or damaged. Fix: copy it again"):
+        with pytest.raises(
+            ModelError, match=r"model\.safetensors' is cut short or damaged\. Fix: copy it again"
+        ):
             refuse_incomplete_files(settings_of(tmp_path).model)
     tokenizer.unlink()
     with pytest.raises(ModelError) as caught:
@@ -212,7 +214,7 @@ def test_files_that_lack_or_are_cut_short_are_told_together(model: Path, tmp_pat
     assert "it has no tokenizer.json (nor other tokenizer files)" in str(caught.value)
     assert "cut short" in str(caught.value)
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n")
-    with pytest.raises(ModelError, match="a pointer of git LFS.*`git lfs pull`"):
+    with pytest.raises(ModelError, match=r"a pointer of git LFS.*`git lfs pull`"):
         refuse_unfit_files(settings_of(tmp_path))
 
 
@@ -225,7 +227,7 @@ def test_weights_in_parts_are_those_of_the_index(model: Path, tmp_path: Path) ->
     whole.unlink()
     index = tmp_path / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": part.name, "b": "gone.safetensors"}}))
-    with pytest.raises(ModelError, match="model-1.safetensors' is cut short"):
+    with pytest.raises(ModelError, match=r"model-1\.safetensors' is cut short"):
         refuse_incomplete_files(settings_of(tmp_path).model)
     index.write_text("[]")
     refuse_incomplete_files(settings_of(tmp_path).model)

@@ -376,8 +376,10 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
 
 def _of_settings(target: str) -> RunError:
     """The error for a YAML of settings in the place of the run that it is of."""
-    what = f"{target!r} is a YAML of settings, and what is evaluated is a run's folder, an adapter's or a model"
-    content = Together().of({}, read_yaml, target)
+    what = (
+        f"{target!r} is a YAML of settings, and what is evaluated is a run's folder, an adapter's or a model"
+    )
+    content: dict[str, Any] = Together().of({}, read_yaml, target)
     of_run = content.get("run")
     output = of_run.get("output") if isinstance(of_run, Mapping) else None
     if not isinstance(output, str) or not output:
