@@ -573,6 +573,24 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ["--user", "user"],
         ["names no unit"],
     ),
+    "a wrong column of users": (
+        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": "b", "rare": 1}]),
+        ["--user", "patient"],
+        [
+            "--user: record 1 has no column 'patient'; its columns are: text",
+            "name one of its columns, as --user NAME",
+        ],
+    ),
+    "a misspelt column of users beside another": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET, patient="a")),
+        ["--user", "patent", "--text", "story"],
+        [
+            "2 mistakes",
+            "has no column 'story'",
+            "--user: record 1 has no column 'patent'",
+            "did you mean 'patient'?",
+        ],
+    ),
     "users that are missing late": (
         lambda f: jsonl(f / "d.jsonl", [*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),
         ["--user", "user"],
