@@ -263,9 +263,10 @@ def test_what_stands_where_settings_belong(
         f"`privlora init {records} --model",
     )
     refuses(capsys, folder, ["train", run / "release"], f"goes on with `privlora resume {run}`")
-    words = "the YAML comes first", "then settings: chats.yaml privacy.steps=…"
+    words = "the YAML comes first", "then settings: chats.yaml privacy.steps=20"
     refuses(capsys, folder, ["plan", "privacy.steps=20", "chats.yaml"], *words)
-    refuses(capsys, folder, ["train", "privacy.steps=20"], "then settings: run.yaml privacy.steps=…")
+    refuses(capsys, folder, ["plan", "data.text=of a record", "a.yaml"], "then settings: a.yaml data.text=…")
+    refuses(capsys, folder, ["train", "privacy.steps=20"], "then settings: run.yaml privacy.steps=20")
 
 
 def test_a_folder_in_the_place_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

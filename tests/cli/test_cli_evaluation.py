@@ -96,6 +96,20 @@ def test_a_folder_that_is_not_there_offers_the_nearest_run(
     assert ended.err.startswith("error: cannot evaluate 'runs/nothing-like-it'")
 
 
+def test_a_model_that_is_cut_short_is_told_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_text("{}")
+    (tmp_path / "m/model.safetensors").write_bytes(b"cut")
+    data = write(tmp_path / "public.jsonl", REVIEWS[:4])
+    ended = call(capsys, "evaluate", tmp_path / "m", "--data", data, "--text", "sentence")
+    assert ended.code == 2
+    assert ended.err.startswith("error: 2 mistakes:\n")
+    assert "it has no tokenizer.json (nor other tokenizer files)" in ended.err
+    assert "model.safetensors' is cut short or damaged. Fix: copy it again" in ended.err
+
+
 def test_a_yaml_in_the_place_of_its_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -13,7 +13,7 @@ from cli_cases import PRIVACY, save_tiny_model
 from tiny_models import FAMILIES, tiny_model
 
 from privlora.adapters.targets import feature_sizes, find_targets
-from privlora.config import AdapterSettings, Settings, load_settings, settings_from
+from privlora.config import AdapterSettings, ModelSettings, Settings, load_settings, settings_from
 from privlora.errors import ConfigError, ModelError, Together
 from privlora.training.model_checks import positions_of
 from privlora.training.model_files import (
@@ -253,3 +253,5 @@ def test_a_model_that_is_nowhere() -> None:
     settings = settings_of(Path("nobody/nothing"))
     assert files_of(settings.model) is None
     refuse_unfit_files(settings)
+    for name in ("~nobody-of-that-name/model", "a" * 9999):
+        refuse_incomplete_files(ModelSettings(name=name))

@@ -20,6 +20,7 @@ from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, near_run
+from privlora.training.model_files import refuse_incomplete_files
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
 from privlora.training.sources import check_parts
 
@@ -146,6 +147,8 @@ def evaluate(
     settings = problems.of(None, checked, DataSettings, of_data, "evaluate")
     wanted = {k: v for k, v in {"dtype": dtype, "device": device}.items() if v is not None}
     model_settings = problems.of(None, checked, ModelSettings, {**stored, **wanted}, "evaluate")
+    if model_settings is not None and resolved is not None:
+        problems.of(None, refuse_incomplete_files, model_settings)
     asking = {"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams}
     asked = {k: v for k, v in asking.items() if v is not None}
     before = len(problems.found)

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Final
 
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, named
 
 _OF_RECORDS: Final = (".jsonl", ".ndjson", ".csv", ".parquet")
 _OF_SETTINGS: Final = (".yaml", ".yml")
@@ -35,10 +35,11 @@ def refuse_settings_first(path: str | Path, overrides: Iterable[str]) -> None:
     if _OVERRIDE.match(first) is None or Path(first).exists():
         return
     file = next((each for each in overrides if each.endswith(_OF_SETTINGS)), None)
-    place = first.partition("=")[0]
+    place, _, value = first.partition("=")
+    shown = value if named(value) == repr(value) else "…"
     raise ConfigError(
         f"{place!r} is a setting, and the YAML comes first",
-        fix=f"write the YAML, then settings: {file or 'run.yaml'} {place}=…",
+        fix=f"write the YAML, then settings: {file or 'run.yaml'} {place}={shown}",
     )
 
 

@@ -192,8 +192,11 @@ def _is_damaged(file: Path) -> bool:
 def refuse_incomplete_files(settings: ModelSettings) -> None:
     """Raise ModelError for a local folder of a model without a tokenizer, or with weights that are cut short; both
     together. What a hub's cache holds is left to who loads it: the rest may still be fetched."""
-    files = files_of(settings)
-    if files is None or not Path(settings.name).expanduser().is_dir():
+    try:
+        files = files_of(settings) if Path(settings.name).expanduser().is_dir() else None
+    except (OSError, ValueError, RuntimeError):  # no name of a folder
+        return
+    if files is None:
         return
     problems = Together()
     if files.lacks_a_tokenizer:
