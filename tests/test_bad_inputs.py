@@ -289,6 +289,29 @@ def test_what_stands_where_settings_belong(
         "a file of records, by its name",
         f"`privlora init {records} --model",
     )
+    refuses(capsys, folder, ["train", run / "release"], f"goes on with `privlora resume {run}`")
+    words = "the YAML comes first", "then settings: chats.yaml privacy.steps=20"
+    refuses(capsys, folder, ["plan", "privacy.steps=20", "chats.yaml"], *words)
+    refuses(capsys, folder, ["plan", "data.text=of a record", "a.yaml"], "then settings: a.yaml data.text=…")
+    refuses(capsys, folder, ["train", "privacy.steps=20"], "then settings: run.yaml privacy.steps=20")
+
+
+def test_a_folder_in_the_place_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What it holds decides what is advised; resume is for runs alone."""
+    ways = {
+        "one": (("a.csv",), f"`privlora init {folder}/one/a.csv --model NAME`"),
+        "owners": (("a.jsonl.gz", "b.jsonl"), f"`privlora init {folder}/owners --clients --model NAME`"),
+        "yamls": (("b.yml", ".c.jsonl"), f"as {folder}/yamls/b.yml"),
+        "private": ((), "give a YAML"),
+    }
+    for name, (files, words) in ways.items():
+        (folder / name).mkdir()
+        for each in files:
+            (folder / name / each).touch()
+        told = call(capsys, "train", folder / name).err
+        assert "it is a folder" in told
+        assert words in told
+        assert "resume" not in told
 
 
 def test_no_file_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -460,11 +483,15 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda model: (model / "config.json").unlink(), "cannot load model"),
     "bad configuration": (lambda model: (model / "config.json").write_text("{"), "cannot load model"),
     "no weights": (lambda model: (model / "model.safetensors").unlink(), "cannot load model"),
-    "half the weights": (_truncate, "cannot load model"),
-    "no safetensors": (_garble, "cannot load model"),
+    "half the weights": (_truncate, "model.safetensors' is cut short or damaged. Fix: copy it again"),
+    "no safetensors": (_garble, "model.safetensors' is cut short or damaged. Fix: copy it again"),
     "no tokenizer": (
         lambda model: (model / "tokenizer.json").unlink(),
-        "its tokenizer: Couldn't instantiate",
+        "it has no tokenizer.json (nor other tokenizer files). Fix: copy the tokenizer files of the base model",
+    ),
+    "half a tokenizer": (
+        lambda model: (model / "tokenizer.json").write_text("{"),
+        "its tokenizer: ",
     ),
     "float16": (lambda model: save_tiny_model(model, dtype=torch.float16), "float16"),
 }
@@ -476,6 +503,7 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
     refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+    assert "did you mean the folder" not in call(capsys, "train", folder / "run.yaml").err
 
 
 def test_what_is_to_be_evaluated_is_neither_a_run_nor_a_model(

@@ -31,7 +31,8 @@ def a_model_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     """As far as is seen before it is loaded: the folder "tiny"."""
     monkeypatch.chdir(tmp_path)
     Path("tiny").mkdir()
-    Path("tiny/config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        Path("tiny", name).write_text("{}")
 
 
 _EARLY = """
@@ -287,7 +288,8 @@ def test_what_is_not_there_is_told_together(tmp_path: Path) -> None:
         assert words in str(error)
     error = told(privlora.fine_tune, tmp_path / "none", TEXTS, privacy=PRIVACY, **output)
     assert type(error) is ModelError
-    (tmp_path / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / name).write_text("{}")
     columns = {"prompt": "q", "completion": "a"}
     error = told(privlora.fine_tune, tmp_path, [{"text": "x"}], privacy=PRIVACY, columns=columns, **output)
     assert type(error) is DataError

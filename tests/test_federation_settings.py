@@ -13,6 +13,7 @@ from privlora.config import (
     ModelSettings,
     PrivacySettings,
     Settings,
+    SynthesisSettings,
     load_settings,
     settings_from,
 )
@@ -228,6 +229,7 @@ def test_names_of_other_tools(group: str, name: str) -> None:
             "method": MethodSettings,
             "privacy": PrivacySettings,
             "auto": AutoSettings,
+            "synthesis": SynthesisSettings,
         }
         assert setting in homes[home].model_fields
         spelt = name.upper().replace("_", "-")

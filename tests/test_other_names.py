@@ -263,3 +263,9 @@ def test_a_record_in_the_place_of_a_name_is_not_shown() -> None:
     for place in (secret, f"privacy.{secret}"):
         assert secret not in refused(place)
     assert yaml.safe_load("1e-5") == "1e-5"  # why numbers that are worked out take texts
+
+
+@pytest.mark.parametrize("name", ["count", "num_samples", "n", "n-samples", "num_texts"])
+def test_how_many_texts_has_many_names(name: str) -> None:
+    said = refused(f"synthesis.{name}", 10)
+    assert said.startswith("it is called synthesis.samples here: how many texts are released")

@@ -165,7 +165,8 @@ def test_what_files_tell_is_refused_before_anything_is_loaded(
 ) -> None:
     write_records(tmp_path / "records.jsonl")
     (tmp_path / "model").mkdir()
-    (tmp_path / "model" / "config.json").write_text("{}")
+    for name in ("config.json", "tokenizer.json"):
+        (tmp_path / "model" / name).write_text("{}")
     ledger = tmp_path / "run-shadows" / "release" / "ledger.jsonl"
     ledger.parent.mkdir(parents=True)
     ledger.touch()

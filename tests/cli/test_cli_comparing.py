@@ -73,6 +73,16 @@ def test_two_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "report runs: 0 of 4 runs to do" in ended.err
 
 
+def test_a_folder_is_no_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("runs/chats/private").mkdir(parents=True)
+    Path("runs/chats/private/config.resolved.yaml").touch()
+    ended = call(capsys, "compare", "runs/chats")
+    assert ended.code == 2
+    assert "a study is a YAML" in ended.err
+    assert "docs/compare.md" in ended.err
+    assert "resume" not in ended.err
+
+
 def test_bad_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for given, words in {
         ("--part", "0/2"): "$((SLURM_ARRAY_TASK_ID + 1))",
@@ -172,6 +182,10 @@ def test_missing_records_are_told_before_anything_is_loaded(
         f"error: 2 mistakes:\n  - study.yaml: data.path: there is no file records.jsonl. {mend}"
         f"  - study.yaml: data.evaluation: there is no file held_out.jsonl. {mend}"
     )
+    Path("study.yaml").write_text(yaml.safe_dump(content(methods=["lora", "prism"])))
+    ended = call(capsys, "compare", "study.yaml")
+    assert ended.err.startswith("error: 3 mistakes:\n")
+    assert "  - study.yaml: methods: unknown method 'lora'. Fix: plain DP-LoRA is" in ended.err
     assert call(capsys, "compare", "none.yaml", "--part", "a/b").err.startswith(
         "error: --part 'a/b' is not a part"
     )

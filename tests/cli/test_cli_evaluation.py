@@ -98,6 +98,43 @@ def test_a_folder_that_is_not_there_offers_the_nearest_run(
     assert ended.err.startswith("error: cannot evaluate 'runs/nothing-like-it'")
 
 
+def test_a_model_that_is_cut_short_is_told_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "m").mkdir()
+    (tmp_path / "m/config.json").write_text("{}")
+    (tmp_path / "m/model.safetensors").write_bytes(b"cut")
+    data = write(tmp_path / "public.jsonl", REVIEWS[:4])
+    ended = call(capsys, "evaluate", tmp_path / "m", "--data", data, "--text", "sentence")
+    assert ended.code == 2
+    assert ended.err.startswith("error: 2 mistakes:\n")
+    assert "it has no tokenizer.json (nor other tokenizer files)" in ended.err
+    assert "model.safetensors' is cut short or damaged. Fix: copy it again" in ended.err
+
+
+def test_a_yaml_in_the_place_of_its_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    file = Path("chats.yaml")
+    for content, words in {
+        "run: {output: runs/chats}": "`privlora train chats.yaml`, then give its run's folder, 'runs/chats'",
+        "run: {}": "give the folder of its run, which run.output names",
+        "- not: settings": "give the folder of its run, which run.output names",
+    }.items():
+        file.write_text(content)
+        ended = call(capsys, "evaluate", file)
+        assert ended.code == 2
+        assert ended.err.startswith("error: 'chats.yaml' is a YAML of settings")
+        assert words in ended.err
+    file.write_text("run: {output: runs/chats}")
+    run = RunFolder(Path("runs/chats"))
+    run.settings.parent.mkdir(parents=True)
+    run.settings.touch()
+    told = call(capsys, "evaluate", file, "--data", "chats.jsonl").err
+    assert "give its run's folder, `privlora evaluate runs/chats`" in told
+
+
 def test_without_data_a_run_brings_its_own(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     ended = call(capsys, "evaluate", trained / "run")
     assert (ended.code, "no records are given" in ended.err) == (2, True)

@@ -573,6 +573,24 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ["--user", "user"],
         ["names no unit"],
     ),
+    "a wrong column of users": (
+        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": "b", "rare": 1}]),
+        ["--user", "patient"],
+        [
+            "--user: record 1 has no column 'patient'; its columns are: text",
+            "name one of its columns, as --user NAME",
+        ],
+    ),
+    "a misspelt column of users beside another": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET, patient="a")),
+        ["--user", "patent", "--text", "story"],
+        [
+            "2 mistakes",
+            "has no column 'story'",
+            "--user: record 1 has no column 'patent'",
+            "did you mean 'patient'?",
+        ],
+    ),
     "users that are missing late": (
         lambda f: jsonl(f / "d.jsonl", [*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),
         ["--user", "user"],
@@ -874,6 +892,25 @@ OPTIONS = {
 @pytest.mark.parametrize("option", OPTIONS)
 def test_settings_as_options(option: str, capsys: pytest.CaptureFixture[str]) -> None:
     check(call(capsys, "train", "run.yaml", *option.split()), OPTIONS[option])
+
+
+def test_all_settings_as_options_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (["--epochs", 3, "--lr=2e-4", "--json"], ["--nothing", 3, "--lr", "2e-4", "--steps", 3]):
+        outcome = call(capsys, "train", "run.yaml", *argv)
+        words = ["'--epochs'"] if "--epochs" in argv else ["--nothing", "write privacy.steps=3"]
+        check(outcome, f"error: {len(words) + 1} mistakes:", "method.learning_rate", *words)
+        assert "--json" not in outcome.err
+
+
+def test_a_number_out_of_range_says_which_would_do(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv, words in {
+        ("audit", "run.yaml", "--shadows", "10"): "give a whole number, 20 or more",
+        ("recommend", "run.yaml", "--minutes", "0"): "give a number, 0.01 or more",
+        ("recommend", "run.yaml", "--minutes", "x"): "give a number, 0.01 or more",
+        ("audit", "run.yaml", "--confidence", "2"): "give a number, 0.5 to 0.999",
+        ("audit", "run.yaml", "--attacker", "nobody"): "'nobody' is not one of 'server', 'client'",
+    }.items():
+        check(call(capsys, *argv), "Invalid value for", words)
 
 
 def test_a_record_in_the_place_of_an_option_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:

@@ -284,6 +284,20 @@ def test_runs_without_an_adapter_cannot_be_asked(
         refuses(capsys, folder, ["synthesize", config, "--from", source], words, quiet=False)
 
 
+def test_a_run_that_is_not_there_is_told_beside_wrong_settings(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
+    words = (
+        "no run in 'runs/none'",
+        "unknown setting 'synthesis.count'",
+        "it is called synthesis.samples here",
+    )
+    argv: list[object] = ["synthesize", config, "synthesis.count=10", "--from", "runs/none"]
+    refuses(capsys, folder, argv, *words)
+    refuses(capsys, folder, [*argv[:2], "model.name=./none", *argv[3:]], words[0], "it is no local folder")
+
+
 def test_another_base_model_is_refused(
     finished: Path, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -393,4 +407,4 @@ def test_a_run_that_has_no_adapter_is_not_audited(
         (folder / "nowhere", "no run in"),
     ):
         asked = ["synthesize", config, "--from", source, "--audit"]
-        refuses(capsys, folder, asked, words, said=[LOADING])
+        refuses(capsys, folder, asked, words, said=[LOADING] if source.exists() else ())

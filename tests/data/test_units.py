@@ -119,11 +119,12 @@ def test_contribution_bound_draws_uniform_subsets() -> None:
     ("records", "message"),
     [
         ([{"user": "a"}, {"usr": "b"}], "record 2 has no column 'user'.*did you mean 'usr'"),
-        ([{"user": None}], "NoneType"),
-        ([{"user": True}], "bool"),
-        ([{"user": 1.5}], "float"),
-        ([{"user": ""}], "names no unit"),
-        ([{"user": ["a"]}], "list"),
+        ([{"user": None}], r"names no unit: it is empty \(null\)"),
+        ([{"user": float("nan")}], r"names no unit: it is empty \(NaN\)"),
+        ([{"user": True}], "names no unit: it is true or false"),
+        ([{"user": 1.5}], "names no unit: it is a fraction"),
+        ([{"user": ""}], "names no unit: it is an empty text"),
+        ([{"user": ["a"]}], "names no unit: it is a list"),
         ([{"user": 1}, {"user": "1"}], "mixes"),
     ],
 )

@@ -52,6 +52,15 @@ def test_a_local_base_without_a_name_is_refused(run: RunFolder) -> None:
         push(run, "me/notes", api=Hub())
 
 
+def test_a_name_without_its_owner_is_told_beside_the_base(run: RunFolder) -> None:
+    with pytest.raises(ConfigError) as refused:
+        push(run, "notes", dry_run=True)
+    told = str(refused.value).splitlines()
+    assert told[0] == "2 mistakes:"
+    assert "'notes' is no name of a repository: it has no owner. Fix: write it as owner/name" in told[1]
+    assert "--base-model OWNER/NAME" in told[2]
+
+
 def test_a_base_of_the_hub_keeps_its_name(run: RunFolder) -> None:
     for name, group, key in (
         ("privacy_report.json", "adapter", "base_model"),
@@ -197,11 +206,11 @@ def test_a_ledger_that_says_audit_is_not_pushed(run: RunFolder, monkeypatch: pyt
         push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
-@pytest.mark.parametrize("name", ["", "a/b/c", "me/no tes", "../notes", "/etc", "a" * 97])
+@pytest.mark.parametrize("name", ["", "a/b/c", "me/no tes", "../notes", "/etc", "a" * 97, "notes"])
 def test_names_are_the_hubs(name: str, run: RunFolder) -> None:
     with pytest.raises(ConfigError, match="is no name of a repository"):
         push(run, name, base_model=BASE, api=Hub())
-    if name:
+    if name not in ("", "notes"):
         with pytest.raises(ConfigError, match=r"no hub name of a base model|no name of a repository"):
             push(run, "me/notes", base_model=name.replace("a" * 97, "./a"), api=Hub())
 

@@ -114,6 +114,27 @@ def test_bad_files(name: str) -> None:
         assert word in message
 
 
+def test_mistakes_of_a_study_are_told_together() -> None:
+    given = base(privacy={"target_epsilon": 3}) | {"methods": ["lora", "prism", "prism"], "sedes": [1]}
+    with pytest.raises(ConfigError) as caught:
+        study_from(given, "study.yaml")
+    told = str(caught.value).splitlines()
+    assert told[0] == "4 mistakes:"
+    assert "unknown setting sedes" in told[1]
+    assert "study.yaml: methods: unknown method 'lora'. Fix: plain DP-LoRA is dp-adamw or dp-sgd" in told[2]
+    assert "base sets privacy.target_epsilon" in told[3]
+    assert "share a name" in told[4]
+
+
+def test_a_file_in_the_place_of_base() -> None:
+    with pytest.raises(ConfigError) as caught:
+        study_from({**content(methods=["lora"]), "base": "chats.yaml"}, "study.yaml")
+    told = str(caught.value).splitlines()
+    assert told[0] == "2 mistakes:"
+    assert "base is no group of settings. Fix: write the run's settings themselves below base:" in told[1]
+    assert "unknown method 'lora'" in told[2]
+
+
 def test_settings_of_a_run() -> None:
     study = paper(
         methods=[{"name": "prism", "optimizer": "sgd", "adapter.init": "random", "privacy.clip_norm": 0.5}],

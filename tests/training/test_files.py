@@ -172,6 +172,23 @@ def begun(root: Path) -> RunFolder:
     return folder
 
 
+def test_runs_below_a_folder_are_named_and_what_goes_on_comes_first(tmp_path: Path) -> None:
+    for name in ("a", "b", "c"):
+        begun(tmp_path / name).report.touch()
+    begun(tmp_path / "z")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "y.jsonl").touch()
+    error = no_run(tmp_path)
+    assert error.what == f"no run in {str(tmp_path)!r}"
+    assert error.fix == (
+        f"give one of the runs in it: {tmp_path}/z (not finished), {tmp_path}/a, {tmp_path}/b, {tmp_path}/c"
+    )
+    for number in range(4):
+        begun(tmp_path / f"d{number}").report.touch()
+    assert str(no_run(tmp_path)).endswith(f"{tmp_path}/d0 and 3 more")
+    assert "in it" not in str(no_run(tmp_path / "data"))
+
+
 def test_a_misspelt_run_is_told_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     begun(Path("runs/notes"))

@@ -123,7 +123,7 @@ def test_each_form_of_records(data: dict[str, Any], row: dict[str, Any], what: s
 def test_who_has_no_owner(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"text": "", "who": 1}, {"text": "", "who": ""}, {"text": ""})
     assert said(path, "who") == [
-        "FILE, line 2: unit column 'who' names no unit (type str)",
+        "FILE, line 2: unit column 'who' names no unit: it is an empty text",
         "FILE, line 3: there is no column 'who'; its columns are: text",
     ]
 
@@ -227,7 +227,7 @@ def test_every_file_is_looked_at_for_what_it_is_read_for(tmp_path: Path) -> None
     )
     privacy = settings.privacy.model_copy(update={"unit": "user", "user_column": "who"})
     assert refused(settings.model_copy(update={"privacy": privacy})) == [
-        f"{private}, line 2: unit column 'who' names no unit (type NoneType)",
+        f"{private}, line 2: unit column 'who' names no unit: it is empty (null)",
         f"{public}, line 2: column 'text' is empty (null)",
         f"{written}, line 2: there is no column 'story'; its columns are: text",
     ]

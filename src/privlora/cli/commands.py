@@ -19,7 +19,7 @@ from typer.core import TyperCommand
 
 from privlora.cli.processes import refuse_alone
 from privlora.cli.stops import Stopped
-from privlora.errors import PrivloraError, named, typed
+from privlora.errors import PrivloraError, in_one, named, typed
 from privlora.version import __version__
 
 # The base of all usage errors, wherever this typer keeps its click.
@@ -120,9 +120,14 @@ def run(argv: Sequence[str] | None) -> int:
         usage = re.sub(twice, r"\1", getattr(error, "format_message", error.__str__)())
         context = getattr(error, "ctx", None)
         command = context.command_path if context is not None else "privlora"
-        meant = _as_override(error, command, given) or _of_a_run(command, given) or _missing(error, command)
+        meant = (
+            _as_overrides(error, usage, command, given)
+            or _of_a_run(command, given)
+            or _missing(error, command)
+        )
+        meant = meant or _out_of_range(error, usage)
         if meant is not None:
-            return _stop("error", [f"{meant[0]}. Fix: {meant[1]}"], 2)
+            return _stop("error", meant.lines(), 2)
         ending = "" if usage.endswith((".", "?")) else "."
         return _stop("error", [f"{usage}{ending} Fix: see `{command} --help`"], 2)
     except Stopped as stopped:
@@ -136,11 +141,36 @@ def run(argv: Sequence[str] | None) -> int:
     return code if isinstance(code, int) else 0
 
 
-def _as_override(error: Exception, command: str, argv: Sequence[str]) -> tuple[str, str] | None:
-    """What is wrong and how to mend it, where a setting is written as an option; None where that is not it."""
+def _as_overrides(error: Exception, usage: str, command: str, argv: Sequence[str]) -> PrivloraError | None:
+    """What is wrong and how to mend it, where settings are written as options, each of them; None where that is not
+    it."""
+    context: Any = getattr(error, "ctx", None)
     option = getattr(error, "option_name", None)
-    if not isinstance(option, str) or command.rpartition(" ")[2] not in _WITH_OVERRIDES:
+    if not isinstance(option, str) or command.rpartition(" ")[2] not in _WITH_OVERRIDES or context is None:
         return None
+    own = {name for each in context.command.params for name in each.opts}
+    given = [option, *(each.partition("=")[0] for each in argv if _OPTION.match(each))]
+    told = {name: _as_override(name, argv) for name in dict.fromkeys(given) if name not in own}
+    if not any(told.values()):
+        return None
+    see = f"see `{command} --help`"
+    return in_one(
+        [
+            mended or PrivloraError(usage if name == option else _no_option(name), fix=see)
+            for name, mended in told.items()
+        ]
+    )
+
+
+_OPTION: Final = re.compile(r"--[A-Za-z]")
+
+
+def _no_option(name: str) -> str:
+    return f"there is no option {named(name)}"
+
+
+def _as_override(option: str, argv: Sequence[str]) -> PrivloraError | None:
+    """The same of one option."""
     from privlora.config.nearby import slip, whereabouts
 
     name = option.lstrip("-")
@@ -155,28 +185,41 @@ def _as_override(error: Exception, command: str, argv: Sequence[str]) -> tuple[s
     shown = value if named(value) == repr(value) else "VALUE"
     mended = re.fullmatch(r"(?:it belongs elsewhere: )?write ([a-z_.0-9]+)(?:=…)?(;.*)?", where)
     if mended is None:
-        return f"there is no option {named(option)}", f"settings are written as group.name=value; {where}"
-    return (
-        f"there is no option {named(option)}",
-        f"settings have no dashes: write {mended[1]}={shown}{mended[2] or ''}",
+        return PrivloraError(_no_option(option), fix=f"settings are written as group.name=value; {where}")
+    return PrivloraError(
+        _no_option(option), fix=f"settings have no dashes: write {mended[1]}={shown}{mended[2] or ''}"
     )
 
 
-def _of_a_run(command: str, argv: Sequence[str]) -> tuple[str, str] | None:
+def _out_of_range(error: Exception, usage: str) -> PrivloraError | None:
+    """What is wrong and how to mend it, where an option takes numbers of a range; None where that is not it."""
+    param: Any = getattr(error, "param", None)
+    least, most = (getattr(getattr(param, "type", None), name, None) for name in ("min", "max"))
+    if type(error).__name__ != "BadParameter" or (least is None and most is None):
+        return None
+    kind = "a whole number" if isinstance(least if most is None else most, int) else "a number"
+    if least is None or most is None:
+        words = f"at most {most:g}" if least is None else f"{least:g} or more"
+    else:
+        words = f"{least:g} to {most:g}"
+    return PrivloraError(usage, fix=f"give {kind}, {words}")
+
+
+def _of_a_run(command: str, argv: Sequence[str]) -> PrivloraError | None:
     """What is wrong and how to mend it, where resume is given a setting; None where that is not it."""
     setting = re.compile(r"([a-z_]+(?:\.[a-z_.0-9]+)?)=")
     places = [found[1] for each in argv for found in [setting.match(each)] if found]
     if command.rpartition(" ")[2] != "resume" or not places:
         return None
-    return (
+    return PrivloraError(
         f"{named(places[0], longest=80)} is given, and settings of a run cannot change: its plan and its ledger were "
         "made with them",
-        "resume with the folder alone; other settings take a new run, `privlora train CONFIG group.name=value` with "
-        "another run.output",
+        fix="resume with the folder alone; other settings take a new run, `privlora train CONFIG group.name=value` "
+        "with another run.output",
     )
 
 
-def _missing(error: Exception, command: str) -> tuple[str, str] | None:
+def _missing(error: Exception, command: str) -> PrivloraError | None:
     """What is wrong and how to mend it, where arguments are missing; None where that is not it."""
     missing: Any = getattr(error, "param", None)
     context: Any = getattr(error, "ctx", None)
@@ -191,7 +234,9 @@ def _missing(error: Exception, command: str) -> tuple[str, str] | None:
         return None
     name = missing.make_metavar(context).strip("[].")
     usage = " ".join([command, *(each.make_metavar(context) for each in needed)])
-    return f"{name} is missing: {missing.help.rstrip('.')}", f"write `{usage}`; `{command} --help` says more"
+    return PrivloraError(
+        f"{name} is missing: {missing.help.rstrip('.')}", fix=f"write `{usage}`; `{command} --help` says more"
+    )
 
 
 def _stop(kind: str, lines: Sequence[str], code: int) -> int:

@@ -27,6 +27,7 @@ from privlora.config import read_yaml
 from privlora.data.records import is_data_file_name, refuse_missing
 from privlora.errors import ConfigError, DataError, Together
 from privlora.studies.shares import part_from
+from privlora.studies.written import read_study
 
 if TYPE_CHECKING:
     from privlora.studies.results import Row
@@ -63,6 +64,7 @@ def compare(
     share = None if part is None else part_from(part)
     if table and share is not None:
         raise ConfigError("--table runs nothing, and --part says what to run", fix="leave one of them out")
+    _refuse_folder(study)
     content = read_yaml(study)
     if not table:
         _refuse_missing_files(content, str(study))
@@ -108,8 +110,19 @@ def compare(
         )
 
 
+def _refuse_folder(study: Path) -> None:
+    """Raise ConfigError for a folder, as that of a run: what is compared is trained anew, as a YAML says."""
+    if study.is_dir():
+        raise ConfigError(
+            f"{str(study)!r} is a folder, and a study is a YAML that says what to train and compare",
+            fix="write one, with the settings that all runs share below base: (docs/compare.md); what a finished run "
+            "is worth says `privlora evaluate RUN`",
+        )
+
+
 def _refuse_missing_files(content: Mapping[str, Any], source: str) -> None:
-    """Raise DataError for all files of records that a study names and that are not there, before slow imports."""
+    """Raise for all files of records that a study names and that are not there, before slow imports, and for what is
+    wrong with the study's own keys beside them."""
     problems = Together()
     tasks = content.get("tasks")
     layers = [content.get("base"), *(tasks.values() if isinstance(tasks, Mapping) else ())]
@@ -124,6 +137,8 @@ def _refuse_missing_files(content: Mapping[str, Any], source: str) -> None:
                     refuse_missing(path)
                 except DataError as error:
                     problems.found.append(error.of(f"{source}: {place}"))
+    if problems.found:
+        problems.found += read_study(content, source)[0]
     problems.tell()
 
 

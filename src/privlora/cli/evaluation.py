@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -14,12 +14,13 @@ import typer
 
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
-from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
+from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked, read_yaml
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, near_run
+from privlora.training.model_files import refuse_incomplete_files
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
 from privlora.training.sources import check_parts
 
@@ -146,6 +147,8 @@ def evaluate(
     settings = problems.of(None, checked, DataSettings, of_data, "evaluate")
     wanted = {k: v for k, v in {"dtype": dtype, "device": device}.items() if v is not None}
     model_settings = problems.of(None, checked, ModelSettings, {**stored, **wanted}, "evaluate")
+    if model_settings is not None and resolved is not None:
+        problems.of(None, refuse_incomplete_files, model_settings)
     asking = {"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams}
     asked = {k: v for k, v in asking.items() if v is not None}
     before = len(problems.found)
@@ -367,6 +370,8 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         return {"name": base or _base_of(folder)}, folder, _form_in(folder), 0
     if (near := near_run(folder)) is not None:
         raise RunError(f"there is no run in {target!r}", fix=f"did you mean the run {near!r}?")
+    if folder.suffix.lower() in (".yaml", ".yml") and folder.is_file():
+        raise _of_settings(target)
     if base is not None:
         raise ModelError(
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
@@ -383,10 +388,30 @@ def _form_in(release: Path) -> dict[str, Any]:
     """Data settings of what a release was trained on, as its report states them; nothing where it states none."""
     try:
         method = json.loads((release / "privacy_report.json").read_text(encoding="utf-8"))["method"]
-        form, loss_on = method["form"], method["loss_on"]
+        told = {name: method["form"][name] for name in ("prompt", "completion")} | {
+            "loss_on": method["loss_on"]
+        }
     except (OSError, ValueError, LookupError, TypeError):
         return {}
-    return {**form, "loss_on": loss_on} if isinstance(form, dict) else {}
+    return told if all(isinstance(value, str) for value in told.values()) else {}
+
+
+def _of_settings(target: str) -> RunError:
+    """The error for a YAML of settings in the place of the run that it is of."""
+    what = (
+        f"{target!r} is a YAML of settings, and what is evaluated is a run's folder, an adapter's or a model"
+    )
+    content: dict[str, Any] = Together().of({}, read_yaml, target)
+    of_run = content.get("run")
+    output = of_run.get("output") if isinstance(of_run, Mapping) else None
+    if not isinstance(output, str) or not output:
+        return RunError(what, fix="give the folder of its run, which run.output names")
+    place = in_one_line(output)
+    if RunFolder(Path(output)).settings.exists():
+        return RunError(what, fix=f"give its run's folder, `privlora evaluate {shlex.quote(place)}`")
+    return RunError(
+        what, fix=f"`privlora train {target}`, then give its run's folder, {place!r}, where no run is so far"
+    )
 
 
 def _neither(target: str, error: ModelError) -> ModelError:

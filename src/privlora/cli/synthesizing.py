@@ -21,8 +21,8 @@ from privlora.cli.training import (
     show_texts,
 )
 from privlora.config import Settings, load_settings
-from privlora.errors import ConfigError
-from privlora.training.files import RunFolder
+from privlora.errors import ConfigError, Together
+from privlora.training.files import RunFolder, refuse_no_run
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
 from privlora.training.sources import found_beside, refuse_first
 
@@ -61,12 +61,16 @@ def synthesize(
     # Of a finished run no record is read, and an audit's folder is another.
     unread = [*[("run",)] * (audit or source is not None), *[("data",)] * (source is not None)]
     beside = found_beside(unread=frozenset(unread))
-    settings = _publishing(load_settings(config, overrides or (), beside=beside), source)
-    if source is None and not audit:
-        refuse_first(settings)  # as the run itself does, but before slow imports
-    else:
-        refuse_unknown_model(settings.model.name)
-        refuse_other_folder(settings.model.name)
+    problems = Together()
+    if source is not None:
+        problems.of(None, refuse_no_run, RunFolder(source.expanduser()))
+    settings = problems.of(
+        None, lambda: _publishing(load_settings(config, overrides or (), beside=beside), source)
+    )
+    if settings is not None:
+        problems.of(None, _refuse_early, settings, source is None and not audit)
+    problems.tell()
+    assert settings is not None
     if audit:
         _audit(
             settings,
@@ -103,6 +107,15 @@ def synthesize(
             with explained_stops(folder), counted(WRITING) as progress:
                 result = synthesize_run(settings, progress=progress)
     show_texts(folder, result, as_json)
+
+
+def _refuse_early(settings: Settings, trains: bool) -> None:
+    """What the run itself refuses, but before slow imports; of one that takes no steps of its own its model alone."""
+    if trains:
+        refuse_first(settings)
+        return
+    refuse_unknown_model(settings.model.name)
+    refuse_other_folder(settings.model.name)
 
 
 def _publishing(settings: Settings, source: Path | None) -> Settings:

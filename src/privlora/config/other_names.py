@@ -44,6 +44,11 @@ _OF_LOADING = _PACKED | {
     "device_map": Here("model.device_map"),
 }
 
+_TEXTS = Here(
+    "synthesis.samples",
+    "how many texts are released; without it as many as a population has, which is seeds x (1 + variations)",
+)
+
 OTHER_NAMES: Final[Mapping[str, Mapping[str, Here]]] = {
     **dict.fromkeys(("", "adapter", "data", "run"), _OF_LOADING),
     "model": {name: here for name, here in _OF_LOADING.items() if here.setting != f"model.{name}"},
@@ -55,6 +60,13 @@ OTHER_NAMES: Final[Mapping[str, Mapping[str, Here]]] = {
     "auto": dict.fromkeys(
         ("path", "paths", "files", "records", "public", "public_file", "public_path", "public_records"),
         Here("auto.file", "PUBLIC records of the form of the private ones, never private ones"),
+    ),
+    "synthesis": dict.fromkeys(
+        (
+            *("count", "n", "n_samples", "n_texts", "num_samples", "num_texts", "num_records", "num_outputs"),
+            *("num_return_sequences", "number_of_texts", "num_synthetic_samples", "size", "texts"),
+        ),
+        _TEXTS,
     ),
     "federation": {
         "aggregation": Here("federation.rule"),

@@ -17,6 +17,7 @@ from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
 from privlora.config.mistakes import Beside, Origin, checked_settings, mistakes, natural
 from privlora.config.nearby import whereabouts
+from privlora.config.not_settings import refuse_other_than_settings, refuse_settings_first
 from privlora.errors import ConfigError, Together, named, typed
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
@@ -27,6 +28,8 @@ def load_settings(
 ) -> Settings:
     """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError; beside:
     see `settings_from`."""
+    overrides = list(overrides)
+    refuse_settings_first(path, overrides)
     content = read_yaml(path)
     _refuse_other_tool(path, content)
     return settings_from(content, overrides, str(path), Path(path), rows=True, beside=beside)
@@ -62,7 +65,7 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
 
     quoted: whether the error may say what is wrong in words of the file, among which may be keys of services.
     """
-    _refuse_other_than_settings(Path(path))
+    refuse_other_than_settings(Path(path))
     text = ""
     try:
         text = Path(path).read_text(encoding="utf-8")
@@ -146,20 +149,6 @@ def settings_from(
     return settings
 
 
-def _refuse_other_than_settings(path: Path) -> None:
-    """Raise ConfigError for a folder, and for a file of records by its name; neither is opened."""
-    if path.is_dir():
-        raise ConfigError(
-            f"cannot read {str(path)!r}: it is a folder, and no file of settings",
-            fix=f"give the YAML that it began with; what was stopped goes on with `privlora resume {path}`",
-        )
-    if path.is_file() and path.name.lower().removesuffix(".gz").endswith(_OF_RECORDS):
-        raise ConfigError(
-            f"cannot read {str(path)!r}: it is a file of records, by its name, and not of settings",
-            fix=f"`privlora init {path} --model NAME` proposes settings for it",
-        )
-
-
 def _near(path: Path) -> str | None:
     """The file of settings in the same folder that is called nearly as one that is not there."""
     try:
@@ -169,9 +158,6 @@ def _near(path: Path) -> str | None:
     close = [name for name in here if Path(name).stem == path.stem or name == path.name + Path(name).suffix]
     close = close or difflib.get_close_matches(path.name, here, n=1)
     return str(path.parent / close[0]) if close else None
-
-
-_OF_RECORDS: Final = (".jsonl", ".ndjson", ".csv", ".parquet")
 
 
 def checked(kind: type[_Checked], values: Mapping[str, Any], source: str) -> _Checked:

@@ -8,8 +8,8 @@ from typing import Any, Final, overload
 
 import numpy as np
 
-from privlora.data.records import missing_column
-from privlora.errors import ConfigError, DataError
+from privlora.data.records import NULL, missing_as, missing_column
+from privlora.errors import ConfigError, DataError, article
 from privlora.stages import DRAW, staged
 
 _DIGEST: Final = 16  # bytes, of which no two values share all
@@ -167,8 +167,24 @@ def unit_value(record: Mapping[str, Any], column: str, number: int) -> str | int
     value = record[column]
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise DataError(
-            f"record {number}: unit column {column!r} names no unit (type {type(value).__name__})",
+            f"record {number}: unit column {column!r} names no unit: it is {_instead(value)}",
             why="a record that belongs to nobody cannot be protected at the level of its unit",
-            fix="give every record its unit, or remove it",
+            fix="give every record its unit, a text or a whole number, or remove it",
         )
     return value
+
+
+def _instead(value: object) -> str:
+    """What stands where a unit belongs, in words that hold nothing of it.
+
+    >>> _instead(None), _instead(""), _instead(True), _instead(2.5), _instead(["ann"])
+    ('empty (null)', 'an empty text', 'true or false', 'a fraction', 'a list')
+    """
+    missing = missing_as(value)
+    if missing is not None:
+        return "empty (null)" if missing == NULL else "empty (NaN)"
+    if isinstance(value, str):
+        return "an empty text"
+    if isinstance(value, bool):
+        return "true or false"
+    return "a fraction" if isinstance(value, float) else article(type(value).__name__)

@@ -17,7 +17,7 @@ from typing import Any, Final
 from privlora.accounting import read_ledger
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.disk import copy_plain
-from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
+from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, Together, in_one_line, named
 from privlora.names import ADAPTER_FILES, HUB_NAME, UNNAMED, is_local
 from privlora.reporting.publication import check_statement, parse_report, write_report
 from privlora.reporting.rows import refuse_other_rows
@@ -67,11 +67,11 @@ def push(
     PrivacyError for one that protects nobody; ConfigError for names that are none of the hub's, and for a base that is
     a local folder without ``base_model``.
     """
-    if not isinstance(repo, str) or HUB_NAME.fullmatch(repo) is None or len(repo) > _LONGEST:
-        shown = in_one_line(repr(repo)) if isinstance(repo, str) else f"of type {type(repo).__name__}, which"
-        raise ConfigError(f"{shown} is no name of a repository", fix="write it as owner/name")
+    problems = Together()
+    problems.of(None, _refuse_no_repository, repo)
     with checked(folder) as release:
-        base_model = _base(folder, release, base_model)
+        base_model = problems.of(None, _base, folder, release, base_model)
+        problems.tell()
         kind = "dataset" if "texts" in release.report else "model"
         if dry_run:
             return Pushed(repo, kind, release.files, None)
@@ -79,6 +79,18 @@ def push(
             _rename_base(release, base_model)
         return Pushed(
             repo, kind, release.files, _upload(api, release.place, repo, kind, release.files, private=private)
+        )
+
+
+def _refuse_no_repository(repo: object) -> None:
+    """Raise ConfigError for what is no owner/name: the hub finds nothing under a name without its owner."""
+    if not isinstance(repo, str) or HUB_NAME.fullmatch(repo) is None or len(repo) > _LONGEST:
+        shown = in_one_line(repr(repo)) if isinstance(repo, str) else f"of type {type(repo).__name__}, which"
+        raise ConfigError(f"{shown} is no name of a repository", fix="write it as owner/name")
+    if "/" not in repo:
+        raise ConfigError(
+            f"{repo!r} is no name of a repository: it has no owner",
+            fix=f"write it as owner/name: your name on the hub, or that of an organisation, as OWNER/{repo}",
         )
 
 

@@ -71,6 +71,7 @@ def fitting_form(
     user: column of a record's user. Raises DataError for all that is no record, or none of this form, by its lines."""
     problems = Together()
     chosen = problems.of(None, lambda: form_of(found, **told))
+    problems.of(None, _refuse_no_user, found, user)
     if found.broken or chosen is None or found.lacks(chosen.used) or are_read_twice(path):
         check = None
         if chosen is not None:
@@ -81,6 +82,22 @@ def fitting_form(
     problems.tell()
     assert chosen is not None
     return chosen
+
+
+def _refuse_no_user(found: Survey, user: str | None) -> None:
+    """Raise DataError for a column of users that is in no record. Columns of most records alone are shown."""
+    if user is None or user in found.columns:
+        return
+    error = missing_column(user, dict.fromkeys(found.common), 1).of("--user")
+    error.mend_by(
+        lambda one: [
+            fix
+            if fix.startswith(("did you mean", "the table"))
+            else "name one of its columns, as --user NAME"
+            for fix in one.fixes
+        ]
+    )
+    raise error
 
 
 def _of_all(columns: Iterable[str], check: Check) -> Check:

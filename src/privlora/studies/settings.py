@@ -17,17 +17,14 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
-
-from privlora.config import Settings, checked, read_yaml, settings_from
-from privlora.errors import ConfigError, Together, nearest
+from privlora.config import Settings, read_yaml, settings_from
+from privlora.errors import ConfigError, Together
 from privlora.methods import find_row
+from privlora.studies.written import Records, StudySettings, read_study
 from privlora.training.assembly import refuse_misfits
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]
-Metric = Literal["auto", "loss", "accuracy", "task"]
-Records = Literal["first half of evaluation", "every second of evaluation", "all of evaluation"]
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
 # Settings on which no result depends.
@@ -45,64 +42,6 @@ _BY_AXIS = {
 }
 # Of the privacy settings, those that a method may choose: they change neither epsilon nor what it protects.
 _METHODS_PRIVACY = ("bands", "clip_norm", "clip_quantile", "private")
-
-
-class _Checked(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
-
-
-class SelectionSettings(_Checked):
-    """How each method's learning rate is chosen: on other seeds and other records than those reported."""
-
-    by: Literal["own-best", "shared", "both"] = "own-best"
-    """own-best: a rate for each (task, epsilon, rank, method). shared: one for each (epsilon, rank, method) over all
-    tasks. both: the runs that both tables need."""
-    seeds: list[int] = []
-    """Seeds of the runs that only choose; needed where a method has several rates."""
-    records: Records = "first half of evaluation"
-    """The evaluation records that only choose; the others are reported. "all of evaluation" lets both use all."""
-
-
-class StudySettings(_Checked):
-    """The file. Axes are lists; see docs/compare.md."""
-
-    base: dict[str, Any]
-    tasks: dict[str, Any] = Field(min_length=1)
-    methods: list[str | dict[str, Any]] = Field(min_length=1)
-    learning_rate: list[float] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
-    epsilon: list[float] = []
-    """Needed unless no method is private."""
-    rank: list[int] = Field(default=[8], min_length=1)
-    selection: SelectionSettings = SelectionSettings()
-    report: Literal["chosen", "all"] = "chosen"
-    """Report seeds run at the chosen rates only, or at every rate of the grid."""
-    metric: Metric = "auto"
-    """auto: the task's own metric where data.task is set, else the loss."""
-    output: str | None = None
-    """Folder of the study; studies/<name of the file> unless given."""
-    keep_runs: bool = True
-    """Keep each run's adapter and settings beside its ledger; false keeps the ledger only."""
-    insecure_noise_seed: Literal["paired"] | None = None
-    """paired: all methods of a (task, seed) see the same batches and the same stream of noise. Stamped NOT PRIVATE."""
-
-    @model_validator(mode="after")
-    def _consistent(self) -> StudySettings:
-        for name in ("learning_rate", "seeds", "epsilon", "rank"):
-            values = getattr(self, name)
-            if len(set(values)) != len(values):
-                raise ValueError(f"{name} names a value twice")
-            if name != "seeds" and any(value <= 0 for value in values):
-                raise ValueError(f"{name} holds a value that is not above 0")
-        both = set(self.seeds) & set(self.selection.seeds)
-        if both:
-            raise ValueError(
-                f"seed {min(both)} is in seeds and in selection.seeds: a rate chosen on a run would be reported on "
-                "that run. Fix: give selection seeds of their own"
-            )
-        if len(set(self.selection.seeds)) != len(self.selection.seeds):
-            raise ValueError("selection.seeds names a seed twice")
-        return self
 
 
 Place = tuple[str, str, float, int]
@@ -258,17 +197,12 @@ def study_from(content: Mapping[str, Any], source: str = "study") -> Study:
             fix="put them under base:, and give tasks, methods, learning_rate and seeds (docs/compare.md)",
         )
     problems = Together()
-    problems.found += _unknown(content, StudySettings, source, "")
-    if isinstance(content.get("selection"), Mapping):
-        problems.found += _unknown(content["selection"], SelectionSettings, source, "selection.")
-    lacking = [key for key in ("base", "tasks", "methods", "learning_rate", "seeds") if not content.get(key)]
-    problems.found += [
-        ConfigError(f"{source}: {key} is missing or empty", fix=f"give at least one under {key}:")
-        for key in lacking
-    ]
-    problems.tell()
-    settings = checked(StudySettings, content, source)
-    base = _groups(settings.base, source, ("base",))
+    problems.found, settings = read_study(content, source)
+    if settings is None:
+        problems.tell()
+    assert settings is not None
+    before = len(problems.found)
+    base: Groups = problems.of({}, _groups, settings.base, source, ("base",))
     settings = settings.model_copy(
         update={
             "base": base,
@@ -276,11 +210,14 @@ def study_from(content: Mapping[str, Any], source: str = "study") -> Study:
             "epsilon": sorted(settings.epsilon),
         }
     )
-    arms = tuple(_arm(item, settings, source) for item in settings.methods)
-    _refuse_equal_names((arm.label for arm in arms), "methods", source)
-    _refuse_equal_names(settings.tasks, "tasks", source)
+    found = [problems.of(None, _arm, item, settings, source) for item in settings.methods]
+    arms = tuple(arm for arm in found if arm is not None)
+    problems.of(None, _refuse_equal_names, (arm.label for arm in arms), "methods", source)
+    problems.of(None, _refuse_equal_names, settings.tasks, "tasks", source)
     study = Study(source, settings, arms)
-    _check(study)
+    if len(problems.found) == before:  # else runs are refused for what is told already
+        problems.of(None, _check, study)
+    problems.tell()
     return study
 
 
@@ -372,16 +309,6 @@ def _groups(given: Any, source: str, place: tuple[str, ...], default: str | None
             fix=f"use {', '.join(decided.values())} instead",
         )
     return found
-
-
-def _unknown(
-    content: Mapping[str, Any], kind: type[BaseModel], source: str, prefix: str
-) -> list[ConfigError]:
-    return [
-        ConfigError(f"{source}: unknown setting {prefix}{key}", fix=nearest(str(key), kind.model_fields))
-        for key in content
-        if key not in kind.model_fields
-    ]
 
 
 def _refuse_equal_names(names: Iterable[str], what: str, source: str) -> None:

@@ -281,10 +281,31 @@ def no_run(root: Path) -> RunError:
             fix=f"give the folder that {made}; in the YAML it is run.output",
         )
     near = near_run(root)
-    return RunError(
-        f"no run in {str(root)!r}",
-        fix=f"give the folder that {made}, which run.output names" if near is None else _meant(near),
-    )
+    fix = f"give the folder that {made}, which run.output names" if near is None else _meant(near)
+    return RunError(f"no run in {str(root)!r}", fix=_one_of(runs_below(root)) or fix)
+
+
+def runs_below(folder: Path) -> list[str]:
+    """The runs that lie in a folder, with those first that are not finished; [] where it cannot be read."""
+    try:
+        runs = [run for each in sorted(folder.glob("*/")) if _is_run(run := RunFolder(each))]
+        return [str(run.root) for run in sorted(runs, key=lambda run: not _goes_on(run))]
+    except (OSError, ValueError):
+        return []
+
+
+def _one_of(runs: list[str]) -> str | None:
+    """What is said of runs below the folder that was given; None where there are none."""
+    if not runs:
+        return None
+    shown = [f"{each} (not finished)" if _goes_on(RunFolder(Path(each))) else each for each in runs[:_SHOWN]]
+    more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
+    return f"give one of the runs in it: {', '.join(shown)}{more}"
+
+
+def _goes_on(folder: RunFolder) -> bool:
+    """Whether it began and has no report yet. Audits write none."""
+    return folder.settings.exists() and not folder.report.exists() and not folder.is_audit
 
 
 def _meant(near: str) -> str:
@@ -292,6 +313,7 @@ def _meant(near: str) -> str:
 
 
 _NEAR: Final = 0.7
+_SHOWN: Final = 5  # runs
 
 
 def near_run(folder: Path) -> str | None:
@@ -318,7 +340,7 @@ def _is_run(folder: RunFolder) -> bool:
 
 def refuse_unfinished(folder: RunFolder) -> None:
     """Raise RunError for a run that lies here with its settings and has not written its report. Audits write none."""
-    if folder.settings.exists() and not folder.report.exists() and not folder.is_audit:
+    if _goes_on(folder):
         raise RunError(
             f"the run in {str(folder.root)!r} is not finished: it has no report yet",
             why="what it leaves is written when its last step is taken",

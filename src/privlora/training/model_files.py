@@ -1,8 +1,10 @@
 """What a model's own files tell of it in a moment, without torch: how long texts it reads, how its layers are called,
-whether it has a chat template. Where they do not tell, nothing is said, and it is looked at when torch is loaded."""
+whether it has a chat template, whether files lack or are cut short. Where they do not tell, nothing is said, and it is
+looked at when torch is loaded."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,6 +35,16 @@ _UNTOLD: Final = frozenset(("lm_head", "embed_out", "score"))
 
 _BEGINNINGS: Final = ("", "model.", "transformer.", "gpt_neox.", "language_model.", "model.decoder.")
 """What a module's name in memory may begin with beside its name in files, which are of the model without its head."""
+
+_VOCABULARIES: Final = (
+    *("tokenizer.json", "tokenizer.model*", "*.model", "*vocab*", "merges*", "bpe*", "dict*"),
+    *("*.spm", "*.tiktoken", "*tekken*", "*.tokenizer"),
+)
+"""Of which a tokenizer has one at least."""
+_WITHOUT_ONE: Final = ("ByT5Tokenizer", "CanineTokenizer", "PerceiverTokenizer")
+"""Classes of tokenizers whose vocabulary is in their code."""
+_WEIGHTS, _INDEX = "model.safetensors", "model.safetensors.index.json"
+_POINTER: Final = b"version https://git-lfs"
 
 
 @dataclass(frozen=True)
@@ -104,6 +116,35 @@ class ModelFiles:
         except (OSError, ValueError, AttributeError):
             return False
 
+    @property
+    def lacks_a_tokenizer(self) -> bool:
+        """Whether there is certainly none: no vocabulary, and no class that needs none."""
+        if any(next(self.folder.glob(each), None) is not None for each in _VOCABULARIES):
+            return False
+        own: Any = {}
+        with contextlib.suppress(OSError, ValueError):
+            own = json.loads((self.folder / "tokenizer_config.json").read_text("utf-8"))
+        told = [each for each in (own, self.config) if isinstance(each, Mapping)]
+        return not any(each.get("tokenizer_class") in _WITHOUT_ONE or "auto_map" in each for each in told)
+
+    @property
+    def damaged(self) -> Path | None:
+        """The first of the files of weights that transformers reads whose header says that more of it was written."""
+        return next(filter(_is_damaged, self._weights), None)
+
+    @property
+    def _weights(self) -> list[Path]:
+        """One file, or those that an index names."""
+        whole = self.folder / _WEIGHTS
+        if whole.is_file():
+            return [whole]
+        try:
+            parts = json.loads((self.folder / _INDEX).read_text("utf-8"))["weight_map"].values()
+            files = [self.folder / name for name in dict.fromkeys(parts)]
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return []
+        return [file for file in files if file.is_file()]
+
 
 def _plain(rope: Any) -> bool:
     """Whether rotary positions are as many as the model says they are."""
@@ -129,6 +170,57 @@ def _tensors(file: Path) -> Iterator[tuple[str, list[int]]]:
             yield name, tensor["shape"]
 
 
+def _is_damaged(file: Path) -> bool:
+    """Whether a file of safetensors is shorter than its header says, or the header is none."""
+    try:
+        size = file.stat().st_size
+        with open(file, "rb") as stream:
+            length = int.from_bytes(stream.read(8), "little")
+            if 8 + length > size:
+                return True
+            if length > _LONGEST_HEADER:
+                return False
+            header = json.loads(stream.read(length))
+        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
+        return 8 + length + max(ends, default=0) > size
+    except OSError:
+        return False
+    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
+        return True
+
+
+def refuse_incomplete_files(settings: ModelSettings) -> None:
+    """Raise ModelError for a local folder of a model without a tokenizer, or with weights that are cut short; both
+    together. What a hub's cache holds is left to who loads it: the rest may still be fetched."""
+    try:
+        files = files_of(settings) if Path(settings.name).expanduser().is_dir() else None
+    except (OSError, ValueError, RuntimeError):  # no name of a folder
+        return
+    if files is None:
+        return
+    problems = Together()
+    if files.lacks_a_tokenizer:
+        problems.found.append(
+            ModelError(
+                f"cannot load model {settings.name!r}: it has no tokenizer.json (nor other tokenizer files)",
+                fix="copy the tokenizer files of the base model into it",
+            )
+        )
+    if (damaged := files.damaged) is not None:
+        problems.found.append(_damaged(settings.name, damaged))
+    problems.tell()
+
+
+def _damaged(name: str, file: Path) -> ModelError:
+    with open(file, "rb") as stream:
+        pointer = stream.read(len(_POINTER)) == _POINTER
+    return ModelError(
+        f"cannot load model {name!r}: {str(file)!r} is "
+        + ("a pointer of git LFS, without the weights" if pointer else "cut short or damaged"),
+        fix="fetch it with `git lfs pull`" if pointer else "copy it again",
+    )
+
+
 def files_of(settings: ModelSettings) -> ModelFiles | None:
     """Those of a local folder, or of what the hub's cache holds; None where there are none that can be read."""
     folder = Path(settings.name).expanduser()
@@ -147,8 +239,9 @@ def files_of(settings: ModelSettings) -> ModelFiles | None:
 
 
 def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None:
-    """Raise together what the model's files tell of settings that it cannot follow: texts that are too long, layers
-    that it does not have (ModelError), messages without a template (ConfigError).
+    """Raise together what the model's files tell of themselves, as `refuse_incomplete_files`, and of settings that it
+    cannot follow: texts that are too long, layers that it does not have (ModelError), messages without a template
+    (ConfigError).
 
     own_template: whether the model's own tokenizer renders messages, unless settings hold a template.
     """
@@ -156,6 +249,7 @@ def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None
     if files is None:
         return
     problems = Together()
+    problems.of(None, refuse_incomplete_files, settings.model)
     if "max_length" in data.model_fields_set and (positions := files.positions) is not None:
         problems.of(None, refuse_too_long, data.max_length, positions)
     unknown = problems.fails(_refuse_unknown_layers, files, settings.adapter.target_modules)

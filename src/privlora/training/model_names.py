@@ -82,9 +82,12 @@ _GIVE = "give a local folder with config.json and safetensors, or a model of the
 
 
 def near_folder(name: str) -> str:
-    """The beginning of a mend: the model's folder beside it whose name is nearest; empty where none is near."""
+    """The beginning of a mend: the model's folder beside it whose name is nearest; empty where none is near, and of a
+    folder that is there."""
     try:
         place = Path(name).expanduser()
+        if place.is_dir():
+            return ""
         known = {each.parent.name: each.parent for each in place.parent.glob("*/config.json")}
     except (OSError, ValueError, RuntimeError):
         return ""

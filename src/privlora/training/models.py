@@ -33,6 +33,7 @@ from privlora.training.model_checks import (
     refuse_out_of_reach,
     refuse_too_short,
 )
+from privlora.training.model_files import refuse_incomplete_files
 from privlora.training.model_names import model_source, near_folder
 from privlora.training.ranks import Ranks
 
@@ -44,6 +45,7 @@ def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, 
     """The base model and its tokenizer; with ``head`` as a classifier. Raises ModelError in one line for whatever
     cannot be loaded."""
     refuse_missing(settings)
+    refuse_incomplete_files(settings)
     source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
     options, device = dict[str, Any](), device_of(settings)
     if settings.attn_implementation is not None:
