@@ -53,6 +53,13 @@ def test_the_fair_table_is_made_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> 
         assert f"**{title}**\n\n{table}\n" in text
 
 
+def test_gauges_of_a_start_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("benchmarks", "benchmarks/fair"):
+        monkeypatch.syspath_prepend(ROOT / room)
+    made = "\n".join(importlib.import_module("geometry").table(RESULTS / "geometry.jsonl"))
+    assert made.strip().partition("\n\n")[2] in page("docs/results.md")
+
+
 def test_what_leaves_no_less_noise_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks")
     made = "\n".join(importlib.import_module("denoising").tables(lines("denoising.jsonl")))
