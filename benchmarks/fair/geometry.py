@@ -4,7 +4,7 @@
     python benchmarks/fair/geometry.py --data study-data
     python benchmarks/fair/fair.py --out benchmarks/results/geometry.jsonl \\
         --of "stories260K/24/3/geometry/pubmed/continued x1,continued x2,continued x10" \\
-        --of "stories260K/24/3/geometry/math-questions,pubmed/rank 4,rank 16,rank 64"
+        --of "stories260K/24/3/geometry/math-questions,pubmed/rank 4,rank 16,rank 32"
     python benchmarks/fair/geometry.py --table benchmarks/results/geometry.jsonl
 
 The second line trains an adapter without privacy on abstracts of another archive (bioRxiv; AdamW, 40 steps of 64), and
