@@ -13,7 +13,6 @@ mean of each step, whose exact composition has the same epsilon. A row of the fi
 from __future__ import annotations
 
 import argparse
-import json
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import product
@@ -21,7 +20,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from sizes import Runs, head, line
+from sizes import Runs, head, line, read_rows, run_missing
 
 STEPS, BATCH = 24, 64
 RATES = {1: (0.01, 0.014, 0.02), 3: (0.014, 0.02, 0.028)}
@@ -172,21 +171,15 @@ def main() -> None:
         "--tables", action="store_true", help="print the tables of what is there; run nothing"
     )
     args = parser.parse_args()
-    found = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     if args.tables:
-        print("\n".join(tables(found)))
+        print("\n".join(tables(read_rows(args.out))))
         return
     import torch
 
     torch.set_num_threads(1)
     runs = Runs(args.data)
-    for row in grid():
-        if any(row.items() <= one.items() for one in found):
-            continue
-        found.append({**row, **(shrunk if row["part"] == "shrunk" else growing)(runs, row)})
-        with args.out.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(found[-1]) + "\n")
-        print(json.dumps(found[-1]), flush=True)
+    kinds = {"shrunk": shrunk, "growing": growing}
+    run_missing(list(grid()), args.out, lambda row: kinds[row["part"]](runs, row))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ import json
 import math
 import time
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -240,6 +240,25 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield line(task, f"{units:,}", size, bands, f"{rate:g}", f"{means[rate]:.3f}")
 
 
+def read_rows(path: Path) -> list[dict[str, Any]]:
+    """The runs of a file; none where it is not there."""
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def run_missing(
+    wanted: list[dict[str, Any]], path: Path, run: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
+    """Add to a file each wanted run that it lacks, as soon as that is done."""
+    found = read_rows(path)
+    for number, row in enumerate(wanted, 1):
+        if any(row.items() <= one.items() for one in found):
+            continue
+        done = {**row, **run(row)}
+        with path.open("a", encoding="utf-8") as out:
+            out.write(json.dumps(done) + "\n")
+        print(f"{number} of {len(wanted)}: {json.dumps(done)}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -251,22 +270,14 @@ def main() -> None:
     )
     parser.add_argument("--most", type=int, help="stop after so many runs")
     args = parser.parse_args()
-    found = [json.loads(line) for line in args.out.read_text().splitlines()] if args.out.exists() else []
     if args.tables:
-        print("\n".join(tables(found)))
+        print("\n".join(tables(read_rows(args.out))))
         return
     import torch
 
     torch.set_num_threads(1)
     runs = Runs(args.data)
-    wanted = list(grid())[: args.most]
-    for number, row in enumerate(wanted, 1):
-        if any(row.items() <= one.items() for one in found):
-            continue
-        found.append({**row, **runs.run(row)})
-        with args.out.open("a", encoding="utf-8") as out:
-            out.write(json.dumps(found[-1]) + "\n")
-        print(f"{number} of {len(wanted)}: {json.dumps(found[-1])}", flush=True)
+    run_missing(list(grid())[: args.most], args.out, runs.run)
 
 
 if __name__ == "__main__":

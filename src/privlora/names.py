@@ -18,6 +18,9 @@ UNNAMED = "unnamed"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """What peft writes of an adapter: its configuration and its weights."""
 
+PRIVATE_FOLDER, PUBLIC_FOLDERS, SETTINGS_FILE = "private", ("release", "not-private"), "config.resolved.yaml"
+"""The parts of a run's folder: what is never published, and what may be seen; and where a run keeps its settings."""
+
 RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT = "random", "w0-subspace", "spectral-split"
 PUBLIC_GRADIENT = "public-gradient"
 """Where training starts (`coordinates.starts`), as settings and reports name it; all else is an adapter's folder."""

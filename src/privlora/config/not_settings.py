@@ -9,11 +9,12 @@ from pathlib import Path
 from typing import Final
 
 from privlora.errors import ConfigError, named
+from privlora.names import PRIVATE_FOLDER, PUBLIC_FOLDERS, SETTINGS_FILE
 
 _OF_RECORDS: Final = (".jsonl", ".ndjson", ".csv", ".parquet")
 _OF_SETTINGS: Final = (".yaml", ".yml")
-_PARTS: Final = ("private", "release", "not-private")
-_OF_A_RUN: Final = ("config.resolved.yaml", "ledger.jsonl", "privacy_report.json")
+_PARTS: Final = (PRIVATE_FOLDER, *PUBLIC_FOLDERS)
+_OF_A_RUN: Final = (SETTINGS_FILE, "ledger.jsonl", "privacy_report.json")
 """Files in the parts of a run's folder, of which each run has one."""
 _OVERRIDE: Final = re.compile(r"[A-Za-z_-]+\.[\w.-]+=")
 

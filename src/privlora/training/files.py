@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from privlora.disk import sync_folder
 from privlora.errors import RunError
+from privlora.names import PRIVATE_FOLDER, PUBLIC_FOLDERS, SETTINGS_FILE
 
 # Nobody else's files end like this, so `remove_leftovers` may go by it.
 _TEMPORARY = ".privlora-tmp"
@@ -23,11 +24,7 @@ _BESIDE = ".tmp"  # behind it, in torch's profiler
 
 _BESIDE_RUNS = (".log", ".out", ".err", ".yaml", ".yml")
 
-PRIVATE: Final = "private"
-"""The folder of a run that is never published."""
-_SETTINGS = "config.resolved.yaml"
 _LEDGER, _REPORT = "ledger.jsonl", "privacy_report.json"
-_PUBLIC = ("release", "not-private")
 
 IDENTITY = "identity.json"
 """In RUN/private: which records, model and settings the run belongs to."""
@@ -53,13 +50,13 @@ class RunFolder:
 
     @property
     def private(self) -> Path:
-        return self.root / PRIVATE
+        return self.root / PRIVATE_FOLDER
 
     @property
     def settings(self) -> Path:
         """In private/, because they name the files of the records. Old versions wrote them into release/."""
-        old = self.root / "release" / _SETTINGS
-        return old if old.exists() else self.private / _SETTINGS
+        old = self.root / "release" / SETTINGS_FILE
+        return old if old.exists() else self.private / SETTINGS_FILE
 
     @property
     def ledger(self) -> Path:
@@ -176,7 +173,7 @@ class RunFolder:
         except OSError:  # `refuse_unwritable` tells
             return
         others = [name for name in here if not name.startswith(".") and Path(name).suffix not in _BESIDE_RUNS]
-        if others and not {"release", "not-private", PRIVATE}.intersection(here):
+        if others and not {"release", "not-private", PRIVATE_FOLDER}.intersection(here):
             raise RunError(
                 f"{str(self.root)!r} is not empty, and what it holds is no run of privlora",
                 why="release/, which may be published, would lie among other files, which may be records",
@@ -185,7 +182,7 @@ class RunFolder:
 
     def refuse_unwritable(self, *, protects: bool = True) -> None:
         """Raise the RunError of ``create`` for what cannot be made or written to; nothing is left of the try."""
-        for name in ("release" if protects else "not-private", PRIVATE):
+        for name in ("release" if protects else "not-private", PRIVATE_FOLDER):
             place = self.root / name
             try:
                 while not _is_there(place):
@@ -220,7 +217,7 @@ class RunFolder:
 
     def hide_settings(self) -> None:
         """Move the settings of an old version's run to where they are not published."""
-        target = self.private / _SETTINGS
+        target = self.private / SETTINGS_FILE
         if self.settings == target:
             return
         try:
@@ -272,7 +269,7 @@ def no_run(root: Path) -> RunError:
     made = "`privlora train` or `privlora federate` made"
     above = root.resolve().parent if root.name in ("", "..") else root.parent
     run = RunFolder(above)
-    parts = (*_PUBLIC, PRIVATE)
+    parts = (*PUBLIC_FOLDERS, PRIVATE_FOLDER)
     if root.resolve().name in parts and _is_run(run):
         return RunError(f"{str(root)!r} is a part of a run", fix=f"give the run's folder, {str(above)!r}")
     if root.is_file():
@@ -353,11 +350,11 @@ def release_at(path: Path) -> Path:
 
     Raises RunError where there is none, and for that of a run which lies here and is not finished.
     """
-    for place in (path, *(path / name for name in _PUBLIC)):
+    for place in (path, *(path / name for name in PUBLIC_FOLDERS)):
         if any(_is_file(place / name) for name in (_REPORT, _LEDGER)):
             found = place.resolve()
-            if found.name in _PUBLIC:
-                refuse_unfinished(RunFolder(place.parent if place.name in _PUBLIC else found.parent))
+            if found.name in PUBLIC_FOLDERS:
+                refuse_unfinished(RunFolder(place.parent if place.name in PUBLIC_FOLDERS else found.parent))
             return found
     with contextlib.suppress(OSError):  # a name that no system takes
         refuse_unfinished(RunFolder(path))
@@ -395,7 +392,7 @@ def write_atomically(path: Path, content: str | bytes, *, mode: int | None = Non
 
 
 def _mode_of(path: Path) -> int:
-    return 0o600 if path.parent.name == PRIVATE else 0o666
+    return 0o600 if path.parent.name == PRIVATE_FOLDER else 0o666
 
 
 def for_owner(name: str, flags: int) -> int:
