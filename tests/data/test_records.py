@@ -15,7 +15,9 @@ from privlora.data.records import (
     content_hash,
     load_records,
     missing_as,
+    missing_column,
     refuse_missing,
+    shared_columns,
     text_of,
 )
 from privlora.errors import ConfigError, DataError
@@ -361,15 +363,18 @@ def test_hashes_are_of_the_columns_that_are_used() -> None:
     [
         ({"txet": SECRET, "label": "a"}, "no column 'text'; its columns are: txet, label.*mean 'txet'"),
         ({}, "its columns are: none"),
-        ({"id": 1, "chief complaint": SECRET}, "its columns are: id, chief complaint"),
-        ({"Ada Lovelace": 1, "flu": 2}, "not shown"),
+        ({"id": 1, "chief complaint": SECRET}, r"its columns are: id and others \(not shown"),
+        ({"Ada Lovelace": 1, "flu": 2}, r"its columns are: \(not shown"),
+        (
+            {"HIV_positive": 1, "label": 2, "note_Ada": SECRET},
+            r"its columns are: label and others \(not shown",
+        ),
         ({"text": None}, r"column .text. is empty \(null\)"),
         ({"text": float("nan")}, r"is empty \(NaN\).*table.dropna\(subset=\['text'\]\)"),
         ({"text": float("inf")}, "holds float"),
         ({"text": 4815}, "holds int"),
         ({"text": [SECRET]}, "holds list"),
         ({"text": SECRET + "\ud800"}, "surrogate"),
-        ({f"column{i}": SECRET for i in range(99)}, r"column19 and more"),
     ],
 )
 def test_text_of_refuses_without_showing(record: dict[str, object], message: str) -> None:
@@ -377,6 +382,23 @@ def test_text_of_refuses_without_showing(record: dict[str, object], message: str
         text_of(record, "text", 3)
     assert SECRET not in str(caught.value)
     assert "4815" not in str(caught.value)
+
+
+def test_columns_that_records_share_are_shown() -> None:
+    def told(asked: str, *records: dict[str, object], table: bool = False) -> str:
+        return str(missing_column(asked, records[0], 1, shared=shared_columns(records, table=table)))
+
+    first, second = {"alpha": 1, "beta": 2, "HIV": 3}, {"beta": 1, "alpha": 2}
+    assert "its columns are: alpha, beta and others (not shown" in told("text", first, second)
+    assert "HIV" not in told("text", first, second)
+    assert "did you mean 'beta'?" in told("betas", first, second)
+    assert "alpha" not in told("text", first)
+    wide = {f"column{i}": SECRET for i in range(99)}
+    assert "column19 and more" in told("text", wide, wide)
+    row = {"Lovelace": "Byron", "flu": "gout"}  # a table without a header, whose first line is a record
+    assert "Lovelace" not in told("text", row, row, table=True)
+    named = {"clinical_note": "x", "dx": "y"}
+    assert "its columns are: clinical_note, dx." in told("text", named, named, table=True)
 
 
 def shared_file(name: str) -> Path:

@@ -60,6 +60,16 @@ PREFERENCES: Final = (
     ("winner", "loser"),
 )
 _ASKED: Final = ("prompt", "question", "instruction", "query", "input")
+_KNOWN: Final = frozenset(
+    {
+        *_USUAL,
+        *_TEXTS,
+        *_TITLES,
+        *_CHATS,
+        *_ASKED,
+        *(each for pair in (*_PAIRS, *PREFERENCES) for each in pair),
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -131,14 +141,26 @@ def built_as_chat(value: object) -> bool:
     )
 
 
-def are_names(columns: Iterable[str]) -> bool:
-    """Whether all columns may be shown: as names of one word; or of several, beside one that tables usually have. Of a
-    table without a header, a person's name has two words, too."""
+def is_usual(column: str) -> bool:
+    """Whether it is called as columns of tables usually are, so that its name says nothing of a record."""
+    return column.lower() in _KNOWN
+
+
+def _has_usual_word(column: str) -> bool:
+    """The same of one of its words, as in clinical_note or noteText."""
+    return any(map(is_usual, re.split(r"[\W_]+|(?<=[a-z])(?=[A-Z])", column)))
+
+
+def are_names(columns: Iterable[str], *, table: bool = False) -> bool:
+    """Whether all columns may be shown that records share: as names of one word; or of several, beside one that tables
+    usually have. Of a table without a header, a person's name has two words, too.
+
+    table: whether they are the first line of a table, which may be a record: one of them has to have a usual word.
+    """
     columns = list(columns)
     if all(map(COLUMN.fullmatch, columns)):
-        return True
-    known = {*_USUAL, *_TEXTS, *_CHATS, *(each for pair in _PAIRS for each in pair)}
-    beside = any(each.lower() in known for each in columns)
+        return not table or any(map(_has_usual_word, columns))
+    beside = any(map(is_usual, columns))
     return beside and all(len(each) <= _LONGEST and _WORDS.fullmatch(each) for each in columns)
 
 

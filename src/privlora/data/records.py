@@ -30,7 +30,7 @@ from privlora.data.formats import (
     seems,
     separator_of,
 )
-from privlora.data.forms import COLUMN, are_names, of_one
+from privlora.data.forms import COLUMN, are_names, is_usual, of_one
 from privlora.errors import ConfigError, DataError, in_one, named
 
 HUB = "hf://"
@@ -64,6 +64,7 @@ _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
 )
 _SHOWN_COLUMNS = 20
+_NEARLY: Final = 0.75  # of difflib: how near a key of one record is that is a slip, and no more than that
 
 
 def _refuse(error: DataError) -> NoReturn:
@@ -320,24 +321,40 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
     return value
 
 
-def missing_column(column: str, record: Mapping[str, Any], number: int) -> DataError:
-    """The error for a record without ``column``: its columns and the nearest name, where all look like names."""
+def missing_column(
+    column: str, record: Mapping[str, Any], number: int, *, shared: Collection[str] = ()
+) -> DataError:
+    """The error for a record without ``column``: the nearest name, and its columns that may be shown.
+
+    shared: columns that other records have, too (`shared_columns`). A key of one record may be about a person: of the
+    others those alone are shown that are called as columns usually are, or nearly as what was asked for.
+    """
     names = [str(name) for name in record]
-    nearest: list[str] = []
-    if are_names(names):
-        nearest = difflib.get_close_matches(column, names, n=1)
-        shown = ", ".join(names[:_SHOWN_COLUMNS]) + (" and more" if len(names) > _SHOWN_COLUMNS else "")
-    else:  # a table without a header has a record for its names
-        shown = "(not shown: they look like contents; does the file have a header line?)"
-    mend = _form_of(record) if column == "text" else "name one of its columns"
+    nearest = difflib.get_close_matches(column, shared, n=1) or difflib.get_close_matches(
+        column, filter(COLUMN.fullmatch, names), n=1, cutoff=_NEARLY
+    )
+    shown = [name for name in names if name in shared or name in nearest or is_usual(name)]
+    listed = ", ".join(shown[:_SHOWN_COLUMNS]) + (" and more" if len(shown) > _SHOWN_COLUMNS else "")
+    if len(shown) < len(names):
+        left = "not shown, since they may be contents; has the table a header line?"
+        listed = f"{listed} and others ({left})" if shown else f"({left})"
+    mend = _form_of({name: record[name] for name in shown}) if column == "text" else "name one of its columns"
     if nearest:
         mend = f"did you mean {nearest[0]!r}?"
     separator = separator_of(names)
     if separator is not None:
         mend = f"the table seems to be separated by {separator!r}; write it with commas, or as JSONL"
     return DataError(
-        f"record {number} has no column {named(column)}; its columns are: {shown or 'none'}", fix=mend
+        f"record {number} has no column {named(column)}; its columns are: {listed or 'none'}", fix=mend
     )
+
+
+def shared_columns(records: Sequence[Mapping[str, Any]], *, table: bool) -> list[str]:
+    """Columns that these records, two at least, all have, where all of them look like names. table: as `are_names`."""
+    if len(records) < 2:
+        return []
+    names = [str(name) for name in records[0] if all(name in record for record in records)]
+    return names if are_names(names, table=table) else []
 
 
 def _form_of(record: Mapping[str, Any]) -> str:

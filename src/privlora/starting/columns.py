@@ -88,7 +88,7 @@ def _refuse_no_user(found: Survey, user: str | None) -> None:
     """Raise DataError for a column of users that is in no record. Columns of most records alone are shown."""
     if user is None or user in found.columns:
         return
-    error = missing_column(user, dict.fromkeys(found.common), 1).of("--user")
+    error = _missing(found, user).of("--user")
     error.mend_by(
         lambda one: [
             fix
@@ -128,13 +128,24 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
     )
     for name in used:
         if name not in found.columns:
-            raise missing_column(name, dict.fromkeys(found.common), 1)
+            raise _missing(found, name)
     return Form(settings, used, why)
+
+
+def _missing(found: Survey, name: str) -> DataError:
+    return missing_column(
+        name, dict.fromkeys(found.common), 1, shared=found.common if _may_be_shown(found) else ()
+    )
+
+
+def _may_be_shown(found: Survey) -> bool:
+    """Whether no column looks like the content of a record."""
+    return are_names(map(str, found.columns), table=found.table)
 
 
 def _chat(found: Survey, name: str, why: str) -> Form:
     if name not in found.columns:
-        raise missing_column(name, dict.fromkeys(found.common), 1)
+        raise _missing(found, name)
     return Form({"messages": name, "loss_on": "completion"}, (name,), why)
 
 
@@ -207,7 +218,7 @@ def _longest(found: Survey, texts: list[str]) -> Form | None:
 
 def _shown(found: Survey) -> str:
     """Columns as an error shows them: no key of few records, and none where one looks like the content of a record."""
-    if not are_names(map(str, found.columns)):
+    if not _may_be_shown(found):
         return "they are not shown, since they look like contents (does the file have a header line?)"
     names = found.common
     if not names:

@@ -13,7 +13,14 @@ from typing import Any, Final
 
 from privlora.data.formats import Format, Record
 from privlora.data.forms import built_as_chat
-from privlora.data.records import COLUMN, is_data_file_name, iterate_records, refuse_missing
+from privlora.data.records import (
+    COLUMN,
+    HUB,
+    is_data_file_name,
+    iterate_records,
+    local_file,
+    refuse_missing,
+)
 from privlora.data.rendering import ROLES, speaks_by_calls, with_role
 from privlora.errors import DataError
 from privlora.training.record_looks import refuse_unusable_files
@@ -68,7 +75,8 @@ class Column:
 
 @dataclass
 class Survey:
-    """records: how many. columns: of any record. first: some records. broken: in how many places is no record.
+    """records: how many. columns: of any record. first: some records. broken: in how many places is no record. table:
+    whether columns are those of a file's first line.
 
     What a column holds is what it holds in most records: one that is wrong is told as such, and decides nothing.
     """
@@ -77,6 +85,7 @@ class Survey:
     columns: dict[str, Column]
     first: list[Record]
     broken: int = 0
+    table: bool = False
 
     @property
     def common(self) -> list[str]:
@@ -191,7 +200,8 @@ def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") 
                 counted = name == user or _OF_USERS.fullmatch(str(name))
                 column = columns[name] = Column(units=set() if counted else None)
             column.add(value)
-    return Survey(number, columns, first, len(broken))
+    table = any(not each.startswith(HUB) and local_file(each, form, look=True)[1] == "csv" for each in path)
+    return Survey(number, columns, first, len(broken), table)
 
 
 def _readable(path: Sequence[str], form: Format, broken: list[DataError]) -> Iterator[Record]:

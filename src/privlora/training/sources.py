@@ -3,7 +3,7 @@ written: asked before slow imports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -12,7 +12,15 @@ from privlora.config import DataSettings, Settings
 from privlora.config.groups import AT_CLIENTS, IN_MEMORY
 from privlora.config.mistakes import UNTOLD_SIZE, Beside, Location
 from privlora.data.formats import Format
-from privlora.data.records import HUB, iterate_records, local_file, missing_column, refuse_missing, text_of
+from privlora.data.records import (
+    HUB,
+    iterate_records,
+    local_file,
+    missing_column,
+    refuse_missing,
+    shared_columns,
+    text_of,
+)
 from privlora.data.summary import refuse_far_count
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
@@ -27,6 +35,9 @@ from privlora.training.takeover import refuse_if_spent
 
 READ_TWICE: Final = 64 * 2**20
 """Bytes of files that are read once more for a look at them, which takes about a second."""
+
+_FEW: Final = 8
+"""First records that tell which columns are of all of them."""
 
 
 def refuse_first(
@@ -282,15 +293,14 @@ def check_columns(settings: Settings, records: Any = None, *, readable: bool = T
     else that is told where all are read.
     """
     try:
-        record = _first(settings.data) if records is None else _first_given(records)
+        first = _first(settings.data) if records is None else _first_given(records)
     except DataError:
         if readable:
             raise
         return
-    if record is not None:
-        lacking = _lacking(settings.data, record, settings.privacy.user_column)
-        if lacking:
-            raise in_one([settings.placed(error, about) for about, error in lacking])
+    lacking = _lacking(settings.data, first, settings.privacy.user_column)
+    if lacking:
+        raise in_one([settings.placed(error, about) for about, error in lacking])
 
 
 def check_parts(data: DataSettings) -> None:
@@ -304,14 +314,18 @@ def check_parts(data: DataSettings) -> None:
 
 def _check_part(data: DataSettings, path: str) -> None:
     refuse_missing(path, format=data.format, look=True)
-    record = _first(data.model_copy(update={"path": path}))
-    if record is not None and (lacking := _lacking(data, record, None)):
+    if lacking := _lacking(data, _first(data.model_copy(update={"path": path})), None):
         raise in_one([error for _, error in lacking]).of(repr(str(path)))
 
 
-def _lacking(data: DataSettings, record: Mapping[str, Any], owner: str | None) -> list[tuple[str, DataError]]:
-    """Of each column that is not there the setting that names it, and what to say. owner: that of a record's user.
-    Raises DataError for a record that is none of data.task."""
+def _lacking(
+    data: DataSettings, first: Sequence[Mapping[str, Any]], owner: str | None
+) -> list[tuple[str, DataError]]:
+    """Of each column that the first record lacks the setting that names it, and what to say. owner: that of a record's
+    user. Raises DataError for a record that is none of data.task."""
+    if not first:
+        return []
+    record = first[0]
     if data.task is not None:
         (task_record if data.label is None else labelled_record)(find_task(data.task), record, 1)
         wanted = set[str]()
@@ -320,14 +334,17 @@ def _lacking(data: DataSettings, record: Mapping[str, Any], owner: str | None) -
         chats = {each["messages"] for each in columns if each.get("messages") is not None}
         texts = [each.get(name) for each in columns for name in ("text", "prompt", "completion")]
         wanted = {*chats, *fields_of([*texts, data.pair]), *([] if data.label is None else [data.label])}
-    found = [
-        (f"data.{_named_by(data, name)}", missing_column(name, record, 1))
-        for name in sorted(wanted)
-        if name not in record
-    ]
-    if owner is not None and owner not in record:
-        found.append(("privacy.user_column", missing_column(owner, record, 1)))
-    return found
+    named = [(f"data.{_named_by(data, name)}", name) for name in sorted(wanted)]
+    named += [] if owner is None else [("privacy.user_column", owner)]
+    lacking = [(setting, name) for setting, name in named if name not in record]
+    shared = shared_columns(first, table=_is_table(data)) if lacking else []
+    return [(setting, missing_column(name, record, 1, shared=shared)) for setting, name in lacking]
+
+
+def _is_table(data: DataSettings) -> bool:
+    """Whether the first file's columns stand in a line that may be a record's."""
+    path = data.path if isinstance(data.path, str) else data.path[0]
+    return path not in (IN_MEMORY, AT_CLIENTS) and local_file(path, data.format)[1] == "csv"
 
 
 def _named_by(data: DataSettings, column: str) -> str:
@@ -344,18 +361,30 @@ def _named_by(data: DataSettings, column: str) -> str:
     )
 
 
-def _first(data: DataSettings) -> Mapping[str, Any] | None:
-    return next(iter(first_records(data, 1)), None)
+def _first(data: DataSettings) -> list[Mapping[str, Any]]:
+    """The first record, and those after it that can be read, a few. Raises DataError as reading it does."""
+    first: list[Mapping[str, Any]] = []
+    try:
+        for record in _begun(data, _FEW):
+            first.append(record)  # those before a broken one are kept
+    except DataError:
+        if not first:
+            raise
+    return first
 
 
 def first_records(data: DataSettings, count: int) -> list[Mapping[str, Any]]:
     """The first ones, without reading more; none of records on the hub, elsewhere, or in a JSON list."""
+    return list(_begun(data, count))
+
+
+def _begun(data: DataSettings, count: int) -> Iterator[Mapping[str, Any]]:
     path = data.path if isinstance(data.path, str) else data.path[0]
     if path in (IN_MEMORY, AT_CLIENTS) or path.startswith(HUB) or local_file(path, data.format)[1] == "json":
-        return []
-    return list(iterate_records(path, format=data.format, limit=min(count, data.limit or count)))
+        return
+    yield from iterate_records(path, format=data.format, limit=min(count, data.limit or count))
 
 
-def _first_given(records: Any) -> Mapping[str, Any] | None:
-    first = records[0] if isinstance(records, list) and records else None
-    return first if isinstance(first, Mapping) else None
+def _first_given(records: Any) -> list[Mapping[str, Any]]:
+    first = records[:_FEW] if isinstance(records, list) else []
+    return first if all(isinstance(record, Mapping) for record in first) else []
