@@ -133,8 +133,8 @@ class Runs:
 
     def prepare(self, row: dict[str, Any]) -> tuple[Any, Any]:
         """The row's settings and plan; its model is at hand."""
-        from privlora.training.assembly import plan_privacy
         from privlora.training.models import given_or_loaded
+        from privlora.training.promise import plan_privacy
 
         settings = self.settings(row)
         if self.name != settings.model.name:

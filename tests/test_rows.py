@@ -15,7 +15,7 @@ from privlora.errors import ConfigError, DataError
 from privlora.methods import find_row
 from privlora.rehearsals.choosing import plan_run
 from privlora.training import inputs
-from privlora.training.assembly import refuse_misfits
+from privlora.training.misfits import refuse_misfits
 
 PRIVACY = {
     "target_epsilon": 3,

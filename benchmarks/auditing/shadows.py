@@ -27,9 +27,10 @@ from privlora.mechanisms import GaussianMechanism
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import find_method
 from privlora.stacked import train_adapters
-from privlora.training.assembly import build_parts, plan_privacy
+from privlora.training.assembly import build_parts
 from privlora.training.inputs import load_data
 from privlora.training.models import unchanged_afterwards
+from privlora.training.promise import plan_privacy
 from privlora.training.step import Step
 
 RECORDS, STEPS, BATCH, TOKENS, RANK, KIND = 30, 12, 6, 32, 4, "codes"

@@ -56,7 +56,7 @@ def measure(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     from teams import ROWS, Cell, Table
 
     from privlora.rehearsals.noise_alone import noise_trials
-    from privlora.training.assembly import plan_privacy
+    from privlora.training.promise import plan_privacy
 
     table = Table(data)
     for epsilon in EPSILONS:

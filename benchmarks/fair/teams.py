@@ -29,9 +29,10 @@ from privlora.mechanisms import NoiseSource
 from privlora.methods import find_method
 from privlora.optimizers import Optimizer
 from privlora.stacked import Member, Team, TrainedAdapters, stack_parts
-from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.inputs import tokenise
 from privlora.training.models import given_or_loaded, unchanged_afterwards
+from privlora.training.promise import plan_privacy
 
 sys.path.append(str(Path(__file__).parents[1]))
 from study_data import TASKS

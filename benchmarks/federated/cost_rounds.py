@@ -22,11 +22,12 @@ from privlora.demo import model_path, private_records
 from privlora.federated.history import Round
 from privlora.federated.plans import federation_of
 from privlora.federated.secure import Collector, Identity, Participant, Terms, Turn
-from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.inputs import load_data
 from privlora.training.loop import StepReport, finish_training
 from privlora.training.models import unchanged_afterwards
+from privlora.training.promise import plan_privacy
 
 Spent = tuple[float, float]
 """Wall and CPU seconds."""

@@ -35,11 +35,12 @@ from privlora.federated.run import embedded, server_of
 from privlora.federated.server import RuleServer, Server
 from privlora.federated.workplace import Workplace
 from privlora.stacked.teams import train_adapters
-from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.inputs import Data, load_data, tokenise
 from privlora.training.loop import finish_training
 from privlora.training.models import load_model, unchanged_afterwards
+from privlora.training.promise import plan_privacy
 
 CLIENTS, ROUNDS, LOCAL_STEPS = 10, 6, 3
 STEPS = ROUNDS * LOCAL_STEPS

@@ -31,11 +31,12 @@ from privlora.evaluation.batches import evaluating
 from privlora.evaluation.next_token import row_losses
 from privlora.methods import METHODS
 from privlora.rehearsals.choosing import choose, plan_run
-from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.inputs import Data, load_data, tokenise
 from privlora.training.loop import finish_training
 from privlora.training.models import load_model, unchanged_afterwards
+from privlora.training.promise import plan_privacy
 
 RATE, STEPS, DELTA, RANK, TOKENS = 0.2, 10, 1e-5, 8, 64
 SEEDS_KEPT, VARIATIONS = 100, 1  # K and L - 1: N = 200 texts

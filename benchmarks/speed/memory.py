@@ -156,8 +156,9 @@ def _take(case: Case, model: Any, rows: int, width: int, ledger: Path) -> float:
     from privlora.accounting import Ledger
     from privlora.data.examples import Example, Examples
     from privlora.data.units import Units
-    from privlora.training.assembly import build_parts, build_step, plan_privacy
+    from privlora.training.assembly import build_parts, build_step
     from privlora.training.inputs import Data
+    from privlora.training.promise import plan_privacy
 
     settings = _settings(case)
     rng = np.random.default_rng(0)

@@ -402,7 +402,7 @@ def resume_run(
         from privlora.profiling.run import refuse_without_steps
         from privlora.running import Given, ask_finished_run, train_and_publish
         from privlora.screen import shown
-        from privlora.training.assembly import plan_privacy
+        from privlora.training.promise import plan_privacy
         from privlora.training.torch_ranks import joined
 
     on_profile = on_profile or (_unheard if profile else None)

@@ -24,7 +24,7 @@ from privlora.federated.sources import refuse_missing_sources
 from privlora.starting.owners import owners_of
 from privlora.starting.proposal import PLAIN_CHAT
 from privlora.starting.survey import survey
-from privlora.training.assembly import plan_privacy
+from privlora.training.promise import plan_privacy
 
 ODD_KEY = "Greta_of_Rivers_road"
 

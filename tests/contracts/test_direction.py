@@ -28,9 +28,11 @@ from privlora.errors import ConfigError, PrivacyError
 from privlora.losses import label_logits
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.methods import METHODS, build
-from privlora.training.assembly import build_parts, plan_privacy, refuse_misfits
+from privlora.training.assembly import build_parts
 from privlora.training.footprint import gradient_bytes
 from privlora.training.gradients import micro_batch_gradients
+from privlora.training.misfits import refuse_misfits
+from privlora.training.promise import plan_privacy
 
 C = 0.5
 NO_BUDGET = {"private": False, "steps": 3, "sample_rate": 0.2, "public_dataset_size": 20}

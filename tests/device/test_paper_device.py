@@ -23,8 +23,9 @@ from privlora.data.examples import Examples
 from privlora.data.units import Units
 from privlora.evaluation import evaluate_next_token
 from privlora.methods import METHODS, SPACES
-from privlora.training.assembly import Parts, build_parts, build_step, plan_privacy
+from privlora.training.assembly import Parts, build_parts, build_step
 from privlora.training.inputs import Data
+from privlora.training.promise import plan_privacy
 
 # Where a step may read a value of the device back, so that the host waits for all that was launched. A key is a file of
 # the package, or a function in it; a value says how often.

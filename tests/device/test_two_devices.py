@@ -30,10 +30,11 @@ from privlora.data.examples import Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError
 from privlora.methods import METHODS
-from privlora.training.assembly import build_parts, build_step, plan_privacy
+from privlora.training.assembly import build_parts, build_step
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import Data
 from privlora.training.models import given_or_loaded, load_model
+from privlora.training.promise import plan_privacy
 
 EXAMPLES = Examples(uneven_examples(lengths=(9, 2, 5, 7)), pad_token_id=0)
 UNITS = [np.array(unit) for unit in ((0,), (1, 2), (3,))]

@@ -26,7 +26,7 @@ from privlora.federated.plans import client_plan, client_settings, public_settin
 from privlora.federated.schedule import timetable
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, SumMechanism
 from privlora.stacked import Team
-from privlora.training.assembly import ADJACENCY
+from privlora.training.promise import ADJACENCY
 
 NAMES = [f"owner-{k}" for k in range(3)]
 TAN = [

@@ -18,8 +18,9 @@ from privlora.accounting.events import StepEvent
 from privlora.data.sampling import PoissonSampler
 from privlora.federated.joint import JointServer
 from privlora.mechanisms import NoiseSource, Release, SumMechanism, noising
-from privlora.training.assembly import build_parts, build_step, plan_privacy
+from privlora.training.assembly import build_parts, build_step
 from privlora.training.inputs import load_data
+from privlora.training.promise import plan_privacy
 
 OWN = owners(3)
 ROUNDS = 4

@@ -32,9 +32,10 @@ from privlora.rehearsals.choosing import (
 )
 from privlora.rehearsals.kept import because, read_choice
 from privlora.rehearsals.trials import Noise, Outcome, Texts, split_texts, trial_step, try_rows
-from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
+from privlora.training.promise import plan_privacy
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(12)]
 PRIVACY = {

@@ -26,8 +26,9 @@ from privlora.rehearsals.settling import settle
 from privlora.rehearsals.trials import Noise, trial_step
 from privlora.reporting.rows import _is_settled
 from privlora.reporting.verifying import verify
-from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.files import RunFolder
+from privlora.training.promise import plan_privacy
 
 
 def untold(*_: Any) -> None:

@@ -27,9 +27,10 @@ from privlora.rehearsals.choosing import plan_run
 from privlora.rehearsals.kept import because, of_rates, read_choice
 from privlora.rehearsals.settling import settle, trial_batch
 from privlora.reporting.rows import _is_settled
-from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
+from privlora.training.promise import plan_privacy
 from privlora.training.step import Step
 
 RECORDS = [{"text": f"story {i} of a cat"} for i in range(24)]

@@ -14,8 +14,9 @@ from privlora.config import settings_from
 from privlora.data.examples import Examples
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.reporting import publish
-from privlora.training.assembly import Parts, build_parts, plan_privacy
+from privlora.training.assembly import Parts, build_parts
 from privlora.training.files import RunFolder, append_line
+from privlora.training.promise import plan_privacy
 from privlora.training.step import Step
 
 STEPS = 3

@@ -12,7 +12,7 @@ from starting.starting_cases import SECRET, jsonl, rows, save_base
 
 from privlora.config import Settings, load_settings
 from privlora.starting.foreign.taken import Taken
-from privlora.training.assembly import plan_privacy
+from privlora.training.promise import plan_privacy
 
 TRL = """\
 # trl sft --config

@@ -11,7 +11,7 @@ import pytest
 from privlora.config import Settings, settings_from
 from privlora.errors import ConfigError
 from privlora.rehearsals.choosing import rows_of_choice, rows_to_advise_on
-from privlora.training.assembly import plan_privacy
+from privlora.training.promise import plan_privacy
 
 NUMBERS = {
     "target_epsilon": 4.0,

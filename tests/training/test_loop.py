@@ -24,8 +24,8 @@ from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import load_checkpoint
 from privlora.training.files import read_lines
 from privlora.training.gradients import micro_batch_gradients
-from privlora.training.inputs import sampler
 from privlora.training.loop import Interrupted, StepReport
+from privlora.training.promise import sampler
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 

@@ -25,8 +25,8 @@ from privlora.cli import main
 from privlora.mechanisms import NoiseSource
 from privlora.training import assembly, step
 from privlora.training.files import RunFolder
-from privlora.training.inputs import sampler
 from privlora.training.loop import Interrupted, StepReport
+from privlora.training.promise import sampler
 
 PUBLIC = [{"text": f"a public note, number {i}."} for i in range(3)]
 SLOW_RECORD = 3

@@ -38,13 +38,14 @@ from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.rehearsals.settling import settled
-from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import AUDIT_MARK as MARK
 from privlora.training.files import AUDITED, RunFolder, write_atomically
 from privlora.training.fitting import in_default_micro_batches, with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.promise import plan_privacy
 from privlora.training.sources import check_columns
 from privlora.training.takeover import make_room, refuse_if_spent
 

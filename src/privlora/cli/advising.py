@@ -19,9 +19,9 @@ def advise_on(settings: Settings, planned: Plan | None) -> dict[str, Any]:
     Raises ConfigError without public texts or without noise.
     """
     from privlora.rehearsals.choosing import rehearse, rows_to_advise_on, verdict
-    from privlora.training.assembly import plan_privacy
     from privlora.training.inputs import check_sources, fitted
     from privlora.training.models import check_model, given_or_loaded
+    from privlora.training.promise import plan_privacy
 
     rows = rows_to_advise_on(settings)
     if planned is None:

@@ -243,8 +243,8 @@ def _one_run(
             from privlora.auditing.canary_run import audit_run, read_state
             from privlora.auditing.exposure import exposure_of_scores
             from privlora.auditing.page import at_most_of_canaries, bits_of, write_one_run
-            from privlora.training.assembly import plan_privacy
             from privlora.training.progress import RichObserver
+            from privlora.training.promise import plan_privacy
 
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
         console = err()

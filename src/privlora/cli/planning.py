@@ -72,27 +72,26 @@ def plan(
         err().print(f"note: {missing}. The plan goes on without the records")
     shown = out()  # inside, what libraries print goes to stderr
     with quiet_libraries(told=True), settings.placing():
-        with loading():
-            from privlora.cli.memory import as_planned, estimate_memory, with_peak
+        with loading():  # of torch alone: what follows from settings is there a second after the command
             from privlora.methods import CHOICES, far_rate, find_row
-            from privlora.rehearsals.choosing import rows_of_choice, rows_to_advise_on
-            from privlora.rehearsals.settling import refuse_unrehearsed
-            from privlora.reporting.limits import not_protected
-            from privlora.training.assembly import plan_privacy, refuse_misfits
             from privlora.training.cycles import bands_of
+            from privlora.training.misfits import refuse_misfits, refuse_unrehearsed
+            from privlora.training.promise import plan_privacy
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:
+            from privlora.rehearsals.choosing import rows_of_choice
+
             settings = rows_of_choice(settings)[-1]  # the one that needs more memory; all else is the same
         refuse_unrehearsed(settings)
         method = find_row(settings.method.name)
         refuse_misfits(settings, method)
-        _look_at_public_texts(settings, method, advise)
-        if advise:
-            rows_to_advise_on(asked)
-        with _reading(settings):
-            settings, model = local_model(settings)
-        refused = refused_here(settings, model) + ([] if missing is None else [missing])
+        if advise or settings.synthesis is not None or method.public_texts:
+            with loading():
+                from privlora.rehearsals.choosing import rows_to_advise_on
+            _look_at_public_texts(settings, method, advise)
+            if advise:
+                rows_to_advise_on(asked)
         with accounting(settings.privacy.steps):
             planned = plan_privacy(settings)[0] if settings.privacy.private else None
             cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
@@ -107,8 +106,15 @@ def plan(
             **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
             "cost": cost,
         }
-        if not as_json:  # before the steps on paper, which take longer than all else together
+        if not as_json:  # before transformers and the steps on paper, which take longer than all else together
             _print(_privacy_rows(facts, planned), shown)
+        with loading():
+            from privlora.cli.memory import as_planned, estimate_memory, with_peak
+            from privlora.reporting.limits import not_protected
+
+        with _reading(settings):
+            settings, model = local_model(settings)
+        refused = refused_here(settings, model) + ([] if missing is None else [missing])
         fitted = memory = None
         if model is not None and not no_memory:
             with saying(COUNTING, piped=True):
@@ -193,7 +199,7 @@ def _missing_records(settings: Settings) -> str | None:
 
 def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> None:
     """Raise what `privlora train` would of public files and of the group synthesis. Nothing private is read."""
-    from privlora.training.assembly import refuse_missing_texts, refuse_unused_texts
+    from privlora.training.misfits import refuse_missing_texts, refuse_unused_texts
     from privlora.training.texts.preferences import refuse_without_trl
     from privlora.training.texts.synthetic_texts import refuse_unusable_texts
 
@@ -362,7 +368,7 @@ def in_size_of_weights(default: float) -> str:
 def _bands(settings: Settings, planned: Plan) -> dict[str, Any]:
     """Of correlated noise: its bands, and by how much it is larger in single steps and smaller in their sums."""
     from privlora.training.cycles import bands_of
-    from privlora.training.inputs import sampler
+    from privlora.training.promise import sampler
 
     return facts_of_bands(settings.privacy, sampler(settings.privacy, 0).sampling, bands_of(planned))
 

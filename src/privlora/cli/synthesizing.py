@@ -150,8 +150,8 @@ def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) 
         with loading():
             from privlora.auditing.page import at_most_of_canaries, write_texts_audit
             from privlora.auditing.released_texts import audit_texts, settings_of_audit
-            from privlora.training.assembly import plan_privacy
             from privlora.training.progress import RichObserver
+            from privlora.training.promise import plan_privacy
 
         settings, writer = settings_of_audit(settings)
         folder = Path(settings.run.output)

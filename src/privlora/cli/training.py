@@ -112,7 +112,7 @@ def go_on(
             import privlora.running  # noqa: F401 - as of `train`
             from privlora.api import resume_run
             from privlora.screen import going_on
-            from privlora.training.assembly import plan_privacy
+            from privlora.training.promise import plan_privacy
 
         if (begun := going_on(folder, settings)) is not None:
             err().print(begun)

@@ -28,10 +28,10 @@ from privlora.demo.run import fresh_folder
 from privlora.evaluation import evaluate_next_token
 from privlora.pages.figures import ACCENT, MUTED, SECOND, THIRD, grid, in_style, png
 from privlora.rounding import rounded_up
-from privlora.training.assembly import plan_privacy
 from privlora.training.files import RunFolder, read_lines
 from privlora.training.inputs import tokenise
 from privlora.training.progress import RichObserver
+from privlora.training.promise import plan_privacy
 
 EPSILON, DELTA = 3.0, 1e-5
 PRIVATE = len(CLINICS) - 1  # riverside, which shares no complaint, doctor or form of a note with the others

@@ -21,9 +21,9 @@ from privlora.config import Settings, settings_from
 from privlora.demo import Canary, make_canaries, model_path, private_records
 from privlora.errors import RunError
 from privlora.pages.figures import ACCENT, INK, MUTED, SECOND, WIDTH, grid, in_style, png
-from privlora.training.assembly import plan_privacy
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.progress import RichObserver
+from privlora.training.promise import plan_privacy
 
 RECORDS, PATIENTS, HELD_OUT, CANARIES = 2000, 800, 200, 8
 EPSILON, DELTA = 3.0, 1e-5

@@ -30,10 +30,11 @@ from privlora.methods import SPACES, Hyperparameters, find_method, optimizer_of
 from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.rehearsals.settling import settled
-from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.fitting import in_default_micro_batches
-from privlora.training.inputs import Data, fitted, load_data, sampler
+from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.models import check_model, load_model, unchanged_afterwards
+from privlora.training.promise import plan_privacy, sampler
 from privlora.training.state import TrainState
 from privlora.training.step import Step
 

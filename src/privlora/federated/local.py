@@ -45,8 +45,9 @@ from privlora.methods import Hyperparameters, find_method, optimizer_of
 from privlora.optimizers import learning_rate_at
 from privlora.stacked import Member, Team, joined, stack_parts
 from privlora.training.assembly import Parts
-from privlora.training.inputs import Data, sampler
+from privlora.training.inputs import Data
 from privlora.training.models import adapter_for, unchanged_afterwards
+from privlora.training.promise import sampler
 
 _log = logging.getLogger(__name__)
 

@@ -16,7 +16,7 @@ from privlora.federated.phases import privacy_of, span_of
 from privlora.federated.rules import RULES, Rule, RuleSettings
 from privlora.methods import METHODS, Hyperparameters, Method, find_method
 from privlora.names import published_name
-from privlora.training.assembly import ADJACENCY, plan_privacy
+from privlora.training.promise import ADJACENCY, plan_privacy
 
 JOINT = "joint"
 _DEFAULTS = {"both": "dp-adamw", "left": "ffa", "right": "ffa", "tangent": "prism"}

@@ -19,17 +19,12 @@ from privlora.methods import CHOICES, find_method, find_row
 from privlora.pages.numbers import finite
 from privlora.rehearsals.kept import Chosen
 from privlora.rehearsals.rates import paired_error
-from privlora.rehearsals.settling import refuse_unrehearsed
 from privlora.rehearsals.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
-from privlora.training.assembly import (
-    PublicStart,
-    plan_privacy,
-    refuse_misfits,
-    refuse_other_texts,
-    refuse_unused_texts,
-)
+from privlora.training.assembly import PublicStart, refuse_other_texts
 from privlora.training.cycles import refuse_bands
 from privlora.training.inputs import text_column
+from privlora.training.misfits import refuse_misfits, refuse_unrehearsed, refuse_unused_texts
+from privlora.training.promise import plan_privacy
 
 CHOICE, PLAIN = "auto", "prism"
 """What is advised on where settings name no row of public texts, with the clipping that the choice gives its rows; and

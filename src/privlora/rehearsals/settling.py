@@ -20,21 +20,22 @@ from privlora.config import Settings
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
-from privlora.errors import ConfigError, DataError
-from privlora.methods import find_row
+from privlora.errors import DataError
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
 from privlora.rehearsals.kept import Chosen
 from privlora.rehearsals.noise_alone import rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
-from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.cycles import bands_to_come
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
+from privlora.training.misfits import refuse_unrehearsed
 from privlora.training.models import unchanged_afterwards
+from privlora.training.promise import plan_privacy
 
 _FEWEST = 16  # records in the place of private ones, and held out
 _MOST_HELD = 256
@@ -107,20 +108,6 @@ def _by_noise(settings: Settings, plan: Plan, model: torch.nn.Module, tokenizer:
     rows = tried.to_dict(row, facts["untrained"])["rows"]
     method = settings.method.model_copy(update={"learning_rate": rate})
     return Chosen(settings.model_copy(update={"method": method}), {"row": row, "rows": rows, **facts})
-
-
-def refuse_unrehearsed(settings: Settings) -> None:
-    """Raise ConfigError where auto.choose names something of a row that cannot be rehearsed on public records."""
-    if settings.auto is None or not settings.auto.choose:
-        return
-    row, names = find_row(settings.method.name), " and ".join(settings.auto.choose)
-    if row.releases != "gradients" or row.public_texts or not row.private or row.charges_projections:
-        raise ConfigError(
-            f"{names} cannot be auto with method {row.name!r}",
-            why="its rehearsals would need public texts beside the public records, or the cost of a projection, or "
-            "have no noise to weigh",
-            fix="give a number, or a method that adds noise to gradients, such as prism or dp-adamw",
-        )
 
 
 def public_texts(settings: Settings, tokenizer: Any, told: Told) -> Texts:

@@ -20,9 +20,9 @@ from privlora.pages.numbers import finite
 from privlora.reporting.limits import not_protected
 from privlora.reporting.publication import write_report
 from privlora.reporting.seals import with_files
-from privlora.training.assembly import texts_evolve
 from privlora.training.files import RunFolder, set_times, write_atomically
 from privlora.training.inputs import text_column, tokenise
+from privlora.training.misfits import texts_evolve
 
 
 def publish_texts(

@@ -28,8 +28,9 @@ from privlora.randomness import private_generator, private_key
 from privlora.stacked.adapter import StackedAdapter
 from privlora.stacked.parts import stack_parts
 from privlora.stacked.team import Member, Team
-from privlora.training.assembly import Parts, PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.models import unchanged_afterwards
+from privlora.training.promise import plan_privacy
 
 # Side by side: enough to fill micro-batches of any usual size. From 8 on, more of them save nothing.
 _TOGETHER = 16

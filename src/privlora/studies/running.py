@@ -28,7 +28,7 @@ from privlora.methods import find_row
 from privlora.studies.leases import Claim, LeaseLostError
 from privlora.studies.results import Role, Row, all_finite
 from privlora.studies.settings import Cell, Records
-from privlora.training.assembly import PublicStart, build_parts, plan_privacy
+from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, set_times, write_atomically
 from privlora.training.fitting import with_micro_batches
@@ -36,6 +36,7 @@ from privlora.training.footprint import free_bytes
 from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loop import Interrupted, finish_training
 from privlora.training.models import check_model, load_model, unchanged_afterwards
+from privlora.training.promise import plan_privacy
 from privlora.version import __version__
 
 

@@ -21,7 +21,7 @@ from privlora.config import Settings, read_yaml, settings_from
 from privlora.errors import ConfigError, Together
 from privlora.methods import find_row
 from privlora.studies.written import Records, StudySettings, read_study
-from privlora.training.assembly import refuse_misfits
+from privlora.training.misfits import refuse_misfits
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]

@@ -6,27 +6,24 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
-from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
 from privlora.accounting.events import Sampling, StepEvent
 from privlora.adapters import LowRankAdapter, write_adapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import PrivacySettings, Settings
-from privlora.config.rows import adds_no_noise
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
 from privlora.coordinates.starts import Subspaces
 from privlora.data.records import load_records
 from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.mechanisms import (
-    UNADAPTED,
     AdaptiveClipNorm,
     CorrelatedNoise,
     GaussianMechanism,
@@ -38,25 +35,27 @@ from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.randomness import private_generator
-from privlora.training.classifier import head_of, refuse_other_rows
-from privlora.training.cycles import Cycles, bands_of, bands_to_come, planned_sampling, refuse_bands
+from privlora.training.classifier import refuse_other_rows
+from privlora.training.cycles import Cycles, bands_of, bands_to_come
 from privlora.training.files import write_atomically
-from privlora.training.inputs import Data, sampler, text_column, tokenise
-from privlora.training.models import adapter_for, load_skeleton, set_checkpointing
+from privlora.training.inputs import Data, text_column, tokenise
+from privlora.training.misfits import (
+    refuse_missing_texts,
+    refuse_other_dtype,
+    refuse_unsettled,
+    refuse_unused_texts,
+    refuse_what_votes_have_not,
+    refuse_without_gradients,
+)
+from privlora.training.models import adapter_for, set_checkpointing
+from privlora.training.promise import sampler
 from privlora.training.state import Part, TrainState
 from privlora.training.step import Step
-from privlora.training.texts.ballot import (
-    Ballot,
-    build_embedding,
-    refuse_settings_of_others,
-    refuse_what_votes_have_not,
-)
+from privlora.training.texts.ballot import Ballot, build_embedding
 from privlora.training.texts.preferences import refuse_without_trl
 from privlora.training.texts.public_gradients import PublicTexts, Room, public_gradients
 from privlora.training.texts.public_start import mean_gradient_subspaces
 from privlora.training.texts.synthetic_texts import SyntheticTexts
-
-ADJACENCY: Final = "add-or-remove-one"
 
 
 @dataclass(kw_only=True)
@@ -115,142 +114,6 @@ class Parts(TrainState):
                 f"cannot write the adapter into {str(folder)!r}: {error}",
                 fix="free space or permissions, then go on with `privlora resume` or `privlora compare`",
             ) from None
-
-
-def plan_privacy(
-    settings: Settings, model: torch.nn.Module | None = None, phases: Phases = ()
-) -> tuple[Plan, Calibration | None]:
-    """What the run will release and cost, before any record is read.
-
-    model: the base model where it is at hand; else its configuration is read if the cost depends on it. phases:
-    (sampling, steps) of each phase where there are several, all with one noise multiplier; ``settings`` are then of the
-    last one.
-    """
-    privacy = settings.privacy
-    assert privacy.private
-    assert privacy.delta is not None
-    method = find_row(settings.method.name)
-    refuse_misfits(settings, method)
-    if phases:
-        refuse_bands(privacy, "a run of several phases")
-    phases = tuple(phases) or ((planned_sampling(privacy, sampler(privacy, 0).sampling), privacy.steps),)
-
-    def skeleton() -> LowRankAdapter:
-        skeleton = load_skeleton(settings.model, head=head_of(settings)) if model is None else model
-        return adapter_for(settings, skeleton)
-
-    projections = method.coordinates.event_layers_of(skeleton)
-    calibration = None
-    sigma = privacy.noise_multiplier
-    if sigma is None:
-        assert privacy.target_epsilon is not None
-        (sampling, steps), *others = phases
-        calibration = calibrate_noise_multiplier(
-            sampling,
-            steps,
-            privacy.target_epsilon,
-            privacy.delta,
-            adjacency=ADJACENCY,
-            projections=projections,
-            others=others,
-        )
-        sigma = calibration.noise_multiplier
-    plan = Plan(
-        phases=tuple((StepEvent(sampling, sigma, projections), steps) for sampling, steps in phases),
-        delta=privacy.delta,
-        target_epsilon=privacy.target_epsilon,
-        adjacency=ADJACENCY,
-        unit=privacy.unit,
-        records_per_user=privacy.max_records_per_user if privacy.unit == "user" else None,
-        clip_norm=privacy.clip_norm,
-        expected_batch_size=privacy.b,
-        method=method.name,
-        dataset=settings.run.label or "unnamed",
-        insecure_noise=privacy.insecure_noise_seed is not None,
-    )
-    return plan, calibration
-
-
-def refuse_misfits(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for settings that do not go with a row, as far as no model is needed to tell."""
-    privacy = settings.privacy
-    if privacy.private and not method.private:
-        raise adds_no_noise(method.name)
-    refuse_other_rows(settings, method)
-    refuse_without_gradients(settings, method)
-    if method.releases == "votes":
-        refuse_what_votes_have_not(settings, method)
-    _refuse_other_dtype(settings, method)
-    if method.coordinates.dense and settings.model.quantization is not None:
-        raise ConfigError(
-            f"method {method.name!r} adds a dense update to the weights, and model.quantization packs them",
-            why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
-            fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
-        )
-    _refuse_dropout(settings, method)
-    if (method.coordinates.dense or method.coordinates.forward_only) and privacy.bands != 1:
-        raise ConfigError(
-            f"privacy.bands={privacy.bands} cannot be used with method {method.name!r}",
-            why="it draws a projection or a direction afresh for each step, so that no noise would be taken back",
-            fix="set privacy.bands=1, or choose a method of low rank, such as prism or dp-adamw",
-        )
-    clipping = settings.method.clipping or method.clipping
-    if privacy.clip_quantile is not None and clipping in UNADAPTED:
-        raise ConfigError(
-            f"privacy.clip_quantile cannot be used with {clipping} clipping",
-            why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
-            fix="remove clip_quantile, or set method.clipping=flat",
-        )
-    if privacy.clip_quantile is not None and method.charges_projections:
-        raise ConfigError(
-            f"privacy.clip_quantile cannot be used with method {method.name!r}",
-            why="the count of norms is not projected, so the projection's event would not cover it",
-            fix="remove clip_quantile, or use another method",
-        )
-    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
-    if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
-        raise ConfigError(
-            f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",
-            why="norms are of another scale in each setting, so the quantile of one step says nothing of the next",
-            fix="remove clip_quantile, or set method.hold_out=0",
-        )
-
-
-def _refuse_other_dtype(settings: Settings, method: Method) -> None:
-    if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
-        raise ConfigError(
-            f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
-            why="a setting that is ignored would make two runs look different that are the same",
-            fix="remove it, or choose a method with public texts, such as pe-sgd",
-        )
-
-
-def _refuse_dropout(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for the adapter's dropout with a row whose coordinates are built on an adapter without it."""
-    kind = method.coordinates
-    if not settings.adapter.lora_dropout or not (kind.dense or kind.forward_only or method.public_texts):
-        return
-    why = "public and private gradients would be thinned out by different masks, and lie in other spans"
-    if kind.forward_only:
-        why = "both losses would be those of other masks, and differ by these and not along the direction"
-    elif kind.dense:
-        why = "dropout would thin out the gradient of the whole layer, not that of an adapter beside it"
-    raise ConfigError(
-        f"adapter.lora_dropout does not go with method {method.name!r}",
-        why=why,
-        fix="set adapter.lora_dropout=0, or choose another method, such as prism or dp-adamw",
-    )
-
-
-def refuse_unsettled(settings: Settings) -> None:
-    """Raise ConfigError for settings of which something is left to rehearsals that nobody has held."""
-    if settings.auto is not None and settings.auto.choose:
-        names = " and ".join(settings.auto.choose)
-        raise ConfigError(
-            f"{names} is auto, and nothing chooses it here",
-            why="the default in its place would be another run than the one that was asked for",
-            fix=f"give a number; `privlora train` chooses {settings.auto.chosen_on}, and its report says what",
-        )
 
 
 class PublicStart:
@@ -325,7 +188,7 @@ def build_parts(
         refuse_what_votes_have_not(settings, method)
     if method.tunes_writer:
         refuse_without_trl()
-    _refuse_other_dtype(settings, method)
+    refuse_other_dtype(settings, method)
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
@@ -384,32 +247,6 @@ def build_parts(
     )
 
 
-def texts_evolve(settings: Settings) -> bool:
-    """Whether releases decide which texts stand at a run's end, so that they say something of the records."""
-    chosen, method = settings.synthesis, find_row(settings.method.name)
-    if chosen is None or method.public_texts != "evolving":
-        return False
-    return method.releases == "votes" or chosen.evolve_every > 0
-
-
-def refuse_without_gradients(settings: Settings, method: Method) -> None:
-    """Raise ConfigError where losses are compared in the place of gradients, for what does not go with that."""
-    if not method.coordinates.forward_only:
-        return
-    if settings.model.dropout:
-        raise ConfigError(
-            f"model.dropout does not go with method {method.name!r}",
-            why="both losses would be those of other masks, and differ by these and not along the direction",
-            fix="remove model.dropout, or use a method that takes gradients, such as prism or dp-adamw",
-        )
-    if settings.synthesis is not None and settings.synthesis.warm_start_epochs:
-        raise ConfigError(
-            f"synthesis.warm_start_epochs does not go with method {method.name!r}",
-            why="a few epochs of one direction a step learn next to nothing of public texts",
-            fix="start from an adapter that was trained on them (adapter.init), or use a method that takes gradients",
-        )
-
-
 def refuse_other_texts(settings: Settings, method: Method) -> None:
     """Raise ConfigError where a row's public texts are missing, or those of the settings would not be used or cannot
     be written with what is installed."""
@@ -420,50 +257,6 @@ def refuse_other_texts(settings: Settings, method: Method) -> None:
         text_column(settings.data)
     if method.tunes_writer:
         refuse_without_trl()
-
-
-def refuse_missing_texts(method: Method) -> None:
-    """Raise ConfigError for a row that leans on public texts: there are none."""
-    if method.public_texts:
-        votes = method.releases == "votes"
-        raise ConfigError(
-            f"method {method.name!r} releases "
-            + (f"{method.called} on" if votes else "along the gradients of")
-            + " public texts, and none are given",
-            why=f"without them there is nothing to {'be asked about' if votes else 'release along'}",
-            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
-            "such as prism",
-        )
-
-
-def refuse_unused_texts(settings: Settings) -> None:
-    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read, cannot write those that are
-    to be released, or has fewer than method.top_k."""
-    chosen, method = settings.synthesis, find_row(settings.method.name)
-    if chosen is None:
-        return
-    refuse_settings_of_others(chosen, method)
-    if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
-        raise ConfigError(
-            f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "
-            "another writer",
-            why="such texts would say nothing of the records, whatever was paid for",
-            fix="set synthesis.generator=model, or choose a method whose texts evolve: pe-sgd, span-prism, aug-pe",
-        )
-    if not (chosen.publish or method.public_texts or chosen.warm_start_epochs):
-        raise ConfigError(
-            f"method {method.name!r} uses no public texts, and the group synthesis describes some",
-            why="a setting that is ignored would make two runs look different that are the same",
-            fix="set synthesis.warm_start_epochs to start from them, choose pe-sgd, or remove the group",
-        )
-    directions = settings.method.top_k or 0
-    if method.public_texts and directions > chosen.count:
-        raise ConfigError(
-            f"method.top_k={directions} is more than the {chosen.count} public texts that synthesis.seeds="
-            f"{chosen.seeds} and variations={chosen.variations} make",
-            why="a span has at most one direction a text, so the run would use fewer than its settings say",
-            fix=f"set top_k to at most {chosen.count}, or to 0 for all directions; or raise synthesis.seeds",
-        )
 
 
 def lean_on(

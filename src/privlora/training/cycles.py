@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from hashlib import sha256
+from typing import TYPE_CHECKING
 
 from privlora.accounting import Adjacency, Ledger, Plan
 from privlora.accounting.calibration import calibrate_noise_multiplier
@@ -18,7 +19,9 @@ from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import band_coefficients, noise_in_sums, prefix_error, row_norms
 from privlora.randomness import private_key
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.inputs import Data
+
+if TYPE_CHECKING:
+    from privlora.training.inputs import Data
 
 _CANDIDATES = (2, 4, 8, 16, 32)
 _WORTH = 0.95  # of the noise of independent steps: what is saved less is not worth classes, kept noise and larger steps

@@ -32,7 +32,6 @@ from privlora.data.records import (
     text_of,
 )
 from privlora.data.rendering import renderer
-from privlora.data.sampling import PoissonSampler
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.units import Grouping, Units, group_units
@@ -43,6 +42,7 @@ from privlora.training.model_checks import (
     refuse_unknown_tokens,
 )
 from privlora.training.models import load_tokenizer
+from privlora.training.promise import sampler
 from privlora.training.record_looks import refuse_unusable, refuse_unusable_files
 from privlora.training.sources import are_read_twice, first_records
 from privlora.training.sources import check_sources as check_sources
@@ -526,14 +526,3 @@ def _columns(data: DataSettings) -> frozenset[str]:
     pair = frozenset[str]() if data.pair is None else Template(text=data.pair).used
     others = frozenset[str]() if data.rejected_columns is None else Template(**data.rejected_columns).used
     return Template(**data.columns).used | pair | others
-
-
-def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:
-    """The sampler of a run, with operating-system randomness unless the run is a stamped test."""
-    return PoissonSampler(
-        units,
-        privacy.q,
-        max_batch_size=privacy.max_batch_size,
-        dataset_size=privacy.public_dataset_size,
-        insecure_seed=privacy.insecure_noise_seed,
-    )

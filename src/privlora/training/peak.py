@@ -33,10 +33,10 @@ from privlora.methods import find_row
 from privlora.names import SPECTRAL_SPLIT
 from privlora.training.assembly import Parts, build_parts
 from privlora.training.footprint import roughly, row_tokens
-from privlora.training.inputs import sampler
 from privlora.training.model_checks import positions_of, routes_tokens
 from privlora.training.models import adapter_for, packing_of, set_checkpointing, unchanged_afterwards
 from privlora.training.paper import Paper
+from privlora.training.promise import sampler
 from privlora.training.step import Step
 
 # A logical batch has more units than are assumed with less than this probability a step.

@@ -19,8 +19,9 @@ from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS
-from privlora.training.assembly import build_parts, plan_privacy
+from privlora.training.assembly import build_parts
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
+from privlora.training.promise import plan_privacy
 from privlora.training.step import Step
 from privlora.training.texts.public_gradients import Room, public_gradients
 

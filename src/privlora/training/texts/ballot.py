@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from privlora.config import Settings, SynthesisSettings
-from privlora.config.synthesis import OF_METHOD
-from privlora.errors import ConfigError
-from privlora.methods import Method
+from privlora.config import Settings
 from privlora.synthesis.directions import Embedding
 from privlora.synthesis.embeddings import Attached, SentenceEmbedding, hidden_states
 
@@ -69,58 +66,3 @@ def build_embedding(
         max_tokens=settings.run.max_tokens,
     )
     return found
-
-
-def refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
-    """Raise ConfigError for settings that another method reads, or that leave this one without effect."""
-    for name in sorted(chosen.given & OF_METHOD.keys()):
-        if OF_METHOD[name] != method.name:
-            raise ConfigError(
-                f"synthesis.{name} is read by method {OF_METHOD[name]} and not by {method.name}",
-                why="a setting that is ignored would make two runs look different that are the same",
-                fix=f"remove it, or set method.name={OF_METHOD[name]}",
-            )
-    if not chosen.epochs and not method.tunes_writer:
-        raise ConfigError(
-            f"synthesis.epochs=0 leaves method {method.name!r} an adapter that nothing trained",
-            fix="set it to at least 1",
-        )
-    if method.tunes_writer and chosen.generator != "model":
-        raise ConfigError(
-            f"method {method.name!r} tunes the model that writes, and generator={chosen.generator} asks another writer",
-            why="no preference would ever reach what writes the texts",
-            fix="set synthesis.generator=model, or choose aug-pe",
-        )
-
-
-def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for settings of gradients, where votes are released and they would be ignored."""
-    privacy, called = settings.privacy, method.called
-    if not privacy.private:
-        raise ConfigError(
-            f"method.name={method.name} releases sums of {called}, and exact ones are never made",
-            why="they would show single records",
-            fix="remove privacy.private=false and give a target, or choose adamw",
-        )
-    given: Sequence[tuple[str, bool, str]] = (
-        ("privacy.clip_norm", privacy.clip_norm != 1.0, "those of a unit have norm 1"),
-        ("privacy.clip_quantile", privacy.clip_quantile is not None, "those of a unit have norm 1"),
-        (
-            "privacy.bands",
-            privacy.bands != 1,
-            "each round asks all records afresh, with independent noise",
-        ),
-        (
-            "privacy.max_batch_size",
-            privacy.max_batch_size is not None,
-            "who takes part is drawn without a cap",
-        ),
-        ("method.clipping", settings.method.clipping is not None, "no gradient of a record is taken"),
-    )
-    for name, is_given, why in given:
-        if is_given:
-            raise ConfigError(
-                f"{name} does not go with method {method.name!r}, which releases {called}",
-                why=f"{why}, so it would have no effect",
-                fix=f"remove {name}",
-            )

@@ -12,10 +12,11 @@ from privlora.errors import GeneratorError
 from privlora.optimizers import SpanOptimizer
 from privlora.synthesis.generators import ResumableGenerator
 from privlora.synthesis.population import Population, normalised
-from privlora.training.assembly import Parts, texts_evolve
+from privlora.training.assembly import Parts
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted, stop_on_signal
+from privlora.training.misfits import texts_evolve
 
 _AT_ONCE: Final = 32  # texts between two savings
 _AFTER_TEXTS: Final = (

@@ -1,0 +1,237 @@
+"""Settings that do not go with a row of the table, or with each other: told before a model is read.
+
+Nothing here imports transformers, so that a plan says what it can at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from privlora.config import Settings, SynthesisSettings
+from privlora.config.rows import adds_no_noise
+from privlora.config.synthesis import OF_METHOD
+from privlora.errors import ConfigError
+from privlora.mechanisms import UNADAPTED
+from privlora.methods import Method, find_row
+from privlora.training.classifier import refuse_other_rows
+
+
+def refuse_misfits(settings: Settings, method: Method) -> None:
+    """Raise ConfigError for settings that do not go with a row, as far as no model is needed to tell."""
+    privacy = settings.privacy
+    if privacy.private and not method.private:
+        raise adds_no_noise(method.name)
+    refuse_other_rows(settings, method)
+    refuse_without_gradients(settings, method)
+    if method.releases == "votes":
+        refuse_what_votes_have_not(settings, method)
+    refuse_other_dtype(settings, method)
+    if method.coordinates.dense and settings.model.quantization is not None:
+        raise ConfigError(
+            f"method {method.name!r} adds a dense update to the weights, and model.quantization packs them",
+            why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
+            fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
+        )
+    _refuse_dropout(settings, method)
+    if (method.coordinates.dense or method.coordinates.forward_only) and privacy.bands != 1:
+        raise ConfigError(
+            f"privacy.bands={privacy.bands} cannot be used with method {method.name!r}",
+            why="it draws a projection or a direction afresh for each step, so that no noise would be taken back",
+            fix="set privacy.bands=1, or choose a method of low rank, such as prism or dp-adamw",
+        )
+    clipping = settings.method.clipping or method.clipping
+    if privacy.clip_quantile is not None and clipping in UNADAPTED:
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with {clipping} clipping",
+            why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
+            fix="remove clip_quantile, or set method.clipping=flat",
+        )
+    if privacy.clip_quantile is not None and method.charges_projections:
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with method {method.name!r}",
+            why="the count of norms is not projected, so the projection's event would not cover it",
+            fix="remove clip_quantile, or use another method",
+        )
+    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
+    if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
+        raise ConfigError(
+            f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",
+            why="norms are of another scale in each setting, so the quantile of one step says nothing of the next",
+            fix="remove clip_quantile, or set method.hold_out=0",
+        )
+
+
+def refuse_other_dtype(settings: Settings, method: Method) -> None:
+    if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
+        raise ConfigError(
+            f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
+            why="a setting that is ignored would make two runs look different that are the same",
+            fix="remove it, or choose a method with public texts, such as pe-sgd",
+        )
+
+
+def _refuse_dropout(settings: Settings, method: Method) -> None:
+    """Raise ConfigError for the adapter's dropout with a row whose coordinates are built on an adapter without it."""
+    kind = method.coordinates
+    if not settings.adapter.lora_dropout or not (kind.dense or kind.forward_only or method.public_texts):
+        return
+    why = "public and private gradients would be thinned out by different masks, and lie in other spans"
+    if kind.forward_only:
+        why = "both losses would be those of other masks, and differ by these and not along the direction"
+    elif kind.dense:
+        why = "dropout would thin out the gradient of the whole layer, not that of an adapter beside it"
+    raise ConfigError(
+        f"adapter.lora_dropout does not go with method {method.name!r}",
+        why=why,
+        fix="set adapter.lora_dropout=0, or choose another method, such as prism or dp-adamw",
+    )
+
+
+def refuse_without_gradients(settings: Settings, method: Method) -> None:
+    """Raise ConfigError where losses are compared in the place of gradients, for what does not go with that."""
+    if not method.coordinates.forward_only:
+        return
+    if settings.model.dropout:
+        raise ConfigError(
+            f"model.dropout does not go with method {method.name!r}",
+            why="both losses would be those of other masks, and differ by these and not along the direction",
+            fix="remove model.dropout, or use a method that takes gradients, such as prism or dp-adamw",
+        )
+    if settings.synthesis is not None and settings.synthesis.warm_start_epochs:
+        raise ConfigError(
+            f"synthesis.warm_start_epochs does not go with method {method.name!r}",
+            why="a few epochs of one direction a step learn next to nothing of public texts",
+            fix="start from an adapter that was trained on them (adapter.init), or use a method that takes gradients",
+        )
+
+
+def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
+    """Raise ConfigError for settings of gradients, where votes are released and they would be ignored."""
+    privacy, called = settings.privacy, method.called
+    if not privacy.private:
+        raise ConfigError(
+            f"method.name={method.name} releases sums of {called}, and exact ones are never made",
+            why="they would show single records",
+            fix="remove privacy.private=false and give a target, or choose adamw",
+        )
+    given: Sequence[tuple[str, bool, str]] = (
+        ("privacy.clip_norm", privacy.clip_norm != 1.0, "those of a unit have norm 1"),
+        ("privacy.clip_quantile", privacy.clip_quantile is not None, "those of a unit have norm 1"),
+        (
+            "privacy.bands",
+            privacy.bands != 1,
+            "each round asks all records afresh, with independent noise",
+        ),
+        (
+            "privacy.max_batch_size",
+            privacy.max_batch_size is not None,
+            "who takes part is drawn without a cap",
+        ),
+        ("method.clipping", settings.method.clipping is not None, "no gradient of a record is taken"),
+    )
+    for name, is_given, why in given:
+        if is_given:
+            raise ConfigError(
+                f"{name} does not go with method {method.name!r}, which releases {called}",
+                why=f"{why}, so it would have no effect",
+                fix=f"remove {name}",
+            )
+
+
+def refuse_missing_texts(method: Method) -> None:
+    """Raise ConfigError for a row that leans on public texts: there are none."""
+    if method.public_texts:
+        votes = method.releases == "votes"
+        raise ConfigError(
+            f"method {method.name!r} releases "
+            + (f"{method.called} on" if votes else "along the gradients of")
+            + " public texts, and none are given",
+            why=f"without them there is nothing to {'be asked about' if votes else 'release along'}",
+            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
+            "such as prism",
+        )
+
+
+def refuse_unused_texts(settings: Settings) -> None:
+    """Raise ConfigError if the group ``synthesis`` describes texts that nothing would read, cannot write those that are
+    to be released, or has fewer than method.top_k."""
+    chosen, method = settings.synthesis, find_row(settings.method.name)
+    if chosen is None:
+        return
+    refuse_settings_of_others(chosen, method)
+    if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
+        raise ConfigError(
+            f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "
+            "another writer",
+            why="such texts would say nothing of the records, whatever was paid for",
+            fix="set synthesis.generator=model, or choose a method whose texts evolve: pe-sgd, span-prism, aug-pe",
+        )
+    if not (chosen.publish or method.public_texts or chosen.warm_start_epochs):
+        raise ConfigError(
+            f"method {method.name!r} uses no public texts, and the group synthesis describes some",
+            why="a setting that is ignored would make two runs look different that are the same",
+            fix="set synthesis.warm_start_epochs to start from them, choose pe-sgd, or remove the group",
+        )
+    directions = settings.method.top_k or 0
+    if method.public_texts and directions > chosen.count:
+        raise ConfigError(
+            f"method.top_k={directions} is more than the {chosen.count} public texts that synthesis.seeds="
+            f"{chosen.seeds} and variations={chosen.variations} make",
+            why="a span has at most one direction a text, so the run would use fewer than its settings say",
+            fix=f"set top_k to at most {chosen.count}, or to 0 for all directions; or raise synthesis.seeds",
+        )
+
+
+def refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
+    """Raise ConfigError for settings that another method reads, or that leave this one without effect."""
+    for name in sorted(chosen.given & OF_METHOD.keys()):
+        if OF_METHOD[name] != method.name:
+            raise ConfigError(
+                f"synthesis.{name} is read by method {OF_METHOD[name]} and not by {method.name}",
+                why="a setting that is ignored would make two runs look different that are the same",
+                fix=f"remove it, or set method.name={OF_METHOD[name]}",
+            )
+    if not chosen.epochs and not method.tunes_writer:
+        raise ConfigError(
+            f"synthesis.epochs=0 leaves method {method.name!r} an adapter that nothing trained",
+            fix="set it to at least 1",
+        )
+    if method.tunes_writer and chosen.generator != "model":
+        raise ConfigError(
+            f"method {method.name!r} tunes the model that writes, and generator={chosen.generator} asks another writer",
+            why="no preference would ever reach what writes the texts",
+            fix="set synthesis.generator=model, or choose aug-pe",
+        )
+
+
+def texts_evolve(settings: Settings) -> bool:
+    """Whether releases decide which texts stand at a run's end, so that they say something of the records."""
+    chosen, method = settings.synthesis, find_row(settings.method.name)
+    if chosen is None or method.public_texts != "evolving":
+        return False
+    return method.releases == "votes" or chosen.evolve_every > 0
+
+
+def refuse_unsettled(settings: Settings) -> None:
+    """Raise ConfigError for settings of which something is left to rehearsals that nobody has held."""
+    if settings.auto is not None and settings.auto.choose:
+        names = " and ".join(settings.auto.choose)
+        raise ConfigError(
+            f"{names} is auto, and nothing chooses it here",
+            why="the default in its place would be another run than the one that was asked for",
+            fix=f"give a number; `privlora train` chooses {settings.auto.chosen_on}, and its report says what",
+        )
+
+
+def refuse_unrehearsed(settings: Settings) -> None:
+    """Raise ConfigError where auto.choose names something of a row that cannot be rehearsed on public records."""
+    if settings.auto is None or not settings.auto.choose:
+        return
+    row, names = find_row(settings.method.name), " and ".join(settings.auto.choose)
+    if row.releases != "gradients" or row.public_texts or not row.private or row.charges_projections:
+        raise ConfigError(
+            f"{names} cannot be auto with method {row.name!r}",
+            why="its rehearsals would need public texts beside the public records, or the cost of a projection, or "
+            "have no noise to weigh",
+            fix="give a number, or a method that adds noise to gradients, such as prism or dp-adamw",
+        )

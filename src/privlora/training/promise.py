@@ -1,0 +1,88 @@
+"""What a run will release and cost, from its settings: before a record is read, and mostly before a model is."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Final
+
+from privlora.accounting import Plan
+from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
+from privlora.accounting.events import StepEvent
+from privlora.adapters import LowRankAdapter
+from privlora.config import PrivacySettings, Settings
+from privlora.data.sampling import PoissonSampler
+from privlora.methods import find_row
+from privlora.training.classifier import head_of
+from privlora.training.cycles import planned_sampling, refuse_bands
+from privlora.training.misfits import refuse_misfits
+
+if TYPE_CHECKING:
+    import torch
+
+ADJACENCY: Final = "add-or-remove-one"
+
+
+def plan_privacy(
+    settings: Settings, model: torch.nn.Module | None = None, phases: Phases = ()
+) -> tuple[Plan, Calibration | None]:
+    """What the run will release and cost, before any record is read.
+
+    model: the base model where it is at hand; else its configuration is read if the cost depends on it. phases:
+    (sampling, steps) of each phase where there are several, all with one noise multiplier; ``settings`` are then of the
+    last one.
+    """
+    privacy = settings.privacy
+    assert privacy.private
+    assert privacy.delta is not None
+    method = find_row(settings.method.name)
+    refuse_misfits(settings, method)
+    if phases:
+        refuse_bands(privacy, "a run of several phases")
+    phases = tuple(phases) or ((planned_sampling(privacy, sampler(privacy, 0).sampling), privacy.steps),)
+
+    def skeleton() -> LowRankAdapter:
+        from privlora.training.models import adapter_for, load_skeleton  # with transformers, and for few rows
+
+        skeleton = load_skeleton(settings.model, head=head_of(settings)) if model is None else model
+        return adapter_for(settings, skeleton)
+
+    projections = method.coordinates.event_layers_of(skeleton)
+    calibration = None
+    sigma = privacy.noise_multiplier
+    if sigma is None:
+        assert privacy.target_epsilon is not None
+        (sampling, steps), *others = phases
+        calibration = calibrate_noise_multiplier(
+            sampling,
+            steps,
+            privacy.target_epsilon,
+            privacy.delta,
+            adjacency=ADJACENCY,
+            projections=projections,
+            others=others,
+        )
+        sigma = calibration.noise_multiplier
+    plan = Plan(
+        phases=tuple((StepEvent(sampling, sigma, projections), steps) for sampling, steps in phases),
+        delta=privacy.delta,
+        target_epsilon=privacy.target_epsilon,
+        adjacency=ADJACENCY,
+        unit=privacy.unit,
+        records_per_user=privacy.max_records_per_user if privacy.unit == "user" else None,
+        clip_norm=privacy.clip_norm,
+        expected_batch_size=privacy.b,
+        method=method.name,
+        dataset=settings.run.label or "unnamed",
+        insecure_noise=privacy.insecure_noise_seed is not None,
+    )
+    return plan, calibration
+
+
+def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:
+    """The sampler of a run, with operating-system randomness unless the run is a stamped test."""
+    return PoissonSampler(
+        units,
+        privacy.q,
+        max_batch_size=privacy.max_batch_size,
+        dataset_size=privacy.public_dataset_size,
+        insecure_seed=privacy.insecure_noise_seed,
+    )
