@@ -26,7 +26,7 @@ from privlora.version import __version__
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
 
 
-_WITH_OVERRIDES = ("train", "plan", "recommend", "federate", "synthesize", "diagnose")
+_WITH_OVERRIDES = ("train", "plan", "recommend", "federate", "synthesize", "diagnose", "audit")
 
 
 class _Command(TyperCommand):

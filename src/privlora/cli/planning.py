@@ -106,7 +106,9 @@ def plan(
             **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
             "cost": cost,
         }
-        if not as_json:  # before transformers and the steps on paper, which take longer than all else together
+        if (
+            not as_json
+        ):  # before transformers and the steps on paper, which take longer than all else together
             _print(_privacy_rows(facts, planned), shown)
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak

@@ -14,7 +14,7 @@ from privlora.data.forms import are_names
 from privlora.data.records import COLUMN, missing_column
 from privlora.data.templates import parse
 from privlora.data.units import Grouping
-from privlora.errors import ConfigError, DataError, Together
+from privlora.errors import ConfigError, DataError, Together, in_one
 from privlora.starting.survey import Survey
 from privlora.training.record_looks import Check, check_of, refuse_unusable_files
 from privlora.training.sources import are_read_twice
@@ -85,19 +85,10 @@ def fitting_form(
 
 
 def _refuse_no_user(found: Survey, user: str | None) -> None:
-    """Raise DataError for a column of users that is in no record. Columns of most records alone are shown."""
+    """Raise DataError for a column of users that is in no record."""
     if user is None or user in found.columns:
         return
-    error = _missing(found, user).of("--user")
-    error.mend_by(
-        lambda one: [
-            fix
-            if fix.startswith(("did you mean", "the table"))
-            else "name one of its columns, as --user NAME"
-            for fix in one.fixes
-        ]
-    )
-    raise error
+    raise _missing(found, user, "--user")
 
 
 def _of_all(columns: Iterable[str], check: Check) -> Check:
@@ -116,26 +107,38 @@ def _of_all(columns: Iterable[str], check: Check) -> Check:
 
 
 def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
-    """With columns that some record has."""
-    used = tuple(
-        dict.fromkeys(
-            field
-            for name, value in settings.items()
-            if name != "loss_on"
-            for _, field in parse(value)
-            if field is not None
-        )
-    )
-    for name in used:
-        if name not in found.columns:
-            raise _missing(found, name)
-    return Form(settings, used, why)
+    """With columns that some record has. Raises DataError, for all that are in none."""
+    named = {
+        field: f"--{name}"
+        for name, value in settings.items()
+        if name != "loss_on"
+        for _, field in parse(value)
+        if field is not None
+    }
+    _refuse_missing(found, named)
+    return Form(settings, tuple(named), why)
 
 
-def _missing(found: Survey, name: str) -> DataError:
-    return missing_column(
-        name, dict.fromkeys(found.common), 1, shared=found.common if _may_be_shown(found) else ()
+def _refuse_missing(found: Survey, named: Mapping[str, str]) -> None:
+    """named: column -> the option that names it."""
+    lacking = [_missing(found, name, option) for name, option in named.items() if name not in found.columns]
+    if lacking:
+        raise in_one(lacking)
+
+
+def _missing(found: Survey, name: str, option: str) -> DataError:
+    """The error for a column that is in no record. Columns of most records alone are shown."""
+    shared = found.common if _may_be_shown(found) else ()
+    error = missing_column(name, dict.fromkeys(found.common), 1, shared=shared).of(option)
+    error.mend_by(
+        lambda one: [
+            fix
+            if fix.startswith(("did you mean", "the table"))
+            else f"name one of its columns, as {option} NAME"
+            for fix in one.fixes
+        ]
     )
+    return error
 
 
 def _may_be_shown(found: Survey) -> bool:
@@ -144,8 +147,7 @@ def _may_be_shown(found: Survey) -> bool:
 
 
 def _chat(found: Survey, name: str, why: str) -> Form:
-    if name not in found.columns:
-        raise _missing(found, name)
+    _refuse_missing(found, {name: "--messages"})
     return Form({"messages": name, "loss_on": "completion"}, (name,), why)
 
 

@@ -25,6 +25,7 @@ _BAR, _BLOCKS = 12, "▁▂▃▄▅▆▇█"
 # Composing takes hundredths of a second to some tenths: beside the steps, and in no more than this part of the time.
 _ACCOUNTING_SHARE = 0.1
 _PATIENCE = 5.0  # seconds without a new live line, which may wait for its epsilon
+_FRAMES: Final = 8  # a second, of the live line's moving sign
 
 
 PER_TOKEN: Final = "nats per token"
@@ -74,7 +75,7 @@ class RichObserver:
         self._losses = list[float]()  # on public records
         self._untrained: float | None = None  # the loss before the first step
         self._plan = plan
-        self._live = Live(console=console, auto_refresh=False, transient=True)
+        self._live = Live(console=console, refresh_per_second=_FRAMES, transient=True)
         self._private_loss: float | None = None
         self._loss_drawn: float | None = None  # the private loss of the live line
         self._layouts = list[Text]()  # of the last step's live line, from the fullest to the shortest
@@ -151,7 +152,7 @@ class RichObserver:
         shown = Text(f"{what}: {done} of {total}")
         if self._live.is_started:
             with self._drawing:
-                self._live.update(self._fitting() if done == total else self._fitting(shown), refresh=True)
+                self._show(*(() if done == total else (shown,)))
             return
         late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
         ends = done == total and what in self._unfinished
@@ -168,7 +169,7 @@ class RichObserver:
     def on_phase(self, what: str) -> None:
         """Show what begins before the first step or after the last: on a terminal while it lasts, else as a line."""
         if self._live.is_started:
-            self._live.update(self._fitting(Text(what)), refresh=True)
+            self._show(Text(what))
         else:
             self._console.print(what)
 
@@ -217,7 +218,7 @@ class RichObserver:
             bare = self._line(report, shown.seconds, spent, short=True, known=None)
             self._layouts = [*layouts(bar, losses, line, short), *([bare] if spent is None else [])]
             self._drawn_at = time.monotonic()
-            self._live.update(self._fitting(), refresh=True)
+            self._show()
 
     def _line(
         self,
@@ -252,10 +253,25 @@ class RichObserver:
     def _private_part(self, loss: float | None) -> Text | None:
         return None if loss is None else Text(f"PRIVATE training loss {loss:.4f}", style="magenta")
 
-    def _fitting(self, *more: Text) -> Text:
+    def _show(self, *more: Text) -> None:
         """The last step's line as ``fitting`` has it. more: shown beside it, or below where there is no room."""
         beside = [part for part in (self._private_part(self._loss_drawn), *more) if part is not None]
-        return fitting(self._layouts, self._console.width, beside)
+        line = fitting(self._layouts, self._console.width - _Moving.CELLS, beside)
+        self._live.update(_Moving(line), refresh=True)
+
+
+class _Moving:
+    """A line behind a sign that moves by itself, since a step may take minutes; it tells nothing else of the step."""
+
+    CELLS: Final = 2
+    _SIGNS: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
+
+    def __init__(self, line: Text) -> None:
+        self._line = line
+
+    def __rich__(self) -> Text:
+        sign = self._SIGNS[int(time.monotonic() * _FRAMES) % len(self._SIGNS)]
+        return Text(f"{sign} ", style="dim").append_text(self._line)
 
 
 def _rounded_up(spent: float) -> str:
