@@ -186,6 +186,12 @@ def test_missing_records_are_told_before_anything_is_loaded(
     ended = call(capsys, "compare", "study.yaml")
     assert ended.err.startswith("error: 3 mistakes:\n")
     assert "  - study.yaml: methods: unknown method 'lora'. Fix: plain DP-LoRA is" in ended.err
+    wrong = content()
+    wrong["base"] = {**wrong["base"], "run": {"sead": 3}}
+    Path("study.yaml").write_text(yaml.safe_dump(wrong))
+    ended = call(capsys, "compare", "study.yaml")
+    assert ended.err.startswith("error: 3 mistakes:\n")
+    assert "unknown setting 'run.sead'" in ended.err
     assert call(capsys, "compare", "none.yaml", "--part", "a/b").err.startswith(
         "error: --part 'a/b' is not a part"
     )

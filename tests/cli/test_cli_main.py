@@ -79,6 +79,16 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "--version").out == f"privlora {privlora.__version__}\n"
 
 
+def test_what_settings_say_of_privacy_never_imports_transformers(tmp_path: Path) -> None:
+    """A plan prints it first, a second after the command, and studies tell what is wrong with their runs by it."""
+    code = (
+        "import sys\nimport privlora.training.promise, privlora.studies.settings\n"
+        "print({'transformers', 'peft', 'datasets', 'matplotlib', 'sklearn'} & set(sys.modules))"
+    )
+    ended = isolated(code, tmp_path)
+    assert ended.stdout == "set()\n", ended.stderr
+
+
 def test_light_commands_never_import_torch(tmp_path: Path) -> None:
     lines = [
         ["--help"],

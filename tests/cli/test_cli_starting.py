@@ -591,6 +591,22 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
             "did you mean 'patient'?",
         ],
     ),
+    "wrong columns of prompt and answer": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, ask=SECRET, tell=SECRET)),
+        ["--prompt", "request", "--completion", "reply"],
+        [
+            "2 mistakes",
+            "--prompt: record 1 has no column 'request'; its columns are: ask, tell",
+            "name one of its columns, as --prompt NAME",
+            "--completion: record 1 has no column 'reply'",
+            "name one of its columns, as --completion NAME",
+        ],
+    ),
+    "a table without a header": (
+        lambda f: (f / "d.csv").write_text("Lovelace,flu\nByron,gout\n", encoding="utf-8") and f / "d.csv",
+        ["--text", "story"],
+        ["--text: record 1 has no column 'story'; its columns are: (not shown"],
+    ),
     "users that are missing late": (
         lambda f: jsonl(f / "d.jsonl", [*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),
         ["--user", "user"],

@@ -50,7 +50,9 @@ def test_all_that_is_wrong_is_told_by_its_lines(tmp_path: Path) -> None:
 def test_five_places_and_five_mistakes_are_told(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *[{"text": None}] * 8)
     assert said(path) == ["FILE, lines 1, 2, 3, 4, 5 and more: column 'text' is empty (null)"]
-    path = lines(tmp_path / "b.jsonl", *({name: 1} for name in ("id", "user", "date", "note", "title", "age", "sex")))
+    path = lines(
+        tmp_path / "b.jsonl", *({name: 1} for name in ("id", "user", "date", "note", "title", "age", "sex"))
+    )
     told = said(path)
     assert len(told) == 6
     assert told[-1] == "other records have other mistakes"

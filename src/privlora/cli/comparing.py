@@ -27,7 +27,6 @@ from privlora.config import read_yaml
 from privlora.data.records import is_data_file_name, refuse_missing
 from privlora.errors import ConfigError, DataError, Together
 from privlora.studies.shares import part_from
-from privlora.studies.written import read_study
 
 if TYPE_CHECKING:
     from privlora.studies.results import Row
@@ -121,8 +120,8 @@ def _refuse_folder(study: Path) -> None:
 
 
 def _refuse_missing_files(content: Mapping[str, Any], source: str) -> None:
-    """Raise for all files of records that a study names and that are not there, before slow imports, and for what is
-    wrong with the study's own keys beside them."""
+    """Raise for all files of records that a study names and that are not there, and for all else that is wrong with it
+    beside them."""
     problems = Together()
     tasks = content.get("tasks")
     layers = [content.get("base"), *(tasks.values() if isinstance(tasks, Mapping) else ())]
@@ -138,7 +137,10 @@ def _refuse_missing_files(content: Mapping[str, Any], source: str) -> None:
                 except DataError as error:
                     problems.found.append(error.of(f"{source}: {place}"))
     if problems.found:
-        problems.found += read_study(content, source)[0]
+        with loading():  # of torch alone
+            from privlora.studies.settings import study_from
+
+        problems.of(None, study_from, content, source)
     problems.tell()
 
 
