@@ -207,7 +207,7 @@ def test_what_is_not_there_is_told_together_and_at_once(
     groups = {"data": {"path": None}, "federation": {"clients": clients}}
     settings = federation_settings(model, folder, **groups, model={"name": str(model), "device": "cuda:99"})
     config = write_config(folder, settings)
-    line = "line 2, column 12: this is not JSON"
+    line = "line 2: this is not JSON"
     words = ["cannot create", "model.device='cuda:99' (line ", f"client {clients[1]['name']}: ", line]
     refuses(capsys, folder, ["federate", config, f"run.output={config}/run"], *words)
 

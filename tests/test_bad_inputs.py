@@ -388,7 +388,7 @@ def test_records_of_a_usual_form(
     line: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Before anything slow, a plan's noise included."""
-    (folder / "records.jsonl").write_text(line + "\n")
+    (folder / "records.jsonl").write_text(f"{line}\n" * 8)
     refuses_settings(capsys, folder, run_settings(model, folder), "no column 'text'", FORMS[line])
 
 

@@ -414,7 +414,7 @@ def test_what_is_not_there_is_told_when_it_is_made(tmp_path: Path) -> None:
         )
     for words in ("cannot load model", "cuda:99", "there is no file", "Not a directory", "callbacks"):
         assert words in str(caught.value)
-    with pytest.raises(DataError, match=r"broken\.jsonl, line 2, column 12: this is not JSON"):
+    with pytest.raises(DataError, match=r"broken\.jsonl, line 2: this is not JSON"):
         PrivateTrainer(model_path(), config(tmp_path / "run"), train_dataset=tmp_path / "broken.jsonl")
     ledger = tmp_path / "run" / "release" / "ledger.jsonl"
     ledger.parent.mkdir(parents=True)

@@ -312,7 +312,7 @@ def echoed(value: object, allowed: Iterable[str] = ()) -> str:
         return named(value)
     if isinstance(value, str) and not _NUMBER.fullmatch(value):
         word, words = _plainly(value), [_plainly(each) for each in allowed]
-        near = word in words or any(_is_a_slip(word, each) for each in words if len(each) >= _SHORTEST_WORD)
+        near = word in words or any(is_a_slip(word, each) for each in words if len(each) >= _SHORTEST_WORD)
         return named(value) if near else _unshown(value)
     if isinstance(value, str | int | float) and not isinstance(value, bool):
         mantissa = re.split("[eE]", str(value))[0]
@@ -321,7 +321,7 @@ def echoed(value: object, allowed: Iterable[str] = ()) -> str:
     return named(value)
 
 
-def _is_a_slip(word: str, right: str) -> bool:
+def is_a_slip(word: str, right: str) -> bool:
     """Whether two words with the same first letter differ by one that is left out, put in, another, or swapped with its
     neighbour."""
     if word[:1] != right[:1] or abs(len(word) - len(right)) > 1:

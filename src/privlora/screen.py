@@ -125,11 +125,6 @@ class Screen(RichObserver):
         if self._console.is_terminal or what == WRITING:
             super().on_phase(what)
 
-    def on_private_loss(self, step: int, loss: float) -> None:
-        """On a terminal alone, whatever run.show_private_loss says."""
-        if self._console.is_terminal:
-            super().on_private_loss(step, loss)
-
     def on_choice(self, why: str) -> None:
         """What was left to the run: its row, the tokens of a micro-batch."""
         self._console.print(f"chosen: {why}")

@@ -5,6 +5,7 @@ import json
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -91,7 +92,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("empty.csv", "", "no records"),
     ("header.csv", "text,label\n", "no records"),
     ("empty.txt", "\n\n", "no records"),
-    ("bad.jsonl", '{"text": "fine"}\n{"text": "' + SECRET + "\n", "line 2, column 24"),
+    ("bad.jsonl", '{"text": "fine"}\n{"text": "' + SECRET + "\n", "line 2: this is not JSON"),
     ("number.jsonl", "1" * 5000, "line 1"),
     ("deep.jsonl", "[" * 100_000, "line 1"),
     ("scalar.jsonl", f'"{SECRET}"', "line 1.*str, not an object"),
@@ -103,8 +104,8 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("latin.txt", f"{SECRET}é".encode("latin-1"), "not UTF-8"),
     ("plain.jsonl.gz", SECRET, "gzip"),
     ("torn.txt.gz", gzip.compress(SECRET.encode() * 99)[:-9], "gzip"),
-    ("long.csv", f"text\n{SECRET},{SECRET}\n", "line 2: 2 fields under a header of 1"),
-    ("short.csv", f"a,b\n{SECRET}\n", "line 2: 1 fields"),
+    ("long.csv", f"text\n{SECRET},{SECRET}\n", "line 2: more fields than the header has"),
+    ("short.csv", f"a,b\n{SECRET}\n", "line 2: fewer fields"),
     ("twice.csv", f"a,a\n{SECRET},b\n", "line 1"),
     ("unnamed.csv", f"a,\n{SECRET},b\n", "line 1"),
     ("quotes.csv", f'text\n"{SECRET}"x\n', "line 2"),
@@ -384,21 +385,71 @@ def test_text_of_refuses_without_showing(record: dict[str, object], message: str
     assert "4815" not in str(caught.value)
 
 
-def test_columns_that_records_share_are_shown() -> None:
-    def told(asked: str, *records: dict[str, object], table: bool = False) -> str:
-        return str(missing_column(asked, records[0], 1, shared=shared_columns(records, table=table)))
+def told(asked: str, records: list[dict[str, Any]], *, table: bool = False, user: str | None = None) -> str:
+    shared = shared_columns(records, table=table, user_column=user)
+    return str(missing_column(asked, records[0], 1, shared=shared)).partition(". Fix")[0]
 
+
+SAYS = "its columns are: "
+
+
+def test_columns_of_most_first_records_are_shown() -> None:
     first, second = {"alpha": 1, "beta": 2, "HIV": 3}, {"beta": 1, "alpha": 2}
-    assert "its columns are: alpha, beta and others (not shown" in told("text", first, second)
-    assert "HIV" not in told("text", first, second)
-    assert "did you mean 'beta'?" in told("betas", first, second)
-    assert "alpha" not in told("text", first)
-    wide = {f"column{i}": SECRET for i in range(99)}
-    assert "column19 and more" in told("text", wide, wide)
-    row = {"Lovelace": "Byron", "flu": "gout"}  # a table without a header, whose first line is a record
-    assert "Lovelace" not in told("text", row, row, table=True)
-    named = {"clinical_note": "x", "dx": "y"}
-    assert "its columns are: clinical_note, dx." in told("text", named, named, table=True)
+    assert told("text", [first] + [second] * 9).endswith(
+        f"{SAYS}alpha, beta and others (not shown, since few records may have them)"
+    )
+    assert "did you mean 'beta'?" in str(missing_column("betas", first, 1, shared=["alpha", "beta"]))
+    assert "alpha" not in told("text", [first] + [second] * 6)
+    assert told("text", [{f"column{i}": SECRET for i in range(99)}] * 8).endswith("column19 and more")
+
+
+@pytest.mark.parametrize("missing", [None, float("nan"), ""])
+def test_a_column_that_a_table_has_for_one_record_is_not_shown(missing: object) -> None:
+    rows = [{"note": "a b c d e", "HIV": 1}] + [{"note": "a b c d e", "HIV": missing}] * 9
+    assert "HIV" not in told("text", rows)
+    assert "HIV" not in told("text", rows, table=True)
+
+
+def test_columns_of_one_user_are_not_shown() -> None:
+    rows = [{"user": "anna", "hiv_positive_anna": "x"}] * 9
+    assert "positive" in told("text", rows)
+    assert told("text", rows, user="user").endswith(
+        f"{SAYS}user and others (not shown, since few records may have them)"
+    )
+    assert "positive" in told("text", [*rows, {**rows[0], "user": "bob"}], user="user")
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "patient_17,HIV,Berlin",
+        "user_42,depression,Zurich",
+        "Anna Maria Miller,HIV positive,letter",
+        "Anna-Lena.Meier,label,suicidal",
+        "anna.miller.email,HIV",
+        "Anna Meier,HIV positive since May,user",
+        "Lovelace,flu",
+    ],
+)
+def test_a_table_without_a_header_shows_no_first_record(row: str) -> None:
+    names = row.split(",")
+    rows = [dict.fromkeys(names, "gout")] * 9
+    said = told("story", rows, table=True)
+    assert all(name in ("letter", "label", "user") or name not in said for name in names)
+    headed = [{"finding": "no sign of it in May", "dx": "gout"}] * 9
+    assert told("story", headed, table=True).endswith(f"{SAYS}finding, dx")
+
+
+@pytest.mark.parametrize("key", ["clinical_note_bob_hiv", "clinical_notes_2", "clinical_note_b"])
+def test_only_a_slip_of_what_was_asked_is_shown(key: str) -> None:
+    assert key not in told("clinical_note", [{key: SECRET, "id": 4}])
+    assert "clinical_notes" in told("clinical_note", [{"clinical_notes": SECRET}])
+
+
+def test_what_a_text_says_changes_no_error() -> None:
+    said = {str(missing_column("text", {"note": v, "user": "b"}, 1)) for v in ("x", "", None, " ")}
+    assert len(said) == 1
+    assert "columns are" in str(missing_column("text", {None: 1, True: SECRET}, 1))  # type: ignore[dict-item]
 
 
 def shared_file(name: str) -> Path:

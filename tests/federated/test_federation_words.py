@@ -141,41 +141,19 @@ def test_a_rounds_loss_is_on_its_own_line() -> None:
     assert "held-out loss 3.0000" in lines[1]
 
 
-@pytest.mark.parametrize(("asked", "lines"), [(NAMES, 40), ((), 11)], ids=["told", "secret"])
-def test_how_long_a_round_takes_decides_on_no_line_where_who_is_drawn_is_secret(
-    asked: tuple[str, ...], lines: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It would follow from whom the server drew."""
-    monkeypatch.setattr("privlora.federated.progress._PLAIN_SECONDS", 0.0)
-    shown = Console(file=io.StringIO(), record=True, width=200)
+def test_no_line_of_a_log_has_seconds_or_follows_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """How long a round takes tells how large batches are, and whom a server drew in secret."""
+    shown, now = Console(file=io.StringIO(), record=True, width=200), iter(range(0, 10**6, 1000))
+    monkeypatch.setattr("time.monotonic", lambda: float(next(now)))
     with RoundProgress(shown, private=True) as observer:
         for number in range(1, 41):
-            observer.on_round(Round(number, asked, asked, 10, 10), 40)
-    assert len(shown.export_text().splitlines()) == lines
-
-
-def test_a_first_round_and_a_late_one_say_what_goes_on_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = Console(file=io.StringIO(), record=True, width=200)
-    with RoundProgress(shown, private=True) as observer:
-        for number in (1, 2):
-            observer.on_phase(f"round {number}/9: clients train", 0, 4)
-            observer.on_local_step(1, 3)
-            observer.on_phase(f"round {number}/9: clients train", 1, 4)
-            observer.on_round(Round(number, NAMES, NAMES, 10, 10), 9)
-        monkeypatch.setattr("privlora.federated.progress._PLAIN_SECONDS", 0.0)
-        observer.on_phase(
-            "round 3/9: clients train", None, None
-        )  # of a secret, whose time decides on nothing
-        observer.on_phase("round 4/9: clients train", 0, 4)
-        observer.on_local_step(1, 3)
-        observer.on_phase("round 4/9: clients train", 1, 4)
-    lines = [line for line in shown.export_text().splitlines() if " 4/4 clients" not in line]
-    assert lines == [
-        "round 1/9: clients train",
-        "round 4/9: clients train",
-        "round 4/9: clients train, local step 1 of 3 done",
-        "round 4/9: clients train, 1 of 4 answered",
-    ]
+            for answered in (0, 1):
+                observer.on_phase(f"round {number}/40: clients train", answered, 4)
+                observer.on_local_step(1, 3)
+            observer.on_round(Round(number, NAMES, NAMES, 10, 10), 40)
+    first, *rounds = shown.export_text().splitlines()
+    assert first == "round 1/40: clients train"
+    assert rounds == [f"round {n}/40  4/4 clients  10 B down  10 B up" for n in (1, *range(4, 41, 4))]
 
 
 def test_a_terminal_shows_beside_the_last_round_what_goes_on() -> None:

@@ -233,8 +233,8 @@ def test_what_is_seen_without_torch_is_told_together(model: Path, tmp_path: Path
         f"cannot create '{private}/run': Not a directory",
         "model.device='cuda:99' is not available here",
         "record 1 has no column 'note'",
-        f"{private}, line 19, column 25: this is not JSON",
-        f"{public}, line 3, column 25: this is not JSON",
+        f"{private}, line 19: this is not JSON",
+        f"{public}, line 3: this is not JSON",
     ):
         assert words in str(caught.value)
     assert "Ada of" not in str(caught.value)
@@ -249,7 +249,7 @@ def test_every_file_that_a_run_reads_is_read_to_its_end(where: str, model: Path,
         "synthesis": {"synthesis": {"generator": "file", "file": broken}, "method": {"name": "prism-span"}},
     }[where]
     run = {"output": str(tmp_path / "run")}
-    with pytest.raises(DataError, match=r"b\.jsonl, line 20, column 25: this is not JSON"):
+    with pytest.raises(DataError, match=r"b\.jsonl, line 20: this is not JSON"):
         refuse_first(run_of(model, data, run=run, **groups))
 
 

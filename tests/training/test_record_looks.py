@@ -40,7 +40,7 @@ def test_all_that_is_wrong_is_told_by_its_lines(tmp_path: Path) -> None:
     )
     assert said(path) == [
         "FILE, lines 2, 5: column 'text' is empty (null)",
-        "FILE, line 4, column 1: this is not JSON",
+        "FILE, line 4: this is not JSON",
         "FILE, line 6: there is no column 'text'; its columns are: note",
         "FILE, line 7: this is a JSON list, not an object with columns",
         "FILE, line 8: this is a JSON int, not an object with columns",
@@ -133,7 +133,7 @@ def test_who_has_no_owner(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "where"),
     [
-        ("a.csv", 'text,n\n"one\ntwo",1\nthree\n', "line 4: 1 fields"),
+        ("a.csv", 'text,n\n"one\ntwo",1\nthree\n', "line 4: fewer fields"),
         ("a.json", '[{"text": "a"}, {"text": null}]', "item 2: column"),
         ("a.csv", "note,n\none,1\n", "line 2: there is no column"),
     ],
@@ -249,7 +249,7 @@ def test_a_column_that_the_first_record_lacks_is_told_once(tmp_path: Path) -> No
     told = refused(run_of(tmp_path, path))
     assert told == [
         "record 1 has no column 'text'; its columns are: note",
-        f"{path}, line 3, column 1: this is not JSON",
+        f"{path}, line 3: this is not JSON",
     ]
 
 

@@ -72,7 +72,7 @@ def plan(
         err().print(f"note: {missing}. The plan goes on without the records")
     shown = out()  # inside, what libraries print goes to stderr
     with quiet_libraries(told=True), settings.placing():
-        with loading():  # of torch alone: what follows from settings is there a second after the command
+        with loading():  # of torch alone, so that what follows from settings is there at once
             from privlora.methods import CHOICES, far_rate, find_row
             from privlora.training.cycles import bands_of
             from privlora.training.misfits import refuse_misfits, refuse_unrehearsed
@@ -106,10 +106,9 @@ def plan(
             **({} if choice is None else {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}),
             "cost": cost,
         }
-        if (
-            not as_json
-        ):  # before transformers and the steps on paper, which take longer than all else together
-            _print(_privacy_rows(facts, planned), shown)
+        rows = [] if as_json else _privacy_rows(facts, planned)
+        if shown.is_terminal:  # to whoever waits; elsewhere nothing is half a plan
+            _print(rows, shown)
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.reporting.limits import not_protected
@@ -117,6 +116,8 @@ def plan(
         with _reading(settings):
             settings, model = local_model(settings)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])
+        if not shown.is_terminal:
+            _print(rows, shown)
         fitted = memory = None
         if model is not None and not no_memory:
             with saying(COUNTING, piped=True):

@@ -330,6 +330,15 @@ class DataSettings(Group):
     def _some_file(cls, given: str | list[str]) -> str | list[str]:
         if not given:
             raise ValueError("path names no file. Fix: give at least one")
+        several = [] if isinstance(given, str) else given
+        twice = next(
+            (path for at, path in enumerate(several) if _shared(path, several[:at]) is not None), None
+        )
+        if twice is not None:
+            raise ValueError(
+                f"path names {shown(twice)!r} twice: each record would be two units, and epsilon that of a half "
+                "of it. Fix: name it once"
+            )
         return given
 
     @field_validator("labels")

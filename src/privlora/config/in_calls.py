@@ -98,4 +98,9 @@ def _as_python(value: str) -> str:
     >>> _as_python("1e-5"), _as_python("true"), _as_python("prism")
     ('1e-5', 'True', "'prism'")
     """
-    return value if _VERBATIM.fullmatch(value) else repr(yaml.safe_load(value))
+    if _VERBATIM.fullmatch(value):
+        return value
+    try:
+        return repr(yaml.safe_load(value))
+    except yaml.YAMLError:  # the beginning of a value with commas
+        return value

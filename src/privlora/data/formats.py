@@ -151,12 +151,14 @@ def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[P
         where = f"{file}, line {number}"
         try:
             record = json.loads(line, parse_int=_number)
-        except (ValueError, RecursionError) as error:
-            # Only where: the error itself holds the line.
-            column = f", column {error.colno}" if isinstance(error, json.JSONDecodeError) else ""
-            listed = number == 1 and line.lstrip().startswith("[")
-            fix = "the file begins a JSON list: name it .json, or set data.format=json" if listed else None
-            broken(DataError(f"{where}{column}: this is not JSON", fix=fix or "mend or remove the line"))
+        except (ValueError, RecursionError):
+            # Only which line: the error itself holds it, and a column in it tells how long a record is.
+            fix, begins = "mend or remove the line", line.lstrip()[:2]
+            if number == 1 and begins.startswith("["):
+                fix = "the file begins a JSON list: name it .json, or set data.format=json"
+            elif begins == "{'":
+                fix = "it is written as Python prints it; write each record with json.dumps(record)"
+            broken(DataError(f"{where}: this is not JSON", fix=fix))
         else:
             yield from _objects(record, number, where, broken)
 
@@ -289,7 +291,7 @@ def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Pla
             continue
         broken(
             DataError(
-                f"{file}, line {number}: {len(row)} fields under a header of {len(header)}",
+                f"{file}, line {number}: {'more' if len(row) > len(header) else 'fewer'} fields than the header has",
                 fix=fix,
             )
         )

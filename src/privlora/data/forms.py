@@ -11,11 +11,24 @@ COLUMN: Final = re.compile(r"[^\W\d][\w.-]{0,39}")
 """What a column may be called to be shown. Of a table without a header, a record stands where the names belong."""
 
 _LONGEST: Final = 40  # characters
+_TEXT: Final = 5  # words, one more than names have
 _WORDS: Final = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,3}")
 _USUAL: Final = frozenset(
     {
         *("id", "uid", "user", "user_id", "patient", "patient_id", "author", "customer", "customer_id"),
-        *("client_id", "age", "sex", "gender", "date", "year", "time", "timestamp", "title", "label"),
+        *(
+            "client_id",
+            "input_ids",
+            "age",
+            "sex",
+            "gender",
+            "date",
+            "year",
+            "time",
+            "timestamp",
+            "title",
+            "label",
+        ),
         *("labels", "category"),
     }
 )
@@ -146,22 +159,26 @@ def is_usual(column: str) -> bool:
     return column.lower() in _KNOWN
 
 
-def _has_usual_word(column: str) -> bool:
-    """The same of one of its words, as in clinical_note or noteText."""
-    return any(map(is_usual, re.split(r"[\W_]+|(?<=[a-z])(?=[A-Z])", column)))
-
-
-def are_names(columns: Iterable[str], *, table: bool = False) -> bool:
+def are_names(columns: Iterable[str], rows: Sequence[Mapping[str, Any]] | None = None) -> bool:
     """Whether all columns may be shown that records share: as names of one word; or of several, beside one that tables
     usually have. Of a table without a header, a person's name has two words, too.
 
-    table: whether they are the first line of a table, which may be a record: one of them has to have a usual word.
+    rows: records of a table whose first line the columns are. That line may be a record, and is none where a column of
+    one word holds texts in all rows. None: columns are keys of records.
     """
     columns = list(columns)
+    if rows is not None and not any(COLUMN.fullmatch(each) and _holds_texts(each, rows) for each in columns):
+        return False
     if all(map(COLUMN.fullmatch, columns)):
-        return not table or any(map(_has_usual_word, columns))
+        return True
     beside = any(map(is_usual, columns))
     return beside and all(len(each) <= _LONGEST and _WORDS.fullmatch(each) for each in columns)
+
+
+def _holds_texts(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether no row's value could be a name."""
+    values = [row.get(column) for row in rows]
+    return len(values) > 1 and all(isinstance(v, str) and len(v.split()) >= _TEXT for v in values)
 
 
 def of_one(record: Mapping[str, Any]) -> Named | None:

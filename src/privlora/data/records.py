@@ -14,6 +14,7 @@ import json
 import re
 import sys
 import warnings
+from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,7 +32,7 @@ from privlora.data.formats import (
     separator_of,
 )
 from privlora.data.forms import COLUMN, are_names, is_usual, of_one
-from privlora.errors import ConfigError, DataError, in_one, named
+from privlora.errors import ConfigError, DataError, in_one, is_a_slip, named
 
 HUB = "hf://"
 """Begins the name of a hub dataset; nothing else is ever sought there."""
@@ -64,7 +65,7 @@ _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
 )
 _SHOWN_COLUMNS = 20
-_NEARLY: Final = 0.75  # of difflib: how near a key of one record is that is a slip, and no more than that
+_ENOUGH: Final = 8  # records that have a column which is no matter of one of them
 
 
 def _refuse(error: DataError) -> NoReturn:
@@ -326,22 +327,26 @@ def missing_column(
 ) -> DataError:
     """The error for a record without ``column``: the nearest name, and its columns that may be shown.
 
-    shared: columns that other records have, too (`shared_columns`). A key of one record may be about a person: of the
-    others those alone are shown that are called as columns usually are, or nearly as what was asked for.
+    shared: columns of other records, too (`shared_columns`). A key of one record may be about a person: of the others
+    those alone are shown that are called as columns usually are, or that differ from what was asked for by one letter.
     """
-    names = [str(name) for name in record]
-    nearest = difflib.get_close_matches(column, shared, n=1) or difflib.get_close_matches(
-        column, filter(COLUMN.fullmatch, names), n=1, cutoff=_NEARLY
-    )
-    shown = [name for name in names if name in shared or name in nearest or is_usual(name)]
+    values = {str(name): value for name, value in record.items()}
+    slips = [name for name in values if COLUMN.fullmatch(name) and is_a_slip(name, column)]
+    nearest = difflib.get_close_matches(column, shared, n=1) or slips[:1]
+    shown = [name for name in values if name in shared or name in nearest or is_usual(name)]
     listed = ", ".join(shown[:_SHOWN_COLUMNS]) + (" and more" if len(shown) > _SHOWN_COLUMNS else "")
-    if len(shown) < len(names):
-        left = "not shown, since they may be contents; has the table a header line?"
+    if len(shown) < len(values):
+        left = "not shown, since they look like contents: does the file have a header line?"
+        if shown:
+            left = "not shown, since few records may have them"
         listed = f"{listed} and others ({left})" if shown else f"({left})"
-    mend = _form_of({name: record[name] for name in shown}) if column == "text" else "name one of its columns"
+    mend = "name one of its columns"
+    if column == "text":
+        # None for any text, also for one that says nothing: the form follows from names and kinds alone.
+        mend = _form_of({name: None if isinstance(values[name], str) else values[name] for name in shown})
     if nearest:
         mend = f"did you mean {nearest[0]!r}?"
-    separator = separator_of(names)
+    separator = separator_of(list(values))
     if separator is not None:
         mend = f"the table seems to be separated by {separator!r}; write it with commas, or as JSONL"
     return DataError(
@@ -349,12 +354,27 @@ def missing_column(
     )
 
 
-def shared_columns(records: Sequence[Mapping[str, Any]], *, table: bool) -> list[str]:
-    """Columns that these records, two at least, all have, where all of them look like names. table: as `are_names`."""
-    if len(records) < 2:
+def shared_columns(
+    records: Sequence[Mapping[Any, Any]], *, table: bool, user_column: str | None = None
+) -> list[str]:
+    """Columns in which most of the first records, and no fewer than eight, have a value, where all look like names.
+
+    table: whether their columns stand in a line that may be a record's. user_column: of a record's user; records of a
+    single one are no others.
+    """
+    if len(records) < _ENOUGH:
         return []
-    names = [str(name) for name in records[0] if all(name in record for record in records)]
-    return names if are_names(names, table=table) else []
+    if user_column in records[0] and len({str(record.get(user_column)) for record in records}) < 2:
+        return []
+    held = Counter(str(name) for record in records for name, value in record.items() if is_there(value))
+    names = [name for name in map(str, records[0]) if held[name] >= max(_ENOUGH, len(records) // 2 + 1)]
+    columns = list(map(str, records[0])) if table else names
+    return names if are_names(columns, records if table else None) else []
+
+
+def is_there(value: Any) -> bool:
+    """Not so where a table has a column for the sake of other rows."""
+    return missing_as(value) is None and not (isinstance(value, str) and not value)
 
 
 def _form_of(record: Mapping[str, Any]) -> str:

@@ -13,7 +13,6 @@ from privlora.federated.history import Round
 from privlora.training.progress import IN_WORDS, bar_of, fitting, layouts, losses_drawn, pace
 
 _LINES = 10  # plain lines of a federation
-_PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
 _SMOOTHING = 0.7
 
 
@@ -21,8 +20,8 @@ class RoundProgress:
     """Implements `privlora.federated.rounds.RoundObserver` on a rich console; a context manager around the rounds.
 
     What it shows is public: numbers of clients, steps and bytes, and the loss on public records. How long a round takes
-    is not, and stays on this screen. What goes on inside of a round is shown on a terminal; elsewhere of the first
-    round, and then where nothing was said for long.
+    is not: it is shown on a terminal alone, and no line elsewhere follows a clock. What goes on inside of a round is
+    shown on a terminal; elsewhere of the first round.
 
     Args:
         console: where to write, for example ``Console(stderr=True)``.
@@ -37,7 +36,7 @@ class RoundProgress:
         self._seconds: float | None = None
         self._layouts = list[Text]()  # of the last round's line
         self._phase, self._ended = "", 0  # what is done now; rounds that are over
-        self._ended_at = self._printed_at = time.monotonic()
+        self._ended_at = time.monotonic()
 
     def __enter__(self) -> RoundProgress:
         if self._console.is_terminal:
@@ -58,33 +57,31 @@ class RoundProgress:
         line = self._line(done, rounds, self._seconds)
         last, self._ended = done.step == rounds, done.step
         if done.void is not None:  # stays on the screen
-            self._print(line)
+            self._console.print(line)
         elif self._live.is_started:
             bar, short = bar_of(done.step, rounds), self._line(done, rounds, self._seconds, short=True)
             self._layouts = layouts(bar, losses_drawn(self._losses), line, short)
             self._live.update(fitting(self._layouts, self._console.width), refresh=True)
             if last:
                 self._console.print(line)
-        elif done.step in (1, rounds) or done.step % max(1, rounds // _LINES) == 0 or self._late(now, done):
-            self._print(line)
+        elif done.step in (1, rounds) or done.step % max(1, rounds // _LINES) == 0:
+            self._console.print(line)
 
     def on_phase(self, what: str, answered: int | None, asked: int | None) -> None:
         """Show what goes on between two rounds' lines. answered, asked: clients; None where that is a secret."""
         self._phase = what if not answered else f"{what}, {answered} of {asked} answered"
-        self._show_phase(self._phase, first=not answered, told=asked is not None)
+        self._show_phase(self._phase, first=not answered)
 
     def on_local_step(self, done: int, steps: int) -> None:
         """Show how far clients that train in this process are."""
-        self._show_phase(f"{self._phase}, local step {done} of {steps} done", first=False, told=True)
+        self._show_phase(f"{self._phase}, local step {done} of {steps} done", first=False)
 
-    def _show_phase(self, what: str, *, first: bool, told: bool) -> None:
-        """first: whether it begins. told: whether it may be shown when so long ago was the last line."""
+    def _show_phase(self, what: str, *, first: bool) -> None:
+        """first: whether it begins."""
         if self._live.is_started:
             self._live.update(fitting(self._layouts, self._console.width, [Text(what)]), refresh=True)
-            return
-        late = told and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
-        if late or (first and not self._ended):
-            self._print(Text(what))
+        elif first and not self._ended:
+            self._console.print(what)
 
     def on_evaluation(self, step: int, loss: float) -> None:
         """Show the held-out loss, which is public."""
@@ -97,13 +94,6 @@ class RoundProgress:
         if step == 0:
             self._ended_at = time.monotonic()  # what comes before the first round is no part of it
 
-    def _late(self, now: float, done: Round) -> bool:
-        return bool(done.asked) and now - self._printed_at >= _PLAIN_SECONDS
-
-    def _print(self, line: Text) -> None:
-        self._console.print(line)
-        self._printed_at = time.monotonic()
-
     def _line(self, done: Round, rounds: int, seconds: float, *, short: bool = False) -> Text:
         """Round, who answered, bytes and time left, in the order of a run's line. short: without bytes."""
         line = Text(f"round {done.step}/{rounds}")
@@ -115,7 +105,8 @@ class RoundProgress:
             return line.append(f"  VOID, nothing moved: {done.void}", style="bold red")
         if done.asked:
             line.append("" if short else f"  {in_bytes(done.down)} down  {in_bytes(done.up)} up")
-            line.append(pace(seconds, "round", rounds - done.step))
+            if self._console.is_terminal:
+                line.append(pace(seconds, "round", rounds - done.step))
         if self._loss is not None and self._loss[0] == done.step and not short:
             line.append(f"  held-out loss {self._loss[1]:.4f}")
         return line

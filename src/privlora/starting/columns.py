@@ -143,7 +143,9 @@ def _missing(found: Survey, name: str, option: str) -> DataError:
 
 def _may_be_shown(found: Survey) -> bool:
     """Whether no column looks like the content of a record."""
-    return are_names(map(str, found.columns), table=found.table)
+    if found.table:
+        return are_names(map(str, found.columns), found.first)
+    return are_names(found.common)
 
 
 def _chat(found: Survey, name: str, why: str) -> Form:

@@ -17,6 +17,7 @@ from privlora.data.records import (
     COLUMN,
     HUB,
     is_data_file_name,
+    is_there,
     iterate_records,
     local_file,
     refuse_missing,
@@ -41,12 +42,13 @@ _LABELS: Final = ("label", "labels", "class", "category", "sentiment", "rating",
 
 @dataclass
 class Column:
-    """Of all records: in how many there are texts, texts that say something, lists of messages, and lists that are
-    built as if of messages; lengths in characters.
+    """Of all records: in how many there is a value, texts, texts that say something, lists of messages, and lists that
+    are built as if of messages; lengths in characters.
 
     units: digests of values, where the name is one of users or asked for; None once a value is no unit.
     """
 
+    held: int = 0
     texts: int = 0
     filled: int = 0
     chats: int = 0
@@ -57,6 +59,7 @@ class Column:
 
     def add(self, value: object) -> None:
         """The value of one more record."""
+        self.held += is_there(value)
         if isinstance(value, str):
             self.texts += 1
             self.filled += bool(value.strip())
@@ -90,7 +93,7 @@ class Survey:
     @property
     def common(self) -> list[str]:
         """Columns that more than half of the records have. The others may be about few, and are shown nowhere."""
-        return self._mostly(lambda column: len(column.lengths))
+        return self._mostly(lambda column: column.held)
 
     @property
     def texts(self) -> list[str]:

@@ -144,8 +144,9 @@ class RichObserver:
         )
 
     def on_private_loss(self, step: int, loss: float) -> None:
-        """Keep it for the step's line."""
-        self._private_loss = loss
+        """Keep it for the step's line; on a terminal alone, since a log may be passed on."""
+        if self._console.is_terminal:
+            self._private_loss = loss
 
     def on_public_work(self, what: str, done: int, total: int) -> None:
         """Show how far writing public texts and the like is: beside the step's line, or now and then in a log."""

@@ -31,7 +31,7 @@ from privlora.errors import DataError, in_one
 Check = Callable[[Mapping[str, Any], int], None]
 """Raises DataError for a record, with this number (from 1), that cannot be used."""
 
-_PLACED: Final = re.compile(r", (line|item|row) (\d+)(, column \d+)?(?=: | is )")
+_PLACED: Final = re.compile(r", (line|item|row) (\d+)(?=: | is )")
 
 
 def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
@@ -118,9 +118,7 @@ class _Kind:
         if not self.place:
             return self.error
         several = len(self.where) > 1
-        where = places(
-            self.place, [each.partition(",")[0] if several else each for each in self.where], self.more
-        )
+        where = places(self.place, self.where, self.more)
         first = f"{self.file}, " if self.file else ""
         several = several and self.rest.startswith(" is ")
         rest = f" are {self.rest.removeprefix(' is ')}" if several else self.rest
@@ -151,7 +149,7 @@ class _Unusable:
             self._count("", "", error.what, "", error)
             return
         file, rest = error.what[: found.start()], error.what[found.end() :]
-        self._count(file, found[1], rest, f"{found[2]}{found[3] or ''}", error)
+        self._count(file, found[1], rest, found[2], error)
 
     def _count(self, file: str, kind: str, rest: str, place: str, error: DataError) -> None:
         same = self.kinds.get(key := (file, kind, rest, error.why, error.fixes))

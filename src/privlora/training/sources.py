@@ -36,8 +36,8 @@ from privlora.training.takeover import refuse_if_spent
 READ_TWICE: Final = 64 * 2**20
 """Bytes of files that are read once more for a look at them, which takes about a second."""
 
-_FEW: Final = 8
-"""First records that tell which columns are of all of them."""
+_FEW: Final = 64
+"""First records that tell which columns are of most of them."""
 
 
 def refuse_first(
@@ -337,7 +337,7 @@ def _lacking(
     named = [(f"data.{_named_by(data, name)}", name) for name in sorted(wanted)]
     named += [] if owner is None else [("privacy.user_column", owner)]
     lacking = [(setting, name) for setting, name in named if name not in record]
-    shared = shared_columns(first, table=_is_table(data)) if lacking else []
+    shared = shared_columns(first, table=_is_table(data), user_column=owner) if lacking else []
     return [(setting, missing_column(name, record, 1, shared=shared)) for setting, name in lacking]
 
 
