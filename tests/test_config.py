@@ -99,6 +99,15 @@ def test_the_private_records_are_not_for_evaluation(tmp_path: Path) -> None:
     assert both_given.evaluation == IN_MEMORY
 
 
+def test_no_file_of_private_records_is_named_twice(tmp_path: Path) -> None:
+    """Each of its records would be two units, and the stated epsilon hold for one of them."""
+    (tmp_path / "a.jsonl").write_text("")
+    (tmp_path / "b.jsonl").symlink_to(tmp_path / "a.jsonl")
+    for other in ("a.jsonl", "./a.jsonl", "b.jsonl"):
+        with pytest.raises(ConfigError, match="twice: each record would be two units"):
+            checked(DataSettings, {"path": [str(tmp_path / "a.jsonl"), f"{tmp_path}/{other}"]}, "test")
+
+
 def test_a_cut_of_the_records_does_not_go_with_users() -> None:
     cut = {**GOOD, "data": {**GOOD["data"], "limit": 100}}
     assert settings_from(cut).data.limit == 100

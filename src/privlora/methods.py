@@ -689,7 +689,30 @@ def find_row(name: str) -> Method:
     return rows[name]
 
 
-_FAR, _ROUNDING = 8, 1e-9  # as a factor
+_FAR, _HOPELESS, _ROUNDING = 8, 1000, 1e-9  # as a factor
+
+
+def refuse_hopeless_rate(settings: Settings) -> None:
+    """Raise ConfigError for a learning rate of a private run that is a thousand times the method's default."""
+    found = _beside_default(settings, 1)
+    if found is None or not settings.privacy.private or found[0] <= _HOPELESS * found[1]:
+        return
+    rate, default, _ = found
+    raise ConfigError(
+        f"method.learning_rate={rate:g} is {rate / default:.3g} times the method's default, {default:.3g}",
+        why="noise would throw the adapter about from the first step on, and all of epsilon be spent on that",
+        fix="leave it out for the default, or give a rate less far from it",
+    )
+
+
+def _beside_default(settings: Settings, bands: int) -> tuple[float, float, bool] | None:
+    """A given learning rate, the row's default for such a run, and whether both are in the size of the weights."""
+    rate, privacy = settings.method.learning_rate, settings.privacy
+    if rate is None or settings.method.name in CHOICES:
+        return None
+    row = find_row(settings.method.name)
+    relative = row.is_relative(settings.method.relative_rate)
+    return rate, row.rate_of(privacy.steps, private=privacy.private, relative=relative, bands=bands), relative
 
 
 def far_rate(settings: Settings, bands: int = 1) -> str | None:
@@ -698,13 +721,11 @@ def far_rate(settings: Settings, bands: int = 1) -> str | None:
     bands: of the run's noise, as planned. None for a rate that is nearer, one that is left to the row or to rehearsals,
     and where a row is yet to be chosen.
     """
-    rate, privacy = settings.method.learning_rate, settings.privacy
-    if rate is None or settings.method.name in CHOICES:
+    found = _beside_default(settings, bands)
+    if found is None:
         return None
-    row = find_row(settings.method.name)
-    relative = row.is_relative(settings.method.relative_rate)
-    default = row.rate_of(privacy.steps, private=privacy.private, relative=relative, bands=bands)
-    times = rate / default
+    rate, default, relative = found
+    row, privacy, times = find_row(settings.method.name), settings.privacy, rate / default
     if max(times, 1 / times) <= _FAR * (1 - _ROUNDING):
         return None
     far = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"

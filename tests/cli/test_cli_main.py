@@ -252,6 +252,22 @@ def test_a_mistyped_command_is_hinted_at_once(capsys: pytest.CaptureFixture[str]
         assert shown.count("Did you mean") == shown.count(hint) == 1
 
 
+def test_what_others_call_a_command_is_answered_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed, ours in (
+        ("finetune", "train"),
+        ("eval", "evaluate"),
+        ("merge", "export"),
+        ("version", "--version"),
+    ):
+        assert main([typed, "x"]) == 2
+        assert (
+            capsys.readouterr().err
+            == f"error: there is no command {typed}. Fix: it is `privlora {ours}` here\n"
+        )
+    assert main(["train", "--config", "a.yaml"]) == 2
+    assert "the file of settings stands by itself" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize(
     ("words", "left_out"),
     [

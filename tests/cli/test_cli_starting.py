@@ -591,6 +591,11 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
             "did you mean 'patient'?",
         ],
     ),
+    "a file twice": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        ["d.jsonl"],
+        ["d.jsonl is given twice", "Each record would be two units"],
+    ),
     "wrong columns of prompt and answer": (
         lambda f: jsonl(f / "d.jsonl", rows(3, ask=SECRET, tell=SECRET)),
         ["--prompt", "request", "--completion", "reply"],

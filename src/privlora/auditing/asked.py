@@ -19,6 +19,9 @@ def settings_of_finished(
     Raises ConfigError if nothing is given to audit with, RunError for a run without an adapter, DataError for files
     that are not there.
     """
+    folder = RunFolder(Path(root))
+    if not folder.settings.exists():
+        raise no_run(Path(root))
     if (members is None) != (non_members is None):
         raise ConfigError("--members and --non-members go together", fix="give both, or neither")
     if secrets is None and members is None:
@@ -26,9 +29,6 @@ def settings_of_finished(
             "there is nothing to audit with",
             fix="give --secrets, or --members and --non-members; or a configuration with --one-run",
         )
-    folder = RunFolder(Path(root))
-    if not folder.settings.exists():
-        raise no_run(Path(root))
     if not all((folder.release / name).exists() for name in ADAPTER_FILES):
         raise RunError(
             f"the run in {str(root)!r} is not finished: it has no adapter",
@@ -54,3 +54,9 @@ def settings_of_finished(
         except DataError as error:
             raise error.of(option) from None
     return settings
+
+
+def refuse_few(canaries: int) -> None:
+    """Raise ConfigError for fewer than 20."""
+    if canaries < 20:
+        raise ConfigError(f"{canaries} canaries can show nothing", fix="use 500 or more")

@@ -13,12 +13,12 @@ import numpy as np
 import torch
 
 from privlora.accounting import Plan, read_ledger
+from privlora.auditing.asked import refuse_few
 from privlora.auditing.canary_scores import (
     CanaryMechanism,
     CanaryState,
     OneRunAudit,
     judge_canaries,
-    refuse_few,
     unreadable,
 )
 from privlora.auditing.gradient_canaries import draw_canaries

@@ -29,6 +29,7 @@ from safetensors.torch import save
 
 from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon, typical_energy
 from privlora.accounting.events import CyclicPoissonSampling, StepEvent, TruncatedPoissonSampling
+from privlora.auditing.asked import refuse_few
 from privlora.auditing.bounds import (
     curve_floor,
     largest_refuted,
@@ -99,12 +100,6 @@ class CanaryState:
             )
         except (OSError, SafetensorError, KeyError, ValueError) as error:
             raise unreadable(path, error, "which were in the training") from None
-
-
-def refuse_few(canaries: int) -> None:
-    """Raise ConfigError for fewer than 20."""
-    if canaries < 20:
-        raise ConfigError(f"{canaries} canaries can show nothing", fix="use 500 or more")
 
 
 def unreadable(path: Path, error: Exception, unknown: str) -> RunError:

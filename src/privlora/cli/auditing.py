@@ -9,8 +9,8 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from privlora.auditing.asked import settings_of_finished
-from privlora.cli.console import JsonOption, counted, emit, err, loading, out, quiet_libraries
+from privlora.auditing.asked import refuse_few, settings_of_finished
+from privlora.cli.console import WITHIN, JsonOption, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.stops import Stopped
 from privlora.config import Settings, load_settings
 from privlora.config.mistakes import Beside
@@ -222,6 +222,8 @@ def _lines(content: dict[str, Any], most: str) -> Iterator[str]:
         yield note(most)
     if content["violated"]:
         yield "VIOLATED: the attack shows more than the run claims"
+    elif claimed is not None and content["membership"] is not None:
+        yield WITHIN
 
 
 def _one_run(
@@ -236,6 +238,7 @@ def _one_run(
     as_json: bool,
 ) -> None:
     settings = _settings(config, overrides, output, "audit")
+    refuse_few(canaries)
     folder = settings.run.output
     with quiet_libraries(told=True):
         with loading():
@@ -290,7 +293,7 @@ def _one_run(
     out().print(
         f"exposure:    {exposure.mean:.2f} bits (chance {exposure.chance:.2f}, memorised {exposure.ceiling:.2f})"
     )
-    out().print("VIOLATED: the run leaks more than it claims" if found.violated else "within the claim")
+    out().print("VIOLATED: the run leaks more than it claims" if found.violated else WITHIN)
     close(page)
 
 
@@ -341,6 +344,8 @@ def _shadows(
         out().print(note(most))
     if found.violated:
         out().print("VIOLATED: the configuration leaks more than it claims")
+    elif claimed is not None:
+        out().print(WITHIN)
     close(page)
 
 
@@ -394,7 +399,7 @@ def _federation(
     out().print(
         "VIOLATED: the federation leaks more than it claims"
         if found.violated
-        else f"within the claim ({confidence:.0%} confidence)"
+        else f"{WITHIN} ({confidence:.0%} confidence)"
     )
     kept = "" if page.name == PAGE else "; earlier audits of this folder are kept beside it"
     out().print(f"page:        {page}{kept}")

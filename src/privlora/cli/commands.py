@@ -63,6 +63,23 @@ _ROOMS: Final[Mapping[str, str]] = {
 }
 """Command -> where it is, in the order of the help."""
 
+_CALLED: Final[Mapping[str, str]] = {
+    **dict.fromkeys(("finetune", "fine-tune", "fine_tune", "sft", "fit", "run", "start"), "train"),
+    **dict.fromkeys(("study", "sweep", "benchmark"), "compare"),
+    **dict.fromkeys(("eval", "test", "predict"), "evaluate"),
+    **dict.fromkeys(("generate", "sample"), "synthesize"),
+    **dict.fromkeys(("continue", "restart"), "resume"),
+    **dict.fromkeys(("merge", "save", "convert"), "export"),
+    **dict.fromkeys(("upload", "publish"), "push"),
+    **dict.fromkeys(("epsilon", "noise", "sigma"), "calibrate"),
+    **dict.fromkeys(("attack", "canaries"), "audit"),
+    **dict.fromkeys(("config", "options"), "settings"),
+    "dry-run": "plan",
+    "version": "--version",
+    "help": "--help",
+}
+"""What others call a command -> what it is called here."""
+
 
 def app_of(*names: str) -> typer.Typer:
     """The command line with these commands alone, in their order; with all of them where none is named."""
@@ -101,6 +118,10 @@ def _start(
 def run(argv: Sequence[str] | None) -> int:
     """As `privlora.cli.main`; raises KeyboardInterrupt where nothing was started or changed."""
     given = sys.argv[1:] if argv is None else list(argv)
+    if given and given[0] in _CALLED:
+        return _stop(
+            "error", [f"there is no command {given[0]}. Fix: it is `privlora {_CALLED[given[0]]}` here"], 2
+        )
     try:
         # A command by itself: what the others import takes longer than many a refusal.
         with typed(word for each in given for word in (each, each.partition("=")[2]) if word):
@@ -174,6 +195,10 @@ def _as_override(option: str, argv: Sequence[str]) -> PrivloraError | None:
     from privlora.config.nearby import slip, whereabouts
 
     name = option.lstrip("-")
+    if name in ("config", "config-file", "config_file", "yaml"):
+        return PrivloraError(
+            _no_option(option), fix="the file of settings stands by itself, without an option"
+        )
     where = whereabouts(name)
     if where is None and "." in name and (meant := slip(name)) is not None:
         where = f"write {meant}"

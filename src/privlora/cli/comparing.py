@@ -68,8 +68,10 @@ def compare(
     if not table:
         _refuse_missing_files(content, str(study))
     with quiet_libraries(told=True):
-        with loading():
+        with loading():  # of torch alone, so that what is wrong is told at once
             from privlora.studies.settings import study_from
+        checked = study_from(content, source=str(study))
+        with loading():
             from privlora.studies.study import (
                 StudyReport,
                 missing_runs,
@@ -80,7 +82,6 @@ def compare(
             )
 
         ended: StudyReport | PartReport
-        checked = study_from(content, source=str(study))
         folder = output_folder(checked) if output is None else output
         if table:
             ended = report_study(checked, folder)

@@ -18,6 +18,7 @@ from privlora.pages.numbers import finite
 
 __all__ = [
     "CHECKING",
+    "WITHIN",
     "JsonOption",
     "accounting",
     "counted",
@@ -31,6 +32,7 @@ __all__ = [
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
 
+WITHIN = "within the claim"
 CHECKING = "checking every file of the release against its report and ledger"
 """What is shown while a release is looked at, which takes seconds."""
 

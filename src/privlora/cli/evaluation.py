@@ -15,6 +15,7 @@ import typer
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
 from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked, read_yaml
+from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
@@ -143,6 +144,9 @@ def evaluate(
     if any(given.values()):  # another form of records replaces the run's
         run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on")}
     chosen = {k: v for k, v in {**given, **others}.items() if v is not None}
+    if data and named_twice(data) is not None:
+        problems.found.append(ConfigError("--data names a file twice", fix="give each file once"))
+        data = data[:1]
     of_data = {**run_data, **chosen, "path": data or "records.jsonl"}
     settings = problems.of(None, checked, DataSettings, of_data, "evaluate")
     wanted = {k: v for k, v in {"dtype": dtype, "device": device}.items() if v is not None}
@@ -261,10 +265,6 @@ def _refuse_early(
     task = data.task
     if task is not None and data.label is None:
         columns = not problems.fails(lambda: scoring_of(find_task(task), scoring)) and columns
-        if not isinstance(data.path, str) and len(set(data.path)) < len(data.path):
-            problems.found.append(
-                ConfigError("--data names a file twice", fix="give each part of the task once")
-            )
     if not columns:
         for path in [data.path] if isinstance(data.path, str) else data.path:
             problems.of(None, lambda path=path: refuse_missing(path, format=data.format))

@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from privlora.cli.auditing import close, note, stoppable
-from privlora.cli.console import JsonOption, accounting, counted, emit, err, loading, out, quiet_libraries
+from privlora.cli.console import (
+    WITHIN,
+    JsonOption,
+    accounting,
+    counted,
+    emit,
+    err,
+    loading,
+    out,
+    quiet_libraries,
+)
 from privlora.cli.training import (
     WRITING,
     ConfigArgument,
@@ -204,4 +214,4 @@ def _lines(found: TextAudit, most: str) -> Iterator[str]:
     if most:
         yield note(most)
     if claimed is not None:
-        yield "VIOLATED: the texts leak more than the run claims" if found.violated else "within the claim"
+        yield "VIOLATED: the texts leak more than the run claims" if found.violated else WITHIN

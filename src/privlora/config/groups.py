@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from math import exp
@@ -330,10 +330,7 @@ class DataSettings(Group):
     def _some_file(cls, given: str | list[str]) -> str | list[str]:
         if not given:
             raise ValueError("path names no file. Fix: give at least one")
-        several = [] if isinstance(given, str) else given
-        twice = next(
-            (path for at, path in enumerate(several) if _shared(path, several[:at]) is not None), None
-        )
+        twice = named_twice([] if isinstance(given, str) else given)
         if twice is not None:
             raise ValueError(
                 f"path names {shown(twice)!r} twice: each record would be two units, and epsilon that of a half "
@@ -948,7 +945,7 @@ class Settings(Group):
                 "nobody by itself. Fix: remove it, or choose a rule whose clients add all of it (rule: tan)"
             )
         own = self._paths_of_clients()
-        twice = next((path for at, path in enumerate(own) if _shared(path, own[:at]) is not None), None)
+        twice = named_twice(own)
         if twice is not None:
             yield ValueError(
                 f"federation.clients name {shown(twice)!r} twice, so each of its records would be released by two "
@@ -1135,6 +1132,11 @@ def _shared(first: str | list[str] | None, second: str | list[str] | None) -> st
     """A path in ``first`` that leads to the same file as one in ``second``, however it is spelt; None if none does."""
     others = {key for path in _paths(second) for key in _identities(path)}
     return next((shown(path) for path in _paths(first) if others & _identities(path)), None)
+
+
+def named_twice(paths: Sequence[str]) -> str | None:
+    """The first path that leads to a file which one before it leads to, however it is spelt; None if none does."""
+    return next((path for at, path in enumerate(paths) if _shared(path, list(paths[:at])) is not None), None)
 
 
 def _paths(value: str | list[str] | None) -> list[str]:

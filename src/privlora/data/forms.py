@@ -164,7 +164,7 @@ def are_names(columns: Iterable[str], rows: Sequence[Mapping[str, Any]] | None =
     usually have. Of a table without a header, a person's name has two words, too.
 
     rows: records of a table whose first line the columns are. That line may be a record, and is none where a column of
-    one word holds texts in all rows. None: columns are keys of records.
+    one word holds texts in nearly all rows. None: columns are keys of records.
     """
     columns = list(columns)
     if rows is not None and not any(COLUMN.fullmatch(each) and _holds_texts(each, rows) for each in columns):
@@ -176,9 +176,10 @@ def are_names(columns: Iterable[str], rows: Sequence[Mapping[str, Any]] | None =
 
 
 def _holds_texts(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
-    """Whether no row's value could be a name."""
+    """Whether hardly any row's value could be a name."""
     values = [row.get(column) for row in rows]
-    return len(values) > 1 and all(isinstance(v, str) and len(v.split()) >= _TEXT for v in values)
+    texts = sum(isinstance(v, str) and len(v.split()) >= _TEXT for v in values)
+    return len(values) > 1 and texts >= 0.9 * len(values)
 
 
 def of_one(record: Mapping[str, Any]) -> Named | None:

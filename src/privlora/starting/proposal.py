@@ -181,6 +181,12 @@ def _data(
         draft.put("data.path", path, "PRIVATE records; nothing of them is published")
         if asked.form != "auto":
             draft.put("data.format", asked.form, "as you said")
+    if found.lines and asked.form == "auto":
+        notes.append(
+            "each line of a .txt that is not blank is one record, with a unit and an epsilon of its own: where blank "
+            "lines divide records of several lines, add --format paragraphs"
+        )
+        draft.remark("data", "format: paragraphs   # where blank lines divide records; else each line is one")
     for name, value in form.settings.items():
         why = "only answers are learnt" if name == "loss_on" else ""
         draft.put(f"data.{name}", value, why)

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
+from privlora.config.groups import named_twice
 from privlora.data.formats import Format, Record
 from privlora.data.forms import built_as_chat
 from privlora.data.records import (
@@ -21,6 +22,7 @@ from privlora.data.records import (
     iterate_records,
     local_file,
     refuse_missing,
+    shown,
 )
 from privlora.data.rendering import ROLES, speaks_by_calls, with_role
 from privlora.errors import DataError
@@ -79,7 +81,7 @@ class Column:
 @dataclass
 class Survey:
     """records: how many. columns: of any record. first: some records. broken: in how many places is no record. table:
-    whether columns are those of a file's first line.
+    whether columns are those of a file's first line. lines: whether each line of a file is one.
 
     What a column holds is what it holds in most records: one that is wrong is told as such, and decides nothing.
     """
@@ -89,6 +91,7 @@ class Survey:
     first: list[Record]
     broken: int = 0
     table: bool = False
+    lines: bool = False
 
     @property
     def common(self) -> list[str]:
@@ -155,6 +158,13 @@ def refuse_no_files(path: Sequence[str], form: Format = "auto") -> None:
     for each in path:
         if Path(each).is_dir():
             raise _of_folder(each.rstrip("/") or each)
+    twice = named_twice(path)
+    if twice is not None:
+        raise DataError(
+            f"{shown(twice)} is given twice",
+            why="each record would be two units, and epsilon that of a half of it",
+            fix="give each file once",
+        )
     refuse_missing(list(path), format=form, look=True)
 
 
@@ -203,8 +213,8 @@ def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") 
                 counted = name == user or _OF_USERS.fullmatch(str(name))
                 column = columns[name] = Column(units=set() if counted else None)
             column.add(value)
-    table = any(not each.startswith(HUB) and local_file(each, form, look=True)[1] == "csv" for each in path)
-    return Survey(number, columns, first, len(broken), table)
+    kinds = {local_file(each, form, look=True)[1] for each in path if not each.startswith(HUB)}
+    return Survey(number, columns, first, len(broken), "csv" in kinds, "text" in kinds)
 
 
 def _readable(path: Sequence[str], form: Format, broken: list[DataError]) -> Iterator[Record]:

@@ -12,7 +12,7 @@ from privlora.config.rows import adds_no_noise
 from privlora.config.synthesis import OF_METHOD
 from privlora.errors import ConfigError
 from privlora.mechanisms import UNADAPTED
-from privlora.methods import Method, find_row
+from privlora.methods import Method, find_row, refuse_hopeless_rate
 from privlora.training.classifier import refuse_other_rows
 
 
@@ -52,6 +52,7 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
             why="the count of norms is not projected, so the projection's event would not cover it",
             fix="remove clip_quantile, or use another method",
         )
+    refuse_hopeless_rate(settings)
     hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
     if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
         raise ConfigError(
