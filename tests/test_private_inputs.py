@@ -195,7 +195,9 @@ def test_records_in_the_place_of_any_setting_are_not_shown(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("first", ["p1," + SECRET, SECRET.replace(" ", ","), "x" * 41, "4815"])
+@pytest.mark.parametrize(
+    "first", ["p1," + SECRET, SECRET.replace(" ", ","), "x" * 41, "4815", "patient_17,karim,Berlin"]
+)
 def test_a_table_without_a_header_is_not_shown(first: str, tmp_path: Path) -> None:
     path = tmp_path / "records.csv"
     path.write_text("\n".join([first] * 30))
