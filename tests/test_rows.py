@@ -192,3 +192,17 @@ def test_mostly_empty_records_are_refused_before_the_weights(monkeypatch: pytest
     unchecked = settings.model_copy(update={"data": settings.data.model_copy(update={"unchecked": True})})
     inputs.refuse_unfit_first(unchecked, object(), empty)
     assert asked == [100]
+
+
+def test_a_hopeless_rate_of_a_private_run_is_refused() -> None:
+    """All of epsilon would be spent on noise."""
+
+    def asked(rate: float, **privacy: Any) -> None:
+        method = {"name": "prism" if "private" not in privacy else "adamw", "learning_rate": rate}
+        given = settings_from({**PLAIN, "privacy": {**PRIVACY, **privacy}, "method": method})
+        refuse_misfits(given, find_row(given.method.name))
+
+    with pytest.raises(ConfigError, match=r"learning_rate=10000 is 2\.28e\+05 times the method's default"):
+        asked(10000)
+    asked(10)
+    asked(10000, private=False, target_epsilon=None)

@@ -55,7 +55,7 @@ def make_run(
             "adapter": {"r": 3, "lora_alpha": 6, "use_rslora": use_rslora, "init": init},
             "method": {
                 "name": method,
-                "learning_rate": 0.5,
+                "learning_rate": 0.1 if method == "dp-zo" else 0.5,
                 "averaging": averaging,
                 **(settings_of_method or {}),
             },

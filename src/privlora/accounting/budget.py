@@ -6,7 +6,7 @@ import os
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, TypeVar
 
 from privlora.accounting.accountants import Adjacency, accountant_versions, epsilon
 from privlora.accounting.events import CyclicPoissonSampling, StepEvent
@@ -125,10 +125,10 @@ def compose_ledgers(
     plans = [ledger.plan for ledger in ledgers]
     unit = _common("unit", {plan.unit for plan in plans}, "state records and users apart; they do not add up")
     if delta is None:
-        delta = _common("delta", {plan.delta for plan in plans}, "give the delta of the whole statement")
+        delta = _common("delta", {plan.delta for plan in plans}, f"{_WHOLE} --delta (in Python delta=)")
     if adjacency is None:
         adjacencies = {plan.adjacency for plan in plans}
-        shared: Adjacency = _common("adjacency", adjacencies, "give the adjacency of the whole statement")
+        shared: Adjacency = _common("adjacency", adjacencies, f"{_WHOLE} --adjacency (in Python adjacency=)")
         adjacency = shared
     shown = [(same, _releases(same)) for same in _by_run(ledgers)]
     runs = tuple(RunBudget(same, found, epsilon(found, delta, adjacency=adjacency)) for same, found in shown)
@@ -175,6 +175,9 @@ def _by_run(ledgers: Sequence[LedgerSummary]) -> list[tuple[LedgerSummary, ...]]
             )
         copies.append(ledger)
     return [tuple(copies) for copies in runs.values()]
+
+
+_WHOLE: Final = "give that of the whole statement, as"
 
 
 def _common(name: str, values: set[_T], fix: str) -> _T:

@@ -75,6 +75,8 @@ class Origin:
         if self.called(place):
             return " (on the command line)"
         line = next((self._lines[key] for key in (place[:2], place[:1]) if key in self._lines), None)
+        if line is None and len(place) == 1 and any(place[0] == group for group, _ in self.overridden):
+            return " (on the command line)"
         return "" if line is None else f" (line {line})"
 
     def line_to_write(self, group: object, name: object, value: str) -> str:

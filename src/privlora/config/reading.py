@@ -74,7 +74,11 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
         near = _near(Path(path)) if isinstance(error, FileNotFoundError) else None
         raise ConfigError(
             f"cannot read {str(path)!r} ({type(error).__name__})",
-            fix="check the path" if near is None else f"did you mean {near!r}?",
+            fix="save it as UTF-8"
+            if isinstance(error, UnicodeDecodeError)
+            else "check the path"
+            if near is None
+            else f"did you mean {near!r}?",
         ) from None
     except (yaml.YAMLError, RecursionError) as error:
         mark = getattr(error, "problem_mark", None)
