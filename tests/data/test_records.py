@@ -400,6 +400,7 @@ def test_columns_of_most_first_records_are_shown() -> None:
     )
     assert "did you mean 'beta'?" in str(missing_column("betas", first, 1, shared=["alpha", "beta"]))
     assert "alpha" not in told("text", [first] + [second] * 6)
+    assert "Meier" not in told("text", [{"Anna Meier": "came late", "Karl Otto": "left"}] * 9)
     assert told("text", [{f"column{i}": SECRET for i in range(99)}] * 8).endswith("column19 and more")
 
 

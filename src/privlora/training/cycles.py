@@ -69,7 +69,7 @@ def kept_cycles(
     if not ledger.charges:
         cycles = Cycles.drawn(ledger.plan, data, insecure_seed)
         content = asdict(cycles) | {"key": f"{cycles.key:032x}", "run_id": ledger.run_id}
-        write_atomically(folder.cycles, json.dumps(content) + "\n", mode=0o600)
+        write_atomically(folder.cycles, json.dumps(content) + "\n")
         return cycles
     try:
         content = json.loads(folder.cycles.read_text(encoding="utf-8"))
