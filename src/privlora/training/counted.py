@@ -39,7 +39,7 @@ class Counted:
         """Write them where there are new ones. Raises RunError."""
         if len(self.sizes) > self.kept:
             content = {"of": self.of, "sizes": {str(n): peak.to_dict() for n, peak in self.sizes.items()}}
-            write_atomically(folder.counted, json.dumps(content) + "\n", mode=0o600)
+            write_atomically(folder.counted, json.dumps(content) + "\n")
             self.kept = len(self.sizes)
 
 
