@@ -4,7 +4,8 @@
     python benchmarks/fair/geometry.py --data study-data
     python benchmarks/fair/fair.py --out benchmarks/results/geometry.jsonl \\
         --of "stories260K/24/3/geometry/pubmed/continued x1,continued x2,continued x10" \\
-        --of "stories260K/24/3/geometry/math-questions,pubmed/rank 4,rank 16,rank 32"
+        --of "stories260K/24/3/geometry/math-questions/rank 4,rank 16" \\
+        --of "stories260K/24/3/prism+_dp-sgd + free, relative rates/math-questions,pubmed/rank 4,rank 16,rank 2,rank 1"
     python benchmarks/fair/geometry.py --table benchmarks/results/geometry.jsonl
 
 The second line trains an adapter without privacy on abstracts of another archive (bioRxiv; AdamW, 40 steps of 64), and
