@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import statistics
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,13 @@ def test_gauges_of_a_start_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in ("benchmarks", "benchmarks/fair"):
         monkeypatch.syspath_prepend(ROOT / room)
     made = "\n".join(importlib.import_module("geometry").table(RESULTS / "geometry.jsonl"))
-    assert made.strip().partition("\n\n")[2] in page("docs/results.md")
+    _, continued, _, *ranks = made.strip().split("\n\n")
+    text = page("docs/results.md")
+    assert continued in text
+    found = re.findall(r"^\| (prism|dp-sgd \+ free, relative rates) \|(.*)$", "\n".join(ranks), re.MULTILINE)
+    cells = [cell.strip() for _, row in found for cell in row.split("|")]
+    assert len([cell for cell in cells if cell]) == 14
+    assert all(cell in text for cell in cells)
 
 
 def test_what_leaves_no_less_noise_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
