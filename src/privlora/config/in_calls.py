@@ -97,6 +97,8 @@ def _as_python(value: str) -> str:
     """
     >>> _as_python("1e-5"), _as_python("true"), _as_python("prism")
     ('1e-5', 'True', "'prism'")
+    >>> _as_python("[negative")
+    '[negative'
     """
     if _VERBATIM.fullmatch(value):
         return value
