@@ -16,20 +16,8 @@ _WORDS: Final = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,3}")
 _USUAL: Final = frozenset(
     {
         *("id", "uid", "user", "user_id", "patient", "patient_id", "author", "customer", "customer_id"),
-        *(
-            "client_id",
-            "input_ids",
-            "age",
-            "sex",
-            "gender",
-            "date",
-            "year",
-            "time",
-            "timestamp",
-            "title",
-            "label",
-        ),
-        *("labels", "category"),
+        *("client_id", "age", "sex", "gender", "date", "year", "time", "timestamp", "title", "label"),
+        *("labels", "category", "input_ids"),
     }
 )
 """Beside its texts, what a table usually has."""

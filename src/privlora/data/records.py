@@ -14,7 +14,6 @@ import json
 import re
 import sys
 import warnings
-from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -64,6 +63,9 @@ _OTHER_ENDINGS: Final = {
 _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
 )
+TABLES: Final = frozenset({"csv", "parquet"})
+"""Formats of files whose columns may be those of a first line, which may have been a record."""
+
 _SHOWN_COLUMNS = 20
 _ENOUGH: Final = 8  # records that have a column which is no matter of one of them
 
@@ -359,15 +361,19 @@ def shared_columns(
 ) -> list[str]:
     """Columns in which most of the first records, and no fewer than eight, have a value, where all look like names.
 
-    table: whether their columns stand in a line that may be a record's. user_column: of a record's user; records of a
-    single one are no others.
+    table: whether their columns may have been a record, as the first line of a table. user_column: of a record's user;
+    what the records of a single one have is not shown.
     """
     if len(records) < _ENOUGH:
         return []
-    if user_column in records[0] and len({str(record.get(user_column)) for record in records}) < 2:
-        return []
-    held = Counter(str(name) for record in records for name, value in record.items() if is_there(value))
-    names = [name for name in map(str, records[0]) if held[name] >= max(_ENOUGH, len(records) // 2 + 1)]
+    holders: dict[str, list[str]] = {}  # of each column, whose records have it
+    for number, record in enumerate(records):
+        whose = str(record.get(user_column) if user_column in records[0] else number)
+        for name in (str(name) for name, value in record.items() if is_there(value)):
+            holders.setdefault(name, []).append(whose)
+    most = max(_ENOUGH, len(records) // 2 + 1)
+    common = {name for name, found in holders.items() if len(found) >= most and len({*found}) > 1}
+    names = [name for name in map(str, records[0]) if name in common]
     columns = list(map(str, records[0])) if table else names
     return names if are_names(columns, records if table else None) else []
 

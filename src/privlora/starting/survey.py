@@ -17,6 +17,7 @@ from privlora.data.forms import built_as_chat
 from privlora.data.records import (
     COLUMN,
     HUB,
+    TABLES,
     is_data_file_name,
     is_there,
     iterate_records,
@@ -214,7 +215,7 @@ def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") 
                 column = columns[name] = Column(units=set() if counted else None)
             column.add(value)
     kinds = {local_file(each, form, look=True)[1] for each in path if not each.startswith(HUB)}
-    return Survey(number, columns, first, len(broken), "csv" in kinds, "text" in kinds)
+    return Survey(number, columns, first, len(broken), bool(kinds & TABLES), "text" in kinds)
 
 
 def _readable(path: Sequence[str], form: Format, broken: list[DataError]) -> Iterator[Record]:

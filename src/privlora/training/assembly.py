@@ -1,4 +1,4 @@
-"""A run put together from its settings: what it will release and cost, and the parts of its method on a model."""
+"""A run put together from its settings: the parts of its method on a model, and the step that they take."""
 
 from __future__ import annotations
 

@@ -63,6 +63,7 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
 
 
 def refuse_other_dtype(settings: Settings, method: Method) -> None:
+    """Raise ConfigError for a dtype of public gradients where there are none."""
     if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
         raise ConfigError(
             f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",

@@ -14,6 +14,7 @@ from privlora.config.mistakes import UNTOLD_SIZE, Beside, Location
 from privlora.data.formats import Format
 from privlora.data.records import (
     HUB,
+    TABLES,
     iterate_records,
     local_file,
     missing_column,
@@ -342,9 +343,10 @@ def _lacking(
 
 
 def _is_table(data: DataSettings) -> bool:
-    """Whether the first file's columns stand in a line that may be a record's."""
+    """Whether the first file's columns may have been a record, as the first line of a table is; also of records that
+    were handed over, which a table may have been."""
     path = data.path if isinstance(data.path, str) else data.path[0]
-    return path not in (IN_MEMORY, AT_CLIENTS) and local_file(path, data.format)[1] == "csv"
+    return path in (IN_MEMORY, AT_CLIENTS) or local_file(path, data.format)[1] in TABLES
 
 
 def _named_by(data: DataSettings, column: str) -> str:
