@@ -63,7 +63,7 @@ def _figures(annex: Annex) -> list[tuple[str, str, str]]:
         (
             f"50 % → {percent(means['posterior_at_most'])}",
             "prior → posterior",
-            f"that one {s['unit']} took part, at most: by what would tell most of it, which is rare",
+            f"that one {s['unit']} took part, at most: by the outcome that tells most",
         ),
         (
             percent(means["found_at_1_percent"]),
@@ -136,7 +136,7 @@ def _means(annex: Annex) -> list[str]:
     from_even_odds = (
         f"Somebody holds it for 50 % likely that one {s['unit']} took part, and studies all that is released. It is as "
         f"if the truth were told with probability δ = {number(s['delta'])}; in all other cases no certainty rises "
-        f"above {reached}, and few outcomes lead so far, as the shares of all cases below say."
+        f"above {reached}, whatever the outcome. What follows is of all outcomes together."
     )
     found = {name: means[name] for name in ("right_guesses", "found_at_1_percent", "found_at_1_permille")}
     sentences = [from_even_odds, *in_words(Meaning(**found), s["unit"])]
