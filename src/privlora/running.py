@@ -20,7 +20,7 @@ from privlora.data.summary import DataSummary
 from privlora.methods import CHOICES
 from privlora.profiling.run import profiled, told_peak
 from privlora.rehearsals.choosing import Chosen, choose
-from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice
+from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice, with_cost
 from privlora.rehearsals.settling import settle
 from privlora.reporting import publish
 from privlora.reporting.facts import gather
@@ -147,6 +147,7 @@ def train_and_publish(
             chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
         else:
             chosen = settle(settings, plan, model, tokenizer, told)
+        chosen = with_cost(chosen, plan)
         if given.on_choice is not None:
             given.on_choice(because(chosen.facts))
         named = replace(plan, method=chosen.settings.method.name, clip_norm=chosen.settings.privacy.clip_norm)

@@ -14,17 +14,18 @@ import torch
 from test_settling import RECORDS, settings
 from tiny_models import tiny_model, tiny_tokenizer
 
+from privlora.accounting import Plan, PoissonSampling, StepEvent, epsilon
 from privlora.api import fine_tune
 from privlora.config import Settings
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, ModelError
 from privlora.mechanisms import GaussianMechanism
 from privlora.rehearsals import noise_alone
-from privlora.rehearsals.kept import because, read_choice
+from privlora.rehearsals.kept import because, cost_on_private, read_choice
 from privlora.rehearsals.noise_alone import AIM, MOST_RATES, find_rate, own_texts, rate_by_noise
 from privlora.rehearsals.settling import settle
 from privlora.rehearsals.trials import Noise, trial_step
-from privlora.reporting.rows import _is_settled
+from privlora.reporting.rows import _is_priced, _is_settled
 from privlora.reporting.verifying import verify
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.files import RunFolder
@@ -220,9 +221,52 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
     assert "noise alone, without a record" in page
     assert result.report["method"]["learning_rate"] == facts["rows"][0]["learning_rate"]
     assert all(check.passed is not False for check in verify(tmp_path / "run").checks)
+    assert facts["private_runs"] == len(facts["rows"]) > 1
+    assert f"would cost ε = {facts['private_epsilon']:.2f} together" in page
+    for planted in (
+        {"private_epsilon": facts["private_epsilon"] + 0.02},
+        {"private_epsilon": None},
+        {"private_epsilon": facts["private_epsilon"] + 0.0012345},
+        {"private_runs": facts["private_runs"] + 1},
+    ):
+        assert not _is_priced({**facts, **planted}, folder.ledger), planted
+    assert _is_priced(facts, folder.ledger)
+    older = {name: value for name, value in facts.items() if not name.startswith("private")}
+    assert _is_priced(older, folder.ledger)
+    assert not _is_priced({**older, "private_runs": facts["private_runs"]}, folder.ledger)
     # Whatever the records are: nothing of them has a part in it.
     run([{"text": f"other {i * i}"} for i in range(31)], "other")
     assert read_choice(RunFolder(tmp_path / "other")) == facts
+
+
+def test_what_a_choice_would_have_cost_on_private_records() -> None:
+    event = StepEvent(PoissonSampling(0.1), 1.2)
+    plan = Plan(
+        phases=((event, 20),),
+        delta=1e-5,
+        target_epsilon=None,
+        adjacency="add-or-remove-one",
+        unit="record",
+        records_per_user=None,
+        clip_norm=1.0,
+        expected_batch_size=10.0,
+        method="prism",
+        dataset="unnamed",
+        insecure_noise=False,
+    )
+    true = epsilon([(event, 60)], 1e-5)  # three runs of 20 steps
+    found = cost_on_private(plan, 3)
+    assert found["private_runs"] == 3
+    assert true <= found["private_epsilon"] < true + 0.01
+    assert found["private_epsilon"] > epsilon([(event, 20)], 1e-5)
+    assert cost_on_private(plan, 1) == cost_on_private(plan, 0) == {}
+    assert cost_on_private(replace(plan, insecure_noise=True), 3) == {}
+    loud = replace(plan, phases=((StepEvent(PoissonSampling(1.0), 0.01), 20),))
+    assert cost_on_private(loud, 2) == {"private_runs": 2, "private_epsilon": None}
+    row = {"name": "prism", "learning_rate": 0.02, "loss": 1.5, "spread": None, "draws": 2}
+    facts = {"row": "prism", "rows": [row], "aim": AIM, "of_its_own": 64, "untrained": 1.35}
+    assert "on the private records" not in because(facts)
+    assert because({**facts, "private_runs": 2, "private_epsilon": None}).endswith("an ε above 500 together")
 
 
 def test_planted_choices_are_found() -> None:

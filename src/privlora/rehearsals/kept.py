@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Final
 
-from privlora.errors import RunError
+from privlora.errors import PrivacyError, RunError
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder, write_atomically
 
 if TYPE_CHECKING:
+    from privlora.accounting import Plan
     from privlora.config import Settings
 
 
@@ -46,12 +49,44 @@ def leaves_a_choice(settings: Settings) -> bool:
     return settings.method.name in CHOICES or (settings.auto is not None and bool(settings.auto.choose))
 
 
+def with_cost(chosen: Chosen, plan: Plan) -> Chosen:
+    """The choice with what it would have cost to make it on the private records (`cost_on_private`)."""
+    return replace(chosen, facts={**chosen.facts, **cost_on_private(plan, len(chosen.facts["rows"]))})
+
+
+def cost_on_private(plan: Plan, runs: int) -> dict[str, Any]:
+    """Epsilon of ``runs`` runs of the plan that are all looked at, at the plan's delta; None above 500.
+
+    That is what a choice among so many rates or methods costs whoever makes it on private records, by trying each once.
+    Nothing for a single one, which leaves no choice, and of a run that states no epsilon.
+    """
+    if runs < 2 or plan.insecure_noise:
+        return {}
+    from privlora.accounting import epsilon
+
+    try:
+        found = epsilon([*plan.phases] * runs, plan.delta, adjacency=plan.adjacency)
+    except PrivacyError:  # so little noise that a number would mean nothing
+        found = math.inf
+    return {
+        "private_runs": runs,
+        "private_epsilon": float(rounded_up(found, 2)) if math.isfinite(found) else None,
+    }
+
+
 def because(facts: Mapping[str, Any]) -> str:
     """In a sentence what a run was left to find, and why; facts: of ``Chosen``, or as a report kept them."""
     if "aim" in facts:
-        return _why_noise(facts)
-    settled = {"drawn", "clip_norm"} & facts.keys()
-    return _why_settings(facts) if settled else _why_row(facts)
+        why = _why_noise(facts)
+    else:
+        settled = {"drawn", "clip_norm"} & facts.keys()
+        why = _why_settings(facts) if settled else _why_row(facts)
+    if "private_runs" not in facts:  # one alone was tried, or the run is older than this
+        return why
+    cost = facts["private_epsilon"]
+    found = f"ε = {cost:.2f}" if cost is not None else "an ε above 500"
+    runs = f"{facts['private_runs']} runs on the private records, one of each,"
+    return f"{why}. It cost no ε; {runs} would cost {found} together"
 
 
 def _why_noise(facts: Mapping[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Any, Final
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.config.method_names import known as known_methods
 from privlora.errors import PrivloraError
-from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS
+from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS, cost_on_private
 from privlora.reporting.seals import altered
 from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
@@ -37,6 +37,7 @@ _MOST_TRIALS, _MOST_PUBLIC = 40, 10**7
 _NAMES: Final = frozenset(("asked", "row"))
 _OF_TRIAL: Final = frozenset(("name", "learning_rate", "loss"))
 _OF_RATE: Final = _OF_TRIAL | {"spread", "draws"}
+_OF_COST: Final = frozenset(("private_runs", "private_epsilon"))
 _OF_CHOICE: Final = _NAMES | {
     "untrained",
     "spanning",
@@ -52,6 +53,7 @@ _OF_CHOICE: Final = _NAMES | {
     "standard_error",
     "equal_from",
     "equal_to",
+    *_OF_COST,
 }
 _OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss"))
 _FINITE: Final = frozenset(("step", "accuracy", "examples", "tokens"))  # whatever the model computes
@@ -68,7 +70,7 @@ def refuse_other_rows(folder: RunFolder, report: Mapping[str, Any], copied: RunF
         # What stood in files when a run went on stands in its report, also without those files.
         copied.report: lambda _: _is_known(report["evaluation"], report["method"].get("choice")),
         copied.evaluations: lambda text: _are_evaluations(_rows(text), report),
-        copied.choice: lambda text: _is_choice(text, report),
+        copied.choice: lambda text: _is_choice(text, report) and _is_priced(json.loads(text), copied.ledger),
         copied.metrics: lambda text: _are_metrics(_rows(text), report, copied.ledger),
         **dict.fromkeys(copied.release.glob("ledger*.jsonl"), _is_ledger),
     }
@@ -154,6 +156,21 @@ def _is_choice(text: str, report: Mapping[str, Any]) -> bool:
     return same and (("asked" in found and "aim" not in found) or _is_settled(found, report))
 
 
+def _is_priced(found: Mapping[str, Any], ledger: Path) -> bool:
+    """Whether the choice's cost on private records follows from the ledger. Older releases say nothing of it."""
+    said = {name: found[name] for name in _OF_COST & found.keys()}
+    if not said:
+        return True
+    true = cost_on_private(parse_ledger(ledger, ledger.read_bytes())[0].plan, len(found["rows"]))
+    if said.keys() != true.keys() or said["private_runs"] != true["private_runs"]:
+        return False
+    mine, theirs = said["private_epsilon"], true["private_epsilon"]
+    # the last digit is rounded up, from numbers that differ in their own last one between machines
+    return mine == theirs or (
+        None not in (mine, theirs) and mine == round(mine, 2) and abs(mine - theirs) < 0.015
+    )
+
+
 def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
     """Whether what rehearsals settled is what the run did, in numbers as short as a run writes them."""
     method, rows = report["method"], found["rows"]
@@ -187,7 +204,7 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
 def _is_by_noise(found: Mapping[str, Any]) -> bool:
     """Whether a choice by noise alone has what such a choice has, and no more."""
     return (
-        found.keys() == {"row", "rows", "aim", "of_its_own", "untrained"}
+        found.keys() - _OF_COST == {"row", "rows", "aim", "of_its_own", "untrained"}
         and found["aim"] == AIM
         and 0 < found["of_its_own"] <= TEXTS
         and 0 < len(found["rows"]) <= MOST_RATES
