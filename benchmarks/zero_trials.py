@@ -2,12 +2,14 @@
 
     python benchmarks/study_data.py --assets ASSETS --out study-data
     python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl
+    python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl --signals
     python benchmarks/zero_trials.py --out benchmarks/results/zero_trials.jsonl --table
 
 Two passes, divided as ``auto`` does, at rank 8. Rates are in factors of the root of two around the default, and go on
 where the best is the first or last; each has two draws of batches and noise. ``auto`` chooses one rate by
 noise alone, and one in rehearsals on public records of the same kind or of a neighbouring one; both are run with the
-same draws. A row of the file is one run or one choice; rows that are there are not run again.
+same draws. --signals: what a release holds beside its noise, step by step, at the rate by noise alone. A row of the
+file is one run or one choice; rows that are there are not run again.
 """
 
 from __future__ import annotations
@@ -74,7 +76,10 @@ class Study:
         for row in self.rows:
             if wanted.items() <= row.items():
                 return row
-        found = self.runs.run(wanted) if "rate" in wanted else self.runs.settle(wanted)
+        if wanted.get("part") == "signal":
+            found = signal(self.runs, wanted)
+        else:
+            found = self.runs.run(wanted) if "rate" in wanted else self.runs.settle(wanted)
         self.rows.append({**wanted, **found})
         with self.out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(self.rows[-1]) + "\n")
@@ -99,6 +104,36 @@ class Study:
             choices.append({"part": "rehearsed", "public": PUBLIC[task]})
         for choice in choices:
             self.loss(place, self.row({**choice, **place})["rate"])
+
+    def signals(self, model: str, task: str, units: int, epsilon: float) -> None:
+        place = place_of(model, task, units, epsilon)
+        rate = self.row({"part": "noise alone", **place})["rate"]
+        self.row({"part": "signal", **place, "rate": rate, "draw": 0})
+
+
+def signal(runs: Runs, row: dict[str, Any]) -> dict[str, Any]:
+    """Norms in units of clip_norm: of the mean of a step's clipped gradients, for each step, and of the noise on it."""
+    from privlora.rehearsals.trials import Noise, trial_step
+    from privlora.training.assembly import PublicStart, build_parts
+    from privlora.training.models import unchanged_afterwards
+
+    settings, plan = runs.prepare(row)
+    privacy = settings.privacy
+    train = runs.records(row["task"], settings)[0]
+    train = train.like(list(train)[: round(privacy.n)])
+    with unchanged_afterwards(runs.model):
+        parts = build_parts(settings, runs.model, PublicStart(runs.tokenizer))
+        with parts.adapter:
+            noise = Noise(plan.event.noise_multiplier, privacy, privacy.n)
+            step, norms = trial_step(parts, train, noise, draw=row["draw"]), []
+            for _ in range(privacy.steps):
+                step.accumulate(step.draw())
+                total = step.mechanism.take()
+                square = sum(float(part.double().square().sum()) for group in total.vector for part in group)
+                norms.append(round(math.sqrt(square) / (noise.batch * privacy.clip_norm), 3))
+                step.release(total)
+            of_noise = noise.std / privacy.clip_norm * math.sqrt(parts.coordinates.dimension)
+    return {"signal": norms, "noise": round(of_noise, 3)}
 
 
 def place_of(model: str, task: str, units: int, epsilon: float) -> dict[str, Any]:
@@ -130,7 +165,7 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     )
     for combination in (*COMBINATIONS, *ASIDE, *LARGE):
         place = place_of(*combination)
-        of = [row for row in rows if place.items() <= row.items()]
+        of = [row for row in rows if place.items() <= row.items() and row.get("part") != "signal"]
         gains: dict[float, list[float]] = {}
         for row in of:
             if "loss" in row:
@@ -158,6 +193,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--table", action="store_true", help="print the table of what is there; run nothing")
     parser.add_argument("--aside", action="store_true", help="the combinations that were set aside")
+    parser.add_argument("--signals", action="store_true", help="of the first two kinds of combinations")
     parser.add_argument("--large", action="store_true", help="those of 4,000 records and more")
     args = parser.parse_args()
     study = Study(args.out, args.data)
@@ -167,6 +203,10 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if args.signals:
+        for combination in (*COMBINATIONS, *ASIDE):
+            study.signals(*combination)
+        return
     for combination in LARGE if args.large else ASIDE if args.aside else COMBINATIONS:
         study.run(*combination)
 

@@ -45,6 +45,12 @@ SETS = {
 SETS["all"] = tuple(row for rows in SETS.values() for row in rows)
 SETS["long"] = ("prism", "dp-sgd", "dp-sgd + free", "dp-sgd + free, relative rates", "dp-adamw + free")
 SETS["geometry"] = ("prism", "dp-sgd + free, relative rates", "dp-sgd + free", "dp-adamw + free")
+SETS["schedules"] = (
+    "prism, linear schedule",
+    "prism, cosine schedule",
+    "prism, longer averaging",
+    "prism, no averaging",
+)
 SETS["parts"] = ("dp-sgd + spectral", "dp-sgd + averaging", "prism, flat clipping", "prism, no averaging")
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -78,6 +78,8 @@ ROWS = {
         Row("dp-sgd + averaging", "dp-sgd", {"averaging": 0.5}),
         Row("prism, flat clipping", "prism", {"clipping": "flat"}, relative=True),
         Row("prism, no averaging", "prism", {"averaging": 0.0}, relative=True),
+        Row("prism, linear schedule", "prism", {"schedule": "linear", "warmup_steps": 0}, relative=True),
+        Row("prism, cosine schedule", "prism", {"schedule": "cosine", "warmup_steps": 0}, relative=True),
     )
 }
 RELATIVE = 0.02
@@ -178,6 +180,32 @@ def tiled(examples: Examples, count: int) -> Examples:
     return Examples.of(tokens, pad_token_id=examples.pad_token_id)
 
 
+def shape_of(parts: Any) -> Callable[[int], float]:
+    """How the rate goes on, 1 at its height: constant, without a warm-up, where the row names no schedule."""
+    if parts.settings.method.schedule is None:
+        return lambda step: 1.0
+    height = parts.hyper.learning_rate
+    return lambda step: parts.learning_rate(step) / height
+
+
+LABEL = "label_text"
+
+
+def other_labels(records: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """The records, each with the other one of two labels."""
+    first, second = sorted({record[LABEL] for record in records})
+    return [{**record, LABEL: second if record[LABEL] == first else first} for record in records]
+
+
+def likelier(held: Examples, losses: Tensor, other: Examples, of_other: Tensor) -> Tensor:
+    """(..., records) 1 where the model gives the record's own label the larger probability, 0 elsewhere.
+
+    losses, of_other: (..., records) in nats per label token, of which labels have different numbers.
+    """
+    own, others = (torch.as_tensor(x.label_counts, dtype=torch.float64) for x in (held, other))
+    return (losses * own < of_other * others).double()
+
+
 class Table:
     """One model at a time, the records of each task read once, and what is common to all cells.
 
@@ -188,6 +216,8 @@ class Table:
         self.data, self.tokens, self.device = data, tokens, device
         self.name, self.model, self.tokenizer = "", None, None
         self.records: dict[str, tuple[Examples, Examples]] = {}
+        self.others: dict[str, Examples] = {}
+        """The held-out records of classifications, each with a label that is not its own."""
 
     def settings(self, cell: Cell) -> Any:
         task, row = dict(TASKS[cell.task]), ROWS[cell.row]
@@ -222,10 +252,13 @@ class Table:
         """The model, and the task's records: all of training's, all that are held out."""
         if self.name != settings.model.name:
             self.model, self.tokenizer = given_or_loaded(settings.model, None, None)
-            self.name, self.records = settings.model.name, {}
+            self.name, self.records, self.others = settings.model.name, {}, {}
         if task not in self.records:
             places = settings.data.path, settings.data.path.replace("-train", "-heldout")
             train, held = (tokenise(load_records(p), settings.data, self.tokenizer) for p in places)
+            if settings.data.completion == LABEL:
+                flipped = other_labels(list(load_records(places[1])))
+                self.others[task] = tokenise(flipped, settings.data, self.tokenizer)
             usable = [i for i, count in enumerate(train.label_counts) if count]
             self.records[task] = train.like(train[i] for i in usable), held
         return self.records[task]
@@ -233,7 +266,8 @@ class Table:
     def run(self, cell: Cell, rates: Sequence[float], seeds: Sequence[int]) -> dict[str, Any]:
         """Every rate with every seed. before: the untouched model's loss on either half of the held-out records.
         choosing, report: (rates, seeds) mean losses in nats per token on the even and on the odd ones; infinite where
-        training went astray, which a matrix without a decomposition says of the whole team."""
+        training went astray, which a matrix without a decomposition says of the whole team. Of classifications also
+        answered_before, answered_choosing and answered_report: the share of records whose own label is the likelier."""
         began = time.perf_counter()
         settings = self.settings(cell)
         train, held = self.load(settings, cell.task)
@@ -263,7 +297,7 @@ class Table:
                 tiled(train, count),
                 members,
                 noise_multiplier=event.noise_multiplier,
-                learning_rate=lambda step: 1.0,
+                learning_rate=shape_of(template),
             )
             astray = False
             try:
@@ -273,12 +307,23 @@ class Table:
             if torch.cuda.is_available():
                 torch.cuda.synchronize()
             trained = time.perf_counter()
+            other = self.others.get(cell.task)
             losses = torch.full((count, len(held)), float("inf"), dtype=torch.float64)
+            right = torch.zeros_like(losses)
             if not astray:
                 factors = team.factors()
                 found = TrainedAdapters(template.adapter, factors, settings, event, insecure=True)
                 losses = found.losses(held, together=16).nan_to_num(nan=float("inf"))
+                if other is not None:
+                    right = likelier(held, losses, other, found.losses(other, together=16))
         before = self._before(held)
+        answered = {}
+        if other is not None:
+            first = likelier(held, before, other, self._before(other))
+            answered = {"answered_before": [round(float(first[half::2].mean()), 4) for half in (0, 1)]}
+            of_each = right.unflatten(0, (len(rates), len(seeds)))
+            for half, name in enumerate(("choosing", "report")):
+                answered[f"answered_{name}"] = _rounded(of_each[..., half::2].mean(-1))
         shaped = losses.unflatten(0, (len(rates), len(seeds)))
         done = time.perf_counter()
         return {
@@ -288,6 +333,7 @@ class Table:
             "before": [round(float(before[half::2].mean()), 5) for half in (0, 1)],
             "choosing": _rounded(shaped[..., 0::2].mean(-1)),
             "report": _rounded(shaped[..., 1::2].mean(-1)),
+            **answered,
             "seconds": [round(trained - began, 2), round(done - trained, 2)],
         }
 
