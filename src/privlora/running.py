@@ -16,6 +16,7 @@ import torch
 from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.calling import of_memory
 from privlora.config import Settings
+from privlora.config.one_place import MICRO_BATCH
 from privlora.data.summary import DataSummary
 from privlora.methods import CHOICES
 from privlora.profiling.run import profiled, told_peak
@@ -36,7 +37,7 @@ from privlora.training.classifier import head_of, padded_as
 from privlora.training.counted import Counted, counted
 from privlora.training.files import RunFolder, read_lines, write_atomically
 from privlora.training.first_looks import look_first
-from privlora.training.fitting import Fitted, with_micro_batches
+from privlora.training.fitting import Fitted, in_micro_batches, with_micro_batches
 from privlora.training.footprint import free_but_for_own
 from privlora.training.identity import (
     Identity,
@@ -143,11 +144,14 @@ def train_and_publish(
         identity = identify(data, model)
         if not (fresh and plan is not None and leaves_a_choice(settings)):
             return settings, plan, data, None, identity
+        # Whoever reads their losses learns nothing of how much memory was free here.
+        tokens = settings.run.max_tokens
+        rehearsed = settings if asked != "auto" else in_micro_batches(settings, min(tokens, MICRO_BATCH))
         if settings.method.name in CHOICES:
-            chosen = choose(settings, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
+            chosen = choose(rehearsed, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
         else:
-            chosen = settle(settings, plan, model, tokenizer, told)
-        chosen = with_cost(chosen, plan)
+            chosen = settle(rehearsed, plan, model, tokenizer, told)
+        chosen = with_cost(replace(chosen, settings=in_micro_batches(chosen.settings, tokens)), plan)
         if given.on_choice is not None:
             given.on_choice(because(chosen.facts))
         named = replace(plan, method=chosen.settings.method.name, clip_norm=chosen.settings.privacy.clip_norm)

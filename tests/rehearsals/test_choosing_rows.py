@@ -22,7 +22,7 @@ from privlora.config import Settings, settings_from
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, DataError, PrivloraError, RunError
 from privlora.methods import CHOICES, find_row
-from privlora.rehearsals import trials
+from privlora.rehearsals import choosing, trials
 from privlora.rehearsals.choosing import (
     choose,
     rows_of_choice,
@@ -116,8 +116,18 @@ def prefer(monkeypatch: pytest.MonkeyPatch, row: str) -> list[tuple[str, float, 
 def test_a_run_is_the_row_that_did_better(
     row: str, model: Any, file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    prefer(monkeypatch, row)
+    seen = prefer(monkeypatch, row)
+    noises: list[Noise] = []
+    true = choosing.try_rows
+
+    def watched(rows: Any, given: Any, *more: Any, **others: Any) -> Any:
+        noises.extend(given)
+        return true(rows, given, *more, **others)
+
+    monkeypatch.setattr(choosing, "try_rows", watched)
     start(model, tmp_path / "run", file)
+    (noise,) = noises  # of the run, by its public number of records
+    assert (noise.multiplier, noise.records) == (1.5, 12)
     folder = RunFolder(tmp_path / "run")
     kept = yaml.safe_load(folder.settings.read_text(encoding="utf-8"))
     assert kept["method"]["name"] == row
@@ -127,6 +137,8 @@ def test_a_run_is_the_row_that_did_better(
     assert read_ledger(folder.ledger).charges == 2  # rehearsals charge nobody
     found = json.loads(folder.choice.read_text(encoding="utf-8"))
     assert (found["asked"], found["row"], found["lead"]) == ("auto", row, 0.5)
+    assert found["tried"] == len({(name, rate) for name, rate, _ in seen})
+    assert found["private_runs"] == found["tried"]
     assert (found["spanning"], found["in_place_of_records"], found["held_out"]) == (16, 16, 16)
     report = json.loads(folder.report.read_text(encoding="utf-8"))
     assert report["method"]["name"] == row
@@ -236,6 +248,7 @@ def test_trials_repeat_and_the_best_rate_is_drawn_again(
         rows, noises, texts, model, PublicStart(tiny_tokenizer()), draws=3, told=lambda *_: None
     )
     own = find_row("prism").rate_of(chosen.privacy.steps)
+    assert found["prism"].tried == 3
     assert [(rate, draw) for _, rate, draw in seen] == [
         (own, 0),
         (pytest.approx(3 * own, rel=1e-2), 0),

@@ -19,9 +19,11 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, settings_from
 from privlora.config.auto import of_few, run_sizes
+from privlora.diagnostics.bench import open_workbench
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.mechanisms import CorrelatedNoise, band_coefficients, prefix_error
 from privlora.methods import METHODS, RATE_STEPS, find_row
+from privlora.ranges import MOST_STEPS
 from privlora.rehearsals import settling, trials
 from privlora.rehearsals.choosing import plan_run
 from privlora.rehearsals.kept import because, of_rates, read_choice
@@ -29,6 +31,7 @@ from privlora.rehearsals.settling import settle, trial_batch
 from privlora.reporting.rows import _is_settled
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder
+from privlora.training.fitting import in_micro_batches
 from privlora.training.loop import Interrupted
 from privlora.training.promise import plan_privacy
 from privlora.training.step import Step
@@ -79,6 +82,8 @@ def test_sizes_follow_from_public_numbers_alone() -> None:
                 assert steps == pytest.approx(0.3 * math.sqrt(passes * units), rel=0.05)
     assert run_sizes(10_000, 5, steps=100) == (100, 500)
     assert run_sizes(10_000, 5, batch=100) == (500, 100)
+    assert run_sizes(100, 0.5, batch=50) == (1, 50)
+    assert run_sizes(10**9, 5, batch=1)[0] == MOST_STEPS
 
 
 @pytest.mark.parametrize(
@@ -329,7 +334,7 @@ def test_what_few_units_make_of_sizes_is_said() -> None:
 def test_the_clip_norm_is_a_quarter_of_the_median_norm(public: Path) -> None:
     found = settled(settings(public, privacy={"clip_norm": "auto"}, method={"learning_rate": 0.1}))
     assert found.facts["rows"] == []
-    assert found.settings.privacy.clip_norm == pytest.approx(found.facts["median_norm"] / 4, rel=0.05)
+    assert found.settings.privacy.clip_norm == float(f"{found.facts['median_norm'] / 4:.2g}")
     assert found.settings.method.learning_rate == 0.1
     assert "a quarter of the median norm" in because(found.facts)
     again = settled(settings(public, privacy={"clip_norm": "auto"}, method={"learning_rate": 0.1}))
@@ -397,7 +402,7 @@ def test_a_run_takes_what_was_settled_and_resumes_with_it(public: Path, tmp_path
 
 
 def test_no_record_plays_a_part(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The same is settled whatever the records are: they are not handed over."""
+    """The same is settled whatever the records are, and however many: they are not handed over."""
     given: list[tuple[Any, ...]] = []
     true = privlora.running.settle
 
@@ -407,7 +412,7 @@ def test_no_record_plays_a_part(public: Path, tmp_path: Path, monkeypatch: pytes
 
     monkeypatch.setattr(privlora.running, "settle", watched)
     found = []
-    for i, records in enumerate((RECORDS, [{"text": f"other {i * i}"} for i in range(24)])):
+    for i, records in enumerate((RECORDS, [{"text": f"other {i * i}"} for i in range(40)])):
         run = settings(public, run={"output": str(tmp_path / f"run{i}")})
         privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=records)
         found.append((tmp_path / f"run{i}" / "release" / "choice.json").read_bytes())
@@ -417,10 +422,11 @@ def test_no_record_plays_a_part(public: Path, tmp_path: Path, monkeypatch: pytes
 
 @pytest.mark.parametrize("name", ["data.path", "data.evaluation"])
 def test_copies_of_private_or_evaluation_records_choose_nothing(
-    name: str, public: Path, tmp_path: Path
+    name: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whatever the file is called: records are compared, in their columns and as tokens."""
-    some = [json.loads(line) for line in public.read_text("utf-8").splitlines()][:24]
+    """Whatever the file is called: records are compared, in their columns and as tokens, before anything is chosen."""
+    monkeypatch.setattr(privlora.running, "settle", lambda *_: pytest.fail("losses on a copy"))
+    some = [json.loads(line) for line in public.read_text("utf-8").splitlines()][36:]
     other = [{"text": f"{record['text']} "} for record in some] if name == "data.path" else some
     held = tmp_path / "held.jsonl"
     held.write_text("\n".join(json.dumps(record) for record in some), "utf-8")
@@ -431,6 +437,69 @@ def test_copies_of_private_or_evaluation_records_choose_nothing(
     with pytest.raises(error, match=r"auto\.file"):
         privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=given)
     assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["data.path", "data.evaluation"])
+def test_copies_that_differ_where_they_are_cut_off_choose_nothing(name: str, tmp_path: Path) -> None:
+    texts = [f"{i} is how a long story of dogs begins that goes on" for i in range(48)]
+    for file, end in (("public", ""), ("held", " and on")):
+        lines = (json.dumps({"text": text + end}) for text in texts)
+        (tmp_path / f"{file}.jsonl").write_text("\n".join(lines), "utf-8")
+    more = {"evaluation": str(tmp_path / "held.jsonl")} if name == "data.evaluation" else {}
+    run = settings(tmp_path / "public.jsonl", data=more, run={"output": str(tmp_path / "run")})
+    given = RECORDS if name == "data.evaluation" else [{"text": f"{text} and on"} for text in texts[:24]]
+    error = DataError if name == "data.evaluation" else PrivacyError
+    with pytest.raises(error, match=r"auto\.file"):
+        privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=given)
+
+
+def test_whatever_repeats_a_run_refuses_copies_too(public: Path) -> None:
+    """An audit and a diagnosis settle before records are read, and compare then."""
+    copies = [json.loads(line) for line in public.read_text("utf-8").splitlines()][:24]
+    run = settings(public)
+    found = settling.settled(run, tiny_model(), tiny_tokenizer())
+    assert found.auto is not None
+    assert (found.auto.file, found.auto.choose) == (str(public), [])
+    assert isinstance(found.method.learning_rate, float)
+    with (
+        pytest.raises(PrivacyError, match=r"auto\.file"),
+        open_workbench(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=copies),
+    ):
+        pass
+
+
+def test_a_rehearsal_does_not_follow_from_free_memory(
+    public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its losses are published, and free memory may follow from private files."""
+    seen: list[int] = []
+    built: list[int] = []
+    true, parts = privlora.running.settle, privlora.running.build_parts
+
+    def watched(given: Settings, *more: Any) -> Any:
+        seen.append(given.run.max_tokens)
+        return true(given, *more)
+
+    def building(given: Settings, *more: Any) -> Any:
+        built.append(given.run.max_tokens)
+        return parts(given, *more)
+
+    monkeypatch.setattr(privlora.running, "settle", watched)
+    monkeypatch.setattr(privlora.running, "build_parts", building)
+    kept = []
+    for fits in (9000, 5000, 512):
+
+        def cut(given: Settings, *_: Any, fits: int = fits, **__: Any) -> Any:
+            return in_micro_batches(given, fits), None
+
+        monkeypatch.setattr(privlora.running, "with_micro_batches", cut)
+        output = str(tmp_path / f"run{fits}")
+        run = settings(public, run={"output": output, "tokens_per_micro_batch": "auto"})
+        privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
+        kept.append(RunFolder(Path(output)).choice.read_bytes())
+    assert seen == [4096, 4096, 512]
+    assert built == [9000, 5000, 512]  # the run itself takes what fits
+    assert kept[0] == kept[1]
 
 
 def test_trials_train_on_all_steps_and_are_scored_on_what_they_did_not_see(

@@ -12,11 +12,13 @@ from typing import Any
 import pytest
 from push_cases import BASE, appended, sealed_again
 
+from privlora.accounting import read_ledger
 from privlora.errors import PrivacyError
 from privlora.evaluation.classes import ClassResult
 from privlora.evaluation.metrics import METRICS
 from privlora.evaluation.next_token import NextTokenResult
 from privlora.evaluation.preferences import PreferenceResult
+from privlora.rehearsals.kept import AIM, DRAWS, cost_on_private, of_choice
 from privlora.reporting.pushing import push
 from privlora.reporting.rows import OF_EVALUATIONS
 from privlora.reporting.seals import belongs
@@ -142,18 +144,24 @@ def test_nothing_lies_behind_a_ledger(run: RunFolder) -> None:
         push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
-TRIALS = [{"name": name, "loss": 2.5, "learning_rate": 0.5} for name in ("prism", "gep")]
-CHOICE: dict[str, Any] = {
-    **{
-        "asked": "auto",
-        "row": "prism",
-        "rows": TRIALS,
-        "in_place_of_records": 40,
-        "held_out": 4,
-        "spanning": 8,
-    },
-    **{"standard_error": 0.5, "draws": 2, "untrained": 3.0, "lead": None},
-}
+def _choice(run: RunFolder, kind: str) -> dict[str, Any]:
+    """As a run of that method and rate keeps it."""
+    method = json.loads(run.report.read_text())["method"]
+    rate = method["learning_rate"]
+    if kind == "row":
+        trials = [{"name": name, "learning_rate": rate, "loss": 2.5} for name in ("prism", "gep")]
+        found = {"asked": "auto", "row": "prism", "untrained": 3.0, "spanning": 8, "in_place_of_records": 40}
+        found |= {"held_out": 4, "draws": 2, "rows": trials, "lead": 0.0, "standard_error": 0.5, "tried": 7}
+    else:
+        draws = {"loss": 2.5, "spread": 0.25, "draws": DRAWS}
+        trials = [{"name": "prism", "learning_rate": each, **draws} for each in (rate, 0.5, 0.25)]
+        found = {"row": "prism", "rows": trials}
+        if kind == "noise":
+            found |= {"aim": AIM, "of_its_own": 64, "untrained": 2.4}
+        else:
+            found |= {"in_place_of_records": 40, "held_out": 20, "drawn": 8, "untrained": 3.0}
+            found |= {"equal_from": rate, "equal_to": 0.5}
+    return {**found, **cost_on_private(read_ledger(run.ledger).plan, of_choice(found))}
 
 
 def _chosen(run: RunFolder, choice: dict[str, Any], text: str | None = None) -> None:
@@ -163,30 +171,80 @@ def _chosen(run: RunFolder, choice: dict[str, Any], text: str | None = None) -> 
     sealed_again(run, method={**method, "choice": choice})
 
 
-def test_a_choice_is_spelt_as_a_run_spells_it(run: RunFolder) -> None:
-    _chosen(run, CHOICE)
-    assert push(run, "me/notes", base_model=BASE, dry_run=True).files
-    _chosen(run, CHOICE, '{"row": "a patient", ' + json.dumps(CHOICE)[1:])
-    with pytest.raises(PrivacyError, match=r"choice.json in .* is not as the run wrote it"):
+def _refused(run: RunFolder, file: str = "privacy_report.json") -> None:
+    with pytest.raises(PrivacyError, match=rf"{file} in .* is not as the run wrote it"):
         push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+KINDS = ("row", "noise", "file")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_choice_is_spelt_as_a_run_spells_it(kind: str, run: RunFolder) -> None:
+    choice = _choice(run, kind)
+    _chosen(run, choice)
+    assert push(run, "me/notes", base_model=BASE, dry_run=True).files
+    _chosen(run, choice, '{"row": "a patient", ' + json.dumps(choice)[1:])
+    _refused(run, "choice.json")
+    _chosen(run, choice)
+    run.choice.write_text(json.dumps({**choice, "untrained": 2.0}, indent=1) + "\n")
+    sealed_again(run)
+    _refused(run, "choice.json")
 
 
 @pytest.mark.parametrize(
-    "changed",
+    ("kind", "changed"),
     [
-        {"note": 1},
-        {"row": "a patient"},
-        {"asked": ["a patient"]},
-        {"lead": "a patient"},
-        {"rows": [{**TRIALS[0], "name": "a patient"}, TRIALS[1]]},
-        {"rows": [{**TRIALS[0], "note": 1}, TRIALS[1]]},
-        {"rows": [{**TRIALS[0], "loss": [1]}, TRIALS[1]]},
+        ("row", {"note": 1}),
+        ("row", {"row": "a patient"}),
+        ("row", {"row": "gep"}),
+        ("row", {"asked": ["a patient"]}),
+        ("row", {"asked": "gep"}),
+        ("row", {"lead": "a patient"}),
+        ("row", {"held_out": 10**4000}),
+        ("row", {"tried": 1}),
+        ("row", {"tried": 8}),
+        ("row", {"tried": 7.0}),
+        ("row", {"rows": {1: {"name": "a patient"}}}),
+        ("row", {"rows": {1: {"name": "prism"}}}),
+        ("row", {"rows": {1: {"note": 1}}}),
+        ("row", {"rows": {1: {"loss": [1]}}}),
+        ("row", {"rows": {0: {"learning_rate": 777.7}}}),
+        ("row", {"rows": {0: {"loss": 2.75}}}),
+        ("row", {"rows": {1: {"learning_rate": 1.23e300}}}),
+        ("noise", {"lead": 0.25}),
+        ("noise", {"asked": "auto"}),
+        ("noise", {"untrained": -3e10}),
+        ("noise", {"rows": {1: {"loss": 31847123456.25}}}),
+        ("noise", {"rows": {1: {"learning_rate": 0.123456}}}),
+        ("noise", {"rows": {2: {"loss": 1.5}}}),
+        ("noise", {"rows": {1: {"name": "gep"}}}),
+        ("file", {"lead": 31847.123}),
+        ("file", {"drawn": 8.0}),
+        ("file", {"equal_to": 7.0}),
+        ("file", {"median_norm": 0.5}),
+        *((kind, {"order": True}) for kind in KINDS),
+        *((kind, {"private_epsilon": value}) for kind in KINDS for value in (0.5, 1234567.89, None, 7)),
+        *((kind, {"private_runs": value}) for kind in KINDS for value in (2, 3.0)),
     ],
+    ids=str,
 )
-def test_a_choice_has_known_keys_names_and_numbers(changed: dict[str, Any], run: RunFolder) -> None:
-    _chosen(run, {**CHOICE, **changed})
-    with pytest.raises(PrivacyError, match=r"report.json in .* is not as the run wrote it"):
-        push(run, "me/notes", base_model=BASE, dry_run=True)
+def test_a_choice_has_known_keys_names_and_numbers(
+    kind: str, changed: dict[str, Any], run: RunFolder
+) -> None:
+    """Also where its file is gone, of which the report repeats all."""
+    choice = _choice(run, kind)
+    if "order" in changed:
+        choice = dict(reversed(choice.items()))
+    elif "rows" in changed:
+        choice["rows"] = [{**row, **changed["rows"].get(k, {})} for k, row in enumerate(choice["rows"])]
+    else:
+        choice |= changed
+    _chosen(run, choice)
+    _refused(run)
+    run.choice.unlink()
+    sealed_again(run)
+    _refused(run)
 
 
 @pytest.mark.parametrize("name", ["ledger-north.jsonl", "ledger-north.jsonl.txt", "ledger-a b.jsonl"])

@@ -355,6 +355,8 @@ def test_a_container_may_have_less_than_its_machine(tmp_path: Path) -> None:
     say("sys/fs/cgroup/a/memory.current", "2500000\n")
     say("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 400000\n")
     assert free_bytes(CPU, tmp_path) == 900_000
+    say("sys/fs/cgroup/a/memory.stat", "anon 1\ninactive_file 100000\nactive_file 300000\n")  # read twice
+    assert free_bytes(CPU, tmp_path) == 900_000
     say("sys/fs/cgroup/a/b/memory.max", "max\n")
     say("sys/fs/cgroup/a/b/memory.current", "5\n")
     say("sys/fs/cgroup/a/b/memory.stat", "anon 1\n")

@@ -146,7 +146,11 @@ def choose(
     if settled.synthesis is not None and settled.synthesis.warm_start_epochs:
         rate = {"warm_start_learning_rate": _warm_rate(row)}  # as rehearsed
         settled = settled.model_copy(update={"synthesis": settled.synthesis.model_copy(update=rate)})
-    return Chosen(settled, {"asked": settings.method.name, "row": best.row, **facts, **verdict(outcomes)})
+    tried = sum(outcome.tried for outcome in outcomes.values())
+    return Chosen(
+        settled,
+        {"asked": settings.method.name, "row": best.row, **facts, **verdict(outcomes), "tried": tried},
+    )
 
 
 def rehearse(

@@ -51,11 +51,16 @@ def leaves_a_choice(settings: Settings) -> bool:
 
 def with_cost(chosen: Chosen, plan: Plan) -> Chosen:
     """The choice with what it would have cost to make it on the private records (`cost_on_private`)."""
-    return replace(chosen, facts={**chosen.facts, **cost_on_private(plan, len(chosen.facts["rows"]))})
+    return replace(chosen, facts={**chosen.facts, **cost_on_private(plan, of_choice(chosen.facts))})
+
+
+def of_choice(facts: Mapping[str, Any]) -> int:
+    """Among how many it chose: rates of one method, or methods, each at every rate that was tried for it."""
+    return int(facts.get("tried", len(facts["rows"])))
 
 
 def cost_on_private(plan: Plan, runs: int) -> dict[str, Any]:
-    """Epsilon of ``runs`` runs of the plan that are all looked at, at the plan's delta; None above 500.
+    """Epsilon of ``runs`` runs of the plan that are all looked at, at its delta; None where it is some 500 or more.
 
     That is what a choice among so many rates or methods costs whoever makes it on private records, by trying each once.
     Nothing for a single one, which leaves no choice, and of a run that states no epsilon.
@@ -84,7 +89,7 @@ def because(facts: Mapping[str, Any]) -> str:
     if "private_runs" not in facts:  # one alone was tried, or the run is older than this
         return why
     cost = facts["private_epsilon"]
-    found = f"ε = {cost:.2f}" if cost is not None else "an ε above 500"
+    found = f"ε = {cost:.2f}" if cost is not None else "an ε of some 500 or more"
     runs = f"{facts['private_runs']} runs on the private records, one of each,"
     return f"{why}. It cost no ε; {runs} would cost {found} together"
 

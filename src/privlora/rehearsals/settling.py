@@ -50,10 +50,12 @@ _SHARE = 0.2  # what drawing fewer records adds to the variance of a trial's ste
 
 def settled(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> Settings:
     """The settings that a run would take, for what repeats one: an audit, a diagnosis. As they are where nothing is
-    left open; else what ``settle`` finds, which is the same each time. Raises ConfigError and DataError."""
+    left open; else what ``settle`` finds, which is the same each time where auto.file is. That file stays, for
+    ``load_data`` to hold it against the private records. Raises ConfigError and DataError."""
     if settings.auto is None or not settings.auto.choose:
         return settings
-    return settle(settings, plan_privacy(settings, model)[0], model, tokenizer).settings
+    found = settle(settings, plan_privacy(settings, model)[0], model, tokenizer).settings
+    return found.model_copy(update={"auto": settings.auto.model_copy(update={"choose": []})})
 
 
 def settle(

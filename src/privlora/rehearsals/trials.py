@@ -77,11 +77,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one row at one rate. losses: (draws of noise, held-out texts), in nats per token."""
+    """Of one row at one rate. losses: (draws of noise, held-out texts), in nats per token. tried: how many rates were,
+    to find this one."""
 
     row: str
     learning_rate: float
     losses: Tensor
+    tried: int = 1
 
     @property
     def loss(self) -> float:
@@ -206,7 +208,7 @@ def best_rate(
             break
     for draw in range(1, draws):
         attempt(best, draw)
-    return Outcome(parts.method.name, best, torch.stack(tried[best]))
+    return Outcome(parts.method.name, best, torch.stack(tried[best]), len(tried))
 
 
 def trials_of(

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Mapping
-from math import gcd, isclose
 from pathlib import Path
 from typing import Any, Final
 
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.config.method_names import known as known_methods
 from privlora.errors import PrivloraError
-from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS, cost_on_private
+from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS, cost_on_private, of_choice
 from privlora.reporting.seals import altered
 from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
@@ -33,28 +33,26 @@ OF_EVALUATIONS: Final = frozenset(
     )
 )
 """What a row of an evaluation may name: a test compares it with the results, which import torch."""
-_MOST_TRIALS, _MOST_PUBLIC = 40, 10**7
-_NAMES: Final = frozenset(("asked", "row"))
-_OF_TRIAL: Final = frozenset(("name", "learning_rate", "loss"))
-_OF_RATE: Final = _OF_TRIAL | {"spread", "draws"}
-_OF_COST: Final = frozenset(("private_runs", "private_epsilon"))
-_OF_CHOICE: Final = _NAMES | {
+_MOST_TRIALS, _MOST_PUBLIC, _LARGEST = 40, 10**7, 1e6
+_COST: Final = ("private_runs", "private_epsilon")
+_BY_NOISE: Final = ("row", "rows", "aim", "of_its_own", "untrained")
+_BY_ROW: Final = (
+    "asked",
+    "row",
     "untrained",
     "spanning",
     "in_place_of_records",
     "held_out",
-    "drawn",
-    "aim",
-    "of_its_own",
-    "median_norm",
-    "clip_norm",
     "draws",
+    "rows",
     "lead",
     "standard_error",
-    "equal_from",
-    "equal_to",
-    *_OF_COST,
-}
+)
+_OF_FILE: Final = ("row", "rows", "in_place_of_records", "held_out")
+_OF_CLIP: Final = ("median_norm", "clip_norm")
+_OF_RATES: Final = ("drawn", "untrained", "equal_from", "equal_to")
+_OF_TRIAL: Final = ("name", "learning_rate", "loss")
+_COUNTS: Final = ("spanning", "in_place_of_records", "held_out", "drawn", "of_its_own", "tried")
 _OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss"))
 _FINITE: Final = frozenset(("step", "accuracy", "examples", "tokens"))  # whatever the model computes
 _ROUNDING: Final = 1e-6  # of an accountant on two machines
@@ -68,9 +66,9 @@ def refuse_other_rows(folder: RunFolder, report: Mapping[str, Any], copied: RunF
     """
     checks: dict[Path, Callable[[str], bool]] = {
         # What stood in files when a run went on stands in its report, also without those files.
-        copied.report: lambda _: _is_known(report["evaluation"], report["method"].get("choice")),
+        copied.report: lambda _: _are_known(report["evaluation"]) and _is_repeated(report, copied.ledger),
         copied.evaluations: lambda text: _are_evaluations(_rows(text), report),
-        copied.choice: lambda text: _is_choice(text, report) and _is_priced(json.loads(text), copied.ledger),
+        copied.choice: lambda text: _is_choice(text, report),
         copied.metrics: lambda text: _are_metrics(_rows(text), report, copied.ledger),
         **dict.fromkeys(copied.release.glob("ledger*.jsonl"), _is_ledger),
     }
@@ -108,19 +106,16 @@ def _rows(text: str) -> list[dict[str, Any]]:
     return rows
 
 
-def _is_known(evaluations: list[dict[str, Any]], choice: dict[str, Any] | None) -> bool:
-    """Whether there are numbers alone under known names, and names of methods."""
-    numbers = [row[name] for row in evaluations for name in row]
+def _are_known(evaluations: list[dict[str, Any]]) -> bool:
+    """Whether there are numbers alone under known names."""
     known = all(row.keys() <= OF_EVALUATIONS for row in evaluations)
-    if choice is not None:
-        rows, top = choice["rows"], {name: value for name, value in choice.items() if name != "rows"}
-        of_trial = _OF_TRIAL if "asked" in top else _OF_RATE
-        known = known and top.keys() <= _OF_CHOICE and all(row.keys() == of_trial for row in rows)
-        names = [*(row["name"] for row in rows), *(top[name] for name in _NAMES & top.keys())]
-        known = known and set(names) <= set(known_methods())
-        numbers += [value for name, value in top.items() if name not in _NAMES]
-        numbers += [value for row in rows for name, value in row.items() if name != "name"]
-    return known and all(value is None or _is_number(value) for value in numbers)
+    return known and all(value is None or _is_number(value) for row in evaluations for value in row.values())
+
+
+def _is_repeated(report: Mapping[str, Any], ledger: Path) -> bool:
+    """Whether the report's choice, if it has one, is one that the run can have made."""
+    choice = report["method"].get("choice")
+    return choice is None or (_is_settled(choice, report) and _is_priced(choice, ledger))
 
 
 def _are_evaluations(rows: list[dict[str, Any]], report: Mapping[str, Any]) -> bool:
@@ -140,7 +135,7 @@ def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: 
     from privlora.training.public_rows import rows_of_report, steps_shown
 
     shown, evaluated = [row["step"] for row in rows], [row["step"] for row in evaluations]
-    every = gcd(*(set(shown) - {1, steps, *evaluated})) or steps
+    every = math.gcd(*(set(shown) - {1, steps, *evaluated})) or steps
     if shown != steps_shown(steps, every, evaluated):
         return False
     plan = parse_ledger(ledger, ledger.read_bytes())[0].plan
@@ -152,60 +147,82 @@ def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: 
 
 def _is_choice(text: str, report: Mapping[str, Any]) -> bool:
     found = json.loads(text)
-    same = json.dumps(found, indent=1) + "\n" == text and found == report["method"].get("choice")
-    return same and (("asked" in found and "aim" not in found) or _is_settled(found, report))
+    return json.dumps(found, indent=1) + "\n" == text and found == report["method"].get("choice")
 
 
 def _is_priced(found: Mapping[str, Any], ledger: Path) -> bool:
     """Whether the choice's cost on private records follows from the ledger. Older releases say nothing of it."""
-    said = {name: found[name] for name in _OF_COST & found.keys()}
+    said = {name: found[name] for name in _COST if name in found}
     if not said:
         return True
-    true = cost_on_private(parse_ledger(ledger, ledger.read_bytes())[0].plan, len(found["rows"]))
-    if said.keys() != true.keys() or said["private_runs"] != true["private_runs"]:
+    true = cost_on_private(parse_ledger(ledger, ledger.read_bytes())[0].plan, of_choice(found))
+    if said.keys() != true.keys() or type(said["private_runs"]) is not int:
         return False
     mine, theirs = said["private_epsilon"], true["private_epsilon"]
-    # the last digit is rounded up, from numbers that differ in their own last one between machines
-    return mine == theirs or (
-        None not in (mine, theirs) and mine == round(mine, 2) and abs(mine - theirs) < 0.015
-    )
+    if said["private_runs"] != true["private_runs"] or mine is None or theirs is None:
+        return said == true
+    # both are rounded up, from numbers that differ in their last digits between machines
+    return type(mine) is float and mine == round(mine, 2) and -0.5 * _CENT < mine - theirs < 1.5 * _CENT
+
+
+_CENT: Final = 0.01
 
 
 def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
-    """Whether what rehearsals settled is what the run did, in numbers as short as a run writes them."""
+    """Whether a choice is what the run did, in the names, the order and the numbers that such a choice has."""
     method, rows = report["method"], found["rows"]
-    counts = [
-        found[name] for name in ("in_place_of_records", "held_out", "drawn", "of_its_own") if name in found
-    ]
-    counts += [row["draws"] for row in rows]
-    losses = [*(row[name] for row in rows for name in ("loss", "spread"))]
-    losses += [found["untrained"]] if rows else []
-    rates = {None, *(row["learning_rate"] for row in rows)}
-    if "aim" in found and not _is_by_noise(found):
+    by_noise, by_row = "aim" in found, "asked" in found
+    names: tuple[str, ...]
+    if by_noise:
+        names = _BY_NOISE
+    elif by_row:
+        names = (*_BY_ROW, *(["tried"] if "tried" in found else []))
+    else:
+        names = (*_OF_FILE, *(_OF_CLIP if "clip_norm" in found else ()), *(_OF_RATES if rows else ()))
+    of_row = _OF_TRIAL if by_row else (*_OF_TRIAL, "spread", "draws")
+    if tuple(found) != (*names, *(_COST if "private_runs" in found else ())):
         return False
-    names = {found["row"], *(row["name"] for row in rows)}
+    if any(tuple(row) != of_row for row in rows) or len(rows) > _MOST_TRIALS:
+        return False
+    rates = [row["learning_rate"] for row in rows]
+    counts = [*(found[name] for name in (*_COUNTS, *(["draws"] if by_row else [])) if name in found)]
+    counts += [] if by_row else [row["draws"] for row in rows]
+    losses = [*(row[name] for row in rows for name in ("loss", "spread") if name in row)]
+    losses += [found[name] for name in ("untrained", "lead", "standard_error") if name in found]
+    order = [math.inf if row["loss"] is None else row["loss"] for row in rows[0 if by_row else 1 :]]
     return (
-        names == {method["name"]}
-        and len(rows) <= _MOST_TRIALS
-        and (not rows or rows[0]["learning_rate"] == method["learning_rate"])
+        found["row"] == method["name"]
+        and (_is_by_row(found) if by_row else {row["name"] for row in rows} <= {found["row"]})
+        and (not by_noise or _is_by_noise(found))
+        and (not rows or rates[0] == method["learning_rate"])
         and ("clip_norm" not in found or found["clip_norm"] == report["statement"]["clip_norm"])
         and all(type(count) is int and 0 < count < _MOST_PUBLIC for count in counts)
-        and all(loss is None or loss == round(loss, 6) for loss in losses)
-        and all(row["learning_rate"] == float(f"{row['learning_rate']:.3g}") for row in rows)
-        and {found.get("equal_from"), found.get("equal_to")} <= rates
-        and all(
-            found[name] == float(f"{found[name]:.4g}")
-            for name in ("median_norm", "clip_norm")
-            if name in found
-        )
+        and all(loss is None or (_is_number(loss) and 0 <= loss < _LARGEST) for loss in losses)
+        and (by_row or all(loss is None or loss == round(loss, 6) for loss in losses))
+        and order == sorted(order)
+        and all(_is_number(rate) and 0 < rate < _LARGEST for rate in rates)
+        and (by_row or all(rate == float(f"{rate:.3g}") for rate in rates))
+        and {found.get("equal_from"), found.get("equal_to")} <= {None, *rates}
+        and all(found[name] == float(f"{found[name]:.4g}") for name in _OF_CLIP if name in found)
+    )
+
+
+def _is_by_row(found: Mapping[str, Any]) -> bool:
+    """Whether a choice among rows is one among some of the table, the best of which was taken."""
+    names = [row["name"] for row in found["rows"]]
+    return (
+        0 < len(names) == len(set(names))
+        and {*names, found["asked"]} <= set(known_methods())
+        and found["asked"] not in names
+        and names[0] == found["row"]
+        and found.get("tried", len(names)) >= len(names)
     )
 
 
 def _is_by_noise(found: Mapping[str, Any]) -> bool:
-    """Whether a choice by noise alone has what such a choice has, and no more."""
+    """Whether a choice by noise alone has the aim and the trials that such a choice has."""
     return (
-        found.keys() - _OF_COST == {"row", "rows", "aim", "of_its_own", "untrained"}
-        and found["aim"] == AIM
+        found["aim"] == AIM
         and 0 < found["of_its_own"] <= TEXTS
         and 0 < len(found["rows"]) <= MOST_RATES
         and all(row["draws"] == DRAWS for row in found["rows"])
@@ -220,7 +237,7 @@ def _is_ledger(text: str) -> bool:
 
 def _alike(said: object, true: object) -> bool:
     if isinstance(said, float) and isinstance(true, float):
-        return isclose(said, true, rel_tol=_ROUNDING)
+        return math.isclose(said, true, rel_tol=_ROUNDING)
     return type(said) is type(true) and said == true
 
 

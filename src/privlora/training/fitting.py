@@ -58,8 +58,14 @@ class Fitted:
 
 def in_default_micro_batches(settings: Settings) -> Settings:
     """The settings with the default number in the place of ``auto``, for steps of other memory than it counts."""
-    run = settings.run.model_copy(update={"tokens_per_micro_batch": settings.run.max_tokens})
-    return settings.model_copy(update={"run": run})
+    return in_micro_batches(settings, settings.run.max_tokens)
+
+
+def in_micro_batches(settings: Settings, tokens: int) -> Settings:
+    """The settings with micro-batches of so many tokens."""
+    return settings.model_copy(
+        update={"run": settings.run.model_copy(update={"tokens_per_micro_batch": tokens})}
+    )
 
 
 def with_micro_batches(

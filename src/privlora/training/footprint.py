@@ -147,8 +147,11 @@ def _left_in(group: Path, limit: str, usage: str) -> float:
     if most == "max":
         return float("inf")
     stat = dict(line.split(" ", 1) for line in lines)
-    cached = stat.get("total_inactive_file", stat.get("inactive_file", "0"))  # given back when it is needed
-    return max(0.0, float(int(most) - int(used) + int(cached)))
+    # Cached files are given back when memory is needed, those that were read twice too: else private ones would count.
+    cached = sum(
+        int(stat.get(f"total_{name}", stat.get(name, "0"))) for name in ("inactive_file", "active_file")
+    )
+    return max(0.0, float(int(most) - int(used) + cached))
 
 
 def _item_size(model: torch.nn.Module) -> int:
