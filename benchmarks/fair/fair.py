@@ -51,6 +51,13 @@ SETS["schedules"] = (
     "prism, longer averaging",
     "prism, no averaging",
 )
+SETS["why"] = (
+    "dp-sgd + free + start, relative rates",
+    "riemannian + free + start, relative rates",
+    "lora-fa + free + start, relative rates",
+    "prism, no error feedback",
+    "prism, random start",
+)
 SETS["parts"] = ("dp-sgd + spectral", "dp-sgd + averaging", "prism, flat clipping", "prism, no averaging")
 
 

@@ -63,6 +63,13 @@ ROWS = {
         Row("dp-sgd + free", "dp-sgd", FREE),
         Row("dp-sgd + free + start", "dp-sgd", FREE, init="w0-subspace"),
         Row("dp-sgd + free, relative rates", "dp-sgd", FREE, relative=True),
+        Row("dp-sgd + free + start, relative rates", "dp-sgd", FREE, init="w0-subspace", relative=True),
+        Row(
+            "riemannian + free + start, relative rates", "riemannian", FREE, init="w0-subspace", relative=True
+        ),
+        Row("lora-fa + free + start, relative rates", "lora-fa", FREE, init="w0-subspace", relative=True),
+        Row("prism, no error feedback", "prism", {"error_feedback": 0}, relative=True),
+        Row("prism, random start", "prism", {}, init="random", relative=True),
         Row("dp-sgd + free, longer averaging", "dp-sgd", {**FREE, "averaging": 0.9}),
         Row("dp-adamw", "dp-adamw", {}),
         Row("dp-adamw + free", "dp-adamw", FREE),
