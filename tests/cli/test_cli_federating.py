@@ -294,7 +294,10 @@ def test_an_interruption_before_the_start_leaves_nothing(
     monkeypatch.setattr("privlora.federated.run.load_clients", interrupt)
     stopped = call(capsys, "federate", config)
     assert stopped.code == 130
-    assert stopped.err.splitlines()[-1] == "interrupted: before the run started; nothing was released"
+    assert (
+        stopped.err.splitlines()[-1]
+        == "interrupted: before the run started; nothing was released or spent, and the same command begins anew"
+    )
     assert not (folder / "run").exists()
 
 

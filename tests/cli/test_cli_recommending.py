@@ -95,7 +95,11 @@ def test_tokens_alone_say_nothing(config: Path, capsys: pytest.CaptureFixture[st
     [
         ("none.jsonl", [], "error: --public: there is no file "),
         (".", [], "is not a file"),
-        ("few.jsonl", [], "error: --public holds 5 records with a token to learn, and 32 are needed"),
+        (
+            "few.jsonl",
+            [],
+            "error: --public holds 5 different records with a token to learn, and 32 are needed",
+        ),
         ("few.jsonl", [], "give more PUBLIC records of the form of the private ones, or leave out --public"),
         ("records.jsonl", [], "error: --public names "),
         (
@@ -105,8 +109,8 @@ def test_tokens_alone_say_nothing(config: Path, capsys: pytest.CaptureFixture[st
         ),
         ("few.jsonl", ["data.label=label", "data.labels=2"], "Fix: leave out --public"),
         ("few.jsonl", ["method.name=wishart-m2"], "error: --public does not go with method 'wishart-m2'"),
-        ("12", [], "error: --public holds 5 records"),
-        ("\N{GRINNING FACE}.jsonl", [], "error: --public holds 5 records"),
+        ("12", [], "error: --public holds 5 different records"),
+        ("\N{GRINNING FACE}.jsonl", [], "error: --public holds 5 different records"),
     ],
 )
 def test_errors_name_what_was_typed(

@@ -205,7 +205,10 @@ def test_an_interruption_before_the_start_leaves_nothing(
     monkeypatch.setattr("privlora.running.load_data", interrupt)
     stopped = call(capsys, "train", config)
     assert stopped.code == 130
-    assert stopped.err.splitlines()[-1] == "interrupted: before the run started; nothing was released"
+    assert (
+        stopped.err.splitlines()[-1]
+        == "interrupted: before the run started; nothing was released or spent, and the same command begins anew"
+    )
     assert not (folder / "run").exists()
 
 

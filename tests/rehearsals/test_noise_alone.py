@@ -134,7 +134,7 @@ def test_the_rate_moves_the_model_by_the_aim(row: str) -> None:
     assert found.settings.auto is None
 
 
-@pytest.mark.parametrize("row", ["dp-sgd", "dp-zo", "projected", "ffa"])
+@pytest.mark.parametrize("row", ["dp-sgd", "projected", "ffa"])
 def test_other_rows_have_one_too_and_the_model_is_given_back(row: str) -> None:
     chosen = settings(None, method={"name": row}, privacy={"steps": 1})
     model = tiny_model()

@@ -32,6 +32,7 @@ from privlora.reporting.rows import _is_settled
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.fitting import in_micro_batches
+from privlora.training.inputs import tokenise
 from privlora.training.loop import Interrupted
 from privlora.training.promise import plan_privacy
 from privlora.training.step import Step
@@ -502,6 +503,21 @@ def test_a_rehearsal_does_not_follow_from_free_memory(
     assert kept[0] == kept[1]
 
 
+def test_no_record_is_learnt_and_held_out(public: Path) -> None:
+    texts = [record["text"] for record in map(json.loads, public.read_text("utf-8").splitlines())]
+    twice = tokenise([{"text": text} for text in texts * 2], settings(public).data, tiny_tokenizer())
+    of = [{tuple(example.input_ids.tolist()) for example in part} for part in settling._split(twice, 0)]
+    assert not of[0] & of[1]
+    assert sum(map(len, of)) == len(set(texts))
+
+
+def test_one_noisy_number_a_step_has_no_rate_by_noise_alone(public: Path) -> None:
+    alone = settings(None, method={"name": "dp-zo"})
+    with pytest.raises(ConfigError, match=r"dp-zo' and no auto\.file"):
+        plan_run(alone)
+    assert plan_run(settings(public, method={"name": "dp-zo"}))  # which rehearses it
+
+
 def test_trials_train_on_all_steps_and_are_scored_on_what_they_did_not_see(
     public: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -599,7 +615,7 @@ def test_a_choice_without_numbers_is_told(tmp_path: Path) -> None:
 def test_too_few_public_records_are_told(tmp_path: Path) -> None:
     few = tmp_path / "few.jsonl"
     few.write_text("\n".join(json.dumps({"text": f"dog {i}"}) for i in range(8)), "utf-8")
-    with pytest.raises(DataError, match=r"auto\.file holds 8 records"):
+    with pytest.raises(DataError, match=r"auto\.file holds 8 different records"):
         settled(settings(few))
 
 

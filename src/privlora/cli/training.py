@@ -199,7 +199,9 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
         yield
     except (Interrupted, KeyboardInterrupt) as stop:
         if not folder.settings.exists():
-            raise Stopped("before the run started; nothing was released") from None
+            raise Stopped(
+                "before the run started; nothing was released or spent, and the same command begins anew"
+            ) from None
         when = (
             f"after {stop.counted or step} {stop.step}, which is saved"
             if isinstance(stop, Interrupted)

@@ -219,10 +219,16 @@ def trial_batch(batch: float, noise_multiplier: float, dimension: int) -> int:
 
 def _split(records: Examples, seed: int) -> tuple[Examples, Examples]:
     """In the place of private records, and held out: a quarter, drawn by the public seed."""
-    usable = [record for record, count in zip(records, records.label_counts, strict=True) if count]
+    # A record that stands there twice would be learnt and held out.
+    once = {
+        (record.input_ids.tobytes(), record.labels.tobytes()): record
+        for record, count in zip(records, records.label_counts, strict=True)
+        if count
+    }
+    usable = list(once.values())
     if len(usable) < 2 * _FEWEST:
         raise DataError(
-            f"auto.file holds {len(usable)} records with a token to learn, and {2 * _FEWEST} are needed",
+            f"auto.file holds {len(usable)} different records with a token to learn, and {2 * _FEWEST} are needed",
             why="the choice would follow from single records",
             fix="give more PUBLIC records of the form of the private ones, or a number in the place of auto",
         )

@@ -418,6 +418,11 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
 
 
 def refuse_epsilon(epsilon: float) -> None:
-    """Raise ConfigError for what is no epsilon."""
-    if not 0 < epsilon < float("inf"):
-        raise ConfigError(f"--epsilon {epsilon:g} is no promise", fix="give a number above 0, as 3")
+    """Raise ConfigError for what is no epsilon that a run can have."""
+    from privlora.accounting.calibration import LARGEST_EPSILON, SMALLEST_EPSILON
+
+    if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
+        raise ConfigError(
+            f"--epsilon {epsilon:g} is no promise: it is from {SMALLEST_EPSILON:g} to {LARGEST_EPSILON:g}",
+            fix="give a number such as 3; more than 8 protects little",
+        )
