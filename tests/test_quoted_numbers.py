@@ -94,6 +94,20 @@ def test_rates_by_noise_alone_are_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
         assert mean > max(others) - 0.0035, row
 
 
+def test_first_runs_on_few_records_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("benchmarks", "benchmarks/few_records"):
+        monkeypatch.syspath_prepend(ROOT / room)
+    made = importlib.import_module("first_runs")
+    assert "\n".join(made.table(lines("few_records/first_runs.jsonl"))) in page("docs/choosing.md")
+
+
+def test_answers_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("benchmarks", "benchmarks/fair"):
+        monkeypatch.syspath_prepend(ROOT / room)
+    made = importlib.import_module("answers")
+    assert "\n".join(made.table(lines("answers.jsonl"))) in page("docs/results.md")
+
+
 def test_steps_on_a_gpu_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("opacus")
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")

@@ -169,11 +169,15 @@ def test_few_records_take_what_was_measured_on_few(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     settings, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(210, text=SECRET)), "--model", base)
-    assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == ("automatic", 10, 40)
+    assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == ("automatic", 10, 100)
+    assert "write name: auto here, without a learning_rate" in text
+    (here / "run.yaml").unlink()
+    settings, text, _ = started(capsys, jsonl(here / "h.jsonl", rows(1010, text=SECRET)), "--model", base)
+    assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == (None, 21, 238)
     assert "write name: auto here, without a learning_rate" in text
     (here / "run.yaml").unlink()
     settings, _, outcome = started(capsys, jsonl(here / "e.jsonl", rows(3, text=SECRET)), "--model", base)
-    assert settings.privacy.b == 1
+    assert settings.privacy.b == 2
     assert "so few records" in outcome.err
     (here / "run.yaml").unlink()
     many = started(capsys, jsonl(here / "f.jsonl", rows(9000, text=SECRET)), "--model", base)[0]
@@ -207,9 +211,9 @@ def test_users_are_proposed_where_they_repeat(
 
 
 def test_a_short_run_is_saved_more_often(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A crash costs charged steps: of ten, a checkpoint after twenty would keep none."""
+    """A crash costs charged steps: of sixteen, a checkpoint after twenty would keep none."""
     settings, _, _ = started(capsys, jsonl(here / "d.jsonl", rows(600, text=SECRET)), "--model", base)
-    assert (settings.privacy.steps, settings.run.checkpoint_every) == (10, 1)
+    assert (settings.privacy.steps, settings.run.checkpoint_every) == (16, 1)
     (here / "run.yaml").unlink()
     settings, text, _ = started(capsys, jsonl(here / "e.jsonl", rows(2600, text=SECRET)), "--model", base)
     assert (settings.privacy.steps, settings.run.checkpoint_every) == (37, 3)
@@ -617,11 +621,15 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ["--user", "user"],
         ["d.jsonl, line 301: ", "column 'user'", "names no unit"],
     ),
-    "no epsilon": (lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)), ["--epsilon", "0"], ["above 0"]),
+    "no epsilon": (
+        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        ["--epsilon", "0"],
+        ["from 0.001 to 500"],
+    ),
     "infinite epsilon": (
         lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
         ["--epsilon", "inf"],
-        ["above 0"],
+        ["from 0.001 to 500"],
     ),
     "no folder": (
         lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),

@@ -274,7 +274,7 @@ BASE = {
         ({"max_steps": 77, "num_train_epochs": 3}, "privacy.steps", 77),
         ({"max_steps": -1, "num_train_epochs": 1}, "privacy.steps", 250),
         ({"per_device_train_batch_size": 4000}, "privacy.expected_batch_size", 2000),
-        ({"warmup_steps": 9000}, "method.warmup_steps", 10),
+        ({"warmup_steps": 9000}, "method.warmup_steps", 30),
         ({"optim": "sgd"}, "method.name", "dp-sgd"),
         ({"optim": "adafactor"}, "method.name", "dp-adamw"),
         ({"lora_target_modules": "all-linear"}, "adapter.target_modules", "all-linear"),

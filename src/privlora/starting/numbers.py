@@ -8,9 +8,10 @@ from typing import Final
 from privlora.config.auto import run_sizes
 
 FEW: Final = 2000
-"""Up to so many units what is measured for few records holds (docs/few-records.md)."""
+"""Up to so many units public texts may teach more (docs/few-records.md)."""
 
-_FEW_STEPS, _FEW_RATE = 10, 0.2
+VERY_NOISY: Final = 500
+"""Up to so many units noise is so large that gradients of all sizes are clipped to one (docs/choosing.md)."""
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,14 @@ class Numbers:
     def few(self) -> bool:
         return self.n <= FEW
 
+    @property
+    def noisy(self) -> bool:
+        return self.n <= VERY_NOISY
+
 
 def numbers_for(units: int) -> Numbers:
     """units: the true number, of which only its first digit is used."""
     n = to_one_digit(units)
-    if n <= FEW:
-        return Numbers(n, delta_for(n), max(1, round(_FEW_RATE * n)), _FEW_STEPS)
     steps, batch = run_sizes(n)
     return Numbers(n, delta_for(n), round(batch), steps)
 

@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from privlora.config import settings_from
-from privlora.config.auto import AUTO, PASSES
+from privlora.config.auto import AUTO
 from privlora.config.groups import RunSettings
 from privlora.config.schema import FILE as SCHEMA
 from privlora.data.formats import Format
@@ -292,15 +292,10 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
         numbers.n,
         f"PUBLISHED: your number of {whose}{of_all} to one digit. Write what you are willing to publish",
     )
-    if numbers.few:
-        batch, steps = (
-            "a fifth: few records need large shares of them",
-            "few steps, as measured best (docs/few-records.md)",
-        )
-    else:
-        batch = f"{numbers.batch} of {numbers.n}: large batches leave less noise than many steps"
-        steps = f"{numbers.steps} noisy releases, {PASSES:g} passes over the data. `privlora recommend` weighs others"
-    written = None if numbers.few or asked.clients else AUTO
+    passes = numbers.steps * numbers.batch / numbers.n
+    batch = f"{numbers.batch} of {numbers.n}: large batches leave less noise than many steps"
+    steps = f"{numbers.steps} noisy releases, {passes:.2g} passes over the data. `privlora recommend` weighs others"
+    written = None if asked.clients else AUTO
     draft.put(
         "privacy.expected_batch_size",
         numbers.batch,
@@ -402,13 +397,14 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
         "A learning rate of your own is a share of each weight's norm; with relative_rate: false it is in entries, as",
         "AdamW's (docs/methods.md).",
     )
+    if numbers.noisy:
+        draft.put(
+            "method.clipping",
+            "automatic",
+            "measured better on so few records: small gradients are not lost in noise (docs/choosing.md)",
+        )
     if not numbers.few:
         return
-    draft.put(
-        "method.clipping",
-        "automatic",
-        "measured better on few records: small gradients are not lost in noise",
-    )
     draft.remark(
         "method",
         "With PUBLIC texts of a similar kind, other methods may learn more from so few, and auto rehearses which",
