@@ -237,7 +237,7 @@ def refuse_unrehearsed(settings: Settings) -> None:
             "have no noise to weigh",
             fix="give a number, or a method that adds noise to gradients, such as prism or dp-adamw",
         )
-    if row.space == "direction" and settings.auto.file is None:
+    if row.coordinates.forward_only and settings.auto.file is None:
         raise ConfigError(
             f"learning_rate cannot be auto with method {row.name!r} and no auto.file",
             why="by noise alone it would be a hundred times too large: such a step has one noisy number, which moves a "
