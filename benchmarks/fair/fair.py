@@ -57,6 +57,11 @@ SETS["why"] = (
     "lora-fa + free + start, relative rates",
     "prism, no error feedback",
     "prism, random start",
+    "prism, optimizer sgd",
+    "prism, right weight 0.25",
+    "prism, random start, right weight 0.1",
+    "prism, flat clipping",
+    "ffa + free, relative rates",
 )
 SETS["parts"] = ("dp-sgd + spectral", "dp-sgd + averaging", "prism, flat clipping", "prism, no averaging")
 

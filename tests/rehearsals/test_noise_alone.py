@@ -14,7 +14,7 @@ import torch
 from test_settling import RECORDS, settings
 from tiny_models import tiny_model, tiny_tokenizer
 
-from privlora.accounting import CyclicPoissonSampling, Plan, PoissonSampling, StepEvent, epsilon
+from privlora.accounting import CyclicPoissonSampling, PoissonSampling, StepEvent, epsilon
 from privlora.api import fine_tune
 from privlora.config import Settings
 from privlora.data.examples import Examples
@@ -241,19 +241,8 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
 
 def test_what_a_choice_would_have_cost_on_private_records() -> None:
     event = StepEvent(PoissonSampling(0.1), 1.2)
-    plan = Plan(
-        phases=((event, 20),),
-        delta=1e-5,
-        target_epsilon=None,
-        adjacency="add-or-remove-one",
-        unit="record",
-        records_per_user=None,
-        clip_norm=1.0,
-        expected_batch_size=10.0,
-        method="prism",
-        dataset="unnamed",
-        insecure_noise=False,
-    )
+    known = plan_privacy(settings(None, method={"learning_rate": 0.1}), tiny_model())[0]
+    plan = replace(known, phases=((event, 20),), delta=1e-5)
     true = epsilon([(event, 60)], 1e-5)  # three runs of 20 steps
     found = cost_on_private(plan, 3)
     assert found["private_runs"] == 3
