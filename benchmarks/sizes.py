@@ -142,6 +142,15 @@ class Runs:
             self.model, self.tokenizer = given_or_loaded(settings.model, None, None)
         return settings, plan_privacy(settings)[0]
 
+    def norm(self, row: dict[str, Any]) -> dict[str, float]:
+        """The clip norm that the model's own texts give."""
+        from privlora.rehearsals.settling import settle
+
+        settings, plan = self.prepare({**row, "clip_norm": "auto", "rate": 1.0})
+        began = time.process_time()
+        found = settle(settings, plan, self.model, self.tokenizer).settings.privacy.clip_norm
+        return {"found": found, "cpu_seconds": round(time.process_time() - began, 1)}
+
     def settle(self, row: dict[str, Any]) -> dict[str, float]:
         """The rate that rehearsals on the row's public file choose, or without one noise alone; and what it took."""
         from privlora.rehearsals.settling import settle

@@ -3,13 +3,15 @@
     python benchmarks/study_data.py --assets ASSETS --out study-data
     python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl
     python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl --signals
+    python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl --norms
     python benchmarks/zero_trials.py --out benchmarks/results/zero_trials.jsonl --table
 
 Two passes, divided as ``auto`` does, at rank 8. Rates are in factors of the root of two around the default, and go on
 where the best is the first or last; each has two draws of batches and noise. ``auto`` chooses one rate by
 noise alone, and one in rehearsals on public records of the same kind or of a neighbouring one; both are run with the
-same draws. --signals: what a release holds beside its noise, step by step, at the rate by noise alone. A row of the
-file is one run or one choice; rows that are there are not run again.
+same draws, at a clip norm of 1. --signals: what a release holds beside its noise, step by step, at the rate by noise
+alone. --norms: that rate again at the clip norm of ``auto``, and on reviews1M, whose gradients are shorter than 1, all
+rates. A row of the file is one run or one choice; rows that are there are not run again.
 """
 
 from __future__ import annotations
@@ -74,10 +76,12 @@ class Study:
 
     def row(self, wanted: dict[str, Any]) -> dict[str, Any]:
         for row in self.rows:
-            if wanted.items() <= row.items():
+            if wanted.items() <= row.items() and ("clip_norm" in wanted) == ("clip_norm" in row):
                 return row
         if wanted.get("part") == "signal":
             found = signal(self.runs, wanted)
+        elif wanted.get("part") == "clip norm":
+            found = self.runs.norm(wanted)
         else:
             found = self.runs.run(wanted) if "rate" in wanted else self.runs.settle(wanted)
         self.rows.append({**wanted, **found})
@@ -94,16 +98,28 @@ class Study:
 
     def run(self, model: str, task: str, units: int, epsilon: float) -> None:
         place = place_of(model, task, units, epsilon)
-        steps = place["steps"]
-        losses = {power: self.loss(place, rate_of(power, steps)) for power in FIRST}
-        while (best := min(losses, key=lambda power: losses[power])) in (min(losses), max(losses)):
-            power = best + (1 if best == max(losses) else -1)
-            losses[power] = self.loss(place, rate_of(power, steps))
+        self.grid(place)
         choices = [{"part": "noise alone"}]
         if task in PUBLIC:
             choices.append({"part": "rehearsed", "public": PUBLIC[task]})
         for choice in choices:
             self.loss(place, self.row({**choice, **place})["rate"])
+
+    def grid(self, place: dict[str, Any]) -> None:
+        """Until the best rate has worse on both sides."""
+        steps = place["steps"]
+        losses = {power: self.loss(place, rate_of(power, steps)) for power in FIRST}
+        while (best := min(losses, key=lambda power: losses[power])) in (min(losses), max(losses)):
+            power = best + (1 if best == max(losses) else -1)
+            losses[power] = self.loss(place, rate_of(power, steps))
+
+    def norms(self, model: str, task: str, units: int, epsilon: float) -> None:
+        place = place_of(model, task, units, epsilon)
+        rate = self.row({"part": "noise alone", **place})["rate"]
+        clipped = {**place, "clip_norm": self.row({"part": "clip norm", **place})["found"]}
+        self.loss(clipped, rate)
+        if model == "reviews1M":
+            self.grid(clipped)
 
     def signals(self, model: str, task: str, units: int, epsilon: float) -> None:
         place = place_of(model, task, units, epsilon)
@@ -162,27 +178,32 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
         "at the default",
         "by noise alone",
         "rehearsed",
+        "by noise alone, clip norm auto",
     )
     for combination in (*COMBINATIONS, *ASIDE, *LARGE):
         place = place_of(*combination)
         of = [row for row in rows if place.items() <= row.items() and row.get("part") != "signal"]
-        gains: dict[float, list[float]] = {}
+        gains: dict[tuple[float | None, float | None], list[float]] = {}
         for row in of:
             if "loss" in row:
-                gains.setdefault(row["rate"], []).append(row["before"] - row["loss"])
-        means = {rate: sum(each) / DRAWS for rate, each in gains.items() if len(each) == DRAWS}
-        chosen = {row["part"]: row["rate"] for row in of if "part" in row}
-        rates = [rate_of(0, place["steps"]), chosen.get("noise alone"), chosen.get("rehearsed")]
-        if combination[1] not in PUBLIC:
-            rates.pop()
-        if not set(rates) <= means.keys():
+                at = row["rate"], row.get("clip_norm")
+                gains.setdefault(at, []).append(row["before"] - row["loss"])
+        means = {at: sum(each) / DRAWS for at, each in gains.items() if len(each) == DRAWS}
+        chosen = {row["part"]: row.get("rate", row.get("found")) for row in of if "part" in row}
+        alone, norm = chosen.get("noise alone"), chosen.get("clip norm")
+        runs = [
+            (rate_of(0, place["steps"]), None),
+            (alone, None),
+            (chosen.get("rehearsed"), None),
+            (alone, norm),
+        ]
+        if not {at for at in runs if at[0] is not None} <= means.keys():
             continue
-        best = max(means, key=lambda rate: means[rate])
+        best = max(means, key=lambda at: means[at])
         model, task, units, epsilon = combination
         size = f"{place['steps']} x {place['batch']:g}"
-        kept = [f"{means[rate] / means[best]:.1%}" for rate in rates]
-        kept += [""] * (3 - len(kept))
-        yield line(model, task, f"{units:,}", epsilon, size, best, f"{means[best]:.3f}", *kept)
+        kept = ["" if at[0] is None else f"{means[at] / means[best]:.1%}" for at in runs]
+        yield line(model, task, f"{units:,}", epsilon, size, best[0], f"{means[best]:.3f}", *kept)
 
 
 def main() -> None:
@@ -194,6 +215,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what is there; run nothing")
     parser.add_argument("--aside", action="store_true", help="the combinations that were set aside")
     parser.add_argument("--signals", action="store_true", help="of the first two kinds of combinations")
+    parser.add_argument("--norms", action="store_true", help="of all combinations, at the clip norm of auto")
     parser.add_argument("--large", action="store_true", help="those of 4,000 records and more")
     args = parser.parse_args()
     study = Study(args.out, args.data)
@@ -203,6 +225,10 @@ def main() -> None:
     import torch
 
     torch.set_num_threads(1)
+    if args.norms:
+        for combination in (*COMBINATIONS, *ASIDE, *LARGE):
+            study.norms(*combination)
+        return
     if args.signals:
         for combination in (*COMBINATIONS, *ASIDE):
             study.signals(*combination)

@@ -136,7 +136,7 @@ def machine() -> str:
 
 
 def cells_of(spec: str) -> list[dict[str, Any]]:
-    from teams import ROWS, TASKS, Cell
+    from teams import CLIP_NORMS, ROWS, TASKS, Cell
 
     model, steps, epsilons, rows, *more = spec.split("/")
     chosen = SETS[rows] if rows in SETS else tuple(rows.split("+_"))
@@ -146,7 +146,15 @@ def cells_of(spec: str) -> list[dict[str, Any]]:
     if unknown:
         raise SystemExit(f"no row {unknown[0]!r}; sets are {', '.join(SETS)}")
     return [
-        Cell(model, task, row, float(epsilon), int(steps), start=start).place
+        Cell(
+            model,
+            task,
+            row,
+            float(epsilon),
+            int(steps),
+            start=start,
+            clip_norm="" if "clip_norm" in TASKS[task] else CLIP_NORMS.get(model, ""),
+        ).place
         for epsilon, task, start, row in product(epsilons.split(","), named, starts, chosen)
     ]
 

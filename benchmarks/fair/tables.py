@@ -86,7 +86,8 @@ def read(path: Path) -> dict[Group, dict[str, dict[str, Runs]]]:
     """Group -> task -> row -> its runs."""
     found: dict[Group, dict[str, dict[str, Runs]]] = defaultdict(lambda: defaultdict(dict))
     for cell, runs in by_cell(path):
-        group = cell["model"], cell["steps"], cell["epsilon"]
+        clip = f" at clip norm {cell['clip_norm']:g}" if "clip_norm" in cell else ""
+        group = cell["model"] + clip, cell["steps"], cell["epsilon"]
         found[group][cell["task"]][cell["row"]] = runs
     return found
 

@@ -101,6 +101,8 @@ ROWS = {
 }
 RELATIVE = 0.02
 """Of rows with relative rates, at 24 steps."""
+CLIP_NORMS = {"reviews1M": 0.2}
+"""Of models whose gradients are not longer than 1: what ``privacy.clip_norm: auto`` finds."""
 
 
 @dataclass(frozen=True)
@@ -116,6 +118,8 @@ class Cell:
     start: str = ""
     """rank R: a zero update of another rank than 8; continued xC: an adapter that was trained on other texts, with B
     times C and A divided by it (geometry.py)."""
+    clip_norm: float | str = ""
+    """In the place of the task's."""
 
     @property
     def place(self) -> dict[str, Any]:
@@ -258,7 +262,7 @@ class Table:
                     "steps": cell.steps,
                     "expected_batch_size": cell.batch,
                     "public_dataset_size": units,
-                    "clip_norm": clip,
+                    "clip_norm": cell.clip_norm or clip,
                 },
                 "method": {"name": row.method, "relative_rate": row.relative, **row.settings},
                 "run": {"tokens_per_micro_batch": self.tokens},

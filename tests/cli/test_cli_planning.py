@@ -562,7 +562,8 @@ PUBLIC_TROUBLE = {
     "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file (on the command line): "),
     "another column": (
         ["synthesis.column=txt"],
-        ", read by synthesis.column (on the command line): record 1 has no column",
+        ", read by synthesis.column (on the command line): record 1 has no column 'txt'; its columns are: text, "
+        "question, answer, messages, patient. Fix: name the column that holds its texts, as synthesis.column=NAME",
     ),
     "too few texts": (
         ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],

@@ -14,9 +14,10 @@ import torch
 from test_settling import RECORDS, settings
 from tiny_models import tiny_model, tiny_tokenizer
 
-from privlora.accounting import CyclicPoissonSampling, PoissonSampling, StepEvent, epsilon
+from privlora.accounting import CyclicPoissonSampling, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.api import fine_tune
 from privlora.config import Settings
+from privlora.data.batching import collate
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, ModelError
 from privlora.mechanisms import GaussianMechanism
@@ -29,6 +30,7 @@ from privlora.reporting.rows import _is_priced, _is_settled
 from privlora.reporting.verifying import verify
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.files import RunFolder
+from privlora.training.gradients import micro_batch_gradients
 from privlora.training.promise import plan_privacy
 
 
@@ -169,6 +171,7 @@ def test_no_gradient_takes_part_and_noise_is_the_runs(monkeypatch: pytest.Monkey
         plan_privacy(chosen, model)[0],
         model,
         tiny_tokenizer(),
+        texts_of(model),
         lambda *what: told.append(what),
     )
     assert stds == pytest.approx([1.5 * 0.3 / 12] * len(stds))
@@ -177,23 +180,78 @@ def test_no_gradient_takes_part_and_noise_is_the_runs(monkeypatch: pytest.Monkey
     assert rates == [(done, MOST_RATES) for done in [*range(len(facts["losses"])), MOST_RATES]]  # one count
 
 
-def test_a_clip_norm_still_needs_public_records() -> None:
-    with pytest.raises(ConfigError, match="clip_norm is to be chosen on public records, and there are none"):
-        settings(None, privacy={"clip_norm": "auto"})
-    with pytest.raises(ConfigError, match="learning_rate=auto does not go with"):
-        settings(None, data={"label": "label", "labels": 2})
+@pytest.mark.parametrize("row", ["prism", "dp-sgd", "projected"])
+def test_a_clip_norm_is_a_quarter_of_the_median_norm_of_its_own_texts(row: str) -> None:
+    """In the coordinates of the row; whatever clip norm stood there, and whether a rate is found beside it or not."""
+    model = tiny_model()
+    chosen = settings(None, privacy={"clip_norm": "auto"}, method={"name": row, "learning_rate": 0.1})
+    plan = plan_privacy(chosen, model)[0]
+    found = settle(chosen, plan, model, tiny_tokenizer())
+    parts = build_parts(chosen.model_copy(update={"auto": None}), model, PublicStart(tiny_tokenizer()))
+    norms, texts = [], texts_of(model)
+    with parts.adapter:
+        for number in range(len(texts)):
+            batch = collate([np.array([number])], texts)
+            captured, _ = micro_batch_gradients(parts.adapter, batch, public=True)
+            squared = parts.coordinates.norms_squared(parts.coordinates.encode(captured))
+            norms.append(float(squared.sqrt()))
+    middle = float(np.quantile(norms, 0.5, method="lower"))  # as torch.median has it
+    assert found.facts["median_norm"] == pytest.approx(middle, rel=2e-3)
+    assert found.settings.privacy.clip_norm == float(f"{found.facts['median_norm'] / 4:.2g}")
+    assert (found.facts["rows"], found.facts["of_its_own"]) == ([], len(norms))
+    assert "a quarter of the median norm of gradients of 64 texts that it wrote itself" in because(
+        found.facts
+    )
+    both = settings(None, privacy={"clip_norm": "auto"}, method={"name": row})
+    told = list[str]()
+    again = settle(both, plan, model, tiny_tokenizer(), lambda *what: told.append(what[0]))
+    assert again.facts["clip_norm"] == found.facts["clip_norm"] == again.settings.privacy.clip_norm
+    assert again.settings.method.learning_rate == again.facts["rows"][0]["learning_rate"]
+    assert told.index("measuring gradient norms of its own texts") > 0
+    assert again.settings.auto is None
 
 
-def test_a_model_that_writes_nothing_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_rate_is_the_same_whatever_the_clip_norm() -> None:
+    """Noise is in proportion to it, and rules divide by the noise."""
+    model, taken = tiny_model(), set[float]()
+    for norm in ("auto", 0.01, 30.0):
+        chosen = settings(None, privacy={"clip_norm": norm})
+        found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+        taken.add(float(f"{found.settings.method.learning_rate:.2g}"))
+    assert len(taken) == 1
+
+
+def test_nothing_is_found_for_labels() -> None:
+    for group in ({}, {"privacy": {"clip_norm": "auto"}, "method": {"learning_rate": 0.1}}):
+        with pytest.raises(ConfigError, match="=auto does not go with"):
+            settings(None, data={"label": "label", "labels": 2}, **group)
+
+
+@pytest.mark.parametrize(
+    ("choose", "whole"),
+    [
+        ({"method": {"learning_rate": "auto"}}, "method.learning_rate"),
+        (
+            {"method": {"learning_rate": 0.1}, "privacy": {"clip_norm": "auto"}},
+            "privacy.clip_norm",
+        ),
+        ({"privacy": {"clip_norm": "auto"}}, "privacy.clip_norm and method.learning_rate"),
+    ],
+)
+def test_a_model_that_writes_nothing_is_refused(
+    monkeypatch: pytest.MonkeyPatch, choose: dict[str, Any], whole: str
+) -> None:
     monkeypatch.setattr(
         noise_alone, "generate_tokens", lambda model, tokenizer, prompts, **_: [[]] * len(prompts)
     )
-    with pytest.raises(ModelError, match="the model writes no text from nothing"):
-        texts_of(tiny_model())
+    chosen, model = settings(None, **choose), tiny_model()
+    with pytest.raises(ModelError, match="the model writes no text from nothing") as found:
+        settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    assert f"give {whole} as a number" in str(found.value)
 
 
 def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
-    def run(records: list[dict[str, str]], name: str) -> Any:
+    def run(records: list[dict[str, str]], name: str, **privacy: Any) -> Any:
         return fine_tune(
             tiny_model(),
             records,
@@ -206,6 +264,7 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
                 "steps": 2,
                 "expected_batch_size": 12,
                 "public_dataset_size": 24,
+                **privacy,
             },
             adapter={"r": 2},
             method={"learning_rate": "auto"},
@@ -237,6 +296,14 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
     # Whatever the records are: nothing of them has a part in it.
     run([{"text": f"other {i * i}"} for i in range(31)], "other")
     assert read_choice(RunFolder(tmp_path / "other")) == facts
+    # With the clip norm, which is the ledger's, too.
+    result = run(RECORDS, "both", clip_norm="auto")
+    facts = result.report["method"]["choice"]
+    folder = RunFolder(tmp_path / "both")
+    assert read_ledger(folder.ledger).plan.clip_norm == facts["clip_norm"] != 1
+    page = " ".join((folder.release / "report.html").read_text("utf-8").split())
+    assert f"clip norm {facts['clip_norm']:g}, a quarter of the median norm" in page
+    assert all(check.passed is not False for check in verify(tmp_path / "both").checks)
 
 
 def test_what_a_choice_would_have_cost_on_private_records() -> None:
@@ -274,6 +341,19 @@ def test_planted_choices_are_found() -> None:
     report = {"method": {"name": "prism", "learning_rate": 0.02}, "statement": {"clip_norm": 1.0}}
     assert _is_settled(facts, report)
     assert not _is_settled({**facts, "of_its_own": 0.5}, report)
+    norms = {"median_norm": 4.002, "clip_norm": 1.0}
+    assert _is_settled({**facts, **norms}, report)
+    alone = {"row": "prism", "rows": [], "of_its_own": 64, **norms}
+    assert _is_settled(alone, report)
+    for changed in (
+        {"of_its_own": 31847},
+        {"median_norm": 4.0021},
+        {"median_norm": 5.0},
+        {"clip_norm": 2.0, "median_norm": 8.0},
+        {"rows": [row]},
+        {"aim": AIM},
+    ):
+        assert not _is_settled({**alone, **changed}, report), changed
     for planted in (
         {"aim": 0.37},
         {"of_its_own": 31847},

@@ -26,7 +26,8 @@ from privlora.methods import METHODS, RATE_STEPS, find_row
 from privlora.ranges import MOST_STEPS
 from privlora.rehearsals import settling, trials
 from privlora.rehearsals.choosing import plan_run
-from privlora.rehearsals.kept import because, of_rates, read_choice
+from privlora.rehearsals.kept import because, keep_choice, of_rates, read_choice
+from privlora.rehearsals.recommending import recommend
 from privlora.rehearsals.settling import settle, trial_batch
 from privlora.reporting.rows import _is_settled
 from privlora.training.assembly import Parts, PublicStart, build_parts
@@ -112,7 +113,6 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("groups", "told"),
     [
-        ({"auto": {"file": None}, "privacy": {"clip_norm": "auto"}}, "on public records, and there are none"),
         (
             {"data": {"path": "public.jsonl"}, "auto": {"file": "public.jsonl"}},
             "auto.file names .*, which is private",
@@ -219,6 +219,45 @@ def test_trials_have_the_correlated_noise_of_the_run(public: Path, monkeypatch: 
         if place is not None:
             draws = sum(row["draws"] for row in found.facts["rows"])
             assert len(asked) == 4 * draws
+
+
+def test_the_noise_of_a_size_is_that_of_its_sum() -> None:
+    """Of correlated noise, too: the root of the expected square of all of it, over T steps of b."""
+    for bands in (1, 3):
+        chosen = settings(
+            None,
+            privacy={
+                "noise_multiplier": None,
+                "target_epsilon": 4,
+                "bands": bands,
+                "steps": 6,
+                "expected_batch_size": 4,
+            },
+        )
+        found = recommend(chosen).by_passes
+        assert {size.batch for size in found} >= {12, 4}  # half of the units, which no third of them holds
+        size = next(size for size in found if size.own)
+        c = band_coefficients(bands, 6)
+        left = math.sqrt(prefix_error(c, 6) / prefix_error((1.0,), 6))
+        assert size.noise == pytest.approx(size.noise_multiplier * left / (4 * math.sqrt(6)), rel=1e-6)
+        assert (left < 0.95) == (bands > 1)
+
+
+@pytest.mark.parametrize("dropout", [False, True])
+def test_trials_have_the_dropout_of_the_run(dropout: bool, public: Path) -> None:
+    chosen = settings(public, model={"dropout": dropout}).model_copy(update={"auto": None})
+    parts = build_parts(chosen, tiny_model(), PublicStart(tiny_tokenizer()))
+    records = tokenise(RECORDS, chosen.data, tiny_tokenizer())
+    assert trials.trial_step(parts, records, trials.Noise(1.0, chosen.privacy, 24), 0).dropout is dropout
+    parts.adapter.detach()
+
+
+def test_a_reason_that_a_failed_start_left_is_not_that_of_the_next(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    folder.choice.parent.mkdir(parents=True)
+    folder.choice.write_text("{}")
+    keep_choice(folder, None)
+    assert not folder.choice.exists()
 
 
 def test_the_best_rate_is_taken_and_refined(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -49,8 +49,8 @@ class AutoSettings(Group):
     limit: int = Field(default=2000, ge=32)
     """How many records of file to use at most, from the first on."""
     choose: list[Literal["clip_norm", "learning_rate"]] = Field(default=[])
-    """What is chosen before the run begins, by rehearsals on file; without a file the learning rate, by noise alone.
-    auto in a setting's own place says the same."""
+    """What is chosen before the run begins, by rehearsals on file; without a file on texts that the model writes, the
+    learning rate by noise alone. auto in a setting's own place says the same."""
 
     @property
     def rehearses_rate(self) -> bool:
@@ -65,7 +65,10 @@ class AutoSettings(Group):
     @property
     def chosen_on(self) -> str:
         """In words, what decides."""
-        return "by noise alone on the model's own texts" if self.file is None else "on auto.file"
+        if self.file is not None:
+            return "on auto.file"
+        alone = self.choose == ["learning_rate"]
+        return ("by noise alone " if alone else "") + "on texts that the model writes itself"
 
 
 def run_sizes(

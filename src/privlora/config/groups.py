@@ -1013,11 +1013,6 @@ class Settings(Group):
             yield ValueError(
                 f"{name} is a number, and auto.choose leaves it to rehearsals. Fix: remove one of them"
             )
-        if auto.file is None and "clip_norm" in auto.choose:
-            yield ValueError(
-                "clip_norm is to be chosen on public records, and there are none. Fix: give auto.file, PUBLIC records "
-                "with the columns of the private ones, or leave it out: a default stands for it"
-            )
         for what, meant in (
             (not self.privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
             (self.data.label is not None, "data.label: rehearsals know texts that a model writes"),

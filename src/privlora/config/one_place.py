@@ -110,8 +110,8 @@ _TABLE: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
     ),
     "privacy.clip_norm": (
         _is_auto,
-        "privacy.clip_norm=auto does not go with a federation, whose sizes are those of its rounds",
-        "give a number",
+        "privacy.clip_norm=auto does not go with a federation, whose clients clip at one norm that they are told",
+        "give a number, or remove it: 1 stands for it",
     ),
     "privacy.bands": (
         _several,

@@ -21,12 +21,14 @@ AIM: Final = 0.1
 """Nats a token: what noise alone may cost where signal has yet to come (`noise_alone`)."""
 
 TEXTS: Final = 64
-"""That the model writes itself for a choice by noise alone, at most."""
+"""That the model writes itself for what is chosen without public records, at most."""
 
 DRAWS: Final = 2
 """Of noise, for each of its rates."""
 
 MOST_RATES: Final = 8
+
+_OF_MEDIAN: Final = 0.25
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,15 @@ class Chosen:
     def text(self) -> str:
         """The facts, as a run keeps them."""
         return json.dumps(self.facts, indent=1) + "\n"
+
+
+def clip_norm_of(median: float) -> float:
+    """What clips most gradients, where half of them are longer than ``median``; to two digits.
+
+    >>> clip_norm_of(0.8153)
+    0.2
+    """
+    return float(f"{_OF_MEDIAN * median:.2g}")
 
 
 def leaves_a_choice(settings: Settings) -> bool:
@@ -81,8 +92,8 @@ def cost_on_private(plan: Plan, runs: int) -> dict[str, Any]:
 
 def because(facts: Mapping[str, Any]) -> str:
     """In a sentence what a run was left to find, and why; facts: of ``Chosen``, or as a report kept them."""
-    if "aim" in facts:
-        why = _why_noise(facts)
+    if "of_its_own" in facts:
+        why = _why_own(facts)
     else:
         settled = {"drawn", "clip_norm"} & facts.keys()
         why = _why_settings(facts) if settled else _why_row(facts)
@@ -92,6 +103,19 @@ def because(facts: Mapping[str, Any]) -> str:
     found = f"ε = {cost:.2f}" if cost is not None else "an ε of some 500 or more"
     runs = f"{facts['private_runs']} runs on the private records, one of each,"
     return f"{why}. It cost no ε; {runs} would cost {found} together"
+
+
+def _why_own(facts: Mapping[str, Any]) -> str:
+    """Of what was found on texts that the model wrote itself."""
+    of = f"gradients of {facts['of_its_own']} texts that it wrote itself"
+    said = [_why_norm(facts, of)] if "clip_norm" in facts else []
+    return "; and ".join([*said, *([_why_noise(facts)] if "aim" in facts else [])])
+
+
+def _why_norm(facts: Mapping[str, Any], of: str) -> str:
+    return (
+        f"clip norm {facts['clip_norm']:g}, a quarter of the median norm of {of}, {facts['median_norm']:.3g}"
+    )
 
 
 def _why_noise(facts: Mapping[str, Any]) -> str:
@@ -134,10 +158,7 @@ def _why_row(facts: Mapping[str, Any]) -> str:
 def _why_settings(facts: Mapping[str, Any]) -> str:
     said = []
     if "clip_norm" in facts:
-        said.append(
-            f"clip norm {facts['clip_norm']:g}, a quarter of the median norm of public records, "
-            f"{facts['median_norm']:.3g}"
-        )
+        said.append(_why_norm(facts, "public records"))
     if facts["rows"]:
         best = facts["rows"][0]
         words = (

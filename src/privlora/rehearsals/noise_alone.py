@@ -48,14 +48,15 @@ def rate_by_noise(
     plan: Plan,
     model: torch.nn.Module,
     tokenizer: Any,
+    texts: Examples,
     told: Told = lambda what, done, total: None,
 ) -> tuple[float, dict[str, Any]]:
     """(learning rate, facts for a report and the losses of each rate). The model is given back as it was.
 
-    Raises ModelError where the model writes no text, or no rate comes near the aim.
+    texts: `own_texts`. Raises ModelError where no rate comes near the aim.
     """
     tried: dict[float, Tensor] = {}
-    with noise_trials(settings, plan, model, tokenizer, told) as trials:
+    with noise_trials(settings, plan, model, tokenizer, texts) as trials:
 
         def rise(rate: float) -> float:
             told(_MEASURING, len(tried), MOST_RATES)
@@ -65,32 +66,25 @@ def rate_by_noise(
 
         taken = find_rate(trials.start, rise)
     told(_MEASURING, MOST_RATES, MOST_RATES)  # no more are needed
-    facts = {"aim": AIM, "of_its_own": trials.texts, "untrained": round(trials.untrained, 6)}
+    facts = {"aim": AIM, "of_its_own": len(texts), "untrained": round(trials.untrained, 6)}
     return taken, {**facts, "losses": tried}
 
 
 @dataclass(frozen=True)
 class NoiseTrials:
-    """start: the row's own rate. untrained: the mean loss of so many texts before. losses: of each text after a run of
+    """start: the row's own rate. untrained: the mean loss of the texts before. losses: of each text after a run of
     noise at a rate, (draws, texts); infinite where it went astray."""
 
     start: float
     untrained: float
-    texts: int
     losses: Callable[[float], Tensor]
 
 
 @contextmanager
 def noise_trials(
-    settings: Settings,
-    plan: Plan,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    told: Told = lambda what, done, total: None,
+    settings: Settings, plan: Plan, model: torch.nn.Module, tokenizer: Any, texts: Examples
 ) -> Iterator[NoiseTrials]:
-    """Runs of noise and of nothing else, on a model that is given back as it was. Raises ModelError if it writes no
-    text."""
-    texts = own_texts(model, tokenizer, settings.run.seed, told)
+    """Runs of noise and of nothing else, on a model that is given back as it was. texts: `own_texts`."""
     untrained = float(record_losses(model, texts).mean())
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
@@ -108,7 +102,7 @@ def noise_trials(
                     found.append(_after_noise(parts, texts, noise, draw))
                 return torch.stack(found)
 
-            yield NoiseTrials(hyper.learning_rate, untrained, len(texts), losses)
+            yield NoiseTrials(hyper.learning_rate, untrained, losses)
 
 
 def find_rate(start: float, rise: Callable[[float], float]) -> float:
@@ -152,9 +146,19 @@ def find_rate(start: float, rise: Callable[[float], float]) -> float:
     return _short(start) if _short(start) in smaller else max(smaller)
 
 
-def own_texts(model: torch.nn.Module, tokenizer: Any, seed: int, told: Told) -> Examples:
-    """Drawn from the model token by token, from the public seed. Raises ModelError where none has a token."""
-    start = start_of_text(tokenizer, fix="give method.learning_rate as a number")
+def own_texts(
+    model: torch.nn.Module,
+    tokenizer: Any,
+    seed: int,
+    told: Told = lambda what, done, total: None,
+    *,
+    whole: str = "method.learning_rate",
+) -> Examples:
+    """Drawn from the model token by token, from the public seed. Raises ModelError where none has a token.
+
+    whole: the settings that they are for, which its errors name.
+    """
+    start = start_of_text(tokenizer, fix=f"give {whole} as a number")
     told(_WRITING, 0, TEXTS)
     written = generate_tokens(
         model,
@@ -168,8 +172,8 @@ def own_texts(model: torch.nn.Module, tokenizer: Any, seed: int, told: Told) -> 
     if not rows:
         raise ModelError(
             "the model writes no text from nothing: every one that was drawn ended at once",
-            why="learning_rate: auto takes the rate from what noise does to the model's own texts",
-            fix="give method.learning_rate as a number, or public records as auto.file to rehearse on",
+            why=f"{whole}: auto is measured on the model's own texts",
+            fix=f"give {whole} as a number, or public records as auto.file to rehearse on",
         )
     labels = ([IGNORED, *row[1:].tolist()] for row in rows)
     examples = (Example(ids, np.array(of, dtype=np.int32)) for ids, of in zip(rows, labels, strict=True))

@@ -188,6 +188,9 @@ def _of_size(settings: Settings, size: Size) -> Settings:
         "sample_rate": None,
         "target_epsilon": size.epsilon,
     }
+    bands = settings.privacy.bands
+    if isinstance(bands, int):  # a class of units has to hold a batch
+        sizes["bands"] = max(1, min(bands, math.floor(settings.privacy.n / size.batch)))
     privacy = settings.privacy.model_copy(update=sizes)
     method = settings.method.model_copy(update={"learning_rate": size.learning_rate})
     return settings.model_copy(update={"privacy": privacy, "method": method})

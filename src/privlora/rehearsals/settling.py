@@ -8,7 +8,7 @@ draw of records does, so a few records a step tell which rate serves, at a small
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -23,8 +23,8 @@ from privlora.data.records import load_records
 from privlora.errors import DataError
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
-from privlora.rehearsals.kept import Chosen
-from privlora.rehearsals.noise_alone import rate_by_noise
+from privlora.rehearsals.kept import Chosen, clip_norm_of
+from privlora.rehearsals.noise_alone import own_texts, rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
 from privlora.training.assembly import PublicStart, build_parts
@@ -40,11 +40,10 @@ from privlora.training.promise import plan_privacy
 _FEWEST = 16  # records in the place of private ones, and held out
 _MOST_HELD = 256
 _NORMS = 128  # records whose norms are taken
-_OF_MEDIAN = 0.25
 _SMALLEST_BATCH = 8
 _USUAL_TRIALS = 8
 _READING = "reading public records"
-_MEASURING: Final = "measuring gradient norms of public records"
+_MEASURING: Final = "measuring gradient norms of "
 _SHARE = 0.2  # what drawing fewer records adds to the variance of a trial's step, at most, as a part of the noise's
 
 
@@ -67,11 +66,11 @@ def settle(
 ) -> Chosen:
     """The run's settings with what ``auto.choose`` names; ``plan`` is of the run, whatever they become.
 
-    Without auto.file the learning rate is that of ``noise_alone``.
-
     The clip norm is a quarter of the median norm of public records at the start, to two digits: what matters is that
     most records are clipped, since rules divide by the noise, which is in proportion to it (docs/clipping.md). The
-    learning rate is found from the row's default on (``settle_rate``).
+    learning rate is found from the row's default on (``settle_rate``). Without auto.file the model's own texts stand
+    in the place of public records, whose gradients are shorter than those of texts that it would not write, and the
+    learning rate is that of ``noise_alone``.
 
     Raises DataError where there are too few public records.
     """
@@ -81,7 +80,7 @@ def settle(
     sigma, open_yet = plan.event.noise_multiplier, settings
     settings = settings.model_copy(update={"auto": None})
     if auto.file is None:
-        return _by_noise(settings, plan, model, tokenizer, told)
+        return _on_own_texts(settings, auto.choose, plan, model, tokenizer, told)
     texts = public_texts(open_yet, tokenizer, told)
     facts: dict[str, Any] = {
         "row": settings.method.name,
@@ -90,10 +89,8 @@ def settle(
         "held_out": len(texts.held),
     }
     if "clip_norm" in auto.choose:
-        median = float(f"{_median_norm(settings, texts.records, model, tokenizer, told):.4g}")
-        facts |= {"median_norm": median, "clip_norm": float(f"{_OF_MEDIAN * median:.2g}")}
-        privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
-        settings = settings.model_copy(update={"privacy": privacy})
+        settings, norms = _with_clip_norm(settings, texts.records, model, tokenizer, told, "public records")
+        facts |= norms
     if "learning_rate" in auto.choose:
         untrained = float(start_losses(model, texts).mean())
         tried = try_rates(settings, sigma, texts, model, tokenizer, told, untrained)
@@ -103,13 +100,33 @@ def settle(
     return Chosen(settings, facts)
 
 
-def _by_noise(settings: Settings, plan: Plan, model: torch.nn.Module, tokenizer: Any, told: Told) -> Chosen:
-    rate, facts = rate_by_noise(settings, plan, model, tokenizer, told)
-    tried = Tried(rate, facts.pop("losses"), 0)
-    row = settings.method.name
-    rows = tried.to_dict(row, facts["untrained"])["rows"]
-    method = settings.method.model_copy(update={"learning_rate": rate})
-    return Chosen(settings.model_copy(update={"method": method}), {"row": row, "rows": rows, **facts})
+def _on_own_texts(
+    settings: Settings, choose: Sequence[str], plan: Plan, model: torch.nn.Module, tokenizer: Any, told: Told
+) -> Chosen:
+    """``settle`` without a public record."""
+    row, groups = settings.method.name, {"clip_norm": "privacy", "learning_rate": "method"}
+    whole = " and ".join(f"{groups[name]}.{name}" for name in choose)
+    texts = own_texts(model, tokenizer, settings.run.seed, told, whole=whole)
+    rows, facts, norms = list[dict[str, Any]](), dict[str, Any](of_its_own=len(texts)), dict[str, Any]()
+    if "clip_norm" in choose:
+        settings, norms = _with_clip_norm(settings, texts, model, tokenizer, told, "its own texts")
+    if "learning_rate" in choose:
+        rate, facts = rate_by_noise(settings, plan, model, tokenizer, texts, told)
+        tried = Tried(rate, facts.pop("losses"), 0)
+        rows = tried.to_dict(row, facts["untrained"])["rows"]
+        method = settings.method.model_copy(update={"learning_rate": rate})
+        settings = settings.model_copy(update={"method": method})
+    return Chosen(settings, {"row": row, "rows": rows, **facts, **norms})
+
+
+def _with_clip_norm(
+    settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any, told: Told, of: str
+) -> tuple[Settings, dict[str, Any]]:
+    """The settings with a clip norm that follows from the median norm of texts, and both as facts. of: the texts."""
+    median = float(f"{_median_norm(settings, texts, model, tokenizer, told, of):.4g}")
+    facts = {"median_norm": median, "clip_norm": clip_norm_of(median)}
+    privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
+    return settings.model_copy(update={"privacy": privacy}), facts
 
 
 def public_texts(settings: Settings, tokenizer: Any, told: Told) -> Texts:
@@ -241,12 +258,12 @@ _SPLIT: Final = 2**63 + 2**61 + 2**59  # a stream of the public seed: apart from
 
 
 def _median_norm(
-    settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any, told: Told
+    settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any, told: Told, of: str
 ) -> float:
-    """Of gradients at the start, before they are clipped."""
+    """Of gradients at the start, before they are clipped. of: the texts, in words."""
     some = texts.like(list(texts)[:_NORMS])
     norms: list[Tensor] = []
-    told(_MEASURING, 0, len(some))
+    told(_MEASURING + of, 0, len(some))
     generator = counter_generator(settings.run.seed)  # there is no dropout, so nothing is drawn
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
@@ -262,12 +279,12 @@ def _median_norm(
                 captured, _ = micro_batch_gradients(adapter, batch, public=True)
                 squares = coordinates.norms_squared(coordinates.encode(captured))
                 norms.append(squares.clamp_min(0).sqrt().cpu())
-                told(_MEASURING, sum(map(len, norms)), len(some))
+                told(_MEASURING + of, sum(map(len, norms)), len(some))
     found = torch.cat(norms)
     found = found[torch.isfinite(found) & (found > 0)]
     if not len(found):
         raise DataError(
-            "no record of auto.file has a gradient that is finite and not zero",
-            fix="give other PUBLIC records, or a number as privacy.clip_norm",
+            f"none of {of} has a gradient that is finite and not zero",
+            fix="give other PUBLIC records as auto.file, or a number as privacy.clip_norm",
         )
     return float(found.median())

@@ -11,7 +11,15 @@ from typing import Any, Final
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.config.method_names import known as known_methods
 from privlora.errors import PrivloraError
-from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS, cost_on_private, of_choice
+from privlora.rehearsals.kept import (
+    AIM,
+    DRAWS,
+    MOST_RATES,
+    TEXTS,
+    clip_norm_of,
+    cost_on_private,
+    of_choice,
+)
 from privlora.reporting.seals import altered
 from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
@@ -50,6 +58,7 @@ _BY_ROW: Final = (
 )
 _OF_FILE: Final = ("row", "rows", "in_place_of_records", "held_out")
 _OF_CLIP: Final = ("median_norm", "clip_norm")
+_BY_NORMS: Final = ("row", "rows", "of_its_own", *_OF_CLIP)
 _OF_RATES: Final = ("drawn", "untrained", "equal_from", "equal_to")
 _OF_TRIAL: Final = ("name", "learning_rate", "loss")
 _COUNTS: Final = ("spanning", "in_place_of_records", "held_out", "drawn", "of_its_own", "tried")
@@ -174,7 +183,9 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
     by_noise, by_row = "aim" in found, "asked" in found
     names: tuple[str, ...]
     if by_noise:
-        names = _BY_NOISE
+        names = (*_BY_NOISE, *(_OF_CLIP if "clip_norm" in found else ()))
+    elif "of_its_own" in found:
+        names = _BY_NORMS
     elif by_row:
         names = (*_BY_ROW, *(["tried"] if "tried" in found else []))
     else:
@@ -194,6 +205,8 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
         found["row"] == method["name"]
         and (_is_by_row(found) if by_row else {row["name"] for row in rows} <= {found["row"]})
         and (not by_noise or _is_by_noise(found))
+        and ("of_its_own" not in found or found["of_its_own"] <= TEXTS)
+        and (names != _BY_NORMS or not rows)
         and (not rows or rates[0] == method["learning_rate"])
         and ("clip_norm" not in found or found["clip_norm"] == report["statement"]["clip_norm"])
         and all(type(count) is int and 0 < count < _MOST_PUBLIC for count in counts)
@@ -203,7 +216,7 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
         and all(_is_number(rate) and 0 < rate < _LARGEST for rate in rates)
         and (by_row or all(rate == float(f"{rate:.3g}") for rate in rates))
         and {found.get("equal_from"), found.get("equal_to")} <= {None, *rates}
-        and all(found[name] == float(f"{found[name]:.4g}") for name in _OF_CLIP if name in found)
+        and ("clip_norm" not in found or _is_by_median(found))
     )
 
 
@@ -219,11 +232,16 @@ def _is_by_row(found: Mapping[str, Any]) -> bool:
     )
 
 
+def _is_by_median(found: Mapping[str, Any]) -> bool:
+    """Whether a clip norm follows from a median norm of as many digits as a run keeps."""
+    median, norm = found["median_norm"], found["clip_norm"]
+    return median == float(f"{median:.4g}") and norm == clip_norm_of(median)
+
+
 def _is_by_noise(found: Mapping[str, Any]) -> bool:
     """Whether a choice by noise alone has the aim and the trials that such a choice has."""
     return (
         found["aim"] == AIM
-        and 0 < found["of_its_own"] <= TEXTS
         and 0 < len(found["rows"]) <= MOST_RATES
         and all(row["draws"] == DRAWS for row in found["rows"])
     )

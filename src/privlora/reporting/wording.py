@@ -232,12 +232,20 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
         ("Clipping norm C", clip_norm(report)),
         (f"Expected batch size b{of_last}", number(s["expected_batch_size"])),
         (_noise_name(report) + of_last, number(report["noise"]["noise_std"])),
-        ("Steps T", f"{s['steps_charged']} charged of {s['steps_planned']} planned"),
+        ("Steps T", f"{s['steps_charged']} charged of {s['steps_planned']} planned{_passes(s)}"),
         ("Seeds", seeds(report)),
         ("Data set", s["dataset"]),
         ("Run", f"{s['run_id']}, {s['created']}"),
     ]
     return rows
+
+
+def _passes(s: Mapping[str, Any]) -> str:
+    """How often a unit takes part, which is what auto sizes follow from."""
+    if "phases" in s or any_truncated(s):
+        return ""
+    often = s["steps_planned"] * s["sampling"]["sample_rate"] / s["sampling"].get("classes", 1)
+    return f": each {s['unit']} takes part in {number(often, 3)} of them on average"
 
 
 def _of_a_class(s: Mapping[str, Any]) -> str:

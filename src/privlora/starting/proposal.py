@@ -224,7 +224,7 @@ def _data(
         draft.remark(
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
-            f"label: {found.label}   # and remove method.learning_rate",
+            f"label: {found.label}   # and remove method.learning_rate and privacy.clip_norm",
             "labels: 2   # all that there can be: how many, or their names, as [no, yes]. PUBLIC",
         )
     draft.remark(
@@ -386,6 +386,12 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
             AUTO,
             "found before the run begins, from what its noise alone does to the model: no record takes part",
         )
+        if not numbers.noisy:  # which are clipped to one length, whatever it is
+            draft.put(
+                "privacy.clip_norm",
+                AUTO,
+                "each record's gradient is cut to this: a quarter of what is usual on texts of the model's own",
+            )
     else:
         draft.remark(
             "method",
@@ -408,7 +414,7 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
     draft.remark(
         "method",
         "With PUBLIC texts of a similar kind, other methods may learn more from so few, and auto rehearses which",
-        "does (docs/few-records.md): write name: auto here, without a learning_rate, and add",
+        "does (docs/few-records.md): write name: auto here, without learning_rate and clip_norm, and add",
         "  synthesis: {generator: file, file: public.jsonl}",
     )
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from privlora.config.synthesis import PROMPTED, SynthesisSettings
-from privlora.data.records import load_records, text_of
+from privlora.data.records import synthesis_texts
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivloraError, article
 from privlora.randomness import counter_generator
 from privlora.synthesis.endpoint import EndpointWriter
@@ -219,12 +219,7 @@ class FileGenerator(_Resumable):
     @classmethod
     def read(cls, path: str | list[str], column: str, *, seed: int) -> Self:
         """Of a file that ``data.records.load_records`` reads. Raises DataError for one that cannot be."""
-        records = load_records(path)
-        try:
-            texts = [text_of(record, column, i) for i, record in enumerate(records, start=1)]
-        except DataError as error:
-            raise error.of("synthesis.file, read by synthesis.column") from None
-        return cls(texts, seed=seed)
+        return cls(synthesis_texts(path, column), seed=seed)
 
     @property
     def left(self) -> int:

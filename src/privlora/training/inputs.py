@@ -29,6 +29,7 @@ from privlora.data.records import (
     content_hash,
     iterate_records,
     load_records,
+    synthesis_texts,
     text_of,
 )
 from privlora.data.rendering import renderer
@@ -448,10 +449,9 @@ def _public(
     if auto is not None and auto.file is not None:
         public["auto.file"] = load_records(auto.file, format=settings.data.format, limit=auto.limit)
     if settings.synthesis is not None and settings.synthesis.file is not None:
-        column, own = text_column(settings.data), settings.synthesis.column
-        written = load_records(settings.synthesis.file)
+        column, chosen = text_column(settings.data), settings.synthesis
         public["synthesis.file"] = [
-            {column: text_of(record, own, number)} for number, record in enumerate(written, 1)
+            {column: text} for text in synthesis_texts(settings.synthesis.file, chosen.column)
         ]
     return public
 

@@ -239,8 +239,8 @@ def refuse_unrehearsed(settings: Settings) -> None:
         )
     if row.coordinates.forward_only and settings.auto.file is None:
         raise ConfigError(
-            f"learning_rate cannot be auto with method {row.name!r} and no auto.file",
-            why="by noise alone it would be a hundred times too large: such a step has one noisy number, which moves a "
-            "model little, and signal that is as small",
+            f"{names} cannot be auto with method {row.name!r} and no auto.file",
+            why="by noise alone a rate would be a hundred times too large, since such a step has one noisy number and "
+            "moves a model little, as its signal does; and it has no gradient whose norm could be measured",
             fix="give a number, or leave it out for the method's own; or public records as auto.file",
         )
