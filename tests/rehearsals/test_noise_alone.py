@@ -294,7 +294,8 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
     assert _is_priced(older, folder.ledger)
     assert not _is_priced({**older, "private_runs": facts["private_runs"]}, folder.ledger)
     # Whatever the records are: nothing of them has a part in it.
-    run([{"text": f"other {i * i}"} for i in range(31)], "other")
+    others = [{"text": f"other {i * i}"} for i in range(31)]
+    run(others, "other")
     assert read_choice(RunFolder(tmp_path / "other")) == facts
     # With the clip norm, which is the ledger's, too.
     result = run(RECORDS, "both", clip_norm="auto")
@@ -304,6 +305,8 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
     page = " ".join((folder.release / "report.html").read_text("utf-8").split())
     assert f"clip norm {facts['clip_norm']:g}, a quarter of the median norm" in page
     assert all(check.passed is not False for check in verify(tmp_path / "both").checks)
+    run(others, "both of others", clip_norm="auto")
+    assert read_choice(RunFolder(tmp_path / "both of others")) == facts
 
 
 def test_what_a_choice_would_have_cost_on_private_records() -> None:

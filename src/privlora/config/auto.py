@@ -22,7 +22,8 @@ _BALANCE = 0.3
 _FEWEST_STEPS = 10
 
 _SIZES: Final = ("steps", "expected_batch_size")
-_REHEARSED: Final = {"clip_norm": "privacy", "learning_rate": "method"}
+REHEARSED: Final = {"clip_norm": "privacy", "learning_rate": "method"}
+"""What may be chosen before a run begins -> its group."""
 
 
 class OrAuto:
@@ -142,7 +143,7 @@ def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
         return values  # which is told where the group is checked
     filled["auto"] = own
     for group, name in asked:
-        if name in _REHEARSED:
+        if name in REHEARSED:
             del filled[group][name]
             chosen = own.setdefault("choose", [])
             if isinstance(chosen, list) and name not in chosen:

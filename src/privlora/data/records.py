@@ -299,16 +299,10 @@ def synthesis_texts(path: str | list[str], column: str) -> list[str]:
     try:
         return [text_of(record, column, number) for number, record in enumerate(records, start=1)]
     except DataError as error:
-        about = (
-            error
-            if column in records[0]
-            else type(error)(
-                error.what,
-                why=error.why,
-                fix="name the column that holds its texts, as synthesis.column=NAME",
-            )
-        )
-        raise about.of("synthesis.file, read by synthesis.column") from None
+        if column not in records[0]:
+            fix = "name the column that holds its texts, as synthesis.column=NAME"
+            error = DataError(error.what, why=error.why, fix=fix)
+        raise error.of("synthesis.file, read by synthesis.column") from None
 
 
 def text_of(record: Mapping[str, Any], column: str, number: int) -> str:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from privlora.accounting import Plan
 from privlora.config import Settings
+from privlora.config.auto import REHEARSED
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
@@ -104,8 +105,7 @@ def _on_own_texts(
     settings: Settings, choose: Sequence[str], plan: Plan, model: torch.nn.Module, tokenizer: Any, told: Told
 ) -> Chosen:
     """``settle`` without a public record."""
-    row, groups = settings.method.name, {"clip_norm": "privacy", "learning_rate": "method"}
-    whole = " and ".join(f"{groups[name]}.{name}" for name in choose)
+    row, whole = settings.method.name, " and ".join(f"{REHEARSED[name]}.{name}" for name in choose)
     texts = own_texts(model, tokenizer, settings.run.seed, told, whole=whole)
     rows, facts, norms = list[dict[str, Any]](), dict[str, Any](of_its_own=len(texts)), dict[str, Any]()
     if "clip_norm" in choose:
