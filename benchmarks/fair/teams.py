@@ -303,7 +303,7 @@ class Table:
             multiples = torch.tensor(rates, device=parts.adapter.device).repeat_interleave(len(seeds))
             by_group = [multiples.repeat_interleave(len(group.sites)) for group in parts.adapter.groups]
             parts.optimizer = Rated(parts.optimizer, by_group)
-            keys = [1000 * seed + 7 * k for k in range(len(rates)) for seed in seeds]
+            keys = self.keys(len(rates), seeds)
             members = [
                 Member(
                     units=Units(np.arange(len(train))),
@@ -357,6 +357,10 @@ class Table:
             **answered,
             "seconds": [round(trained - began, 2), round(done - trained, 2)],
         }
+
+    def keys(self, rates: int, seeds: Sequence[int]) -> list[int]:
+        """Of the draws of each rate with each seed."""
+        return [1000 * seed + 7 * k for k in range(rates) for seed in seeds]
 
     def _before(self, held: Examples) -> Tensor:
         from privlora.evaluation.next_token import record_losses
