@@ -129,6 +129,7 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
         ),
         ({"privacy": {"expected_batch_size": "auto", "sample_rate": 0.5}}, "remove sample_rate"),
         ({"auto": {"passes": 0}, "privacy": {"steps": "auto"}}, "passes"),
+        ({"auto": {"file": [{"text": "a story"}]}}, r"auto\.file: it names files.* one JSON object a line"),
         ({"auto": {"choose": ["steps"]}}, "choose"),
         ({"privacy": {"clip_norm": 3.0}, "auto": {"choose": ["clip_norm"]}}, "clip_norm is a number"),
         (

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, Final, Literal, TypeGuard
 
-from pydantic import Field
+from pydantic import Field, field_validator
 from pydantic.annotated_handlers import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
@@ -47,6 +48,22 @@ class AutoSettings(Group):
     file: str | list[str] | None = None
     """PUBLIC records of the form that the group data describes, for what is rehearsed: method.learning_rate and
     privacy.clip_norm. Never private ones, and others than those of data.evaluation."""
+
+    @field_validator("file", mode="before")
+    @classmethod
+    def _names_files(cls, value: Any) -> Any:
+        if value is None:
+            return None
+        names = [
+            str(x) for x in (value if isinstance(value, list) else [value]) if isinstance(x, str | PurePath)
+        ]
+        if len(names) == (len(value) if isinstance(value, list) else 1):
+            return names if isinstance(value, list) else names[0]
+        raise ValueError(
+            "it names files, and what was given are no names. Fix: write the PUBLIC records to a file, one JSON "
+            "object a line, and give its path"
+        )
+
     limit: int = Field(default=2000, ge=32)
     """How many records of file to use at most, from the first on."""
     choose: list[Literal["clip_norm", "learning_rate"]] = Field(default=[])

@@ -515,7 +515,7 @@ class PrivacySettings(Group):
     """At most 1 / public_dataset_size, better far below it."""
     clip_norm: Annotated[float, OrAuto] = Field(default=1.0, ge=CLIP_NORMS[0], le=CLIP_NORMS[1])
     """C: bound on the norm of one unit's gradient over all modules. auto: a quarter of the median norm of the public
-    records auto.file."""
+    records auto.file; without a file of texts that the model writes itself. For whole texts, not for labels."""
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
     """Clip at this quantile of the units' gradient norms (0.5: the median), learnt privately from clip_norm on. Epsilon
     stays the same: 0.5 % more noise pays for it. Null clips at clip_norm."""
@@ -610,8 +610,8 @@ class PrivacySettings(Group):
             )
         if self.q > 1:
             yield ValueError(
-                f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}. Fix: at most {n}, better a few "
-                "percent of it"
+                f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}. Fix: at most {n}, better "
+                "half of it or less; with steps and batch auto both follow from it"
             )
         if self.max_batch_size is not None and self.public_dataset_size is None:
             yield ValueError(
