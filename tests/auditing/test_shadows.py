@@ -12,8 +12,10 @@ from cli_cases import call, run_settings, save_tiny_model, write_config, write_r
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing.bounds import Floats
+from privlora.auditing.kinds import OF_TEXTS
 from privlora.auditing.page import write_shadows
-from privlora.auditing.shadows import KINDS, audit_shadows, judge_shadows
+from privlora.auditing.shadows import audit_shadows, judge_shadows
+from privlora.auditing.text_canaries import TEXT_CANARIES
 from privlora.config import Settings, load_settings, settings_from
 from privlora.demo import model_path, private_records
 from privlora.errors import ConfigError
@@ -139,7 +141,7 @@ def test_what_does_not_go_together_is_refused(config: Path, capsys: pytest.Captu
         "unknown canaries 'gradient'": ["--shadows=20", "--kind=gradient"],
     }.items():
         assert words in call(capsys, "audit", config, *options).err
-    assert "random-tokens" in KINDS
+    assert tuple(TEXT_CANARIES) == OF_TEXTS
     chosen = load_settings(config)
     with pytest.raises(ConfigError, match="can show nothing"):
         audit_shadows(chosen, adapters=10)

@@ -22,11 +22,9 @@ from privlora.auditing.canary_scores import (
     unreadable,
 )
 from privlora.auditing.gradient_canaries import draw_canaries
+from privlora.auditing.kinds import GRADIENT, NEW_TOKEN, OF_ONE_RUN, check_kind
 from privlora.auditing.text_canaries import (
-    NEW_TOKEN,
-    TEXT_CANARIES,
     add_records,
-    check_kind,
     record_losses,
     room_for,
     text_canaries,
@@ -49,7 +47,6 @@ from privlora.training.promise import plan_privacy
 from privlora.training.sources import check_columns
 from privlora.training.takeover import make_room, refuse_if_spent
 
-KINDS = ("gradient", *TEXT_CANARIES)
 _TEXTS = "canaries.json"  # what the canaries are, whether they are in or not
 _GO_ON = "give the settings and canaries of that audit, or another folder"
 _TEXT_TOKENS = 32  # the loss is a mean over tokens: more of them dilute what each gives away
@@ -63,7 +60,7 @@ def audit_run(
     settings: Settings,
     *,
     canaries: int = 500,
-    kind: str = "gradient",
+    kind: str = GRADIENT,
     confidence: float = 0.95,
     temperature: float | None = None,
     model: torch.nn.Module | None = None,
@@ -96,7 +93,7 @@ def audit_run(
     # The audit goes on with what was asked for; how many tokens that is may differ.
     asked = settings
     settings = settled(settings, model, tokenizer)
-    if kind in ("gradient", NEW_TOKEN):  # whose canaries take memory that is not counted
+    if kind in (GRADIENT, NEW_TOKEN):  # whose canaries take memory that is not counted
         settings = in_default_micro_batches(settings)
     else:
         settings, _ = with_micro_batches(settings, model, next(model.parameters()).device)
@@ -118,7 +115,7 @@ def audit_run(
             f" behind public prefixes {sha256(repr([ids.tolist() for ids in begins]).encode()).hexdigest()}"
         )
     state = open_audit(folder, asked, planted, canaries, [folder.private / _TEXTS])
-    train_with = _with_gradients if kind == "gradient" else _with_texts
+    train_with = _with_gradients if kind == GRADIENT else _with_texts
     with unchanged_afterwards(model):
         train_with(
             _Audit(settings, folder, state, kind, temperature, begins, model, tokenizer, observer), data
@@ -256,13 +253,13 @@ def _with_data(settings: Settings, more: Mapping[str, Any]) -> Settings:
 def _refuse(settings: Settings, kind: str, temperature: float | None, *, prefixes: bool) -> None:
     method = find_method(settings.method.name)  # of votes there is no step that a canary could be in
     privacy = settings.privacy
-    check_kind(kind, temperature, KINDS, prefixes=prefixes)
+    check_kind(kind, temperature, OF_ONE_RUN, prefixes=prefixes)
     if not privacy.private:
         raise ConfigError(
             "a run without noise claims nothing that could be audited", fix="set privacy.private=true"
         )
     refuse_settings(settings)
-    if kind == "gradient" and method.coordinates.forward_only:
+    if kind == GRADIENT and method.coordinates.forward_only:
         raise ConfigError(
             f"method {method.name!r} cannot be audited by gradients",
             why="it takes none, and all canaries of a step would lie along its one direction and cover each other",

@@ -26,11 +26,10 @@ from privlora.auditing.bounds import (
     rate_at_least,
     threshold_epsilon,
 )
+from privlora.auditing.kinds import LEAST_LIKELY, OF_SHADOWS, check_kind
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import (
-    TEXT_CANARIES,
     add_records,
-    check_kind,
     continued,
     record_losses,
     room_for,
@@ -49,8 +48,6 @@ from privlora.training.fitting import in_default_micro_batches
 from privlora.training.inputs import check_sources, fitted, load_data
 from privlora.training.models import check_model, given_or_loaded
 
-LEAST_LIKELY = "least-likely"
-KINDS = (*TEXT_CANARIES, LEAST_LIKELY)
 _TOKENS = 32  # of a canary, at most: its loss is a mean over tokens
 _PILOT = 5  # one adapter in five sets the threshold that judges the others
 _FEWEST = 20
@@ -266,7 +263,7 @@ def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | N
             why=f"each would {'be ' + own if coordinates.forward_only else 'need a copy of the weights of its own'}",
             fix="audit another method, or this one by canaries (`privlora audit --kind random-tokens`)",
         )
-    check_kind(kind, temperature, KINDS)
+    check_kind(kind, temperature, OF_SHADOWS)
     if adapters < _FEWEST:
         raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")
     if settings.data.evaluation is not None:

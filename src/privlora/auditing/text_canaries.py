@@ -24,6 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from privlora.auditing.kinds import NEW_TOKEN, check_kind
 from privlora.auditing.new_tokens import first_new_token, new_tokens
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import IGNORED, Example, Examples
@@ -36,7 +37,6 @@ Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
 
 _BATCH: Final = 2048  # tokens that the base model reads at once while it writes
-NEW_TOKEN: Final = "new-token"
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,6 @@ TEXT_CANARIES: dict[str, Callable[[_Drawing], list[Example]]] = {
     "prefix-suffix": _prefix_suffix,
     NEW_TOKEN: _new_token,
 }
-_WITH_TEMPERATURE: Final = ("sampled", "prefix-suffix")
-_WITH_PREFIXES: Final = ("prefix-suffix", NEW_TOKEN)
 
 
 def text_canaries(
@@ -147,33 +145,6 @@ def text_canaries(
     check_kind(kind, temperature, prefixes=bool(public))
     generator = np.random.default_rng(seed)
     return TEXT_CANARIES[kind](_Drawing(count, length, tokenizer, model, generator, temperature, public))
-
-
-def check_kind(
-    kind: str,
-    temperature: float | None,
-    kinds: Sequence[str] = tuple(TEXT_CANARIES),
-    *,
-    prefixes: bool = False,
-) -> None:
-    """Raise ConfigError for a kind that is none of ``kinds``, a temperature that is out of range or not its own, or
-    prefixes for a kind without any."""
-    if kind not in kinds:
-        raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(kinds)}")
-    if prefixes and kind not in _WITH_PREFIXES:
-        raise ConfigError(
-            f"--prefixes does not go with canaries of the kind {kind!r}",
-            fix=f"leave it out, or give --kind {' or '.join(_WITH_PREFIXES)}",
-        )
-    if temperature is None:
-        return
-    if kind not in _WITH_TEMPERATURE:
-        raise ConfigError(
-            f"--temperature does not go with canaries of the kind {kind!r}",
-            fix=f"leave it out, or give --kind {' or '.join(_WITH_TEMPERATURE)}",
-        )
-    if not 0.05 <= temperature <= 100:
-        raise ConfigError(f"temperature {temperature} is out of range", fix="give 0.05 to 100; 1 is usual")
 
 
 def usable_tokens(tokenizer: Any, model: Any) -> np.ndarray:

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Literal
 import typer
 
 from privlora.auditing.asked import refuse_few, settings_of_finished
+from privlora.auditing.kinds import GRADIENT, OF_ONE_RUN, OF_SHADOWS, check_kind
 from privlora.cli.console import WITHIN, JsonOption, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.stops import Stopped
 from privlora.config import Settings, load_settings
@@ -127,7 +128,8 @@ def audit(
     else:
         _refuse({**trial, "--canaries": canaries}, "needs --one-run")
     if one_run:
-        kind = kind or "gradient"
+        kind = kind or GRADIENT
+        check_kind(kind, temperature, OF_ONE_RUN, prefixes=prefixes is not None)
         _one_run(
             target,
             overrides,
@@ -142,6 +144,7 @@ def audit(
     elif shadows is not None:
         kind = kind or "random-tokens"
         _refuse({"--prefixes": prefixes}, "goes with --one-run")
+        check_kind(kind, temperature, OF_SHADOWS)
         _shadows(target, overrides, shadows, kind, temperature, output, confidence, as_json)
     else:
         _finished(target, secrets, members, non_members, limit, confidence, as_json)
