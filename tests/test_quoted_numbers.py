@@ -49,7 +49,7 @@ def test_the_fair_table_is_made_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> 
     made = importlib.import_module("tables")
     found = made.read(RESULTS / "fair.jsonl")
     text, tables = page("docs/results.md"), dict(made.tables(found))
-    assert len(tables) == 7
+    assert len(tables) == 8
     for title, table in tables.items():
         assert f"**{title}**\n\n{table}\n" in text
 
@@ -65,6 +65,13 @@ def test_gauges_of_a_start_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     cells = [cell.strip() for _, row in found for cell in row.split("|")]
     assert len([cell for cell in cells if cell]) == 14
     assert all(cell in text for cell in cells)
+
+
+def test_metrics_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("benchmarks", "benchmarks/fair"):
+        monkeypatch.syspath_prepend(ROOT / room)
+    made = importlib.import_module("metrics").table_of(lines("fair_trials.jsonl"))
+    assert "\n".join(made) in page("docs/results.md")
 
 
 def test_what_leaves_no_less_noise_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:

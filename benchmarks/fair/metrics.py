@@ -1,6 +1,7 @@
 """PRISM in other metrics on the tangent space: coordinates (M, Up, Vp) weighted by functions of Z's singular values.
 
     python benchmarks/fair/metrics.py --of "stories260K/24/3/by values/math-questions" --out trials.jsonl
+    python benchmarks/fair/metrics.py --table --out benchmarks/results/fair_trials.jsonl
 
 With weights a_j of columns of Up and b_i of those of Vp, and sqrt(a_j^2 + b_i^2) of M_ij, a unit has the norm of its
 gradients of the factors U diag(b) and V diag(a): so factor training is among these, freed from its gauge. A step moves
@@ -11,6 +12,7 @@ by values      a = b = S / rms(S), 1 where Z is zero
 as factors     a^2 = (1 + sqrt(1 + 4 x^2)) / 2, b^2 = a^2 - 1: what gradient flow keeps of A^T A - B^T B from B = 0 on
 right grows    a = 1, b as above
 right grows alike   as that, with the root mean square of x in its place, so that directions have one weight
+its own, rising     PRISM as it is, at a rate that rises from zero over the steps, with the same mean
 
 The choosing seeds on their half of the held-out records, with the same draws for each rate and metric.
 """
@@ -20,7 +22,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +45,7 @@ from privlora.geometry.fixed_rank import Point, Tangent, nearest_tangent
 Weights = tuple[Tensor, Tensor]
 """a and b, (L, r) each."""
 _OF_WEIGHTS = 0.1
+_RISING = "its own, rising"
 
 
 def by_values(s: Tensor, x: Tensor) -> Weights:
@@ -51,8 +55,8 @@ def by_values(s: Tensor, x: Tensor) -> Weights:
 
 
 def as_factors(s: Tensor, x: Tensor) -> Weights:
-    left = (1 + (1 + 4 * x.square()).sqrt()) / 2
-    return left.sqrt(), (left - 1).sqrt()
+    root = 1 + (1 + 4 * x.square()).sqrt()
+    return (root / 2).sqrt(), x * (2 / root).sqrt()
 
 
 def right_grows(s: Tensor, x: Tensor) -> Weights:
@@ -65,6 +69,7 @@ def right_grows_alike(s: Tensor, x: Tensor) -> Weights:
 
 METRICS: dict[str, Callable[[Tensor, Tensor], Weights] | None] = {
     "its own": None,
+    _RISING: None,
     "by values": by_values,
     "as factors": as_factors,
     "right grows": right_grows,
@@ -128,15 +133,43 @@ class Paired(teams.Table):
         return [1000 * seed for _ in range(rates) for seed in seeds]
 
 
+def table_of(lines: list[dict[str, Any]]) -> Iterator[str]:
+    """The least loss of each metric in 24 steps; a star where that is of the largest rate."""
+    found: dict[str, dict[tuple[str, str], str]] = defaultdict(dict)
+    for line in lines:
+        name = line["row"].removeprefix("prism, metric ")
+        if name == line["row"] or line["steps"] != 24:
+            continue
+        loss, rate = min(zip(line["choosing"], line["rates"], strict=True))
+        edge = "*" * (rate == max(line["rates"]))
+        found[name][line["model"], line["task"].removesuffix("-questions")] = f"{loss:.3f}{edge}"
+    places = sorted({place for cells in found.values() for place in cells})
+    yield "| metric | " + " | ".join(f"{model}, {task}" for model, task in places) + " |"
+    yield "|---" * (1 + len(places)) + "|"
+    for name in METRICS:
+        yield f"| {name} | " + " | ".join(found[name].get(place, "") for place in places) + " |"
+
+
+def rising(steps: int) -> Callable[[Any], Callable[[int], float]]:
+    return lambda parts: lambda step: 2 * (step - 0.5) / steps
+
+
+_CONSTANT = teams.shape_of
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data", default="study-data")
     parser.add_argument("--out", type=Path, required=True)
-    parser.add_argument("--of", action="append", required=True, help="MODEL/STEPS/EPSILON/METRIC/TASK")
+    parser.add_argument("--of", action="append", default=[], help="MODEL/STEPS/EPSILON/METRIC/TASK")
+    parser.add_argument("--table", action="store_true", help="print what is there; run nothing")
     parser.add_argument("--powers", default="-1,0,1,2", help="of the root of two, times the default rate")
     args = parser.parse_args()
+    if args.table:
+        print("\n".join(table_of([json.loads(line) for line in args.out.read_text("utf-8").splitlines()])))
+        return
     torch.set_num_threads(1)
     table = Paired(args.data)
     for spec in args.of:
@@ -150,6 +183,7 @@ def main() -> None:
         )
         starts.TangentCoordinates = kind  # type: ignore[misc]
         rates = [float(f"{cell.default * 2 ** (int(power) / 2):.4g}") for power in args.powers.split(",")]
+        teams.shape_of = rising(cell.steps) if metric == _RISING else _CONSTANT
         found = table.run(cell, rates, CHOOSING)
         line = {
             "model": model,

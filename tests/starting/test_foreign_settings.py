@@ -290,7 +290,7 @@ BASE = {
         ({"lr_scheduler_type": "inverse_sqrt"}, "method.schedule", None),
         ({"learning_rate": "fast"}, "method.learning_rate", None),
         ({"learning_rate": True}, "method.learning_rate", None),
-        ({"lora_r": 2.5}, "adapter.r", 16),
+        ({"lora_r": 2.5}, "adapter.r", 8),
         ({"attn_implementation": "kernels-community/x"}, "model.attn_implementation", None),
         ({"completion_only_loss": False}, "data.loss_on", "all"),
         ({"gradient_checkpointing": True, "gradient_checkpointing_kwargs": {"use_reentrant": True}},

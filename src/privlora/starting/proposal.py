@@ -105,7 +105,9 @@ def propose(
         "model", "quantization: 4bit   # where memory is short (QLoRA; pip install 'privlora[quant]')"
     )
     _data(draft, asked, found, form, base, notes, long_given)
-    draft.put("adapter.r", 16, "rank: more adapts more, and spreads the noise over more numbers")
+    draft.put(
+        "adapter.r", 8, "rank: more adapts more, and spreads the noise over more numbers; 4 to 8 were best"
+    )
     units = found.records if asked.user is None else _users(found, asked.user)
     numbers = numbers_for(units)
     _privacy(draft, asked, found, numbers, notes)
