@@ -67,6 +67,14 @@ def test_gauges_of_a_start_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(cell in text for cell in cells)
 
 
+def test_norms_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("benchmarks", "benchmarks/fair"):
+        monkeypatch.syspath_prepend(ROOT / room)
+    assert "\n".join(importlib.import_module("norms").table_of(lines("norms.jsonl"))) in page(
+        "docs/clipping.md"
+    )
+
+
 def test_metrics_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in ("benchmarks", "benchmarks/fair"):
         monkeypatch.syspath_prepend(ROOT / room)

@@ -123,7 +123,7 @@ def _with_clip_norm(
     settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any, told: Told, of: str
 ) -> tuple[Settings, dict[str, Any]]:
     """The settings with a clip norm that follows from the median norm of texts, and both as facts. of: the texts."""
-    median = float(f"{_median_norm(settings, texts, model, tokenizer, told, of):.4g}")
+    median = float(f"{median_norm(settings, texts, model, tokenizer, told, of):.4g}")
     facts = {"median_norm": median, "clip_norm": clip_norm_of(median)}
     privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
     return settings.model_copy(update={"privacy": privacy}), facts
@@ -257,10 +257,18 @@ def _split(records: Examples, seed: int) -> tuple[Examples, Examples]:
 _SPLIT: Final = 2**63 + 2**61 + 2**59  # a stream of the public seed: apart from those of trials
 
 
-def _median_norm(
-    settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any, told: Told, of: str
+def median_norm(
+    settings: Settings,
+    texts: Examples,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told = lambda what, done, total: None,
+    of: str = "the texts",
 ) -> float:
-    """Of gradients at the start, before they are clipped. of: the texts, in words."""
+    """Of gradients at the start, before they are clipped, in the coordinates of the row. of: the texts, in words.
+
+    Raises DataError where none has a gradient.
+    """
     some = texts.like(list(texts)[:_NORMS])
     norms: list[Tensor] = []
     told(_MEASURING + of, 0, len(some))
