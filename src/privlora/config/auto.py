@@ -48,27 +48,24 @@ class AutoSettings(Group):
     file: str | list[str] | None = None
     """PUBLIC records of the form that the group data describes, for what is rehearsed: method.learning_rate and
     privacy.clip_norm. Never private ones, and others than those of data.evaluation."""
-
-    @field_validator("file", mode="before")
-    @classmethod
-    def _names_files(cls, value: Any) -> Any:
-        if value is None:
-            return None
-        names = [
-            str(x) for x in (value if isinstance(value, list) else [value]) if isinstance(x, str | PurePath)
-        ]
-        if len(names) == (len(value) if isinstance(value, list) else 1):
-            return names if isinstance(value, list) else names[0]
-        raise ValueError(
-            "it names files, and what was given are no names. Fix: write the PUBLIC records to a file, one JSON "
-            "object a line, and give its path"
-        )
-
     limit: int = Field(default=2000, ge=32)
     """How many records of file to use at most, from the first on."""
     choose: list[Literal["clip_norm", "learning_rate"]] = Field(default=[])
     """What is chosen before the run begins, by rehearsals on file; without a file on texts that the model writes, the
     learning rate by noise alone. auto in a setting's own place says the same."""
+
+    @field_validator("file", mode="before")
+    @classmethod
+    def _names_files(cls, given: Any) -> Any:
+        names = given if isinstance(given, list) else [given]
+        if given is not None and not all(isinstance(name, str | PurePath) for name in names):
+            raise ValueError(
+                "it names files, and what was given are no names. Fix: write the PUBLIC records to a file, one JSON "
+                "object a line, and give its path"
+            )
+        if isinstance(given, PurePath):
+            return str(given)
+        return [str(name) for name in given] if isinstance(given, list) else given
 
     @property
     def rehearses_rate(self) -> bool:
