@@ -205,7 +205,8 @@ def test_a_clip_norm_is_a_quarter_of_the_median_norm_of_its_own_texts(row: str) 
     both = settings(None, privacy={"clip_norm": "auto"}, method={"name": row})
     told = list[str]()
     again = settle(both, plan, model, tiny_tokenizer(), lambda *what: told.append(what[0]))
-    assert again.facts["clip_norm"] == found.facts["clip_norm"] == again.settings.privacy.clip_norm
+    assert again.facts["clip_norm"] == again.settings.privacy.clip_norm
+    assert again.facts["median_norm"] == pytest.approx(found.facts["median_norm"], rel=1e-3)
     assert again.settings.method.learning_rate == again.facts["rows"][0]["learning_rate"]
     assert told.index("measuring gradient norms of its own texts") > 0
     assert again.settings.auto is None
@@ -213,12 +214,13 @@ def test_a_clip_norm_is_a_quarter_of_the_median_norm_of_its_own_texts(row: str) 
 
 def test_the_rate_is_the_same_whatever_the_clip_norm() -> None:
     """Noise is in proportion to it, and rules divide by the noise."""
-    model, taken = tiny_model(), set[float]()
+    model, taken = tiny_model(), list[float]()
     for norm in ("auto", 0.01, 30.0):
         chosen = settings(None, privacy={"clip_norm": norm})
         found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
-        taken.add(float(f"{found.settings.method.learning_rate:.2g}"))
-    assert len(taken) == 1
+        assert found.settings.method.learning_rate is not None
+        taken.append(found.settings.method.learning_rate)
+    assert max(taken) < 1.02 * min(taken)
 
 
 def test_nothing_is_found_for_labels() -> None:
