@@ -161,7 +161,7 @@ def test_rows_have_defaults_of_their_own() -> None:
 _ADAM = {"beta1": 0.9, "beta2": 0.999}
 _ADAMW = {**_ADAM, "weight_decay": 0.0}
 _SPAN = {"alpha": 1.0, "ridge": 1e-6, "top_k": 0, "hold_out": 0.0}
-_PRISM = {"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0, "right_weight": 1.0}
+_PRISM = {"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0, "right_weight": 1.0, "metric_power": 0.0}
 RESOLVED: dict[tuple[str, str], dict[str, float]] = {
     **{("prism", optimizer): _PRISM for optimizer in ("rank", "scalar", "sgd")},
     ("prism", "paper"): {"beta1": 0.0, "beta2": 0.99},

@@ -20,6 +20,7 @@ import platform
 import queue
 import sys
 import time
+from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -70,10 +71,10 @@ def rate_of(default: float, power: int) -> float:
     return float(f"{default * 2 ** (power / 2):.4g}")
 
 
-def next_powers(done: dict[int, float]) -> list[int]:
+def next_powers(done: dict[int, float], first: Sequence[int] = FIRST) -> list[int]:
     """What to try next; nothing where the best has worse on both sides. done: power -> mean loss of choosing seeds."""
     if not done:
-        return list(FIRST)
+        return list(first)
     best = min(done, key=lambda power: done[power])
     if done[best] == float("inf") or best == min(done):
         return [min(done) - k for k in range(MORE, 0, -1)]
@@ -94,6 +95,7 @@ def work(
     data: str,
     tokens: dict[str, int],
     seeds: tuple[int, ...],
+    first: Sequence[int],
     ends: float,
 ) -> None:
     """One process: whole cells, one after the other."""
@@ -113,7 +115,7 @@ def work(
         lines = [line for line in known if line["cell"] == place]
         done = {power: choosing_mean(line, k) for line in lines for k, power in enumerate(line["powers"])}
         for _ in range(TEAMS - len(lines)):
-            powers = next_powers(done)
+            powers = next_powers(done, first)
             if not powers or time.time() > ends:
                 break
             table.tokens = tokens.get(cell.model, tokens[""])
@@ -172,8 +174,12 @@ def main() -> None:
     parser.add_argument(
         "--seeds", default=",".join(map(str, SEEDS)), help="of which 100 and more choose the rate"
     )
+    parser.add_argument(
+        "--first", default=",".join(map(str, FIRST)), help="powers of the root of two to begin with"
+    )
     args = parser.parse_args()
     seeds = tuple(int(seed) for seed in args.seeds.split(","))
+    first = [int(power) for power in args.first.split(",")]
     tokens = {"": 16384}
     for each in args.tokens:
         model, _, number = each.rpartition(":")
@@ -186,7 +192,9 @@ def main() -> None:
         cells.put(cell)
     began, ends = time.time(), time.time() + 60 * args.minutes
     workers = [
-        context.Process(target=work, args=(cells, found, known, args.data, tokens, seeds, ends), daemon=True)
+        context.Process(
+            target=work, args=(cells, found, known, args.data, tokens, seeds, first, ends), daemon=True
+        )
         for _ in range(args.workers)
     ]
     for worker in workers:

@@ -57,6 +57,7 @@ ROWS = {
     row.label: row
     for row in (
         Row("prism", "prism", {}, relative=True),
+        Row("prism, by values", "prism", {"metric_power": 1.0}, relative=True),
         Row("prism, rates in entries", "prism", {}),
         Row("prism, longer averaging", "prism", {"averaging": 0.9}, relative=True),
         Row("dp-sgd", "dp-sgd", {}),
@@ -103,6 +104,9 @@ RELATIVE = 0.02
 """Of rows with relative rates, at 24 steps."""
 CLIP_NORMS = {"reviews1M": 0.2}
 """Of models whose gradients are not longer than 1: what ``privacy.clip_norm: auto`` finds."""
+
+RIGHT_WEIGHTS = {"reviews1M": 0.7, "babyllama105": 0.56}
+"""Of models of whose inputs the start knows more than chance: what ``method.right_weight: auto`` finds."""
 
 
 @dataclass(frozen=True)
@@ -245,6 +249,7 @@ class Table:
         name, units, clip = task.pop("file"), task.pop("units"), task.pop("clip_norm", 1.0)
         kind, _, number = cell.start.partition(" ")
         rank = int(number) if kind == "rank" else 8
+        own = {"right_weight": RIGHT_WEIGHTS.get(cell.model, 1.0)} if "metric_power" in row.settings else {}
         init = f"{self.data}/starts/{cell.model} {number}" if kind == "continued" else row.init
         return settings_from(
             {
@@ -264,7 +269,7 @@ class Table:
                     "public_dataset_size": units,
                     "clip_norm": cell.clip_norm or clip,
                 },
-                "method": {"name": row.method, "relative_rate": row.relative, **row.settings},
+                "method": {"name": row.method, "relative_rate": row.relative, **own, **row.settings},
                 "run": {"tokens_per_micro_batch": self.tokens},
             }
         )

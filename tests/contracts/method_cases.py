@@ -50,13 +50,18 @@ from privlora.training.step import Step
 RANK = 3
 NAN_TOKEN, INF_TOKEN = VOCAB - 1, VOCAB - 2
 VARIANTS = [(row.name, optimizer) for row in METHODS.values() for optimizer in row.optimizers]
-PRIVATE = [(name, optimizer) for name, optimizer in VARIANTS if METHODS[name].private]
+# Tangent coordinates that are weighed by the singular values are a space of their own, by a setting.
+IN_METRIC = ("prism", "rank in metric 1")
+PRIVATE = [*[(name, optimizer) for name, optimizer in VARIANTS if METHODS[name].private], IN_METRIC]
 # Eq. 24-26 need Z != 0.
 NEEDS_FACTORS = {("prism", "paper")}
 STATES = ["zero", "factors", "ill-conditioned", "moved"]
 # A mechanism sees coordinates and never an optimizer. So what concerns it alone is tested once a space, and from where
 # each optimizer leads to.
-ONE_A_SPACE = list({METHODS[name].space: (name, optimizer) for name, optimizer in reversed(PRIVATE)}.values())
+ONE_A_SPACE = [
+    *{METHODS[name].space: (name, optimizer) for name, optimizer in reversed(PRIVATE)}.values(),
+    IN_METRIC,
+]
 CASES = [(v, state) for state in STATES for v in (PRIVATE if state == "moved" else ONE_A_SPACE)]
 
 
@@ -267,6 +272,9 @@ def make_case(
     or moved (a few private steps after the start). settings: of the optimizer.
     """
     row = METHODS[variant[0]]
+    rule, _, power = variant[1].partition(" in metric ")
+    if power:
+        settings |= {"metric_power": float(power)}
     adapter = LowRankAdapter(
         model if model is not None else poisoned_model(), rank=RANK, target_modules=targets
     ).attach()
@@ -275,7 +283,7 @@ def make_case(
         init = str(folder / state)
         write_factors(Path(init), adapter, 1e-6 if state == "ill-conditioned" else 0.2)
     coordinates, optimizer = build(
-        row, adapter, optimizer=variant[1], init=init, lora_alpha=2.0 * RANK, dtype=dtype, settings=settings
+        row, adapter, optimizer=rule, init=init, lora_alpha=2.0 * RANK, dtype=dtype, settings=settings
     )
     lean_once(coordinates, optimizer)
     coordinates.prepare()

@@ -108,7 +108,7 @@ def test_the_right_weight_is_one_on_what_turns_v_and_on_nothing_else() -> None:
     for (core, up, vp), weighted, point in pairs:
         torch.testing.assert_close(weighted, (core, up, 0.25 * vp))
         # The steepest direction in that metric counts it twice.
-        direction = c.gradient(Tangent(*weighted))
+        (direction,) = c.gradients([Tangent(*weighted)])
         torch.testing.assert_close(direction.Vp, 0.25**2 * vp)
         # Coordinates of one vector, before and after nothing happened to the point.
         same = c.transport(point, point, Tangent(*weighted))

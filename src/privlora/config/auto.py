@@ -23,8 +23,8 @@ _BALANCE = 0.3
 _FEWEST_STEPS = 10
 
 _SIZES: Final = ("steps", "expected_batch_size")
-REHEARSED: Final = {"clip_norm": "privacy", "learning_rate": "method"}
-"""What may be chosen before a run begins -> its group."""
+REHEARSED: Final = {"right_weight": "method", "clip_norm": "privacy", "learning_rate": "method"}
+"""What may be chosen before a run begins -> its group; in the order in which each rests on those before it."""
 
 
 class OrAuto:
@@ -46,11 +46,11 @@ class AutoSettings(Group):
     """With privacy.steps or expected_batch_size auto: how often a unit takes part in the run, in expectation. More
     passes take more time, and their noise is divided among more units a step."""
     file: str | list[str] | None = None
-    """PUBLIC records of the form that the group data describes, for what is rehearsed: method.learning_rate and
-    privacy.clip_norm. Never private ones, and others than those of data.evaluation."""
+    """PUBLIC records of the form that the group data describes, for what is rehearsed: method.learning_rate,
+    method.right_weight and privacy.clip_norm. Never private ones, and others than those of data.evaluation."""
     limit: int = Field(default=2000, ge=32)
     """How many records of file to use at most, from the first on."""
-    choose: list[Literal["clip_norm", "learning_rate"]] = Field(default=[])
+    choose: list[Literal["right_weight", "clip_norm", "learning_rate"]] = Field(default=[])
     """What is chosen before the run begins, by rehearsals on file; without a file on texts that the model writes, the
     learning rate by noise alone. auto in a setting's own place says the same."""
 
@@ -144,7 +144,7 @@ def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
         (group, name)
         for group, given, names in (
             ("privacy", privacy, (*_SIZES, "clip_norm")),
-            ("method", method, ("learning_rate",)),
+            ("method", method, ("learning_rate", "right_weight")),
         )
         for name in names
         if isinstance(given, Mapping) and given.get(name) == AUTO

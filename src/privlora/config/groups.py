@@ -736,8 +736,13 @@ class MethodSettings(Group):
     """dp-adambc: lower bound on the second moment under the root, in units of the noise's variance."""
     error_feedback: float | None = Field(default=None, title="error feedback", ge=0)
     """prism: rank of the memory of what truncating to rank r cuts off, as a multiple of adapter.r; 0 keeps nothing."""
-    right_weight: float | None = Field(default=None, title="right weight", gt=0, le=10)
-    """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none."""
+    right_weight: Annotated[float | None, OrAuto] = Field(default=None, title="right weight", gt=0, le=10)
+    """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none.
+    auto: how long gradients are, at the start, in a direction that rotates V, beside one within the subspaces; 0.25 to
+    1, on the public records auto.file, without a file on texts that the model writes itself."""
+    metric_power: float | None = Field(default=None, title="metric power", ge=0, le=2)
+    """prism: directions of the update count in proportion to this power of their singular values, in clipping and in
+    steps, so that what has grown moves on faster; 0 counts all alike."""
     perturbation: float | None = Field(default=None, title="λ", gt=0, le=1)
     """dp-zo: how far from the adapter, to both sides along the step's direction, losses are compared."""
     alpha: float | None = Field(default=None, title="α", ge=0, le=1)
@@ -1007,12 +1012,16 @@ class Settings(Group):
                 )
             return
         names = " and ".join(auto.choose)
-        fixed = "clip_norm" in auto.choose and "clip_norm" in self.privacy.model_fields_set
-        if fixed or ("learning_rate" in auto.choose and self.method.learning_rate is not None):
-            name = "privacy.clip_norm" if fixed else "method.learning_rate"
-            yield ValueError(
-                f"{name} is a number, and auto.choose leaves it to rehearsals. Fix: remove one of them"
-            )
+        given = (
+            ("privacy.clip_norm", "clip_norm" in self.privacy.model_fields_set),
+            ("method.learning_rate", self.method.learning_rate is not None),
+            ("method.right_weight", self.method.right_weight is not None),
+        )
+        for name, fixed in given:
+            if fixed and name.partition(".")[2] in auto.choose:
+                yield ValueError(
+                    f"{name} is a number, and auto.choose leaves it to rehearsals. Fix: remove one of them"
+                )
         for what, meant in (
             (not self.privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
             (self.data.label is not None, "data.label: rehearsals know texts that a model writes"),

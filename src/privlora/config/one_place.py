@@ -136,6 +136,11 @@ _TABLE: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
         "method.learning_rate=auto does not go with a federation, whose clients have no public records",
         "remove it: the rule's own rate stands for it",
     ),
+    "method.right_weight": (
+        _is_auto,
+        "method.right_weight=auto does not go with a federation, whose clients have no public records",
+        "give a number, or remove it: 1 stands for it",
+    ),
     "run.report_to": (
         _logs,
         "run.report_to is not read in a federation, so nothing would be logged",

@@ -59,7 +59,7 @@ def _on_texts(
 
 
 ROWS: Final = {
-    "prism": Row({**_with(_TANGENT, " right_weight"), **_plain("paper")}),
+    "prism": Row({**_with(_TANGENT, " right_weight metric_power"), **_plain("paper")}),
     "dp-adamw": Row(_plain()),
     "dp-sgd": Row(_plain("sgd")),
     "dp-adambc": Row(_plain("adambc")),

@@ -13,6 +13,7 @@ from privlora.coordinates.span_placements import (
     ResidualSpanCoordinates,
     TangentProjectedSpanCoordinates,
 )
+from privlora.coordinates.spectral_metric import SpectralMetricCoordinates
 from privlora.coordinates.tangent import TangentCoordinates
 
 __all__ = [
@@ -28,6 +29,7 @@ __all__ = [
     "ResidualSpanCoordinates",
     "SpanCoordinates",
     "SpanSpace",
+    "SpectralMetricCoordinates",
     "Sums",
     "TangentCoordinates",
     "TangentProjectedSpanCoordinates",

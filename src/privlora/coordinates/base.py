@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -383,6 +383,16 @@ def _summed(t: Tensor, factors: Tensor) -> Tensor:
 
 def _in_float64(t: Tensor) -> Tensor:
     return t.to(float64_device(t.device)).double()
+
+
+def squares_of_sides(captured: Captured, sizes: Sequence[int], sides: tuple[int, ...] = (0, 1)) -> Tensor:
+    """||P||^2 and ||Q||^2, of the ``sides`` (0, 1) that count, added up: (modules, units) float64. Private."""
+    total = torch.zeros(len(captured.p), captured.units, dtype=torch.float64, device=captured.p[0].device)
+    for squares, pair in zip(total.split(list(sizes)), captured.stacked(sizes), strict=True):
+        for side in sides:
+            for here, some in pieces(pair[side]):
+                squares[here] += squared_norms(some).double()
+    return total
 
 
 def name_factors(

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
-from privlora.adapters.captured import pieces
-from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms
+from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms, squares_of_sides
 from privlora.coordinates.evened import Evened, even
 
 
@@ -55,13 +54,7 @@ class FactorCoordinates(Coordinates):
         return self.module_norms_squared(captured).sum(dim=0)
 
     def module_norms_squared(self, captured: Captured) -> Tensor:
-        total = torch.zeros(len(captured.p), captured.units, dtype=torch.float64, device=captured.p[0].device)
-        pairs = zip(total.split(list(self.adapter.sizes)), captured.stacked(self.adapter.sizes), strict=True)
-        for squares, pair in pairs:
-            for side in self.sides:
-                for here, some in pieces(pair[side]):
-                    squares[here] += squared_norms(some).double()
-        return total * self.scale**2
+        return squares_of_sides(captured, self.adapter.sizes, self.sides) * self.scale**2
 
     def evened(self, captured: Captured) -> Evened:
         """The gradients of the trained factors with the roots of their singular values."""

@@ -22,6 +22,7 @@ from privlora.coordinates.base import Coordinates
 from privlora.coordinates.factors import FactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates
 from privlora.coordinates.span import SpanSpace
+from privlora.coordinates.spectral_metric import SpectralMetricCoordinates
 from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError, ModelError
 from privlora.geometry.fixed_rank import Point, factors, point_at_zero, point_from_factors
@@ -40,8 +41,12 @@ def tangent_start(
     dtype: torch.dtype = torch.float32,
     subspaces: Subspaces | None = None,
     right_weight: float = 1.0,
+    metric_power: float = 0.0,
 ) -> TangentCoordinates:
-    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient. scale: unused."""
+    """Canonical points of every group of modules; ``seed`` is public. subspaces: for public-gradient. scale: unused.
+
+    metric_power: 0 for isometric coordinates.
+    """
     generator = torch.Generator().manual_seed(seed)
     if init == RANDOM:
         points = [
@@ -64,6 +69,10 @@ def tangent_start(
             point_from_factors(a.double(), b.double(), generator) for a, b in _read_groups(adapter, init)
         ]
     placed = [_to(p, adapter.device, dtype) for p in points]
+    if metric_power:
+        return SpectralMetricCoordinates(
+            adapter, placed, dtype, right_weight=right_weight, power=metric_power
+        )
     return TangentCoordinates(adapter, placed, dtype, right_weight=right_weight)
 
 

@@ -72,9 +72,9 @@ class TangentCoordinates(Coordinates):
         self.points = points
         self.install()
 
-    def gradient(self, tangent: Tangent) -> Tangent:
-        """A gradient as a tangent vector, from its coordinates, in the metric that ``right_weight`` defines."""
-        return replace(tangent, Vp=self.right_weight * tangent.Vp)
+    def gradients(self, tangents: list[Tangent]) -> list[Tangent]:
+        """Gradients of each group as tangent vectors, from coordinates, in the metric that these are isometric in."""
+        return [replace(each, Vp=self.right_weight * each.Vp) for each in tangents]
 
     def transport(self, old: Point, new: Point, coordinates: Tangent) -> Tangent:
         """Coordinates at ``new`` of the tangent vector that has ``coordinates`` at ``old``, projected."""
@@ -118,6 +118,16 @@ class TangentCoordinates(Coordinates):
                 turning, along = _off(some, point.V[here])
                 squares[here] += self.right_weight**2 * squared_norms(turning).double()
                 squares[here] += self.right_weight**2 * _rounding(q) * squared_norms(along).double()
+        return total
+
+    def parts_squared(self, captured: Captured) -> Tensor:
+        """||M||^2, ||Up||^2 and ||Vp||^2 over all modules, without the right weight: (3, units) float64. Private."""
+        total = torch.zeros(3, captured.units, dtype=torch.float64, device=captured.p[0].device)
+        pairs = zip(captured.stacked(self.adapter.sizes), self._met_by(captured), strict=True)
+        for (p, q), point in pairs:
+            (beside, core), (turning, _) = _off(p, point.U), _off(q, point.V)
+            for here, t in zip(total, (core, beside, turning), strict=True):
+                here += squared_norms(t).double().sum(dim=0)
         return total
 
     def evened(self, captured: Captured) -> Evened:
@@ -228,8 +238,10 @@ class TangentCoordinates(Coordinates):
         return [(point.U, point.S, point.V) for point in self.points]
 
     def stacked(self, adapter: LowRankAdapter, count: int) -> TangentCoordinates:
-        points = [Point(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]
-        return type(self)(adapter, points, self.dtype, right_weight=self.right_weight)
+        return type(self)(adapter, self._copies(count), self.dtype, right_weight=self.right_weight)
+
+    def _copies(self, count: int) -> list[Point]:
+        return [Point(*(torch.cat([t] * count) for t in (p.U, p.S, p.V))) for p in self.points]
 
     def _met_by(self, captured: Captured) -> list[Point]:
         """The points as units meet them: those of a stack with (L, units, …), each unit at its own adapter's."""

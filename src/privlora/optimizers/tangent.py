@@ -82,7 +82,7 @@ class TangentMomentum(TangentOptimizer):
     adapter stays Z. E is a function of releases alone. At a fixed base nothing is cut off, and there is no E.
     """
 
-    space_settings: ClassVar[Mapping[str, float]] = {"right_weight": 1.0}
+    space_settings: ClassVar[Mapping[str, float]] = {"right_weight": 1.0, "metric_power": 0.0}
 
     def __init__(
         self,
@@ -104,7 +104,7 @@ class TangentMomentum(TangentOptimizer):
         tangents = [Tangent(*parts) for parts in release.vector]
         self._observe(tangents)
         means = [self._mean(g, tangent) for g, tangent in enumerate(tangents)]
-        directions = [space.gradient(each) for each in self._directions(means, release.noise_std)]
+        directions = space.gradients(self._directions(means, release.noise_std))
         self._residuals = space.move(self._in_units(directions), -learning_rate, self._residuals)
         self._carry(old, release.noise_std)
 

@@ -29,6 +29,7 @@ DRAWS: Final = 2
 MOST_RATES: Final = 8
 
 _OF_MEDIAN: Final = 0.25
+_LEAST_RIGHT: Final = 0.25
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,17 @@ def clip_norm_of(median: float) -> float:
     0.2
     """
     return float(f"{_OF_MEDIAN * median:.2g}")
+
+
+def right_weight_of(share: float) -> float:
+    """How much what turns V counts, where a direction that does has ``share`` of the gradient of one within.
+
+    Where the start knows no more of V than chance does, turning it is worth as much as anything: 1.
+
+    >>> right_weight_of(0.5617), right_weight_of(1.019), right_weight_of(0.1)
+    (0.56, 1.0, 0.25)
+    """
+    return float(f"{min(1.0, max(_LEAST_RIGHT, share)):.2g}")
 
 
 def leaves_a_choice(settings: Settings) -> bool:
@@ -95,7 +107,7 @@ def because(facts: Mapping[str, Any]) -> str:
     if "of_its_own" in facts:
         why = _why_own(facts)
     else:
-        settled = {"drawn", "clip_norm"} & facts.keys()
+        settled = {"drawn", "clip_norm", "right_weight"} & facts.keys()
         why = _why_settings(facts) if settled else _why_row(facts)
     if "private_runs" not in facts:  # one alone was tried, or the run is older than this
         return why
@@ -108,8 +120,20 @@ def because(facts: Mapping[str, Any]) -> str:
 def _why_own(facts: Mapping[str, Any]) -> str:
     """Of what was found on texts that the model wrote itself."""
     of = f"gradients of {facts['of_its_own']} texts that it wrote itself"
-    said = [_why_norm(facts, of)] if "clip_norm" in facts else []
-    return "; and ".join([*said, *([_why_noise(facts)] if "aim" in facts else [])])
+    return "; and ".join([*_why_measured(facts, of), *([_why_noise(facts)] if "aim" in facts else [])])
+
+
+def _why_measured(facts: Mapping[str, Any], of: str) -> list[str]:
+    """Of what follows from gradients at the start. of: which."""
+    said = [_why_right(facts, of)] if "right_weight" in facts else []
+    return [*said, *([_why_norm(facts, of)] if "clip_norm" in facts else [])]
+
+
+def _why_right(facts: Mapping[str, Any], of: str) -> str:
+    return (
+        f"right weight {facts['right_weight']:g}, since {of} are {facts['turning']:.3g} times as long in a direction "
+        "that turns the input subspaces V as in one within the subspaces"
+    )
 
 
 def _why_norm(facts: Mapping[str, Any], of: str) -> str:
@@ -156,9 +180,7 @@ def _why_row(facts: Mapping[str, Any]) -> str:
 
 
 def _why_settings(facts: Mapping[str, Any]) -> str:
-    said = []
-    if "clip_norm" in facts:
-        said.append(_why_norm(facts, "public records"))
+    said = _why_measured(facts, "gradients of public records")
     if facts["rows"]:
         best = facts["rows"][0]
         words = (

@@ -8,7 +8,7 @@ draw of records does, so a few records a step tell which rate serves, at a small
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -16,15 +16,17 @@ import torch
 from torch import Tensor
 
 from privlora.accounting import Plan
+from privlora.adapters import Captured
 from privlora.config import Settings
 from privlora.config.auto import REHEARSED
+from privlora.coordinates import Coordinates, TangentCoordinates
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
 from privlora.errors import DataError
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
-from privlora.rehearsals.kept import Chosen, clip_norm_of
+from privlora.rehearsals.kept import Chosen, clip_norm_of, right_weight_of
 from privlora.rehearsals.noise_alone import own_texts, rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
@@ -40,11 +42,11 @@ from privlora.training.promise import plan_privacy
 
 _FEWEST = 16  # records in the place of private ones, and held out
 _MOST_HELD = 256
-_NORMS = 128  # records whose norms are taken
+_NORMS = 128  # records whose gradients are measured
 _SMALLEST_BATCH = 8
 _USUAL_TRIALS = 8
 _READING = "reading public records"
-_MEASURING: Final = "measuring gradient norms of "
+_MEASURING: Final = "measuring gradients of "
 _SHARE = 0.2  # what drawing fewer records adds to the variance of a trial's step, at most, as a part of the noise's
 
 
@@ -89,9 +91,10 @@ def settle(
         "in_place_of_records": len(texts.records),
         "held_out": len(texts.held),
     }
-    if "clip_norm" in auto.choose:
-        settings, norms = _with_clip_norm(settings, texts.records, model, tokenizer, told, "public records")
-        facts |= norms
+    settings, measured = _measured(
+        settings, auto.choose, texts.records, model, tokenizer, told, "public records"
+    )
+    facts |= measured
     if "learning_rate" in auto.choose:
         untrained = float(start_losses(model, texts).mean())
         tried = try_rates(settings, sigma, texts, model, tokenizer, told, untrained)
@@ -107,26 +110,39 @@ def _on_own_texts(
     """``settle`` without a public record."""
     row, whole = settings.method.name, " and ".join(f"{REHEARSED[name]}.{name}" for name in choose)
     texts = own_texts(model, tokenizer, settings.run.seed, told, whole=whole)
-    rows, facts, norms = list[dict[str, Any]](), dict[str, Any](of_its_own=len(texts)), dict[str, Any]()
-    if "clip_norm" in choose:
-        settings, norms = _with_clip_norm(settings, texts, model, tokenizer, told, "its own texts")
+    rows, facts = list[dict[str, Any]](), dict[str, Any](of_its_own=len(texts))
+    settings, measured = _measured(settings, choose, texts, model, tokenizer, told, "its own texts")
     if "learning_rate" in choose:
         rate, facts = rate_by_noise(settings, plan, model, tokenizer, texts, told)
         tried = Tried(rate, facts.pop("losses"), 0)
         rows = tried.to_dict(row, facts["untrained"])["rows"]
         method = settings.method.model_copy(update={"learning_rate": rate})
         settings = settings.model_copy(update={"method": method})
-    return Chosen(settings, {"row": row, "rows": rows, **facts, **norms})
+    return Chosen(settings, {"row": row, "rows": rows, **facts, **measured})
 
 
-def _with_clip_norm(
-    settings: Settings, texts: Examples, model: torch.nn.Module, tokenizer: Any, told: Told, of: str
+def _measured(
+    settings: Settings,
+    choose: Sequence[str],
+    texts: Examples,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told,
+    of: str,
 ) -> tuple[Settings, dict[str, Any]]:
-    """The settings with a clip norm that follows from the median norm of texts, and both as facts. of: the texts."""
-    median = float(f"{median_norm(settings, texts, model, tokenizer, told, of):.4g}")
-    facts = {"median_norm": median, "clip_norm": clip_norm_of(median)}
-    privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
-    return settings.model_copy(update={"privacy": privacy}), facts
+    """The settings with what follows from gradients of texts at the start, and that as facts. of: the texts."""
+    facts: dict[str, Any] = {}
+    if "right_weight" in choose:
+        share = float(f"{turning_share(settings, texts, model, tokenizer, told, of):.4g}")
+        facts |= {"turning": share, "right_weight": right_weight_of(share)}
+        method = settings.method.model_copy(update={"right_weight": facts["right_weight"]})
+        settings = settings.model_copy(update={"method": method})
+    if "clip_norm" in choose:
+        median = float(f"{median_norm(settings, texts, model, tokenizer, told, of):.4g}")
+        facts |= {"median_norm": median, "clip_norm": clip_norm_of(median)}
+        privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
+        settings = settings.model_copy(update={"privacy": privacy})
+    return settings, facts
 
 
 def public_texts(settings: Settings, tokenizer: Any, told: Told) -> Texts:
@@ -269,8 +285,73 @@ def median_norm(
 
     Raises DataError where none has a gradient.
     """
+
+    def norm(coordinates: Coordinates, captured: Captured, clipping: str) -> Tensor:
+        return coordinates.norms_squared(coordinates.encode(captured)).clamp_min(0).sqrt()
+
+    found = _at_the_start(settings, texts, model, tokenizer, told, of, norm)
+    found = found[torch.isfinite(found) & (found > 0)]
+    if not len(found):
+        raise _no_gradient(of, "privacy.clip_norm")
+    return float(found.median())
+
+
+def turning_share(
+    settings: Settings,
+    texts: Examples,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told = lambda what, done, total: None,
+    of: str = "the texts",
+) -> float:
+    """Of gradients at the start, brought to one length as they are clipped: the root mean square of a coordinate of Vp
+    over that of one of M, in isometric coordinates. About 1 where the start knows no more of V than chance. of: the
+    texts, in words.
+
+    Raises DataError where none has a gradient.
+    """
+    plain = settings.method.model_copy(update={"right_weight": 1.0, "metric_power": 0.0})
+    settings = settings.model_copy(update={"method": plain})
+    numbers = [0, 0]
+
+    def parts(coordinates: Coordinates, captured: Captured, clipping: str) -> Tensor:
+        assert isinstance(coordinates, TangentCoordinates)
+        rank, sites = coordinates.adapter.rank, coordinates.adapter.sites
+        numbers[:] = rank * rank * len(sites), sum(rank * (site.n - rank) for site in sites)
+        counted = coordinates.evened(captured).formed() if clipping == "spectral" else captured
+        core, beside, turning = coordinates.parts_squared(counted)
+        return torch.stack([core, turning]) / (core + beside + turning)
+
+    found = _at_the_start(settings, texts, model, tokenizer, told, of, parts)
+    found = found[:, torch.isfinite(found).all(dim=0)]
+    if not found.shape[1]:
+        raise _no_gradient(of, "method.right_weight")
+    core, turning = found.mean(dim=1).tolist()
+    if not numbers[1] or not core:  # V is all of the layers' inputs, or none of what gradients see
+        return 1.0
+    return math.sqrt(turning / numbers[1] / (core / numbers[0]))
+
+
+def _no_gradient(of: str, setting: str) -> DataError:
+    return DataError(
+        f"none of {of} has a gradient that is finite and not zero",
+        fix=f"give other PUBLIC records as auto.file, or a number as {setting}",
+    )
+
+
+def _at_the_start(
+    settings: Settings,
+    texts: Examples,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told,
+    of: str,
+    measure: Callable[[Coordinates, Captured, str], Tensor],
+) -> Tensor:
+    """What ``measure`` finds of the first texts' gradients, (..., texts). It is told how units are clipped."""
     some = texts.like(list(texts)[:_NORMS])
-    norms: list[Tensor] = []
+    found: list[Tensor] = []
+    done = 0
     told(_MEASURING + of, 0, len(some))
     generator = counter_generator(settings.run.seed)  # there is no dropout, so nothing is drawn
     with unchanged_afterwards(model):
@@ -285,14 +366,7 @@ def median_norm(
                 device=adapter.device,
             ):
                 captured, _ = micro_batch_gradients(adapter, batch, public=True)
-                squares = coordinates.norms_squared(coordinates.encode(captured))
-                norms.append(squares.clamp_min(0).sqrt().cpu())
-                told(_MEASURING + of, sum(map(len, norms)), len(some))
-    found = torch.cat(norms)
-    found = found[torch.isfinite(found) & (found > 0)]
-    if not len(found):
-        raise DataError(
-            f"none of {of} has a gradient that is finite and not zero",
-            fix="give other PUBLIC records as auto.file, or a number as privacy.clip_norm",
-        )
-    return float(found.median())
+                found.append(measure(coordinates, captured, parts.hyper.clipping).cpu())
+                done += captured.units
+                told(_MEASURING + of, done, len(some))
+    return torch.cat(found, dim=-1)

@@ -19,6 +19,7 @@ from privlora.rehearsals.kept import (
     clip_norm_of,
     cost_on_private,
     of_choice,
+    right_weight_of,
 )
 from privlora.reporting.seals import altered
 from privlora.reporting.statement import evaluation_rows
@@ -57,8 +58,8 @@ _BY_ROW: Final = (
     "standard_error",
 )
 _OF_FILE: Final = ("row", "rows", "in_place_of_records", "held_out")
-_OF_CLIP: Final = ("median_norm", "clip_norm")
-_BY_NORMS: Final = ("row", "rows", "of_its_own", *_OF_CLIP)
+_MEASURED: Final = (("turning", "right_weight"), ("median_norm", "clip_norm"))
+_BY_MEASURES: Final = ("row", "rows", "of_its_own")
 _OF_RATES: Final = ("drawn", "untrained", "equal_from", "equal_to")
 _OF_TRIAL: Final = ("name", "learning_rate", "loss")
 _COUNTS: Final = ("spanning", "in_place_of_records", "held_out", "drawn", "of_its_own", "tried")
@@ -182,14 +183,15 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
     method, rows = report["method"], found["rows"]
     by_noise, by_row = "aim" in found, "asked" in found
     names: tuple[str, ...]
+    measured = tuple(name for pair in _MEASURED if pair[1] in found for name in pair)
     if by_noise:
-        names = (*_BY_NOISE, *(_OF_CLIP if "clip_norm" in found else ()))
+        names = (*_BY_NOISE, *measured)
     elif "of_its_own" in found:
-        names = _BY_NORMS
+        names = (*_BY_MEASURES, *measured)
     elif by_row:
         names = (*_BY_ROW, *(["tried"] if "tried" in found else []))
     else:
-        names = (*_OF_FILE, *(_OF_CLIP if "clip_norm" in found else ()), *(_OF_RATES if rows else ()))
+        names = (*_OF_FILE, *measured, *(_OF_RATES if rows else ()))
     of_row = _OF_TRIAL if by_row else (*_OF_TRIAL, "spread", "draws")
     if tuple(found) != (*names, *(_COST if "private_runs" in found else ())):
         return False
@@ -206,7 +208,7 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
         and (_is_by_row(found) if by_row else {row["name"] for row in rows} <= {found["row"]})
         and (not by_noise or _is_by_noise(found))
         and ("of_its_own" not in found or found["of_its_own"] <= TEXTS)
-        and (names != _BY_NORMS or not rows)
+        and (by_noise or "of_its_own" not in found or bool(measured and not rows))
         and (not rows or rates[0] == method["learning_rate"])
         and ("clip_norm" not in found or found["clip_norm"] == report["statement"]["clip_norm"])
         and all(type(count) is int and 0 < count < _MOST_PUBLIC for count in counts)
@@ -217,6 +219,7 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
         and (by_row or all(rate == float(f"{rate:.3g}") for rate in rates))
         and {found.get("equal_from"), found.get("equal_to")} <= {None, *rates}
         and ("clip_norm" not in found or _is_by_median(found))
+        and ("right_weight" not in found or _is_by_turning(found, method))
     )
 
 
@@ -236,6 +239,17 @@ def _is_by_median(found: Mapping[str, Any]) -> bool:
     """Whether a clip norm follows from a median norm of as many digits as a run keeps."""
     median, norm = found["median_norm"], found["clip_norm"]
     return median == float(f"{median:.4g}") and norm == clip_norm_of(median)
+
+
+def _is_by_turning(found: Mapping[str, Any], method: Mapping[str, Any]) -> bool:
+    """Whether a right weight is the run's, and follows from a measure of as many digits as a run keeps."""
+    share, weight = found["turning"], found["right_weight"]
+    return (
+        _is_number(share)
+        and 0 <= share < _LARGEST
+        and share == float(f"{share:.4g}")
+        and weight == right_weight_of(share) == method.get("right_weight")
+    )
 
 
 def _is_by_noise(found: Mapping[str, Any]) -> bool:

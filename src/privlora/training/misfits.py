@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from privlora.config import Settings, SynthesisSettings
-from privlora.config.rows import adds_no_noise
+from privlora.config.rows import adds_no_noise, no_setting
 from privlora.config.synthesis import OF_METHOD
 from privlora.errors import ConfigError
 from privlora.mechanisms import UNADAPTED
@@ -237,6 +237,10 @@ def refuse_unrehearsed(settings: Settings) -> None:
             "have no noise to weigh",
             fix="give a number, or a method that adds noise to gradients, such as prism or dp-adamw",
         )
+    if "right_weight" in settings.auto.choose:
+        optimizer = row.choose_optimizer(settings.method.optimizer)
+        if "right_weight" not in row.row.optimizers[optimizer]:
+            raise no_setting(row.name, optimizer, "right_weight", row.row.optimizers[optimizer])
     if row.coordinates.forward_only and settings.auto.file is None:
         raise ConfigError(
             f"{names} cannot be auto with method {row.name!r} and no auto.file",
