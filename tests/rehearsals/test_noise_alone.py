@@ -17,12 +17,14 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora.accounting import CyclicPoissonSampling, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.api import fine_tune
 from privlora.config import Settings
+from privlora.coordinates import TangentCoordinates
 from privlora.data.batching import collate
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, ModelError
 from privlora.mechanisms import GaussianMechanism
-from privlora.rehearsals import noise_alone
-from privlora.rehearsals.kept import because, cost_on_private, read_choice
+from privlora.rehearsals import noise_alone, settling
+from privlora.rehearsals.choosing import plan_run
+from privlora.rehearsals.kept import because, cost_on_private, read_choice, right_weight_of
 from privlora.rehearsals.noise_alone import AIM, MOST_RATES, find_rate, own_texts, rate_by_noise
 from privlora.rehearsals.settling import settle
 from privlora.rehearsals.trials import Noise, trial_step
@@ -212,6 +214,89 @@ def test_a_clip_norm_is_a_quarter_of_the_median_norm_of_its_own_texts(row: str) 
     assert again.settings.auto is None
 
 
+@pytest.mark.parametrize("clipping", ["spectral", "flat"])
+@pytest.mark.parametrize("init", ["w0-subspace", "random"])
+def test_a_right_weight_is_how_long_gradients_are_where_v_turns(init: str, clipping: str) -> None:
+    """Of its own texts' gradients, each brought to one length as it is clipped; dense projections say the same."""
+    model = tiny_model()
+    method = {"right_weight": "auto", "learning_rate": 0.1, "clipping": clipping, "metric_power": 1.0}
+    chosen = settings(None, method=method, adapter={"init": init})
+    plan = plan_privacy(chosen, model)[0]
+    told = list[str]()
+    found = settle(chosen, plan, model, tiny_tokenizer(), lambda *what: told.append(what[0]))
+    plain = settings(
+        None, method={"learning_rate": 0.1, "clipping": clipping, "metric_power": 0.0}, adapter={"init": init}
+    )
+    parts = build_parts(plain, model, PublicStart(tiny_tokenizer()))
+    space, texts = parts.coordinates, texts_of(model)
+    assert isinstance(space, TangentCoordinates)
+    core = turning = 0.0
+    with parts.adapter:
+        for number in range(len(texts)):
+            batch = collate([np.array([number])], texts)
+            captured, _ = micro_batch_gradients(parts.adapter, batch, public=True)
+            one = torch.ones(1, dtype=torch.float64)
+            if clipping == "spectral":
+                vector = space.to_vector(space.evened_sum(space.evened(captured), one))
+            else:
+                vector = space.to_vector(space.weighted_sum(captured, one))
+            squares = [[float(t.square().sum()) for t in of_group] for of_group in vector]
+            whole = sum(map(sum, squares))
+            core += sum(of_group[0] for of_group in squares) / whole
+            turning += sum(of_group[2] for of_group in squares) / whole
+    rank, sites = parts.adapter.rank, parts.adapter.sites
+    ratio = turning / sum(site.n - rank for site in sites) / (core / (rank * len(sites)))
+    assert found.facts["turning"] == pytest.approx(ratio**0.5, rel=2e-3)
+    weight = found.facts["right_weight"]
+    assert found.settings.method.right_weight == weight == right_weight_of(found.facts["turning"])
+    assert (found.settings.method.metric_power, found.settings.method.clipping) == (1.0, clipping)
+    assert f"right weight {weight:g}, since gradients of 64 texts that it wrote itself are" in because(
+        found.facts
+    )
+    assert told[-1] == "measuring where gradients point of its own texts"
+    if init == "random" and clipping == "flat":
+        assert 0.7 < ratio < 1.4  # chance
+
+
+def test_the_clip_norm_is_that_of_gradients_in_the_right_weight_that_was_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(settling, "turning_share", lambda *_: 0.3)
+    model, taken = tiny_model(), list[dict[str, Any]]()
+    for weight in ("auto", None):
+        chosen = settings(
+            None, method={"right_weight": weight, "learning_rate": 0.1}, privacy={"clip_norm": "auto"}
+        )
+        found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+        taken.append(dict(found.facts))
+    found_weight = taken[0]["right_weight"]
+    assert found_weight == 0.3
+    chosen = settings(
+        None, method={"right_weight": found_weight, "learning_rate": 0.1}, privacy={"clip_norm": "auto"}
+    )
+    found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    assert taken[0]["median_norm"] == found.facts["median_norm"] < taken[1]["median_norm"]
+
+
+def test_right_weights_lie_between_a_quarter_and_one() -> None:
+    assert [right_weight_of(x) for x in (0.0, 0.1, 0.2549, 0.5617, 0.999, 1.02, 50.0)] == [
+        0.25,
+        0.25,
+        0.25,
+        0.56,
+        1.0,
+        1.0,
+        1.0,
+    ]
+
+
+@pytest.mark.parametrize("method", [{"name": "dp-adamw"}, {"name": "guided-prism"}, {"optimizer": "paper"}])
+def test_a_row_without_a_right_weight_has_none_to_find(method: dict[str, Any]) -> None:
+    chosen = settings(None, method={**method, "right_weight": "auto", "learning_rate": 0.1})
+    with pytest.raises(ConfigError, match="right_weight"):
+        plan_run(chosen)
+
+
 def test_the_rate_is_the_same_whatever_the_clip_norm() -> None:
     """Noise is in proportion to it, and rules divide by the noise."""
     model, taken = tiny_model(), list[float]()
@@ -224,7 +309,11 @@ def test_the_rate_is_the_same_whatever_the_clip_norm() -> None:
 
 
 def test_nothing_is_found_for_labels() -> None:
-    for group in ({}, {"privacy": {"clip_norm": "auto"}, "method": {"learning_rate": 0.1}}):
+    for group in (
+        {},
+        {"privacy": {"clip_norm": "auto"}, "method": {"learning_rate": 0.1}},
+        {"method": {"learning_rate": 0.1, "right_weight": "auto"}},
+    ):
         with pytest.raises(ConfigError, match="=auto does not go with"):
             settings(None, data={"label": "label", "labels": 2}, **group)
 
@@ -253,7 +342,9 @@ def test_a_model_that_writes_nothing_is_refused(
 
 
 def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
-    def run(records: list[dict[str, str]], name: str, **privacy: Any) -> Any:
+    def run(
+        records: list[dict[str, str]], name: str, method: dict[str, Any] | None = None, **privacy: Any
+    ) -> Any:
         return fine_tune(
             tiny_model(),
             records,
@@ -269,7 +360,7 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
                 **privacy,
             },
             adapter={"r": 2},
-            method={"learning_rate": "auto"},
+            method=method or {"learning_rate": "auto"},
         )
 
     result = run(RECORDS, "run")
@@ -309,6 +400,16 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
     assert all(check.passed is not False for check in verify(tmp_path / "both").checks)
     run(others, "both of others", clip_norm="auto")
     assert read_choice(RunFolder(tmp_path / "both of others")) == facts
+    # With the right weight, which is the method's.
+    result = run(RECORDS, "weight", method={"right_weight": "auto", "learning_rate": 0.1})
+    facts = result.report["method"]["choice"]
+    assert list(facts) == ["row", "rows", "of_its_own", "turning", "right_weight"]
+    assert result.report["method"]["right_weight"] == facts["right_weight"]
+    page = " ".join((tmp_path / "weight/release/report.html").read_text("utf-8").split())
+    assert f"right weight {facts['right_weight']:g}, since gradients of 64 texts" in page
+    assert all(check.passed is not False for check in verify(tmp_path / "weight").checks)
+    run(others, "weight of others", method={"right_weight": "auto", "learning_rate": 0.1})
+    assert read_choice(RunFolder(tmp_path / "weight of others")) == facts
 
 
 def test_what_a_choice_would_have_cost_on_private_records() -> None:
@@ -348,6 +449,22 @@ def test_planted_choices_are_found() -> None:
     assert not _is_settled({**facts, "of_its_own": 0.5}, report)
     norms = {"median_norm": 4.002, "clip_norm": 1.0}
     assert _is_settled({**facts, **norms}, report)
+    turned = {"turning": 0.5617, "right_weight": 0.56}
+    weighed = {**report, "method": {**report["method"], "right_weight": 0.56}}
+    assert _is_settled({**facts, **turned, **norms}, weighed)
+    assert _is_settled({"row": "prism", "rows": [], "of_its_own": 64, **turned}, weighed)
+    assert not _is_settled({"row": "prism", "rows": [], "of_its_own": 64}, weighed)
+    assert not _is_settled({**facts, **norms, **turned}, weighed)  # another order
+    assert not _is_settled({**facts, **turned}, report)  # the run's is another
+    for changed in (
+        {"turning": 0.56171},
+        {"turning": 0.8},
+        {"turning": -0.5617},
+        {"turning": None},
+        {"right_weight": 0.57},
+        {"turning": 31847.0, "right_weight": 1.0},
+    ):
+        assert not _is_settled({**facts, **turned, **changed}, weighed), changed
     alone = {"row": "prism", "rows": [], "of_its_own": 64, **norms}
     assert _is_settled(alone, report)
     for changed in (

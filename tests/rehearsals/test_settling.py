@@ -133,6 +133,10 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
         ({"auto": {"choose": ["steps"]}}, "choose"),
         ({"privacy": {"clip_norm": 3.0}, "auto": {"choose": ["clip_norm"]}}, "clip_norm is a number"),
         (
+            {"method": {"right_weight": 0.3}, "auto": {"choose": ["right_weight"]}},
+            "right_weight is a number",
+        ),
+        (
             {"method": {"learning_rate": 0.1}, "auto": {"choose": ["learning_rate"]}},
             "learning_rate is a number",
         ),

@@ -46,7 +46,8 @@ _NORMS = 128  # records whose gradients are measured
 _SMALLEST_BATCH = 8
 _USUAL_TRIALS = 8
 _READING = "reading public records"
-_MEASURING: Final = "measuring gradients of "
+_NORMS_OF: Final = "measuring gradient norms of "
+_DIRECTIONS_OF: Final = "measuring where gradients point of "
 _SHARE = 0.2  # what drawing fewer records adds to the variance of a trial's step, at most, as a part of the noise's
 
 
@@ -289,7 +290,7 @@ def median_norm(
     def norm(coordinates: Coordinates, captured: Captured, clipping: str) -> Tensor:
         return coordinates.norms_squared(coordinates.encode(captured)).clamp_min(0).sqrt()
 
-    found = _at_the_start(settings, texts, model, tokenizer, told, of, norm)
+    found = _at_the_start(settings, texts, model, tokenizer, told, _NORMS_OF + of, norm)
     found = found[torch.isfinite(found) & (found > 0)]
     if not len(found):
         raise _no_gradient(of, "privacy.clip_norm")
@@ -322,7 +323,7 @@ def turning_share(
         core, beside, turning = coordinates.parts_squared(counted)
         return torch.stack([core, turning]) / (core + beside + turning)
 
-    found = _at_the_start(settings, texts, model, tokenizer, told, of, parts)
+    found = _at_the_start(settings, texts, model, tokenizer, told, _DIRECTIONS_OF + of, parts)
     found = found[:, torch.isfinite(found).all(dim=0)]
     if not found.shape[1]:
         raise _no_gradient(of, "method.right_weight")
@@ -345,14 +346,15 @@ def _at_the_start(
     model: torch.nn.Module,
     tokenizer: Any,
     told: Told,
-    of: str,
+    what: str,
     measure: Callable[[Coordinates, Captured, str], Tensor],
 ) -> Tensor:
-    """What ``measure`` finds of the first texts' gradients, (..., texts). It is told how units are clipped."""
+    """What ``measure`` finds of the first texts' gradients, (..., texts). It is told how units are clipped. what: is
+    done, in words."""
     some = texts.like(list(texts)[:_NORMS])
     found: list[Tensor] = []
     done = 0
-    told(_MEASURING + of, 0, len(some))
+    told(what, 0, len(some))
     generator = counter_generator(settings.run.seed)  # there is no dropout, so nothing is drawn
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
@@ -368,5 +370,5 @@ def _at_the_start(
                 captured, _ = micro_batch_gradients(adapter, batch, public=True)
                 found.append(measure(coordinates, captured, parts.hyper.clipping).cpu())
                 done += captured.units
-                told(_MEASURING + of, done, len(some))
+                told(what, done, len(some))
     return torch.cat(found, dim=-1)
