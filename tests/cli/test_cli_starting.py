@@ -170,11 +170,11 @@ def test_few_records_take_what_was_measured_on_few(
 ) -> None:
     settings, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(210, text=SECRET)), "--model", base)
     assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == ("automatic", 10, 100)
-    assert "write name: auto here, without learning_rate and clip_norm" in text
+    assert "write name: auto here, without the settings below it and clip_norm" in text
     (here / "run.yaml").unlink()
     settings, text, _ = started(capsys, jsonl(here / "h.jsonl", rows(1010, text=SECRET)), "--model", base)
     assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == (None, 21, 238)
-    assert "write name: auto here, without learning_rate and clip_norm" in text
+    assert "write name: auto here, without the settings below it and clip_norm" in text
     (here / "run.yaml").unlink()
     settings, _, outcome = started(capsys, jsonl(here / "e.jsonl", rows(3, text=SECRET)), "--model", base)
     assert settings.privacy.b == 2
@@ -839,7 +839,7 @@ def test_what_a_proposal_lacks_of_a_federation_is_told_at_once(
     ended = call(capsys, "federate", "run.yaml")
     assert (ended.code, ended.out) == (2, "")
     fixes = ended.err.splitlines()[1:]
-    assert len(fixes) == 9
+    assert len(fixes) == 10
     group = yaml.safe_load(re.search(r"federation: (\{.*\})$", fixes[0])[1])  # type: ignore[index]
     content = yaml.safe_load(Path("run.yaml").read_text())
     assert "remove data.path" in fixes[1]
@@ -853,9 +853,11 @@ def test_what_a_proposal_lacks_of_a_federation_is_told_at_once(
     del content["privacy"]["clip_norm"]
     assert "method.learning_rate: remove it" in fixes[5]
     del content["method"]["learning_rate"]
-    assert "run.tokens_per_micro_batch: give one, such as 4096" in fixes[6]
+    assert "method.right_weight: give a number, or remove it" in fixes[6]
+    del content["method"]["right_weight"]
+    assert "run.tokens_per_micro_batch: give one, such as 4096" in fixes[7]
     content["run"]["tokens_per_micro_batch"] = 4096
-    assert ("privlora init" in fixes[7], "`privlora train run.yaml`" in fixes[8]) == (True, True)
+    assert ("privlora init" in fixes[8], "`privlora train run.yaml`" in fixes[9]) == (True, True)
     found = settings_from({**content, "federation": group})
     assert found.federation is not None
     assert found.federation.names == ["north", "south"]

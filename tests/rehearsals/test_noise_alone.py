@@ -15,6 +15,7 @@ from test_settling import RECORDS, settings
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import CyclicPoissonSampling, PoissonSampling, StepEvent, epsilon, read_ledger
+from privlora.adapters import Captured
 from privlora.api import fine_tune
 from privlora.config import Settings
 from privlora.coordinates import TangentCoordinates
@@ -276,6 +277,13 @@ def test_the_clip_norm_is_that_of_gradients_in_the_right_weight_that_was_found(
     )
     found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
     assert taken[0]["median_norm"] == found.facts["median_norm"] < taken[1]["median_norm"]
+
+
+def test_only_tangent_vectors_have_parts_that_turn() -> None:
+    chosen = settings(None, method={"name": "dp-adamw", "learning_rate": 0.1})
+    parts = build_parts(chosen, tiny_model(), PublicStart(tiny_tokenizer()))
+    with pytest.raises(ConfigError, match="has no right weight"):
+        parts.coordinates.parts_squared(Captured([], []))
 
 
 def test_right_weights_lie_between_a_quarter_and_one() -> None:

@@ -145,6 +145,14 @@ class Coordinates(ABC):
             fix="set method.clipping=flat",
         )
 
+    def parts_squared(self, captured: Captured) -> Tensor:
+        """||M||^2, ||Up||^2 and ||Vp||^2 of each unit over all modules, (3, units) float64. Private."""
+        raise ConfigError(
+            f"{type(self).__name__} has no right weight",
+            why="what it measures is not split into what turns the input subspaces and what does not",
+            fix="remove method.right_weight, or use method prism",
+        )
+
     def evened(self, captured: Captured) -> Evened:
         """Each unit's gradient after step one of spectral clipping (coordinates.spectrum); not finite ones become 0."""
         raise ConfigError(

@@ -19,7 +19,7 @@ from privlora.accounting import Plan
 from privlora.adapters import Captured
 from privlora.config import Settings
 from privlora.config.auto import REHEARSED
-from privlora.coordinates import Coordinates, TangentCoordinates
+from privlora.coordinates import Coordinates
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.data.records import load_records
@@ -316,7 +316,6 @@ def turning_share(
     numbers = [0, 0]
 
     def parts(coordinates: Coordinates, captured: Captured, clipping: str) -> Tensor:
-        assert isinstance(coordinates, TangentCoordinates)
         rank, sites = coordinates.adapter.rank, coordinates.adapter.sites
         numbers[:] = rank * rank * len(sites), sum(rank * (site.n - rank) for site in sites)
         counted = coordinates.evened(captured).formed() if clipping == "spectral" else captured

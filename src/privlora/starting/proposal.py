@@ -226,7 +226,7 @@ def _data(
         draft.remark(
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
-            f"label: {found.label}   # and remove method.learning_rate and privacy.clip_norm",
+            f"label: {found.label}   # and remove what is auto in method, and privacy.clip_norm",
             "labels: 2   # all that there can be: how many, or their names, as [no, yes]. PUBLIC",
         )
     draft.remark(
@@ -394,6 +394,12 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
                 AUTO,
                 "each record's gradient is cut to this: a quarter of what is usual on texts of the model's own",
             )
+            draft.put("method.metric_power", 1, "directions of the update that have grown move on faster")
+            draft.put(
+                "method.right_weight",
+                AUTO,
+                "how much the start already knows of the layers' inputs, from such texts",
+            )
     else:
         draft.remark(
             "method",
@@ -416,7 +422,7 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
     draft.remark(
         "method",
         "With PUBLIC texts of a similar kind, other methods may learn more from so few, and auto rehearses which",
-        "does (docs/few-records.md): write name: auto here, without learning_rate and clip_norm, and add",
+        "does (docs/few-records.md): write name: auto here, without the settings below it and clip_norm, and add",
         "  synthesis: {generator: file, file: public.jsonl}",
     )
 

@@ -67,7 +67,12 @@ def _is_file(name: str) -> bool:
 def lay_over(draft: Draft, taken: Taken, positions: int | None = None) -> None:
     """Put what was taken over into the place of what was proposed. positions: the most tokens that the model reads."""
     n = draft.get("privacy.public_dataset_size")
-    draft.drop("method.learning_rate")  # which another row takes as a number, or leaves out
+    for name in (
+        "learning_rate",
+        "metric_power",
+        "right_weight",
+    ):  # of prism: another row has its own, or none
+        draft.drop(f"method.{name}")
     forms = ("data.text", "data.messages", "data.loss_on")
     for place, line in taken.settings.items():
         if place not in forms and place != "model.name":
