@@ -2,6 +2,9 @@
 
     python benchmarks/fair/metrics.py --of "stories260K/24/3/by values/math-questions" --out trials.jsonl
     python benchmarks/fair/metrics.py --table --out benchmarks/results/fair_trials.jsonl
+    python benchmarks/fair/metrics.py --turning --out benchmarks/results/turning.jsonl
+
+--turning measures what method.right_weight: auto does, on the model's own texts and on records.
 
 With weights a_j of columns of Up and b_i of those of Vp, and sqrt(a_j^2 + b_i^2) of M_ij, a unit has the norm of its
 gradients of the factors U diag(b) and V diag(a): so factor training is among these, freed from its gauge. A step moves
@@ -53,6 +56,7 @@ from privlora.data.batching import sequential_batches
 from privlora.geometry.fixed_rank import Point, Tangent, nearest_tangent
 from privlora.randomness import counter_generator
 from privlora.rehearsals.noise_alone import own_texts
+from privlora.rehearsals.settling import turning_share
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
@@ -267,6 +271,20 @@ def rising(steps: int) -> Callable[[Any], Callable[[int], float]]:
     return lambda parts: lambda step: 2 * (step - 0.5) / steps
 
 
+def turning(table: teams.Table) -> Iterator[dict[str, Any]]:
+    """How long gradients are at the start where V turns, beside within the subspaces."""
+    for model in ("stories260K", "reviews1M", "babyllama105"):
+        for row in ("prism", "prism, random start"):
+            for task in ("its own", "math-questions", "pubmed"):
+                cell = teams.Cell(model, TASK if task == "its own" else task, row, 3.0, 24)
+                settings = table.settings(cell)
+                records, _ = table.load(settings, cell.task)
+                texts = own_texts(table.model, table.tokenizer, 0) if task == "its own" else records
+                share = turning_share(settings, texts, table.model, table.tokenizer)
+                yield {"model": model, "row": row, "texts": task, "share": round(share, 4)}
+
+
+TASK = "math-questions"
 _CONSTANT = teams.shape_of
 
 
@@ -278,6 +296,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--of", action="append", default=[], help="MODEL/STEPS/EPSILON/METRIC/TASK")
     parser.add_argument("--table", action="store_true", help="print what is there; run nothing")
+    parser.add_argument("--turning", action="store_true")
     parser.add_argument("--powers", default="-1,0,1,2", help="of the root of two, times the default rate")
     args = parser.parse_args()
     if args.table:
@@ -285,6 +304,10 @@ def main() -> None:
         return
     torch.set_num_threads(1)
     table = Paired(args.data)
+    if args.turning:
+        with args.out.open("w", encoding="utf-8") as out:
+            out.writelines(json.dumps(line) + "\n" for line in turning(table))
+        return
     for spec in args.of:
         model, steps, epsilon, metric, task = spec.split("/")
         row, chosen = "prism", metric.removeprefix(_RANDOM)

@@ -43,8 +43,9 @@ def settings(tmp_path: Path, **groups: Any) -> Settings:
         (plan_privacy, {"method": {"name": "aug-pe"}, "synthesis": {"generator": "model"}}),
         (plan_privacy, {"method": {"name": "projected"}}),
         (plan_privacy, {"method": {"name": "dp-zo"}}),
+        (plan_privacy, {"method": {"name": "prism", "metric_power": 1.0}}),
     ],
-    ids=["auto", "advice", "votes", "projections", "direction"],
+    ids=["auto", "advice", "votes", "projections", "direction", "metric"],
 )
 def test_what_has_independent_noise_alone_refuses_bands(
     what: Callable[[Settings], Any], groups: dict[str, Any], tmp_path: Path

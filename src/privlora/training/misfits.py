@@ -39,6 +39,13 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
             why="it draws a projection or a direction afresh for each step, so that no noise would be taken back",
             fix="set privacy.bands=1, or choose a method of low rank, such as prism or dp-adamw",
         )
+    if settings.method.metric_power and privacy.bands != 1:
+        raise ConfigError(
+            f"privacy.bands={privacy.bands} does not go with method.metric_power={settings.method.metric_power:g}",
+            why="the metric follows the update, so that noise of one step can hardly be taken back in the next, and a "
+            "run learns less than without bands (docs/results.md)",
+            fix=["remove metric_power", "or remove bands, which bring little in large batches"],
+        )
     clipping = settings.method.clipping or method.clipping
     if privacy.clip_quantile is not None and clipping in UNADAPTED:
         raise ConfigError(
