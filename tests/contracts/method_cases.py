@@ -81,7 +81,7 @@ def each(variants: list[tuple[str, str]]) -> list[Any]:
 
 
 by_variant = pytest.mark.parametrize("variant", each(PRIVATE), ids=label)
-by_any_variant = pytest.mark.parametrize("variant", each(VARIANTS), ids=label)
+by_any_variant = pytest.mark.parametrize("variant", each([*VARIANTS, IN_METRIC]), ids=label)
 by_space = pytest.mark.parametrize("variant", ONE_A_SPACE, ids=label)
 # Where a row's further optimizers lead to is looked at, too, but by the long tests.
 FIRST = dict(reversed(PRIVATE))  # row -> its first optimizer

@@ -253,6 +253,13 @@ def test_correlated_noise_follows_every_space_and_grows_in_none(
         if shapes != [[t.shape for t in parts] for parts in coordinates.standard_normal(draw)]:
             continue  # a span of another size, where noise begins anew
         assert flat(made).norm() <= flat(vector).norm() * (1 + 1e-12)
+        for k in range(len(vector[0])):  # nor is any part of a vector, or a column of one, on its own
+            for column in range(min(3, vector[0][k].shape[-1])):
+                one = [
+                    tuple(t * (torch.arange(t.shape[-1]) == column) * (i == k) for i, t in enumerate(parts))
+                    for parts in vector
+                ]
+                assert flat(coordinates.followed(one, frame)).norm() <= flat(one).norm() * (1 + 1e-6)
         torch.testing.assert_close(flat(coordinates.nearest(made)), flat(made), rtol=1e-5, atol=1e-5)
         twice = coordinates.followed([tuple(2 * t for t in parts) for parts in vector], frame)
         torch.testing.assert_close(flat(twice), 2 * flat(made))

@@ -257,6 +257,25 @@ def test_the_start_makes_them_and_stacks_keep_them() -> None:
     assert (again.power, again.right_weight) == (0.5, 0.3)
 
 
+def test_weights_follow_the_update_from_step_to_step() -> None:
+    """From Z = 0 on, whoever moves it: by a step, or by a state that is loaded."""
+    c = coordinates((0.0, 0.0, 0.0))
+    alike = [a.clone() for a, _ in c.weights()]
+    c.move(c.gradients(normal(c)), -0.1)
+    moved = c.state_dict()
+    other = coordinates((0.0, 0.0, 0.0))
+    other.load_state_dict(moved)
+    for each in (c, other):
+        for group, point, (a, b), before in zip(
+            each.adapter.groups, each.points, each.weights(), alike, strict=True
+        ):
+            assert float((a - before).abs().max()) > 0.05
+            torch.testing.assert_close(a[:, 0] / a[:, 1], point.S[:, 0] / point.S[:, 1])
+            left, right = each.adapter.met(group)  # what the next gradients are taken with
+            torch.testing.assert_close(left, point.U * b[:, None, :])
+            torch.testing.assert_close(right, point.V * a[:, None, :])
+
+
 @pytest.mark.parametrize("power", [-1.0, 2.1, float("nan"), float("inf")])
 def test_powers_that_leave_one_direction_are_refused(power: float) -> None:
     with pytest.raises(ConfigError, match="metric_power"):

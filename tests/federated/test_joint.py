@@ -104,14 +104,16 @@ def _clipping_step(parts: Any, data: Any) -> Any:
     return Step(state=parts, mechanism=mechanism, examples=data.examples, learning_rate=parts.learning_rate)
 
 
-@pytest.mark.parametrize("method", ["prism", "dp-adamw"])
+@pytest.mark.parametrize(
+    "method", [{"name": "prism"}, {"name": "prism", "metric_power": 1.0}, {"name": "dp-adamw"}]
+)
 @pytest.mark.parametrize("secure", [False, True])
 def test_without_noise_clients_take_the_steps_of_one_run(
-    method: str, secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    method: dict[str, Any], secure: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     groups: dict[str, Any] = {
         "privacy": {"private": False},
-        "method": {"name": method, "schedule": "cosine"},
+        "method": {**method, "schedule": "cosine"},
         "federation": {"rounds": ROUNDS, "secure_aggregation": secure},
     }
     with everything_in_double():

@@ -470,9 +470,14 @@ def test_planted_choices_are_found() -> None:
         {"turning": -0.5617},
         {"turning": None},
         {"right_weight": 0.57},
-        {"turning": 31847.0, "right_weight": 1.0},
+        {"right_weight": True},
+        {"turning": "0.5617"},
     ):
         assert not _is_settled({**facts, **turned, **changed}, weighed), changed
+    whole = {**report, "method": {**report["method"], "right_weight": 1.0}}
+    for share, held in ((1.019, True), (100.0, True), (31847.0, False), (1, False)):
+        assert _is_settled({**facts, "turning": share, "right_weight": 1.0}, whole) is held, share
+    assert not _is_settled({**facts, "turning": 1.019, "right_weight": True}, whole)
     alone = {"row": "prism", "rows": [], "of_its_own": 64, **norms}
     assert _is_settled(alone, report)
     for changed in (

@@ -28,6 +28,9 @@ DRAWS: Final = 2
 
 MOST_RATES: Final = 8
 
+MOST_TURNING: Final = 100.0
+"""Beyond which nobody asks how much longer gradients are where V turns."""
+
 _OF_MEDIAN: Final = 0.25
 _LEAST_RIGHT: Final = 0.25
 

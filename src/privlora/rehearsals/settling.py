@@ -26,7 +26,7 @@ from privlora.data.records import load_records
 from privlora.errors import DataError
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
-from privlora.rehearsals.kept import Chosen, clip_norm_of, right_weight_of
+from privlora.rehearsals.kept import MOST_TURNING, Chosen, clip_norm_of, right_weight_of
 from privlora.rehearsals.noise_alone import own_texts, rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
@@ -329,7 +329,7 @@ def turning_share(
     core, turning = found.mean(dim=1).tolist()
     if not numbers[1] or not core:  # V is all of the layers' inputs, or none of what gradients see
         return 1.0
-    return math.sqrt(turning / numbers[1] / (core / numbers[0]))
+    return min(MOST_TURNING, math.sqrt(turning / numbers[1] / (core / numbers[0])))
 
 
 def _no_gradient(of: str, setting: str) -> DataError:

@@ -15,6 +15,7 @@ from privlora.rehearsals.kept import (
     AIM,
     DRAWS,
     MOST_RATES,
+    MOST_TURNING,
     TEXTS,
     clip_norm_of,
     cost_on_private,
@@ -245,8 +246,8 @@ def _is_by_turning(found: Mapping[str, Any], method: Mapping[str, Any]) -> bool:
     """Whether a right weight is the run's, and follows from a measure of as many digits as a run keeps."""
     share, weight = found["turning"], found["right_weight"]
     return (
-        _is_number(share)
-        and 0 <= share < _LARGEST
+        type(share) is type(weight) is float
+        and 0 <= share <= MOST_TURNING
         and share == float(f"{share:.4g}")
         and weight == right_weight_of(share) == method.get("right_weight")
     )
