@@ -263,7 +263,8 @@ def table_of(lines: list[dict[str, Any]]) -> Iterator[str]:
     places = sorted({place for cells in found.values() for place in cells})
     yield "| metric | " + " | ".join(f"{model}, {task}" for model, task in places) + " |"
     yield "|---" * (1 + len(places)) + "|"
-    for name in found:
+    order = [name for base in (*METRICS, *TEXTS) for name in (base, _RANDOM + base) if name in found]
+    for name in order:
         yield f"| {name} | " + " | ".join(found[name].get(place, "") for place in places) + " |"
 
 
