@@ -17,6 +17,7 @@ import math
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,15 @@ OF_BANDS: dict[tuple[str, int, int, float, int | str], tuple[float, ...]] = {
     ("pubmed", 4000, 108, 74.1, "auto"): (0.0275, 0.0389, 0.055),
 }
 """Rates of two passes in so many steps, in the size of the weights; the fewest steps are those of ``auto``."""
+
+OF_METRIC: dict[tuple[str, str, int, int, int, float, float, float], tuple[float, ...]] = {
+    ("babyllama105", "math", 1000, 13, 154, 6, 1, 0.56): (0.0192, 0.0272, 0.0384),
+    ("stories260K", "math", 4000, 27, 296, 1, 1, 1.0): (0.011, 0.0157, 0.022),
+    ("reviews1M", "math", 1000, 13, 154, 6, 0.2, 0.7): (0.038, 0.054),
+    ("babyllama105", "pubmed", 1000, 13, 154, 1, 1, 0.56): (0.054, 0.077, 0.109),
+}
+"""Model, task, N, steps, batch, epsilon, clip norm and the right weight of ``auto`` -> rates, in PRISM's own metric and
+in that of the singular values with this weight."""
 
 
 def grid() -> Iterator[dict[str, Any]]:
@@ -77,6 +87,11 @@ def grid() -> Iterator[dict[str, Any]]:
                     "draw": draw,
                 }
                 yield {**row, "batch": batch, "relative": True, "bands": bands}
+    for (model, task, units, steps, batch, epsilon, clip, right), rates in OF_METRIC.items():
+        for draw, rate, power in product(range(2), rates, (0.0, 1.0)):
+            row = {"part": "metric", "model": model, "task": task, "units": units, "steps": steps}
+            row |= {"batch": batch, "relative": True, "clip_norm": clip, "rate": rate, "power": power}
+            yield {**row, "right": right if power else 1.0, "draw": draw, "epsilon": epsilon}
     for task in ("math", "sst2", "pubmed"):
         for clip in (0.03, 0.1, 0.3, 1, 3, 10, 30):
             row = {"part": "clip norms", "task": task, "steps": 24, "batch": 64, "rate": 0.004}
@@ -113,6 +128,8 @@ class Runs:
                     "name": "prism",
                     "learning_rate": row.get("rate", "auto"),
                     "relative_rate": row.get("relative", False),
+                    "metric_power": row.get("power", 0.0),
+                    "right_weight": row.get("right", 1.0),
                 },
                 **({"auto": {"file": f"{self.data}/{row['public']}.jsonl"}} if "public" in row else {}),
             }
@@ -247,6 +264,20 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
             rate = min(means, key=lambda each: means[each])
             size = f"{steps} x {batch:.0f}"
             yield line(task, f"{units:,}", size, bands, f"{rate:g}", f"{means[rate]:.3f}")
+    yield ""
+    yield from head("model", "task", "N", "epsilon", "steps x batch", "its own metric", "by values")
+    for (model, task, units, steps, batch, epsilon, _, _), rates in OF_METRIC.items():
+        place = {"part": "metric", "model": model, "task": task, "units": units, "epsilon": epsilon}
+        of = [row for row in rows if place.items() <= row.items()]
+        cells = []
+        for power in (0.0, 1.0):
+            drawn = {r: [x["loss"] for x in of if (x["rate"], x["power"]) == (r, power)] for r in rates}
+            means = {rate: sum(each) / len(each) for rate, each in drawn.items() if len(each) == 2}
+            if len(means) == len(rates):
+                rate = min(means, key=lambda each: means[each])
+                cells.append(f"{means[rate]:.3f} at {rate:g}")
+        if len(cells) == 2:
+            yield line(model, task, f"{units:,}", epsilon, f"{steps} x {batch}", *cells)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
