@@ -340,3 +340,10 @@ def test_steps_of_several_processes_are_quoted(monkeypatch: pytest.MonkeyPatch) 
     assert table in page("docs/many-devices.md")
     scaling: Any = importlib.import_module("scaling")
     assert scaling.page() + "\n" == page("benchmarks/scaling.md")
+
+
+def test_sizes_in_the_metric_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks")
+    made = "\n".join(importlib.import_module("sizes").tables(lines("sizes.jsonl"))).split("\n\n")[-1]
+    assert len(made.splitlines()) == 6
+    assert all(row in page("docs/results.md") for row in made.splitlines())

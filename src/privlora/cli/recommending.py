@@ -126,11 +126,11 @@ def _refuse_no_records(settings: Settings) -> None:
 
 
 _TYPED: Final = (
-    (r"^.*: (?=auto\.file|[\w ]*learning_rate=auto)", ""),  # the file of settings, which says nothing of it
+    (r"^.*: (?=auto\.file|[\w., ]*learning_rate=auto)", ""),  # the file of settings, which says nothing of it
     (r"auto\.file( \(on the command line\))?", "--public"),
-    (r"(\w+ and )?learning_rate=auto( \(on the command line\))?", "--public"),
-    (r"(\w+ and )?learning_rate cannot be auto", "--public does not go"),
-    (r"give a number, or leave it out", "leave out --public"),
+    (r"(?:[\w.]+, )*(?:[\w.]+ and )?method\.learning_rate=auto( \(on the command line\))?", "--public"),
+    (r"(?:[\w.]+, )*(?:[\w.]+ and )?method\.learning_rate cannot be auto", "--public does not go"),
+    (r"leave out what is auto, or give numbers", "leave out --public"),
     (r"give a number, or a method", "leave out --public, or take a method"),
     (r"or a number in the place of auto", "or leave out --public"),
 )

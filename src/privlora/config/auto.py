@@ -68,6 +68,12 @@ class AutoSettings(Group):
         return [str(name) for name in given] if isinstance(given, list) else given
 
     @property
+    def places(self) -> str:
+        """What is chosen, as settings are named: "privacy.clip_norm and method.learning_rate"."""
+        *others, last = [f"{REHEARSED[name]}.{name}" for name in self.choose]
+        return f"{', '.join(others)} and {last}" if others else last
+
+    @property
     def rehearses_rate(self) -> bool:
         """Whether the learning rate is rehearsed on public records."""
         return self.file is not None and "learning_rate" in self.choose

@@ -1011,7 +1011,7 @@ class Settings(Group):
                     "remove file"
                 )
             return
-        names = " and ".join(auto.choose)
+        names = auto.places
         given = (
             ("privacy.clip_norm", "clip_norm" in self.privacy.model_fields_set),
             ("method.learning_rate", self.method.learning_rate is not None),
@@ -1026,7 +1026,10 @@ class Settings(Group):
             (not self.privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
             (self.data.label is not None, "data.label: rehearsals know texts that a model writes"),
             (self.data.chosen is not None, "data.chosen: rehearsals know texts that a model writes"),
-            (self.method.name == AUTO, "method.name=auto, which finds the rate of its methods itself"),
+            (
+                self.method.name == AUTO,
+                "method.name=auto, which finds the rate of its methods itself and leaves the rest at their defaults",
+            ),
             (self.synthesis is not None, "the group synthesis, whose texts are not rehearsed with here"),
             (self.federation is not None, "a federation, whose clients have no public records"),
             (
@@ -1036,7 +1039,7 @@ class Settings(Group):
         ):
             if what:
                 yield ValueError(
-                    f"{names}=auto does not go with {meant}. Fix: give a number, or leave it out"
+                    f"{names}=auto does not go with {meant}. Fix: leave out what is auto, or give numbers"
                 )
         private = _shared(auto.file, self.data.path)
         if private is not None:

@@ -657,6 +657,8 @@ _EXAMPLES: Final = {
     "sample_rate": "0.01",
     "public_dataset_size": "10000",
     "learning_rate": "0.001",
+    "right_weight": "0.5",
+    "metric_power": "1",
     "warmup_steps": "10",
     "rounds": "20",
 }

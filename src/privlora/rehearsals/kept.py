@@ -135,7 +135,7 @@ def _why_measured(facts: Mapping[str, Any], of: str) -> list[str]:
 def _why_right(facts: Mapping[str, Any], of: str) -> str:
     return (
         f"right weight {facts['right_weight']:g}, since {of} are {facts['turning']:.3g} times as long in a direction "
-        "that turns the input subspaces V as in one within the subspaces"
+        "that turns the adapter's input subspaces as in one within (taken from 0.25 to 1)"
     )
 
 

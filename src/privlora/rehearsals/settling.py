@@ -18,7 +18,7 @@ from torch import Tensor
 from privlora.accounting import Plan
 from privlora.adapters import Captured
 from privlora.config import Settings
-from privlora.config.auto import REHEARSED
+from privlora.config.auto import AutoSettings
 from privlora.coordinates import Coordinates
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
@@ -84,7 +84,7 @@ def settle(
     sigma, open_yet = plan.event.noise_multiplier, settings
     settings = settings.model_copy(update={"auto": None})
     if auto.file is None:
-        return _on_own_texts(settings, auto.choose, plan, model, tokenizer, told)
+        return _on_own_texts(settings, auto, plan, model, tokenizer, told)
     texts = public_texts(open_yet, tokenizer, told)
     facts: dict[str, Any] = {
         "row": settings.method.name,
@@ -106,11 +106,11 @@ def settle(
 
 
 def _on_own_texts(
-    settings: Settings, choose: Sequence[str], plan: Plan, model: torch.nn.Module, tokenizer: Any, told: Told
+    settings: Settings, auto: AutoSettings, plan: Plan, model: torch.nn.Module, tokenizer: Any, told: Told
 ) -> Chosen:
     """``settle`` without a public record."""
-    row, whole = settings.method.name, " and ".join(f"{REHEARSED[name]}.{name}" for name in choose)
-    texts = own_texts(model, tokenizer, settings.run.seed, told, whole=whole)
+    row, choose = settings.method.name, auto.choose
+    texts = own_texts(model, tokenizer, settings.run.seed, told, whole=auto.places)
     rows, facts = list[dict[str, Any]](), dict[str, Any](of_its_own=len(texts))
     settings, measured = _measured(settings, choose, texts, model, tokenizer, told, "its own texts")
     if "learning_rate" in choose:

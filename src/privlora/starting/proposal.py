@@ -309,7 +309,7 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
         if not numbers.few:
             draft.remark(
                 "privacy",
-                "bands: auto   # less noise in the sum of all steps at the same epsilon (docs/privacy.md)",
+                "bands: auto   # less noise in the sum of steps, in the place of method.metric_power (docs/privacy.md)",
             )
     if asked.user is None and found.repeated is not None:
         _propose_users(draft, found, found.repeated)
@@ -394,11 +394,11 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
                 AUTO,
                 "each record's gradient is cut to this: a quarter of what is usual on texts of the model's own",
             )
-            draft.put("method.metric_power", 1, "directions of the update that have grown move on faster")
+            draft.put("method.metric_power", 1, "what the update has grown in moves on faster; 0: all alike")
             draft.put(
                 "method.right_weight",
                 AUTO,
-                "how much the start already knows of the layers' inputs, from such texts",
+                "0.25 to 1: less where the start knows the layers' inputs, as texts of the model's own show",
             )
     else:
         draft.remark(
@@ -417,13 +417,15 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
             "automatic",
             "measured better on so few records: small gradients are not lost in noise (docs/choosing.md)",
         )
-    if not numbers.few:
+    if not numbers.few or not texts:
         return
+    column = draft.get("data.text")
+    named = "" if column in (None, "text") or not column.isidentifier() else f", column: {column}"
     draft.remark(
         "method",
         "With PUBLIC texts of a similar kind, other methods may learn more from so few, and auto rehearses which",
         "does (docs/few-records.md): write name: auto here, without the settings below it and clip_norm, and add",
-        "  synthesis: {generator: file, file: public.jsonl}",
+        f"  synthesis: {{generator: file, file: public.jsonl{named}}}",
     )
 
 

@@ -21,7 +21,7 @@ from privlora.config import Settings, read_yaml, settings_from
 from privlora.errors import ConfigError, Together
 from privlora.methods import find_row
 from privlora.studies.written import Records, StudySettings, read_study
-from privlora.training.misfits import refuse_misfits
+from privlora.training.misfits import refuse_misfits, refuse_unsettled
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]
@@ -354,6 +354,7 @@ def _check(study: Study) -> None:
         try:
             method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
             refuse_misfits(settings, method)
+            refuse_unsettled(settings)
         except ConfigError as misfit:
             raise misfit.of(f"{study.source}: task {cell.task!r}, method {cell.method!r}") from None
 

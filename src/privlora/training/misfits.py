@@ -224,9 +224,8 @@ def texts_evolve(settings: Settings) -> bool:
 def refuse_unsettled(settings: Settings) -> None:
     """Raise ConfigError for settings of which something is left to rehearsals that nobody has held."""
     if settings.auto is not None and settings.auto.choose:
-        names = " and ".join(settings.auto.choose)
         raise ConfigError(
-            f"{names} is auto, and nothing chooses it here",
+            f"{settings.auto.places} is auto, and nothing chooses it here",
             why="the default in its place would be another run than the one that was asked for",
             fix=f"give a number; `privlora train` chooses {settings.auto.chosen_on}, and its report says what",
         )
@@ -236,7 +235,7 @@ def refuse_unrehearsed(settings: Settings) -> None:
     """Raise ConfigError where auto.choose names something of a row that cannot be rehearsed on public records."""
     if settings.auto is None or not settings.auto.choose:
         return
-    row, names = find_row(settings.method.name), " and ".join(settings.auto.choose)
+    row, names = find_row(settings.method.name), settings.auto.places
     if row.releases != "gradients" or row.public_texts or not row.private or row.charges_projections:
         raise ConfigError(
             f"{names} cannot be auto with method {row.name!r}",
