@@ -53,6 +53,7 @@ DOUBLES: Mapping[str, str] = {
     "coordinates/base.py:_summed": "the same",
     "coordinates/direction.py:DirectionCoordinates.norms_squared": "one number a unit",
     "coordinates/direction.py:DirectionCoordinates.partial_sum": "the same",
+    "coordinates/base.py:squares_of_sides": "norms",
     "coordinates/factors.py:FactorCoordinates.module_norms_squared": "norms",
     "coordinates/factors.py:FactorCoordinates.norms_squared": "norms",
     "coordinates/factors.py:FactorCoordinates.to_vector": "of the sum, once a step",

@@ -102,6 +102,7 @@ ALLOWED = {
     "method.beta1",
     "method.error_feedback",
     "method.right_weight",
+    "method.metric_power",
     "method.beta2",
     "method.steps",
     "method.max_length",
