@@ -88,10 +88,13 @@ def grid() -> Iterator[dict[str, Any]]:
                 }
                 yield {**row, "batch": batch, "relative": True, "bands": bands}
     for (model, task, units, steps, batch, epsilon, clip, right), rates in OF_METRIC.items():
-        for draw, rate, power in product(range(2), rates, (0.0, 1.0)):
-            row = {"part": "metric", "model": model, "task": task, "units": units, "steps": steps}
-            row |= {"batch": batch, "relative": True, "clip_norm": clip, "rate": rate, "power": power}
-            yield {**row, "right": right if power else 1.0, "draw": draw, "epsilon": epsilon}
+        case = {"model": model, "task": task, "units": units, "steps": steps, "batch": batch}
+        case |= {"relative": True, "clip_norm": clip, "epsilon": epsilon}
+        for draw in range(2):
+            for rate, power in product(rates, (0.0, 1.0)):
+                own = {"rate": rate, "power": power, "right": right if power else 1.0, "draw": draw}
+                yield {"part": "metric", **case, **own}
+            yield {"part": "metric, by noise alone", **case, "power": 1.0, "right": right, "draw": draw}
     for task in ("math", "sst2", "pubmed"):
         for clip in (0.03, 0.1, 0.3, 1, 3, 10, 30):
             row = {"part": "clip norms", "task": task, "steps": 24, "batch": 64, "rate": 0.004}
@@ -182,14 +185,15 @@ class Runs:
         }
 
     def run(self, row: dict[str, Any]) -> dict[str, float]:
-        """sigma, and the loss before and after."""
+        """sigma, and the loss before and after; the rate, where that is left to noise alone."""
         from privlora.evaluation.next_token import record_losses
         from privlora.rehearsals.trials import Noise, trial_step
         from privlora.training.assembly import PublicStart, build_parts
         from privlora.training.cycles import bands_of
         from privlora.training.models import unchanged_afterwards
 
-        settings, plan = self.prepare(row)
+        found = {} if "rate" in row else {"rate": self.settle(row)["rate"]}
+        settings, plan = self.prepare({**row, **found})
         train, held = self.records(row["task"], settings)
         train = train.like(list(train)[: round(settings.privacy.n)])
         sigma = plan.event.noise_multiplier
@@ -203,7 +207,7 @@ class Runs:
                 seconds = round(time.process_time() - began, 1)
                 parts.install_result()
                 loss = float(record_losses(self.model, held).mean())
-                return {"sigma": sigma, "before": before, "loss": loss, "cpu_seconds": seconds}
+                return {**found, "sigma": sigma, "before": before, "loss": loss, "cpu_seconds": seconds}
 
 
 def best(rows: list[dict[str, Any]]) -> dict[str, Any]:
@@ -265,18 +269,22 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
             size = f"{steps} x {batch:.0f}"
             yield line(task, f"{units:,}", size, bands, f"{rate:g}", f"{means[rate]:.3f}")
     yield ""
-    yield from head("model", "task", "N", "epsilon", "steps x batch", "its own metric", "by values")
+    yield from head(
+        "model", "task", "N", "epsilon", "steps x batch", "its own metric", "by values", "rate by noise alone"
+    )
     for (model, task, units, steps, batch, epsilon, _, _), rates in OF_METRIC.items():
-        place = {"part": "metric", "model": model, "task": task, "units": units, "epsilon": epsilon}
-        of = [row for row in rows if place.items() <= row.items()]
-        cells = []
+        place = {"model": model, "task": task, "units": units, "epsilon": epsilon}
+        all_of = [row for row in rows if place.items() <= row.items()]
+        of, cells = [row for row in all_of if row["part"] == "metric"], list[str]()
         for power in (0.0, 1.0):
             drawn = {r: [x["loss"] for x in of if (x["rate"], x["power"]) == (r, power)] for r in rates}
             means = {rate: sum(each) / len(each) for rate, each in drawn.items() if len(each) == 2}
             if len(means) == len(rates):
                 rate = min(means, key=lambda each: means[each])
                 cells.append(f"{means[rate]:.3f} at {rate:g}")
-        if len(cells) == 2:
+        alone = [row for row in all_of if row["part"] == "metric, by noise alone"]
+        if len(cells) == len(alone) == 2:
+            cells.append(f"{sum(row['loss'] for row in alone) / 2:.3f} at {alone[0]['rate']:g}")
             yield line(model, task, f"{units:,}", epsilon, f"{steps} x {batch}", *cells)
 
 
