@@ -93,6 +93,14 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         content(methods=["dp-sgd", {"name": "dp-zo", "adapter.lora_dropout": 0.1}]),
         ["method 'dp-zo (adapter.lora_dropout 0.1)'", "lora_dropout does not go with method 'dp-zo'"],
     ),
+    "a clip norm that a study does not choose": (
+        content(methods=["prism", {"name": "prism", "label": "own", "privacy.clip_norm": "auto"}]),
+        ["method 'own'", "privacy.clip_norm is auto, and nothing chooses it here"],
+    ),
+    "a right weight that a study does not choose": (
+        content(methods=["dp-sgd", {"name": "prism", "method.right_weight": "auto"}]),
+        ["method.right_weight is auto, and nothing chooses it here"],
+    ),
     "a nameless method": (content(methods=[{"optimizer": "sgd"}]), ["a method has no name"]),
     "equal methods": (content(methods=["prism", "prism"]), ["share a name", "label"]),
     "names of one folder": (content(tasks={"a b": None, "a-b": None}), ["share a name"]),
