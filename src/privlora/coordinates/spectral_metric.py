@@ -34,6 +34,9 @@ class SpectralMetricCoordinates(TangentCoordinates):
     noise of a step is white in these coordinates, and moves Z in the mean square as far as that of
     ``TangentCoordinates`` does. S is released before, so the weights are post-processing.
 
+    ``transport`` and ``followed`` take what they bring to another point for isometric coordinates, as which it never
+    gets longer; as a move of Z it is then another one, since weights change from point to point.
+
     power: p, public. Raises ConfigError unless 0 < p <= 2.
     """
 
@@ -53,7 +56,7 @@ class SpectralMetricCoordinates(TangentCoordinates):
         if not 0 < power <= MAX_METRIC_POWER:
             raise ConfigError(
                 f"metric_power={power:g} is not above 0 and at most {MAX_METRIC_POWER:g}",
-                why="a larger one would leave all but one direction of a module with noise and next to no signal",
+                why="a larger one would leave next to nothing of all directions of a module but one",
                 fix="set method.metric_power to a number from 0 to 2; 0 weighs all directions alike",
             )
         self.power = power

@@ -21,11 +21,8 @@ from privlora.version import __version__
 
 _OPEN: Final = {
     "model": {"name", "revision"},  # where it lies: its shapes are looked at
-    "method": {
-        "learning_rate",
-        "relative_rate",
-        "right_weight",
-    },  # which a run settles, and no memory depends on
+    # Which a run settles, and no memory depends on.
+    "method": {"learning_rate", "relative_rate", "right_weight"},
     "privacy": {"clip_norm"},
 }
 

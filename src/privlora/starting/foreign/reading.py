@@ -71,7 +71,7 @@ def lay_over(draft: Draft, taken: Taken, positions: int | None = None) -> None:
         "learning_rate",
         "metric_power",
         "right_weight",
-    ):  # of prism: another row has its own, or none
+    ):  # prism's: other rows have their own, or none
         draft.drop(f"method.{name}")
     forms = ("data.text", "data.messages", "data.loss_on")
     for place, line in taken.settings.items():
