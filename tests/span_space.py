@@ -23,7 +23,7 @@ class Span(Coordinates):
     W = W0 + sum_k a_k D_k, where D_k is U C_k V^T in each module, with public orthonormal U (m, r) and V (n, r).
     """
 
-    described: ClassVar[str] = "in the span of 5 public directions over all modules"
+    described: str = "in the span of 5 public directions over all modules"
     directions: ClassVar[int] = 5
 
     def __init__(self, adapter: LowRankAdapter, seed: int, dtype: torch.dtype = torch.float32) -> None:

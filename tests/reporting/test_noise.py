@@ -39,6 +39,11 @@ def test_a_right_weight_takes_noise_off_the_part_that_turns_v(tmp_path: Path) ->
     assert isinstance(coordinates, TangentCoordinates)
     page = (run.folder.release / "report.html").read_text()
     assert "right weight w = 0.25" in page
+    assert (
+        "in coordinates of the tangent space at the low-rank update, with what turns V weighed by 0.25"
+        in page
+    )
+    assert "isometric" not in page
     assert "m + n" not in page  # the law of another weight
     modules = noise_on_weights(coordinates, STD)["modules"]
     for site in coordinates.adapter.sites:
@@ -46,6 +51,21 @@ def test_a_right_weight_takes_noise_off_the_part_that_turns_v(tmp_path: Path) ->
             STD * (3 * (site.m + (site.n - 3) / 16)) ** 0.5
         )
         assert modules[site.name]["measured"] == pytest.approx(modules[site.name]["closed_form"], rel=0.1)
+
+
+def test_a_report_says_in_which_metric_gradients_were_clipped(tmp_path: Path) -> None:
+    run = make_run(
+        tmp_path / "run",
+        "prism",
+        privacy={"noise_multiplier": 1.0, "insecure_noise_seed": 5},
+        settings_of_method={"metric_power": 1.0, "right_weight": 0.5},
+    )
+    page = " ".join((run.folder.release / "report.html").read_text("utf-8").split())
+    told = "in coordinates of the tangent space at the low-rank update, weighed by its singular values"
+    assert f"{told}, with what turns V weighed by 0.5" in page
+    assert "metric power 1" in page
+    assert "is the root mean square of draws" in page
+    assert "isometric" not in page
 
 
 def test_factor_noise_equals_the_norm_of_dense_updates(tmp_path: Path) -> None:

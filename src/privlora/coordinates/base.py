@@ -66,7 +66,7 @@ class Coordinates(ABC):
     # Whether the update is a whole matrix (m, n) a module, which layers compute with and nothing averages.
     dense: ClassVar[bool] = False
     # In what gradients are clipped and noised, and what the noise of one step does to W: in the report's words.
-    described: ClassVar[str] = "in coordinates of their own"
+    described: str = "in coordinates of their own"
     noise_law: str = "No closed form is known."
     # Whether of units the losses are taken and no gradients, by passes without a graph.
     forward_only: ClassVar[bool] = False

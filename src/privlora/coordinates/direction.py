@@ -42,7 +42,7 @@ class DirectionCoordinates(FactorCoordinates):
     for dropout in the adapter, or if lambda is not positive.
     """
 
-    described: ClassVar[str] = "as differences of the loss along one random direction of both LoRA factors"
+    described: str = "as differences of the loss along one random direction of both LoRA factors"
     noise_law = (
         "It lies along one direction z of the factors, of standard normal entries, drawn for the step: τ·‖z‖."
     )

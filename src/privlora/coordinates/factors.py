@@ -20,7 +20,7 @@ class FactorCoordinates(Coordinates):
     another clipping norm and another noise on W (PRISM Prop. 2.2), which is what tangent coordinates remove.
     """
 
-    described: ClassVar[str] = "in the entries of both LoRA factors"
+    described: str = "in the entries of both LoRA factors"
     entrywise = True
     state_parts: ClassVar[tuple[str, ...]] = ("left", "right")
     # Which of left (0) and right (1) is trained.

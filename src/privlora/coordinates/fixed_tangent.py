@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -29,7 +28,7 @@ class FixedTangentCoordinates(TangentCoordinates):
     points: the base. Raises ConfigError unless the adapter's rank is twice theirs.
     """
 
-    described: ClassVar[str] = "in isometric coordinates of the tangent space at a fixed low-rank base"
+    described: str = "in isometric coordinates of the tangent space at a fixed low-rank base"
 
     def __init__(
         self,

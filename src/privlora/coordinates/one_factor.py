@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import ClassVar, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -23,7 +23,7 @@ class OneFactorCoordinates(FactorCoordinates):
     side: which factor is trained. Training them in turn, the frozen one orthonormal, moves both subspaces.
     """
 
-    described: ClassVar[str] = "in the entries of the trained LoRA factor"
+    described: str = "in the entries of the trained LoRA factor"
 
     def __init__(
         self,

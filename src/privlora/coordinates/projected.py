@@ -38,7 +38,7 @@ class ProjectedCoordinates(Coordinates):
     """
 
     dense: ClassVar[bool] = True
-    described: ClassVar[str] = "after a fresh random projection of the whole gradient"
+    described: str = "after a fresh random projection of the whole gradient"
     noise_law = (
         "As an estimate of the gradient, which would move W at rate 1, it is τ·√(mn), as for dense noise."
     )
@@ -211,7 +211,7 @@ class WishartCoordinates(ProjectedCoordinates):
     operating system's from ``begin`` on, and a mechanism refuses a second release on the same Q.
     """
 
-    described: ClassVar[str] = "with a random projection after the clip"
+    described: str = "with a random projection after the clip"
     noise_law = "As an estimate of the gradient, which would move W at rate 1, it is τ·n·√(m/r): more with more inputs."
 
     def __init__(

@@ -282,7 +282,7 @@ class SpanCoordinates(EncodedSpace):
     from step to step, see span_choice. Raises ConfigError where nothing is left to choose, or nothing chooses.
     """
 
-    described: ClassVar[str] = "as coefficients of public gradients in the entries of both LoRA factors"
+    described: str = "as coefficients of public gradients in the entries of both LoRA factors"
     noise_law = "It lies in the span of the public gradients at the last step and follows their Gram matrix."
 
     def __init__(
@@ -376,6 +376,4 @@ class TangentSpanCoordinates(SpanCoordinates):
     """The same in PRISM's tangent coordinates: Gram matrix and columns depend on Z alone, not on its factors."""
 
     inner_kind = TangentCoordinates
-    described: ClassVar[str] = (
-        "as coefficients of public gradients in isometric coordinates of the tangent space"
-    )
+    described: str = "as coefficients of public gradients in isometric coordinates of the tangent space"

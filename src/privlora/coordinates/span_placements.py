@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -28,9 +27,7 @@ class ProjectedSpanCoordinates(SpanSpace):
     hardly sees is drowned, while one that it sees loses nothing. All of it is post-processing.
     """
 
-    described: ClassVar[str] = (
-        "in the entries of both LoRA factors, projected on public gradients after the noise"
-    )
+    described: str = "in the entries of both LoRA factors, projected on public gradients after the noise"
 
     def __init__(
         self, inner: Coordinates, *, ridge: float = 0.0, top_k: float = 50, beside: float = 0.0
@@ -101,7 +98,7 @@ class TangentProjectedSpanCoordinates(ProjectedSpanCoordinates):
     """The same on what PRISM releases: tangent coordinates, in which no factor plays a part."""
 
     inner_kind = TangentCoordinates
-    described: ClassVar[str] = (
+    described: str = (
         "in isometric coordinates of the tangent space, drawn towards public gradients after the noise"
     )
 
@@ -122,7 +119,7 @@ class ResidualSpanCoordinates(EncodedSpace):
     Normalised clipping scales that vector by C and by nothing else: what is decoded is C times the estimate of GEP.
     """
 
-    described: ClassVar[str] = "in the span of public gradients and beside it, each part clipped by itself"
+    described: str = "in the span of public gradients and beside it, each part clipped by itself"
     noise_law = (
         "It is white beside the span of public gradients at the last step, and of another size along it."
     )

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import ClassVar
-
 import torch
 from torch import Tensor
 
@@ -40,7 +38,7 @@ class SpectralMetricCoordinates(TangentCoordinates):
     power: p, public. Raises ConfigError unless 0 < p <= 2.
     """
 
-    described: ClassVar[str] = (
+    described: str = (
         "in coordinates of the tangent space at the low-rank update, weighed by its singular values"
     )
 

@@ -167,7 +167,7 @@ def _method(parts: Parts) -> dict[str, Any]:
         "summary": method.summary,
         "reference": method.reference,
         "coordinates": method.space,
-        "described": method.coordinates.described,
+        "described": parts.coordinates.described,
         **{name: value for name, value in parts.hyper.to_dict().items() if name != "init"},
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,
