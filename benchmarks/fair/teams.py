@@ -120,8 +120,8 @@ class Cell:
     steps: int
     batch: int = 64
     start: str = ""
-    """rank R: a zero update of another rank than 8; continued xC: an adapter that was trained on other texts, with B
-    times C and A divided by it (geometry.py)."""
+    """rank R: a zero update of another rank than 8; layers L+M: of these layers alone, by the ends of their names;
+    continued xC: an adapter that was trained on other texts, with B times C and A divided by it (geometry.py)."""
     clip_norm: float | str = ""
     """In the place of the task's."""
 
@@ -249,6 +249,7 @@ class Table:
         name, units, clip = task.pop("file"), task.pop("units"), task.pop("clip_norm", 1.0)
         kind, _, number = cell.start.partition(" ")
         rank = int(number) if kind == "rank" else 8
+        targets = {"target_modules": number.split("+")} if kind == "layers" else {}
         own = {"right_weight": RIGHT_WEIGHTS.get(cell.model, 1.0)} if "metric_power" in row.settings else {}
         init = f"{self.data}/starts/{cell.model} {number}" if kind == "continued" else row.init
         return settings_from(
@@ -260,7 +261,12 @@ class Table:
                     "path": f"{self.data}/{name}-train.jsonl",
                     **task,
                 },
-                "adapter": {"r": rank, "lora_alpha": 2 * rank, **({"init": init} if init else {})},
+                "adapter": {
+                    "r": rank,
+                    "lora_alpha": 2 * rank,
+                    **targets,
+                    **({"init": init} if init else {}),
+                },
                 "privacy": {
                     "target_epsilon": cell.epsilon,
                     "delta": 1e-5,
