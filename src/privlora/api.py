@@ -64,7 +64,7 @@ def fine_tune(
     loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] = "prism",
     synthesis: Mapping[str, Any] | None = None,
-    auto: Mapping[str, Any] | None = None,
+    auto: bool | Mapping[str, Any] | None = None,
     generator: Any = None,
     output: str | Path = "runs/run",
     run: Mapping[str, Any] | None = None,
@@ -90,7 +90,8 @@ def fine_tune(
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
         writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
-    auto: fields of AutoSettings, for settings that are "auto", as ``privacy["steps"]`` or ``method["learning_rate"]``.
+    auto: True: what is not given of sizes, learning rate, clip norm and the metric is what ``privlora init`` writes. Or
+        fields of AutoSettings, for settings that are "auto", as ``privacy["steps"]`` or ``method["learning_rate"]``.
     loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
         gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
     callbacks: functions that are called with a `PublicEvent`, or objects of ``transformers.TrainerCallback``. They are
@@ -120,7 +121,7 @@ def fine_tune(
         "loading": loading,
         "method": {"name": method} if isinstance(method, str) else method,
         "synthesis": problems.of(None, with_generator, synthesis, generator),
-        "auto": auto,
+        "auto": {"all": auto} if isinstance(auto, bool) else auto,
         "run": run,
     }
     files = {"path": path, "evaluation": public}

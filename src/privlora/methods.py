@@ -213,6 +213,7 @@ class Method:
             self.clippings,
             private=self.private,
             relative=SPACES[self.space].weight_unit is not None,
+            weighed=self.rate_falls and not (self.charges_projections or self.coordinates.forward_only),
         )
 
     @property

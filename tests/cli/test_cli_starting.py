@@ -189,6 +189,33 @@ def test_few_records_take_what_was_measured_on_few(
     assert "public.jsonl}" not in text
 
 
+@pytest.mark.parametrize("count", [60, 500, 900, 4000])
+@pytest.mark.parametrize(
+    "columns", [{"text": SECRET}, {"prompt": "Who?", "chosen": SECRET, "rejected": "Me."}]
+)
+def test_auto_all_is_what_is_proposed(
+    count: int, columns: dict[str, str], base: Path, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In three public numbers: of the groups in which init chooses, each setting is the same."""
+    proposed, _, _ = started(capsys, jsonl(here / "d.jsonl", rows(count, **columns)), "--model", base)
+    privacy = {
+        name: getattr(proposed.privacy, name) for name in ("target_epsilon", "delta", "public_dataset_size")
+    }
+    short = {
+        "model": {"name": str(base)},
+        "data": {"path": "d.jsonl", **proposed.data.model_dump(include=set(columns))},
+        "privacy": privacy,
+    }
+    for everything in (True, {"all": True}):
+        found = settings_from({**short, "auto": everything}, rows=True)
+        assert found.privacy.model_dump() == proposed.privacy.model_dump()
+        assert found.method.model_dump() == proposed.method.model_dump()
+        assert set(found.auto.choose if found.auto else ()) == set(
+            proposed.auto.choose if proposed.auto else ()
+        )
+        assert "all" not in yaml.safe_load(found.to_yaml()).get("auto", {}) or found.auto is not None
+
+
 def test_users_are_proposed_where_they_repeat(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -839,7 +866,7 @@ def test_what_a_proposal_lacks_of_a_federation_is_told_at_once(
     ended = call(capsys, "federate", "run.yaml")
     assert (ended.code, ended.out) == (2, "")
     fixes = ended.err.splitlines()[1:]
-    assert len(fixes) == 10
+    assert len(fixes) == 11
     group = yaml.safe_load(re.search(r"federation: (\{.*\})$", fixes[0])[1])  # type: ignore[index]
     content = yaml.safe_load(Path("run.yaml").read_text())
     assert "remove data.path" in fixes[1]
@@ -855,9 +882,11 @@ def test_what_a_proposal_lacks_of_a_federation_is_told_at_once(
     del content["method"]["learning_rate"]
     assert "method.right_weight: give a number, or remove it" in fixes[6]
     del content["method"]["right_weight"]
-    assert "run.tokens_per_micro_batch: give one, such as 4096" in fixes[7]
+    assert "remove metric_power, or set federation.rule=joint" in fixes[7]
+    del content["method"]["metric_power"]
+    assert "run.tokens_per_micro_batch: give one, such as 4096" in fixes[8]
     content["run"]["tokens_per_micro_batch"] = 4096
-    assert ("privlora init" in fixes[8], "`privlora train run.yaml`" in fixes[9]) == (True, True)
+    assert ("privlora init" in fixes[9], "`privlora train run.yaml`" in fixes[10]) == (True, True)
     found = settings_from({**content, "federation": group})
     assert found.federation is not None
     assert found.federation.names == ["north", "south"]

@@ -17,7 +17,7 @@ import privlora.api
 import privlora.running
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
-from privlora.config import Settings, settings_from
+from privlora.config import Settings, rows, settings_from
 from privlora.config.auto import of_few, run_sizes
 from privlora.diagnostics.bench import open_workbench
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
@@ -35,6 +35,7 @@ from privlora.training.files import RunFolder
 from privlora.training.fitting import in_micro_batches
 from privlora.training.inputs import tokenise
 from privlora.training.loop import Interrupted
+from privlora.training.misfits import refuse_unrehearsed
 from privlora.training.promise import plan_privacy
 from privlora.training.step import Step
 
@@ -103,6 +104,101 @@ def test_auto_is_gone_once_settings_are_read(privacy: dict[str, Any], steps: int
     assert settings_from(yaml.safe_load(found.to_yaml())).privacy == found.privacy
 
 
+_LEFT: dict[str, tuple[dict[str, dict[str, Any]], set[str], dict[str, Any]]] = {
+    "nothing is given": ({}, {"right_weight", "clip_norm", "learning_rate"}, {"metric_power": 1.0}),
+    "all is given": (
+        {
+            "privacy": {"clip_norm": 0.5},
+            "method": {"learning_rate": 0.01, "metric_power": 0.0, "right_weight": 0.5},
+        },
+        set(),
+        {"metric_power": 0.0, "right_weight": 0.5, "learning_rate": 0.01},
+    ),
+    "noise that takes back": (
+        {"privacy": {"bands": 4}},
+        {"clip_norm", "learning_rate"},
+        {"metric_power": None, "right_weight": None},
+    ),
+    "an adapter": ({"adapter": {"init": "random"}}, {"clip_norm", "learning_rate"}, {"metric_power": None}),
+    "a clip norm that is learnt": (
+        {"privacy": {"clip_quantile": 0.5}},
+        {"right_weight", "learning_rate"},
+        {"metric_power": 1.0},
+    ),
+    "one length for all": (
+        {"method": {"clipping": "automatic"}},
+        {"right_weight", "learning_rate"},
+        {"clipping": "automatic", "metric_power": 1.0},
+    ),
+    "few": ({"privacy": {"public_dataset_size": 500}}, {"learning_rate"}, {"clipping": "automatic"}),
+    "few, and a clip norm": (
+        {"privacy": {"public_dataset_size": 500, "clip_norm": 0.5}},
+        {"learning_rate"},
+        {"clipping": None, "metric_power": None},
+    ),
+    "another optimizer": (
+        {"method": {"optimizer": "paper"}},
+        {"clip_norm", "learning_rate"},
+        {"metric_power": None},
+    ),
+    "factors": ({"method": {"name": "dp-sgd"}}, {"clip_norm", "learning_rate"}, {"metric_power": None}),
+    "public texts": ({"method": {"name": "pe-sgd"}}, set(), {"clipping": None}),
+    "votes": ({"method": {"name": "aug-pe"}}, set(), {}),
+    "no row": ({"method": {"name": "auto"}}, set(), {}),
+    "labels": ({"data": {"label": "label", "labels": ["a", "b"]}}, set(), {"metric_power": None}),
+    "few labels": (
+        {"data": {"label": "label", "labels": ["a", "b"]}, "privacy": {"public_dataset_size": 500}},
+        set(),
+        {"clipping": "automatic"},
+    ),
+    "no privacy": ({"privacy": {"private": False, "noise_multiplier": None, "delta": None}}, set(), {}),
+}
+
+
+@pytest.mark.parametrize("case", _LEFT)
+def test_all_is_left_to_auto_where_it_goes_with_what_is_given(case: str) -> None:
+    groups, chosen, method = _LEFT[case]
+    base: dict[str, Any] = {
+        "model": {"name": "tiny"},
+        "data": {"path": "private.jsonl"},
+        "privacy": {"noise_multiplier": 1.0, "delta": 1e-4, "public_dataset_size": 1000},
+        "auto": {"all": True},
+    }
+    for name, group in groups.items():
+        given = {**base.get(name, {}), **group}
+        base[name] = {k: v for k, v in given.items() if v is not None or name != "privacy"}
+    found = settings_from(base)
+    assert set(found.auto.choose if found.auto else ()) == chosen
+    assert {name: getattr(found.method, name) for name in method} == method
+    units = base["privacy"]["public_dataset_size"]
+    assert (found.privacy.steps, found.privacy.b) == run_sizes(units)
+    assert found.auto is None or not found.auto.all
+
+
+def test_all_that_is_given_stays(public: Path) -> None:
+    found = settings(public, auto={"all": True})
+    assert (found.privacy.steps, found.privacy.b) == (2, 12)
+    rated = settings(None, privacy={"expected_batch_size": None, "sample_rate": 0.25}, auto={"all": True})
+    assert (rated.privacy.q, rated.privacy.steps) == (0.25, 2)
+    with pytest.raises(ConfigError, match="public_dataset_size"):
+        settings(None, privacy={"steps": None, "public_dataset_size": None}, auto={"all": True})
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_what_a_row_leaves_to_noise_is_what_can_be_weighed(name: str) -> None:
+    """Settings are read without the table, whose own refusal is held against what they leave open."""
+    asked = settings(None, method={"name": name})
+
+    def refused() -> bool:
+        try:
+            refuse_unrehearsed(asked)
+        except ConfigError:
+            return True
+        return False
+
+    assert rows.ROWS[name].weighed == (not refused())
+
+
 def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
     base = yaml.safe_load(settings(None, method={"learning_rate": 0.1}).to_yaml())
     base["privacy"]["steps"] = "auto"
@@ -146,6 +242,15 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
         ),
         ({"synthesis": {"generator": "model", "preset": "text"}}, "not rehearsed with here"),
         ({"federation": {"rule": "tan", "rounds": 2, "clients": 3}}, "does not go with a federation"),
+        (
+            {
+                "federation": {"rule": "tan", "rounds": 2, "clients": 3},
+                "auto": {"all": True},
+                "method": {"learning_rate": None},
+                "privacy": {"steps": None},
+            },
+            r"auto\.all does not go with a federation",
+        ),
     ],
 )
 def test_what_auto_does_not_go_with(groups: dict[str, Any], told: str, public: Path) -> None:

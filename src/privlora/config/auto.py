@@ -12,12 +12,16 @@ from pydantic.annotated_handlers import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
 from privlora.config.base import Group
+from privlora.config.rows import row_of
 from privlora.ranges import MOST_STEPS
 
 AUTO: Final = "auto"
 
 PASSES: Final = 5.0
 """Of a run over its units, where nobody says how many."""
+
+VERY_NOISY: Final = 500
+"""Up to so many units noise is so large that gradients of all sizes are clipped to one (docs/choosing.md)."""
 
 _BALANCE = 0.3
 _FEWEST_STEPS = 10
@@ -42,6 +46,10 @@ class OrAuto:
 class AutoSettings(Group):
     """How settings are found that are auto: from public numbers and PUBLIC texts alone, so that it costs no epsilon."""
 
+    all: bool = False
+    """Whatever is not given becomes what `privlora init` writes: steps, expected_batch_size, clip_norm, right_weight
+    and learning_rate auto, metric_power 1, and for 500 units or fewer clipping automatic; each where it goes with what
+    is given."""
     passes: float = Field(default=PASSES, gt=0, le=1000)
     """With privacy.steps or expected_batch_size auto: how often a unit takes part in the run, in expectation. More
     passes take more time, and their noise is divided among more units a step."""
@@ -138,6 +146,66 @@ def of_few(units: float, passes: float, steps: int, batch: float) -> str | None:
         f"passes {passes:g} over {units:g} units would make {wanted} steps: {', and '.join(bounds)}, so it is "
         f"{steps} steps of {batch:g}, passes {taken:.2g}"
     )
+
+
+def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a file, in which auto.all, or auto: true, has become what it stands for: what is not given, as
+    init writes it.
+
+    >>> few = {"privacy": {"public_dataset_size": 300, "steps": 9}, "auto": {"all": True, "passes": 3}}
+    >>> with_all_auto(few)["privacy"]
+    {'public_dataset_size': 300, 'steps': 9, 'expected_batch_size': 'auto'}
+    >>> with_all_auto(few)["method"], with_all_auto(few)["auto"]
+    ({'clipping': 'automatic', 'learning_rate': 'auto'}, {'passes': 3})
+    """
+    own = {"all": True} if values.get("auto") is True else values.get("auto")
+    if not isinstance(own, Mapping) or own.get("all") is not True:
+        return values
+    if values.get("federation") is not None:
+        return {**values, "auto": own}  # which is told where groups are held against each other
+    rest = {name: value for name, value in own.items() if name != "all"}
+    filled = {**values, "auto": rest}
+    data, adapter, method, privacy = (
+        values.get(name) or {} for name in ("data", "adapter", "method", "privacy")
+    )
+    if not all(isinstance(group, Mapping) for group in (data, adapter, method, privacy)) or not privacy:
+        return filled  # which is told where groups are checked
+    privacy, method = dict(privacy), dict(method)
+    filled["privacy"] = privacy
+    _unless_given(privacy, "steps", AUTO)
+    if privacy.get("sample_rate") is None:
+        _unless_given(privacy, "expected_batch_size", AUTO)
+    name = method.get("name", "prism")
+    row = row_of(name) if isinstance(name, str) else None
+    if row is None or not row.weighed or privacy.get("private", True) is not True:
+        return filled
+    filled["method"] = method
+    texts = data.get("label") is None and data.get("chosen") is None and values.get("synthesis") is None
+    units, learnt = privacy.get("public_dataset_size"), privacy.get("clip_quantile") is not None
+    if _positive(units) and units <= VERY_NOISY:
+        if not learnt and privacy.get("clip_norm") is None and "automatic" in row.clippings:
+            _unless_given(method, "clipping", "automatic")
+    elif texts:
+        if not learnt and method.get("clipping") not in _OF_ONE_LENGTH:
+            _unless_given(privacy, "clip_norm", AUTO)
+        optimizer = method.get("optimizer") or next(iter(row.optimizers))
+        known = row.optimizers.get(optimizer, ()) if isinstance(optimizer, str) else ()
+        independent = privacy.get("bands", 1) == 1 and adapter.get("init") is None
+        if independent and "metric_power" in known:
+            _unless_given(method, "metric_power", 1.0)
+            _unless_given(method, "right_weight", AUTO)
+    if texts:
+        _unless_given(method, "learning_rate", AUTO)
+    return filled
+
+
+_OF_ONE_LENGTH: Final = ("automatic", "normalized")
+"""Clippings after which each gradient is as long as another, whatever the clip norm."""
+
+
+def _unless_given(group: dict[str, Any], name: str, value: Any) -> None:
+    if group.get(name) is None:
+        group[name] = value
 
 
 def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -1122,7 +1122,7 @@ class Settings(Group):
 
 
 def _value_of(settings: Settings, group: str, name: str) -> Any:
-    return getattr(getattr(settings, group), name)
+    return getattr(getattr(settings, group), name, None)  # of a group that there may not be, too
 
 
 def _what_federations_have_not(

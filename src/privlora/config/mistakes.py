@@ -183,7 +183,11 @@ def natural(group: str, value: object) -> str | None:
 
     >>> natural("method", "prism"), natural("data", "a b c")
     ('write method.name=prism', 'write data.path=…')
+    >>> natural("auto", True), natural("auto", "true"), natural("auto", 3)
+    ('write auto.all=true', 'write auto.all=true', 'write auto.passes=3')
     """
+    if group == "auto" and str(value).lower() == "true":
+        return "write auto.all=true"
     name = _MAIN.get(group)
     return None if name is None else f"write {group}.{name}={value if _is_shown(group, value) else '…'}"
 

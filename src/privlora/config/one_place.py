@@ -36,6 +36,8 @@ def misplaced(value_of: Callable[[str, str], Any], steps: int | None = None) -> 
         if place == "privacy.steps" and steps is not None:
             wrong = steps.__ne__ if value is not None else _given
             what = f"privacy.steps={value}, and a client of this federation takes {steps}"
+        if place == "method.metric_power" and value_of("federation", "rule") == "joint":
+            continue  # whose steps all clients take together
         if wrong(value):
             found.append(Misplaced(place, what, fix))
     return found
@@ -140,6 +142,18 @@ _TABLE: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
         _is_auto,
         "method.right_weight=auto does not go with a federation, whose clients have no public records",
         "give a number, or remove it: 1 stands for it",
+    ),
+    "method.metric_power": (
+        bool,
+        "method.metric_power goes with federation.rule=joint alone: a metric follows the update from step to step, and "
+        "clients move beside a base that stays for a round",
+        "remove metric_power, or set federation.rule=joint, whose steps all clients take together",
+    ),
+    "auto.all": (
+        _true,
+        "auto.all does not go with a federation, whose sizes are those of its rounds, and whose clients have no texts "
+        "to choose on",
+        "remove it",
     ),
     "run.report_to": (
         _logs,

@@ -12,6 +12,7 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
+from privlora.config.auto import with_all_auto
 from privlora.config.base import group_in
 from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
@@ -145,6 +146,7 @@ def settings_from(
         merged[group] = dict(values) if isinstance(values, Mapping) else values
     unread, overrides = Together(), list(overrides)
     overridden = {unread.of(None, _apply, merged, override) for override in overrides}
+    merged = dict(with_all_auto(merged))
     origin = Origin(source, frozenset(place for place in overridden if place is not None), file)
     with typed(override.partition("=")[2].strip() for override in overrides):
         settings = unread.of(None, checked_settings, merged, origin, rows, beside)

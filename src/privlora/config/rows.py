@@ -17,12 +17,13 @@ _OF_SPANS: Final = ("normalized", "flat")
 @dataclass(frozen=True)
 class Row:
     """Of a method: as `methods.Method` has them. optimizers: and the settings that each has. relative: whether its
-    modules have a unit of their own."""
+    modules have a unit of their own. weighed: whether what its noise alone does to a model says how far it may go."""
 
     optimizers: Mapping[str, tuple[str, ...]]
     clippings: tuple[str, ...] = _FIXED
     private: bool = True
     relative: bool = True
+    weighed: bool = True
 
 
 _ADAMW: Final = "beta1 beta2 weight_decay"
@@ -55,7 +56,7 @@ def _on_texts(
     more: str = _SPAN, clippings: tuple[str, ...] = _OF_SPANS, optimizers: Mapping[str, str] | None = None
 ) -> Row:
     own = _with(optimizers, more) if optimizers else _plain("adamw", "sgd", more=more)
-    return Row(own, clippings, relative=False)
+    return Row(own, clippings, relative=False, weighed=False)
 
 
 ROWS: Final = {
@@ -70,8 +71,8 @@ ROWS: Final = {
     "lora-rite": Row(_plain("rite")),
     "riemannian": Row(_plain("riemannian")),
     "projected": Row(_plain("sgd", "adamw")),
-    "wishart-m2": Row(_plain("sgd", "adamw"), ("flat", "automatic")),
-    "dp-zo": Row(_plain("sgd", "adamw", more=" perturbation"), ("flat",), relative=False),
+    "wishart-m2": Row(_plain("sgd", "adamw"), ("flat", "automatic"), weighed=False),
+    "dp-zo": Row(_plain("sgd", "adamw", more=" perturbation"), ("flat",), relative=False, weighed=False),
     "pe-sgd": _on_texts(),
     "pe-sgd-fix": _on_texts(),
     "span-prism": _on_texts(optimizers={name: _TANGENT[name] for name in ("scalar", "sgd", "rank")}),
@@ -79,9 +80,9 @@ ROWS: Final = {
     "pdp-sgd": _on_texts(" ridge top_k beside", ("flat", "normalized", "spectral", "per-module")),
     "gep": _on_texts(" top_k embedding_clip residual_clip", ("normalized",)),
     "b-gep": _on_texts(),
-    "adamw": Row(_plain(), private=False),
-    "aug-pe": Row(_plain()),
-    "popri": Row(_plain()),
+    "adamw": Row(_plain(), private=False, weighed=False),
+    "aug-pe": Row(_plain(), weighed=False),
+    "popri": Row(_plain(), weighed=False),
 }
 """Those of the package; a test compares them with the table."""
 
@@ -96,6 +97,11 @@ def ask(table: Callable[[str], Row | None]) -> None:
     _tables.append(table)
 
 
+def row_of(name: str) -> Row | None:
+    """Of the table where that is loaded; None for a name of several rows, of none, and of a user's own before."""
+    return _tables[-1](name) if _tables else ROWS.get(name)
+
+
 def wrong_for_row(
     chosen: Mapping[str, Any], *, private: bool, federated: bool
 ) -> list[tuple[str, ConfigError]]:
@@ -108,7 +114,7 @@ def wrong_for_row(
     name = chosen.get("name", "prism")
     if not isinstance(name, str) or (federated and "name" not in chosen):
         return []
-    row = _tables[-1](name) if _tables else ROWS.get(name)
+    row = row_of(name)
     if row is None:
         return []
     found = list[tuple[str, ConfigError]]()

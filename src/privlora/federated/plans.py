@@ -87,12 +87,6 @@ def with_local_method(settings: Settings) -> Settings:
             why="its control variates are gradients, taken from how far a client came at one rate for all modules",
             fix="remove relative_rate and give a learning_rate in entries, or choose another rule",
         )
-    if settings.method.metric_power:
-        raise ConfigError(
-            f"federation.rule={rule.name} does not go with method.metric_power",
-            why="a metric follows the update from step to step, and clients move beside a base that stays for a round",
-            fix="remove metric_power, or set federation.rule=joint, whose steps all clients take together",
-        )
     _refuse_unprotected(rule, federation, private=settings.privacy.private)
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:

@@ -5,13 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from privlora.config.auto import run_sizes
+from privlora.config.auto import VERY_NOISY, run_sizes
 
 FEW: Final = 2000
 """Up to so many units public texts may teach more (docs/few-records.md)."""
-
-VERY_NOISY: Final = 500
-"""Up to so many units noise is so large that gradients of all sizes are clipped to one (docs/choosing.md)."""
 
 
 @dataclass(frozen=True)
