@@ -82,6 +82,25 @@ def told(call: Any, *arguments: Any, **options: Any) -> PrivloraError:
     return caught.value
 
 
+@pytest.mark.parametrize(
+    ("auto", "words"),
+    [
+        ("all", "auto is of type str, not a mapping of settings"),
+        (3, "auto is of type int"),
+        ({"all": "yes"}, "is neither true nor false"),
+        ({"All": True}, "unknown setting 'auto.All'"),
+        (False, "or set auto=dict(all=True), which finds what is not given"),
+        (None, "privacy.steps is missing"),
+    ],
+)
+def test_what_is_no_auto(auto: Any, words: str) -> None:
+    sizeless = {name: PRIVACY[name] for name in ("target_epsilon", "delta", "public_dataset_size")}
+    assert words in str(told(privlora.fine_tune, "tiny", TEXTS, privacy=sizeless, auto=auto))
+    assert words not in str(
+        told(privlora.fine_tune, "tiny", TEXTS, privacy=sizeless, auto=True, method="dp-sdg")
+    )
+
+
 def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
     error = told(
         *(privlora.fine_tune, "tiny", [{"text": "Lovelace"}, 3]),

@@ -15,8 +15,11 @@ from run_cases import PRIVACY, PUBLIC, RECORDS
 from tiny_models import tiny_model, tiny_tokenizer
 from transformers import TrainingArguments
 
+import privlora.trainer.trainer
 from privlora import PrivateConfig, PrivateTrainer
-from privlora.config import ModelSettings
+from privlora.calling import settings_of_call
+from privlora.config import ModelSettings, Settings
+from privlora.config.auto import run_sizes
 from privlora.demo import model_path
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, RunError
 from privlora.result import Result
@@ -36,6 +39,33 @@ def config(folder: Path, **more: Any) -> PrivateConfig:
 def trainer(args: Any, **more: Any) -> PrivateTrainer:
     given = {"train_dataset": RECORDS, "eval_dataset": PUBLIC, "peft_config": LORA, **more}
     return PrivateTrainer(tiny_model(), args, processing_class=tiny_tokenizer(), **given)
+
+
+@pytest.mark.parametrize("kind", [PrivateConfig, TrainingArguments])
+@pytest.mark.parametrize("auto", [True, {"all": True, "passes": 2}])
+def test_what_nobody_gives_is_auto(
+    kind: Any, auto: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = list[Settings]()
+
+    def look(*given: Any, **named: Any) -> Settings:
+        found.append(settings_of_call(*given, **named))
+        return found[-1]
+
+    monkeypatch.setattr(privlora.trainer.trainer, "settings_of_call", look)
+    promise = {"target_epsilon": 3.0, "delta": 1e-4, "public_dataset_size": 1000}
+    more = {"privacy": promise, "columns": {"unchecked": True}}
+    used = {"output_dir": str(tmp_path / "run"), **({} if kind is PrivateConfig else {"use_cpu": True})}
+    trainer(kind(**used), auto=auto, **more)
+    (settings,) = found
+    assert (settings.privacy.steps, settings.privacy.b) == run_sizes(1000, 5 if auto is True else 2)
+    assert settings.auto is not None
+    assert set(settings.auto.choose) == {"clip_norm", "right_weight", "learning_rate"}
+    trainer(kind(max_steps=7, **used), auto=auto, **more)
+    assert found[-1].privacy.steps == 7
+    for given in (None, False, {"passes": 2}):
+        with pytest.raises(ConfigError, match=r"steps is missing|counts steps"):
+            trainer(kind(**used), auto=given, **more)
 
 
 def test_a_run_behind_the_methods_of_a_trainer(tmp_path: Path) -> None:

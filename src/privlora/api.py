@@ -17,6 +17,7 @@ from privlora.calling import (
     OTHER_NAMES,
     TO_RESUME,
     Source,
+    all_auto,
     is_loaded,
     no_privacy,
     not_a_mapping,
@@ -121,7 +122,7 @@ def fine_tune(
         "loading": loading,
         "method": {"name": method} if isinstance(method, str) else method,
         "synthesis": problems.of(None, with_generator, synthesis, generator),
-        "auto": {"all": auto} if isinstance(auto, bool) else auto,
+        "auto": all_auto(auto),
         "run": run,
     }
     files = {"path": path, "evaluation": public}

@@ -34,7 +34,7 @@ EXAMPLES = {
     "method": "a method's name, or dict(name='prism', learning_rate=1e-3)",
     "privacy": "dict(target_epsilon=3, delta=1e-5, steps=200, ...)",
     "run": "dict(seed=0, label='notes')",
-    "auto": "dict(passes=5, file='public.jsonl')",
+    "auto": "True, or dict(passes=5, file='public.jsonl')",
     "columns": "dict(text='note', max_length=256)",
     "loading": "dict(dtype='bfloat16')",
     "synthesis": "dict(generator='model', preset='clinical-note')",
@@ -294,6 +294,11 @@ def records_of(
         problems.found.append(DataError(f"{name} is None, so there are no records", fix=GIVE_RECORDS))
         return instead
     return (None, None) if data is None else problems.of(instead, given_records, data, name)
+
+
+def all_auto(auto: bool | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """The group that the argument stands for: True says that all is auto that is not given."""
+    return {"all": auto} if isinstance(auto, bool) else auto
 
 
 def settings_of_call(

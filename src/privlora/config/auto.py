@@ -46,7 +46,7 @@ class OrAuto:
 class AutoSettings(Group):
     """How settings are found that are auto: from public numbers and PUBLIC texts alone, so that it costs no epsilon."""
 
-    all: bool = False
+    all: bool = Field(default=False, strict=True)
     """Whatever is not given becomes what `privlora init` writes: steps, expected_batch_size, clip_norm, right_weight
     and learning_rate auto, metric_power 1, and for 500 units or fewer clipping automatic; each where it goes with what
     is given."""

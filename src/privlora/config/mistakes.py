@@ -217,6 +217,8 @@ def _no_groups(values: Mapping[str, Any], origin: Origin) -> dict[str, ConfigErr
             continue
         name = _MAIN.get(group)
         fix = f"write {group}.key: value as two levels"
+        if inner is False and group in _MAY_LACK:
+            fix = "remove it, or give it settings"
         if name is not None and isinstance(inner, str | int | float) and not isinstance(inner, bool):
             pair = yaml.safe_dump(
                 {name: inner if _is_shown(group, inner) else "..."},
@@ -715,7 +717,8 @@ _MISSING: Final = {
     "privacy.delta": "delta: 1e-5, or another number well below 1 / number of records",
     "privacy.expected_batch_size": "expected_batch_size: 64, or a sample_rate",
     "privacy.public_dataset_size": "public_dataset_size: your number of units as you are willing to publish it",
-    "privacy.steps": "steps: 200, or as many as the optimizer shall take",
+    "privacy.steps": "steps: 200, or as many as the optimizer shall take; or set auto.all=true, which finds what is "
+    "not given",
     "federation.clients": "clients: 3 to cut data.path into, or one line “- {name: north, path: north.jsonl}” for each",
     "federation.rounds": "rounds: 20",
     "federation.clients.name": "name: north, or another public name",

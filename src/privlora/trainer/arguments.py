@@ -6,6 +6,7 @@ import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final, NoReturn
 
 from privlora.config import MethodSettings, PrivacySettings
@@ -184,10 +185,16 @@ def names_for(args: Any) -> dict[tuple[str, str], str]:
 
 
 def groups_of(
-    args: Any, privacy: Mapping[str, Any] | None, method: Any, problems: Together | None = None
+    args: Any,
+    privacy: Mapping[str, Any] | None,
+    method: Any,
+    problems: Together | None = None,
+    *,
+    sized: bool = False,
 ) -> Groups:
     """From a `PrivateConfig`, an SFTConfig or TrainingArguments, with what the trainer was given beside it. problems:
-    keeps what is wrong, of which else all is raised.
+    keeps what is wrong, of which else all is raised. sized: whether sizes follow from other numbers where none is
+    given.
 
     Of the latter two, a field at its default counts as not given: the defaults here are those of the settings.
 
@@ -236,14 +243,17 @@ def groups_of(
     promised = bool(found.privacy)
     untold = {name: getattr(args, name) for name in _BATCH if name not in given and hasattr(args, name)}
     for step, stands_in in (
-        (_add_batch, {"expected_batch_size": _batch({**untold, **given})}),
-        (_add_steps, {"steps": MOST_STEPS}),
+        (
+            partial(_add_batch, untold=untold, sized=sized),
+            {"expected_batch_size": _batch({**untold, **given})},
+        ),
+        (partial(_add_steps, sized=sized), {"steps": MOST_STEPS}),
         (_add_others, {}),
     ):
         if not known:
             break
         so_far = len(kept.found)
-        kept.of(None, step, found, given, source, *([untold] if step is _add_batch else []))
+        kept.of(None, step, found, given, source)
         if len(kept.found) > so_far:  # what is told already is not told as missing
             found.privacy = {**stands_in, **found.privacy}
     if not promised or not known:
@@ -306,12 +316,15 @@ def _batch(given: Mapping[str, Any]) -> float:
     return float(given.get(_BATCH[0], 1) * given.get(_BATCH[1], 1))
 
 
-def _add_batch(found: Groups, given: dict[str, Any], source: str, untold: Mapping[str, Any]) -> None:
+def _add_batch(
+    found: Groups, given: dict[str, Any], source: str, *, untold: Mapping[str, Any], sized: bool
+) -> None:
     """per_device_train_batch_size x gradient_accumulation_steps, as the mean of a drawn batch. untold: those of them
     that stand at their defaults."""
     names = [n for n in _BATCH if n in given]
     if not names:
-        if source != "PrivateConfig" and not found.privacy.keys() & {"expected_batch_size", "sample_rate"}:
+        follows = sized or source == "PrivateConfig"
+        if not (follows or found.privacy.keys() & {"expected_batch_size", "sample_rate"}):
             number = "..." if several_processes() else f"{_batch({**untold, **given}):g}"
             raise ConfigError(
                 "nothing says how many records a step takes on average",
@@ -354,7 +367,7 @@ def _with_default(untold: Mapping[str, Any], times: float) -> str:
     )
 
 
-def _add_steps(found: Groups, given: dict[str, Any], source: str) -> None:
+def _add_steps(found: Groups, given: dict[str, Any], source: str, *, sized: bool) -> None:
     """max_steps, which counts above epochs as in transformers; epochs alone are refused with the number of steps that
     they would be."""
     epochs, steps = given.pop("num_train_epochs", None), given.get("max_steps")
@@ -366,7 +379,7 @@ def _add_steps(found: Groups, given: dict[str, Any], source: str) -> None:
                 fix="leave one of them out",
             )
         return
-    if "steps" in found.privacy and epochs is None and (steps is None or steps <= 0):
+    if (sized or "steps" in found.privacy) and epochs is None and (steps is None or steps <= 0):
         given.pop("max_steps", None)
         return
     n, b = (found.privacy.get(name) for name in ("public_dataset_size", "expected_batch_size"))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from privlora.api import callbacks_of, fine_tune, resume_run
 from privlora.calling import (
+    all_auto,
     is_loaded,
     not_a_mapping,
     not_a_tokenizer,
@@ -86,7 +87,7 @@ class PrivateTrainer:
         private as they are, and is refused only where it can be seen (one table of `datasets`, equal records).
     peft_config: a peft.LoraConfig, or fields of AdapterSettings; None: an adapter of rank 16 on all linear layers, and
         not the whole model, as in TRL, which is said when it trains. callbacks: see `fine_tune`.
-    privacy, method, columns, loading, run: as in `fine_tune`, for what args have no names for.
+    privacy, method, columns, loading, run, auto: as in `fine_tune`, for what args have no names for.
 
     Raises ConfigError, DataError or PrivacyError before anything is charged or written.
     """
@@ -107,6 +108,7 @@ class PrivateTrainer:
         columns: Mapping[str, Any] | None = None,
         loading: Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
+        auto: bool | Mapping[str, Any] | None = None,
         **others: Any,
     ) -> None:
         problems = Together()
@@ -118,7 +120,9 @@ class PrivateTrainer:
             for name, value in refused.items()
             if value is not None and value != (None, None)
         ]
-        groups = groups_of(args, privacy, method, problems)
+        auto = all_auto(auto)
+        sized = isinstance(auto, Mapping) and auto.get("all") is True
+        groups = groups_of(args, privacy, method, problems, sized=sized)
         for name, more in {"columns": columns, "loading": loading, "run": run}.items():
             if (error := not_a_mapping(name, more)) is not None:
                 problems.found.append(error)
@@ -151,6 +155,7 @@ class PrivateTrainer:
             "loading": groups.loading,
             "method": {"name": "prism", **groups.method},
             "run": groups.run,
+            "auto": auto,
         }
         self._show_progress = groups.show_progress
         # Now, and not only when it trains; and before torch is loaded.
