@@ -227,8 +227,17 @@ def no_pattern(text: str) -> ModelError:
     """The error for a text in adapter.target_modules that is no regular expression."""
     return ModelError(
         f"adapter.target_modules={named(text)} is no regular expression",
-        fix="give all-linear, a list of name endings such as [q_proj, v_proj], or a pattern of whole module names "
-        "such as '.*proj'",
+        fix="give all-linear, feed-forward, a list of name endings such as [q_proj, v_proj], or a pattern of whole "
+        "module names such as '.*proj'",
+    )
+
+
+def no_feed_forward(linear: Sequence[str]) -> ModelError:
+    """The error for adapter.target_modules=feed-forward where no name tells it from attention. linear: all layers."""
+    known = sorted({name.rsplit(".", 1)[-1] for name in linear})
+    return ModelError(
+        "adapter.target_modules=feed-forward: the names of this model's layers do not tell attention from the rest",
+        fix=f"give all-linear, or a list of name endings; its linear layers are {', '.join(known)}",
     )
 
 
@@ -243,7 +252,8 @@ def unknown_layers(missing: Sequence[str], known: Sequence[str]) -> ModelError:
             f"adapter.target_modules names {', '.join(map(named, missing))}, which is no module but several",
             fix="write them as a list: [q_proj, v_proj]",
         )
-    near = [close[0] for each in missing if (close := difflib.get_close_matches(each, known, n=1))]
+    words = [*known, "all-linear", "feed-forward"]
+    near = [close[0] for each in missing if (close := difflib.get_close_matches(each, words, n=1))]
     return ModelError(
         f"adapter.target_modules names {', '.join(map(named, missing))}, which this model does not have",
         fix=(f"did you mean {' and '.join(map(repr, dict.fromkeys(near)))}? " if near else "")

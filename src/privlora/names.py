@@ -26,6 +26,25 @@ PUBLIC_GRADIENT = "public-gradient"
 """Where training starts (`coordinates.starts`), as settings and reports name it; all else is an adapter's folder."""
 
 
+ALL_LINEAR, FEED_FORWARD = "all-linear", "feed-forward"
+"""Words for target_modules: every linear layer but the output, as in peft; those of them that are in no attention."""
+
+KINDS = (ALL_LINEAR, FEED_FORWARD)
+
+
+def is_of(kind: str, name: str) -> bool:
+    """Whether a linear layer is of one of `KINDS`, by the modules that it is in.
+
+    >>> is_of("feed-forward", "layers.0.mlp.up_proj"), is_of("feed-forward", "layers.0.self_attn.q_proj")
+    (True, False)
+    >>> is_of("feed-forward", "h.0.attn.c_proj"), is_of("all-linear", "h.0.attn.c_proj")
+    (False, True)
+    """
+    return kind == ALL_LINEAR or not any(
+        "attn" in each or "attention" in each for each in name.lower().split(".")
+    )
+
+
 def selects(patterns: str | Sequence[str], name: str) -> bool:
     """Whether names of layers select one: a text is a regular expression over whole names, as in peft; a list holds
     ends of names.

@@ -23,7 +23,7 @@ def operand_factors(adapter: LowRankAdapter) -> dict[str, tuple[Tensor, Tensor]]
 
 @pytest.mark.parametrize("rslora", [False, True])
 @pytest.mark.parametrize("family", ["llama", "gpt2", "phi3", "gemma2"])
-@pytest.mark.parametrize("targets", ["all-linear", r".*1.*(q_proj|c_fc|qkv_proj)"])
+@pytest.mark.parametrize("targets", ["all-linear", "feed-forward", r".*1.*(q_proj|c_fc|qkv_proj)"])
 def test_peft_computes_our_logits(family: str, rslora: bool, targets: str, tmp_path: Path) -> None:
     model = tiny_model(family)
     adapter = with_operands(LowRankAdapter(model, rank=3, target_modules=targets)).attach()

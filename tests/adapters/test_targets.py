@@ -22,6 +22,32 @@ def test_all_linear_takes_every_linear_layer_but_the_output(family: str) -> None
     assert output_layer_name(model) not in names
 
 
+FEED_FORWARD = {
+    "phi": ["mlp.fc1", "mlp.fc2"],
+    "phi3": ["mlp.down_proj", "mlp.gate_up_proj"],
+    "gpt-neox": ["mlp.dense_4h_to_h", "mlp.dense_h_to_4h"],
+    "gpt2": ["mlp.c_fc", "mlp.c_proj"],  # and attn.c_proj beside it
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_feed_forward_takes_what_is_in_no_attention(family: str) -> None:
+    found = find_targets(tiny_model(family), "feed-forward")
+    own = FEED_FORWARD.get(family, ["mlp.down_proj", "mlp.gate_proj", "mlp.up_proj"])
+    assert sorted({".".join(name.split(".")[-2:]) for name in found}) == own
+    assert len(found) == 2 * len(own)
+    assert set(found) < set(find_targets(tiny_model(family)))
+    assert find_targets(tiny_model(family), "feed-forward", layers_to_transform=[1]) == found[len(own) :]
+
+
+@pytest.mark.parametrize("named", ["self_attention", "mixer"])
+def test_names_that_tell_no_attention_are_refused(named: str) -> None:
+    model = torch.nn.Sequential()
+    model.add_module(named, torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 4)))
+    with pytest.raises(ModelError, match=r"do not tell attention from the rest.*Fix: give all-linear"):
+        find_targets(model, "feed-forward")
+
+
 @pytest.mark.parametrize(
     ("options", "expected"),
     [

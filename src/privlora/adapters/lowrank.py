@@ -36,8 +36,9 @@ from privlora.adapters.quantised import (
     precisions,
     refuse_unknown_storage,
 )
-from privlora.adapters.targets import ALL_LINEAR, feature_sizes, find_targets, is_conv1d
+from privlora.adapters.targets import feature_sizes, find_targets, is_conv1d
 from privlora.errors import ModelError, PrivacyError, rank_too_large
+from privlora.names import ALL_LINEAR
 
 
 @dataclass(eq=False)

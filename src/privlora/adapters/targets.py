@@ -8,10 +8,8 @@ from typing import Any
 
 import torch
 
-from privlora.errors import ModelError, PrivacyError, no_pattern, unknown_layers
-from privlora.names import is_pattern, layer_index, selects
-
-ALL_LINEAR = "all-linear"
+from privlora.errors import ModelError, PrivacyError, no_feed_forward, no_pattern, unknown_layers
+from privlora.names import ALL_LINEAR, FEED_FORWARD, KINDS, is_of, is_pattern, layer_index, selects
 
 # Layers that mix the rows of a batch, so that no per-example gradient exists (Yousefpour et al. 2021, section 3).
 _MIXES_EXAMPLES = (torch.nn.modules.batchnorm._BatchNorm,)
@@ -44,12 +42,13 @@ def find_targets(
 ) -> list[str]:
     """Names of the linear layers that ``target_modules`` selects, in the model's own order.
 
-    A name selects every module that ends with it ("q_proj", "self_attn.q_proj"); a single string other than
-    "all-linear" is a regular expression over whole names, as in peft. The output layer is never selected:
-    its low-rank term would see only label positions.
+    A name selects every module that ends with it ("q_proj", "self_attn.q_proj"). "feed-forward" selects the linear
+    layers that lie in no module called attention; any other single string than that and "all-linear" is a regular
+    expression over whole names, as in peft. The output layer is never selected: its low-rank term would see only label
+    positions.
 
-    Raises ModelError when nothing matches or a matched module is not linear, PrivacyError when the model
-    mixes examples (batch normalisation).
+    Raises ModelError when nothing matches, a matched module is not linear, or names tell no attention from the rest;
+    PrivacyError when the model mixes examples (batch normalisation).
     """
     mixing = [name for name, module in model.named_modules() if isinstance(module, _MIXES_EXAMPLES)]
     if mixing:
@@ -63,8 +62,11 @@ def find_targets(
     names = [name for name, _ in model.named_modules()]
     if isinstance(target_modules, str) and not is_pattern(target_modules):
         raise no_pattern(target_modules)
-    if target_modules == ALL_LINEAR:
-        chosen = [name for name in names if name in linear and name != output]
+    if target_modules in KINDS:
+        inner = [name for name in names if name in linear and name != output]
+        chosen = [name for name in inner if is_of(str(target_modules), name)]
+        if target_modules == FEED_FORWARD and len(chosen) in (0, len(inner)):
+            raise no_feed_forward(inner)
     else:
         chosen = [name for name in names if selects(target_modules, name)]
         _check_named(chosen, names, linear, output, target_modules)

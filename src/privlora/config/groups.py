@@ -160,7 +160,8 @@ class AdapterSettings(Group):
     lora_alpha: float = Field(default=16.0, gt=0)
     """The update is scaled by lora_alpha / r. Of no effect on training where no factor plays a part (prism)."""
     target_modules: str | list[str] = "all-linear"
-    """all-linear, a list of name endings, or a regular expression over whole module names."""
+    """all-linear; feed-forward (the linear layers outside of attention, by the names of the modules that they are in);
+    a list of name endings; or a regular expression over whole module names."""
     exclude_modules: list[str] = Field(default=[])
     """Name endings of layers that are left out of target_modules."""
     layers_to_transform: list[int] | None = None

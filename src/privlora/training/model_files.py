@@ -15,7 +15,7 @@ from typing import Any, Final
 from privlora.config import AdapterSettings, ModelSettings, Settings
 from privlora.data.templates import no_chat_template
 from privlora.errors import ModelError, Together, no_pattern, rank_too_large, unknown_layers
-from privlora.names import is_pattern, layer_index, selects
+from privlora.names import KINDS, is_of, is_pattern, layer_index, selects
 
 _LONGEST_HEADER: Final = 100_000_000  # bytes; safetensors reads no longer one
 
@@ -277,7 +277,7 @@ def _refuse_unknown_layers(files: ModelFiles, targets: str | list[str]) -> None:
     try:
         words, linear = files.layers
         if isinstance(targets, str):
-            if targets != "all-linear" and linear and not files.may_match(targets):
+            if targets not in KINDS and linear and not files.may_match(targets):
                 raise unknown_layers([targets], sorted(linear))
             return
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -294,12 +294,12 @@ def _refuse_large_rank(files: ModelFiles, adapter: AdapterSettings) -> None:
         linear = files.linear
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
-    if isinstance(targets, str) and targets != "all-linear":  # names in files may begin otherwise
+    if isinstance(targets, str) and targets not in KINDS:  # names in files may begin otherwise
         return
     chosen = {
         name: sizes
         for name, sizes in linear.items()
-        if (targets == "all-linear" or selects(targets, name))
+        if (is_of(targets, name) if isinstance(targets, str) else selects(targets, name))
         and not selects(list(adapter.exclude_modules), name)
         and (layers is None or layer_index(name) in layers)
     }

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 from privlora.config.foreign_names import EVERYWHERE, Refused
 from privlora.config.other_names import plain
+from privlora.names import KINDS
 from privlora.starting.draft import Line
 from privlora.starting.survey import Survey
 
@@ -178,7 +179,7 @@ def names(value: Any) -> Any:
     """A list of words, also where they stand in one text with blanks or commas between."""
     if isinstance(value, str):
         found = value.replace(",", " ").split()
-        alone = len(found) == 1 and (found[0] == "all-linear" or not _NAME.fullmatch(found[0]))
+        alone = len(found) == 1 and (found[0] in KINDS or not _NAME.fullmatch(found[0]))
         return found[0] if alone else found  # a pattern stays one
     if isinstance(value, list) and value and all(isinstance(each, str) and each for each in value):
         return list(value)
