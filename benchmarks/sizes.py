@@ -50,6 +50,18 @@ OF_METRIC: dict[tuple[str, str, int, int, int, float, float, float], tuple[float
 in that of the singular values with this weight."""
 
 
+OF_LAYERS: dict[tuple[str, str, int, int, int, float, float, float], tuple[float, ...]] = {
+    ("stories260K", "math", 4000, 27, 296, 1, 0.63, 1.0): (0.011, 0.0157, 0.022),
+    ("stories260K", "math", 8000, 38, 421, 3, 0.63, 1.0): (0.0126, 0.0178, 0.0252),
+    ("stories260K", "pubmed", 4000, 27, 296, 3, 0.63, 1.0): (0.0214, 0.0302, 0.0427),
+    ("babyllama105", "math", 1000, 13, 154, 6, 1.2, 0.56): (0.0192, 0.0272, 0.0384),
+    ("babyllama105", "pubmed", 1000, 13, 154, 1, 1.2, 0.56): (0.077, 0.109, 0.154),
+    ("reviews1M", "math", 1000, 13, 154, 6, 0.2, 0.7): (0.038, 0.054, 0.076),
+    ("reviews1M", "pubmed", 1000, 13, 154, 1, 0.2, 0.7): (0.038, 0.054, 0.076),
+}
+"""The same of runs in the metric of the singular values, on all layers and on those outside of attention."""
+
+
 def grid() -> Iterator[dict[str, Any]]:
     """All runs."""
     for task in ("math", "pubmed"):
@@ -95,6 +107,13 @@ def grid() -> Iterator[dict[str, Any]]:
                 own = {"rate": rate, "power": power, "right": right if power else 1.0, "draw": draw}
                 yield {"part": "metric", **case, **own}
             yield {"part": "metric, by noise alone", **case, "power": 1.0, "right": right, "draw": draw}
+    for (model, task, units, steps, batch, epsilon, clip, right), rates in OF_LAYERS.items():
+        case = {"model": model, "task": task, "units": units, "steps": steps, "batch": batch, "power": 1.0}
+        case |= {"relative": True, "clip_norm": clip, "epsilon": epsilon, "right": right}
+        for draw, layers in product(range(2), ("all-linear", "feed-forward")):
+            for rate in rates:
+                yield {"part": "layers", **case, "layers": layers, "rate": rate, "draw": draw}
+            yield {"part": "layers, by noise alone", **case, "layers": layers, "draw": draw}
     for task in ("math", "sst2", "pubmed"):
         for clip in (0.03, 0.1, 0.3, 1, 3, 10, 30):
             row = {"part": "clip norms", "task": task, "steps": 24, "batch": 64, "rate": 0.004}
@@ -117,7 +136,7 @@ class Runs:
             {
                 "model": {"name": str(self.data / "models" / row.get("model", "stories260K"))},
                 "data": {"max_length": 48, "path": str(self.data / f"{name}-train.jsonl"), **task},
-                "adapter": {"r": 8},
+                "adapter": {"r": 8, "target_modules": row.get("layers", "all-linear")},
                 "privacy": {
                     "target_epsilon": row.get("epsilon", 3),
                     "delta": 1e-5,
@@ -269,6 +288,8 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
             size = f"{steps} x {batch:.0f}"
             yield line(task, f"{units:,}", size, bands, f"{rate:g}", f"{means[rate]:.3f}")
     yield ""
+    yield from _of_layers(rows)
+    yield ""
     yield from head(
         "model", "task", "N", "epsilon", "steps x batch", "its own metric", "by values", "rate by noise alone"
     )
@@ -285,6 +306,34 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
         alone = [row for row in all_of if row["part"] == "metric, by noise alone"]
         if len(cells) == len(alone) == 2:
             cells.append(f"{sum(row['loss'] for row in alone) / 2:.3f} at {alone[0]['rate']:g}")
+            yield line(model, task, f"{units:,}", epsilon, f"{steps} x {batch}", *cells)
+
+
+def _of_layers(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """Of each case that is there the loss at the best rate, and at that by noise alone, on either kind of layers."""
+    names = [
+        f"{layers}{how}" for layers in ("all-linear", "feed-forward") for how in ("", ", by noise alone")
+    ]
+    yield from head("model", "task", "N", "epsilon", "steps x batch", *names)
+    for (model, task, units, steps, batch, epsilon, *_), rates in OF_LAYERS.items():
+        place = {"model": model, "task": task, "units": units, "epsilon": epsilon}
+        cells = list[str]()
+        for layers in ("all-linear", "feed-forward"):
+            of = [row for row in rows if {**place, "layers": layers}.items() <= row.items()]
+            drawn = {
+                rate: [x["loss"] for x in of if (x["part"], x["rate"]) == ("layers", rate)] for rate in rates
+            }
+            means = {rate: sum(each) / len(each) for rate, each in drawn.items() if len(each) == 2}
+            alone = [row for row in of if row["part"] == "layers, by noise alone"]
+            if len(means) < len(rates) or len(alone) < 2:
+                break
+            rate = min(means, key=lambda each: means[each])
+            edge = "*" if rate == rates[-1] else ""
+            cells += [
+                f"{means[rate]:.3f} at {rate:g}{edge}",
+                f"{sum(row['loss'] for row in alone) / 2:.3f} at {alone[0]['rate']:g}",
+            ]
+        else:
             yield line(model, task, f"{units:,}", epsilon, f"{steps} x {batch}", *cells)
 
 
