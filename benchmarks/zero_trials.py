@@ -3,6 +3,7 @@
     python benchmarks/study_data.py --assets ASSETS --out study-data
     python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl
     python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl --signals
+    python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl --looks
     python benchmarks/zero_trials.py --data study-data --out benchmarks/results/zero_trials.jsonl --norms
     python benchmarks/zero_trials.py --out benchmarks/results/zero_trials.jsonl --table
 
@@ -10,8 +11,10 @@ Two passes, divided as ``auto`` does, at rank 8. Rates are in factors of the roo
 where the best is the first or last; each has two draws of batches and noise. ``auto`` chooses one rate by
 noise alone, and one in rehearsals on public records of the same kind or of a neighbouring one; both are run with the
 same draws, at a clip norm of 1. --signals: what a release holds beside its noise, step by step, at the rate by noise
-alone. --norms: that rate again at the clip norm of ``auto``, and on reviews1M, whose gradients are shorter than 1, all
-rates. A row of the file is one run or one choice; rows that are there are not run again.
+alone. --looks: what the records' own losses would say there of a longer or shorter move, a third of the way and
+halfway, in the metric of ``init``. --norms: that rate again at the clip norm of ``auto``, and on reviews1M, whose
+gradients are shorter than 1, all rates. A row of the file is one run or one choice; rows that are there are not run
+again.
 """
 
 from __future__ import annotations
@@ -61,6 +64,9 @@ PUBLIC = {
 DEFAULT = 0.02
 """Of prism at 24 steps."""
 FIRST, DRAWS = (0, 1, -1, 2, -2), 2
+SCALES = (0.5, 0.7, 1.0, 1.4, 2.0, 2.8)
+RIGHT_WEIGHTS = {"reviews1M": 0.7, "babyllama105": 0.56}
+"""Of ``auto``; elsewhere 1."""
 
 
 def rate_of(power: int, steps: int) -> float:
@@ -80,6 +86,8 @@ class Study:
                 return row
         if wanted.get("part") == "signal":
             found = signal(self.runs, wanted)
+        elif wanted.get("part") == "look":
+            found = look(self.runs, wanted)
         elif wanted.get("part") == "clip norm":
             found = self.runs.norm(wanted)
         else:
@@ -126,6 +134,14 @@ class Study:
         rate = self.row({"part": "noise alone", **place})["rate"]
         self.row({"part": "signal", **place, "rate": rate, "draw": 0})
 
+    def looks(self, model: str, task: str, units: int, epsilon: float) -> None:
+        place = place_of(model, task, units, epsilon)
+        rate = self.row({"part": "noise alone", **place})["rate"]
+        metric = {"power": 1.0, "right": RIGHT_WEIGHTS.get(model, 1.0)}
+        norm = self.row({"part": "clip norm", **place})["found"]
+        for draw in range(DRAWS):
+            self.row({"part": "look", **place, **metric, "clip_norm": norm, "rate": rate, "draw": draw})
+
 
 def signal(runs: Runs, row: dict[str, Any]) -> dict[str, Any]:
     """Norms in units of clip_norm: of the mean of a step's clipped gradients, for each step, and of the noise on it."""
@@ -150,6 +166,39 @@ def signal(runs: Runs, row: dict[str, Any]) -> dict[str, Any]:
                 step.release(total)
             of_noise = noise.std / privacy.clip_norm * math.sqrt(parts.coordinates.dimension)
     return {"signal": norms, "noise": round(of_noise, 3)}
+
+
+def look(runs: Runs, row: dict[str, Any]) -> dict[str, Any]:
+    """Steps -> scale -> by how much the loss of 150 records in training has fallen, with the update times that."""
+    from privlora.evaluation.next_token import record_losses
+    from privlora.rehearsals.trials import Noise, trial_step
+    from privlora.training.assembly import PublicStart, build_parts
+    from privlora.training.models import unchanged_afterwards
+
+    settings, plan = runs.prepare(row)
+    privacy = settings.privacy
+    train = runs.records(row["task"], settings)[0]
+    train = train.like(list(train)[: round(privacy.n)])
+    seen = train.like(list(train)[:150])
+    found = dict[str, dict[str, float]]()
+    with unchanged_afterwards(runs.model):
+        parts = build_parts(settings, runs.model, PublicStart(runs.tokenizer))
+        with parts.adapter:
+            before = float(record_losses(runs.model, seen).mean())
+            noise = Noise(plan.event.noise_multiplier, privacy, privacy.n)
+            step, taken = trial_step(parts, train, noise, draw=row["draw"]), 0
+            for at in (round(privacy.steps / 3), round(privacy.steps / 2)):
+                step.take_many(at - taken)
+                taken = at
+                factors = [(a.clone(), b.clone()) for a, b in parts.average.factors()]
+                falls = found.setdefault(str(at), {})
+                for scale in SCALES:
+                    for group, (a, b) in zip(parts.adapter.groups, factors, strict=True):
+                        ones = a.new_ones(a.shape[0], a.shape[-1])
+                        parts.adapter.install(group, a * scale, ones, b)
+                    falls[f"{scale:g}"] = round(before - float(record_losses(runs.model, seen).mean()), 4)
+                parts.coordinates.install()
+    return {"falls": found}
 
 
 def place_of(model: str, task: str, units: int, epsilon: float) -> dict[str, Any]:
@@ -182,7 +231,9 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     )
     for combination in (*COMBINATIONS, *ASIDE, *LARGE):
         place = place_of(*combination)
-        of = [row for row in rows if place.items() <= row.items() and row.get("part") != "signal"]
+        of = [
+            row for row in rows if place.items() <= row.items() and row.get("part") not in ("signal", "look")
+        ]
         gains: dict[tuple[float | None, float | None], list[float]] = {}
         for row in of:
             if "loss" in row:
@@ -215,6 +266,7 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the table of what is there; run nothing")
     parser.add_argument("--aside", action="store_true", help="the combinations that were set aside")
     parser.add_argument("--signals", action="store_true", help="of the first two kinds of combinations")
+    parser.add_argument("--looks", action="store_true", help="of the same")
     parser.add_argument("--norms", action="store_true", help="of all combinations, at the clip norm of auto")
     parser.add_argument("--large", action="store_true", help="those of 4,000 records and more")
     args = parser.parse_args()
@@ -229,9 +281,9 @@ def main() -> None:
         for combination in (*COMBINATIONS, *ASIDE, *LARGE):
             study.norms(*combination)
         return
-    if args.signals:
+    if args.signals or args.looks:
         for combination in (*COMBINATIONS, *ASIDE):
-            study.signals(*combination)
+            (study.looks if args.looks else study.signals)(*combination)
         return
     for combination in LARGE if args.large else ASIDE if args.aside else COMBINATIONS:
         study.run(*combination)
