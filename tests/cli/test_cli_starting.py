@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -187,6 +188,35 @@ def test_few_records_take_what_was_measured_on_few(
     preferred, text, _ = started(capsys, pairs, "--model", base)
     assert (preferred.method.clipping, preferred.privacy.steps) == (None, 64)
     assert "public.jsonl}" not in text
+
+
+@pytest.mark.parametrize(
+    ("count", "kind", "columns", "layers"),
+    [
+        (900, "llama", {"text": SECRET}, "feed-forward"),
+        (500, "llama", {"text": SECRET}, "all-linear"),
+        (900, None, {"text": SECRET}, "all-linear"),  # nothing says what it is
+        (900, "mamba", {"text": SECRET}, "all-linear"),
+        (900, "mixtral", {"text": SECRET}, "all-linear"),
+        (900, "llama", {"prompt": "Who?", "chosen": SECRET, "rejected": "Nobody."}, "all-linear"),
+    ],
+)
+def test_layers_outside_of_attention_are_proposed_where_that_was_measured(
+    count: int,
+    kind: str | None,
+    columns: dict[str, str],
+    layers: str,
+    base: Path,
+    here: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    folder = shutil.copytree(base, here / "base")
+    if kind is not None:  # which has no such layers, or routes tokens to them
+        config = json.loads((folder / "config.json").read_text())
+        (folder / "config.json").write_text(json.dumps({**config, "model_type": kind}))
+    settings, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(count, **columns)), "--model", folder)
+    assert settings.adapter.target_modules == layers
+    assert ("all-linear: all layers" in text) == (layers == "feed-forward")
 
 
 @pytest.mark.parametrize("count", [60, 500, 900, 4000])

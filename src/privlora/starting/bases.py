@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from privlora.training.model_files import tells_attention
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "seq_length")
@@ -17,13 +18,15 @@ _CHARACTERS = 3.0  # a token, where no tokenizer is at hand: few languages have 
 @dataclass(frozen=True)
 class Base:
     """name: as given. local: whether it is a folder. positions: how many tokens it reads, if it says so. chats:
-    whether its tokenizer has a chat template; None if that is not known. tokenizer: to count tokens with."""
+    whether its tokenizer has a chat template; None if that is not known. tokenizer: to count tokens with. dense:
+    whether it surely has feed-forward layers by the names that target_modules knows."""
 
     name: str
     local: bool
     positions: int | None
     chats: bool | None
     tokenizer: Any = None
+    dense: bool = False
 
     def tokens_per_character(self, texts: Iterable[str]) -> float:
         """Of these texts; a cautious guess without a tokenizer or without texts."""
@@ -45,9 +48,9 @@ def look_at(name: str) -> Base:
     chats = None
     if files["tokenizer_config.json"] is not None:
         chats = bool(settings.get("chat_template")) or files["chat_template.jinja"] is not None
-    return Base(
-        name, local, _positions(_json(files["config.json"])), chats, _tokenizer(files["tokenizer.json"])
-    )
+    config = _json(files["config.json"])
+    tokenizer = _tokenizer(files["tokenizer.json"])
+    return Base(name, local, _positions(config), chats, tokenizer, dense=tells_attention(config))
 
 
 _FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")

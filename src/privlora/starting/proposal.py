@@ -110,6 +110,13 @@ def propose(
     )
     units = found.records if asked.user is None else _users(found, asked.user)
     numbers = numbers_for(units)
+    texts = draft.get("data.chosen") is None
+    if base.dense and texts and not (numbers.noisy or asked.clients):
+        draft.put(
+            "adapter.target_modules",
+            "feed-forward",
+            "the layers outside of attention: noise falls on fewer numbers. all-linear: all layers",
+        )
     _privacy(draft, asked, found, numbers, notes)
     if numbers.n < _VERY_FEW:
         notes.append(
@@ -118,7 +125,7 @@ def propose(
     if asked.clients:
         _federation(draft, asked, numbers)
     else:
-        _method(draft, numbers, texts=draft.get("data.chosen") is None)
+        _method(draft, numbers, texts=texts)
     name = asked.stem if asked.target is None else asked.target.stem
     draft.put("run.output", str(free(Path("runs") / name)), "release/ may be published, private/ never")
     if asked.clients:

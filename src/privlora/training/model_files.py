@@ -27,6 +27,13 @@ _NAMED_ALIKE: Final = frozenset(
     }
 )
 """Kinds of models whose layers are called in memory as in their files; transformers renames others while it loads."""
+
+
+def tells_attention(config: Mapping[str, Any]) -> bool:
+    """Whether a model of this configuration is known to have attention by that name, and dense layers beside it."""
+    return config.get("model_type") in _NAMED_ALIKE
+
+
 _N_POSITIONS: Final = frozenset(("gpt2", "gpt_bigcode", "gptj"))
 """Kinds that have n_positions for max_position_embeddings."""
 _UNTOLD: Final = frozenset(("lm_head", "embed_out", "score"))
