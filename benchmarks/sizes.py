@@ -52,12 +52,12 @@ in that of the singular values with this weight."""
 
 OF_LAYERS: dict[tuple[str, str, int, int, int, float, float, float], tuple[float, ...]] = {
     ("stories260K", "math", 4000, 27, 296, 1, 0.63, 1.0): (0.011, 0.0157, 0.022),
-    ("stories260K", "math", 8000, 38, 421, 3, 0.63, 1.0): (0.0126, 0.0178, 0.0252),
-    ("stories260K", "pubmed", 4000, 27, 296, 3, 0.63, 1.0): (0.0214, 0.0302, 0.0427),
-    ("babyllama105", "math", 1000, 13, 154, 6, 1.2, 0.56): (0.0192, 0.0272, 0.0384),
     ("babyllama105", "pubmed", 1000, 13, 154, 1, 1.2, 0.56): (0.077, 0.109, 0.154),
-    ("reviews1M", "math", 1000, 13, 154, 6, 0.2, 0.7): (0.038, 0.054, 0.076),
+    ("stories260K", "pubmed", 1000, 13, 154, 1, 0.63, 1.0): (0.0272, 0.0384, 0.0543),
     ("reviews1M", "pubmed", 1000, 13, 154, 1, 0.2, 0.7): (0.038, 0.054, 0.076),
+    ("stories260K", "math", 8000, 38, 421, 3, 0.63, 1.0): (0.0126, 0.0178, 0.0252),
+    ("babyllama105", "math", 1000, 13, 154, 6, 1.2, 0.56): (0.0192, 0.0272, 0.0384),
+    ("stories260K", "pubmed", 4000, 27, 296, 3, 0.63, 1.0): (0.0214, 0.0302, 0.0427),
 }
 """The same of runs in the metric of the singular values, on all layers and on those outside of attention."""
 

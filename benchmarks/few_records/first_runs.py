@@ -26,6 +26,7 @@ from privlora.config.auto import run_sizes
 
 DRAWS = 3
 CLIPPINGS = ("automatic", "spectral")
+KEYS = ("task", "units", "epsilon", "steps", "batch", "clipping")
 
 
 class Clipped(Runs):
@@ -42,18 +43,30 @@ def grid() -> Iterator[dict[str, Any]]:
             for clipping in CLIPPINGS:
                 place = {"model": "stories260K", "task": task, "units": units, "epsilon": epsilon}
                 yield {**place, "steps": steps, "batch": batch, "relative": True, "clipping": clipping}
+    for task, units, epsilon in product(("pubmed", "math"), (100, 300), (1, 3)):
+        steps, batch = run_sizes(units)
+        place = {"model": "stories260K", "task": task, "units": units, "epsilon": epsilon}
+        for layers in ("all-linear", "feed-forward"):
+            own = {} if layers == "all-linear" else {"layers": layers}
+            yield {
+                **place,
+                "steps": steps,
+                "batch": batch,
+                "relative": True,
+                "clipping": "automatic",
+                **own,
+            }
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield from head(
-        "task", "N", "epsilon", *(f"{size}, {each}" for size in ("10 steps", "auto") for each in CLIPPINGS)
+        "task",
+        "N",
+        "epsilon",
+        *(f"{size}, {each}" for size in ("10 steps", "auto") for each in CLIPPINGS),
+        "auto, automatic, feed-forward",
     )
-    means = {
-        json.dumps({k: row[k] for k in ("task", "units", "epsilon", "steps", "batch", "clipping")}): row[
-            "losses"
-        ]
-        for row in rows
-    }
+    means = {json.dumps({k: row[k] for k in (*KEYS, "layers") if k in row}): row["losses"] for row in rows}
     for task, units, epsilon in product(("pubmed", "math"), (100, 300, 1000), (1, 3)):
         cells = []
         for steps, batch in ((10, units / 5), run_sizes(units)):
@@ -61,6 +74,8 @@ def table(rows: list[dict[str, Any]]) -> Iterator[str]:
                 place = {"task": task, "units": units, "epsilon": epsilon, "steps": steps, "batch": batch}
                 losses = means.get(json.dumps({**place, "clipping": clipping}))
                 cells.append("" if losses is None else f"{sum(losses) / len(losses):.3f}")
+        losses = means.get(json.dumps({**place, "clipping": "automatic", "layers": "feed-forward"}))
+        cells.append("" if losses is None else f"{sum(losses) / len(losses):.3f}")
         if any(cells):
             yield line(task, f"{units:,}", epsilon, *cells)
 
@@ -79,7 +94,7 @@ def main() -> None:
         return
     runs = Clipped(args.data)
     for place in grid():
-        if any(place.items() <= row.items() for row in rows):
+        if any(place.items() <= row.items() and row.get("layers") == place.get("layers") for row in rows):
             continue
         rate = runs.settle(place)["rate"]
         found = [runs.run({**place, "rate": rate, "draw": draw}) for draw in range(DRAWS)]
