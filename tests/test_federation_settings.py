@@ -17,12 +17,12 @@ from privlora.config import (
     load_settings,
     settings_from,
 )
-from privlora.config.federation import RULE_NAMES, FederationSettings
+from privlora.config.federation import JOINT, RULE_NAMES, FederationSettings
 from privlora.config.groups import MethodSettings
 from privlora.config.mistakes import _INNER
+from privlora.config.one_place import misplaced, of_mapping
 from privlora.config.other_names import OTHER_NAMES
 from privlora.errors import ConfigError, DataError, named
-from privlora.federated.plans import JOINT
 from privlora.federated.rules import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -51,6 +51,17 @@ def settings(**groups: Groups | None) -> dict[str, Groups]:
 
 def of(**values: Any) -> dict[str, Groups]:
     return settings(federation=values)
+
+
+@pytest.mark.parametrize("rule", ["joint", None])
+def test_a_metric_goes_with_the_rule_that_nobody_has_to_name(rule: str | None) -> None:
+    found = settings_from({**of(rule=rule), "method": {"name": "prism", "metric_power": 1}})
+    assert found.federation is not None
+    assert found.federation.joint
+    made = {"method": {"metric_power": 1}, "federation": found.federation}
+    assert not misplaced(of_mapping(made))
+    with pytest.raises(ConfigError, match=r"metric_power goes with federation\.rule=joint alone"):
+        settings_from({**of(rule="tan"), "method": {"name": "prism", "metric_power": 1}})
 
 
 def own(*clients: Any) -> dict[str, Groups]:

@@ -66,6 +66,8 @@ def test_what_nobody_gives_is_auto(
     for given in (None, False, {"passes": 2}):
         with pytest.raises(ConfigError, match=r"steps is missing|counts steps"):
             trainer(kind(**used), auto=given, **more)
+    with pytest.raises(ConfigError, match=r"counts steps.*set auto=dict\(all=True, passes=7\)"):
+        trainer(kind(num_train_epochs=7, **used), auto=auto, **more)
 
 
 def test_a_run_behind_the_methods_of_a_trainer(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ PUBLIC_GRADIENT = "public-gradient"
 
 
 ALL_LINEAR, FEED_FORWARD = "all-linear", "feed-forward"
-"""Words for target_modules: every linear layer but the output, as in peft; those of them that are in no attention."""
+"""Words for target_modules: every linear layer but the output, as in peft; those of them that are in no attention, and
+do not send tokens to experts."""
 
 KINDS = (ALL_LINEAR, FEED_FORWARD)
 
@@ -39,10 +40,15 @@ def is_of(kind: str, name: str) -> bool:
     (True, False)
     >>> is_of("feed-forward", "h.0.attn.c_proj"), is_of("all-linear", "h.0.attn.c_proj")
     (False, True)
+    >>> is_of("feed-forward", "layers.0.mlp.router"), is_of("feed-forward", "layers.0.mlp.gate.wg")
+    (False, False)
     """
-    return kind == ALL_LINEAR or not any(
-        "attn" in each or "attention" in each for each in name.lower().split(".")
-    )
+    parts = name.lower().split(".")
+    attends = any("attn" in each or "attention" in each for each in parts)
+    return kind == ALL_LINEAR or not (attends or _ROUTERS.intersection(parts))
+
+
+_ROUTERS = frozenset(("router", "gate", "shared_expert_gate"))
 
 
 def selects(patterns: str | Sequence[str], name: str) -> bool:

@@ -40,6 +40,19 @@ def test_feed_forward_takes_what_is_in_no_attention(family: str) -> None:
     assert find_targets(tiny_model(family), "feed-forward", layers_to_transform=[1]) == found[len(own) :]
 
 
+@pytest.mark.parametrize("router", ["router", "gate", "shared_expert_gate"])
+def test_what_sends_tokens_to_experts_is_no_feed_forward_layer(router: str) -> None:
+    """As of Phi-MoE, whose experts are no linear layers: a router alone would be trained."""
+    model = torch.nn.Sequential()
+    inner = {"attn": torch.nn.Linear(4, 4), router: torch.nn.Linear(4, 2), "gate_proj": torch.nn.Linear(4, 4)}
+    for name, layer in inner.items():
+        model.add_module(name, layer)
+    assert find_targets(model, "feed-forward") == ["gate_proj"]
+    del model.gate_proj
+    with pytest.raises(ModelError, match="do not tell attention from the rest"):
+        find_targets(model, "feed-forward")
+
+
 @pytest.mark.parametrize("named", ["self_attention", "mixer"])
 def test_names_that_tell_no_attention_are_refused(named: str) -> None:
     model = torch.nn.Sequential()

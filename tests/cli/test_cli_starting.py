@@ -826,6 +826,7 @@ def test_a_federation_that_runs_as_it_is(
     files = _clinics(here, "north.jsonl", "south ward.jsonl", count=count)
     settings, text, outcome = started(capsys, *files, "--clients", "--model", base)
     federation = settings.federation
+    assert settings.adapter.target_modules == "all-linear"
     assert federation is not None
     assert not isinstance(federation.clients, int)
     assert [(each.name, each.path) for each in federation.clients] == [

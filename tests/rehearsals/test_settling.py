@@ -19,6 +19,7 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, rows, settings_from
 from privlora.config.auto import of_few, run_sizes
+from privlora.config.reading import checked
 from privlora.diagnostics.bench import open_workbench
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.mechanisms import CorrelatedNoise, band_coefficients, prefix_error
@@ -144,6 +145,21 @@ _LEFT: dict[str, tuple[dict[str, dict[str, Any]], set[str], dict[str, Any]]] = {
     "factors": ({"method": {"name": "dp-sgd"}}, {"clip_norm", "learning_rate"}, {"metric_power": None}),
     "public texts": ({"method": {"name": "pe-sgd"}}, set(), {"clipping": None}),
     "votes": ({"method": {"name": "aug-pe"}}, set(), {}),
+    "few, and a clip norm that is learnt": (
+        {"privacy": {"public_dataset_size": 500, "clip_quantile": 0.5}},
+        {"learning_rate"},
+        {"clipping": None},
+    ),
+    "a warm start": (
+        {"synthesis": {"generator": "model", "preset": "text", "warm_start_epochs": 1}},
+        set(),
+        {"metric_power": None, "learning_rate": None},
+    ),
+    "independent noise": (
+        {"privacy": {"bands": 1}},
+        {"right_weight", "clip_norm", "learning_rate"},
+        {"metric_power": 1.0},
+    ),
     "no row": ({"method": {"name": "auto"}}, set(), {}),
     "labels": ({"data": {"label": "label", "labels": ["a", "b"]}}, set(), {"metric_power": None}),
     "few labels": (
@@ -197,6 +213,31 @@ def test_what_a_row_leaves_to_noise_is_what_can_be_weighed(name: str) -> None:
         return False
 
     assert rows.ROWS[name].weighed == (not refused())
+
+
+@pytest.mark.parametrize("written", [True, {"all": True}, {"passes": 2}, None])
+def test_all_on_the_command_line(written: Any, tmp_path: Path) -> None:
+    """However the file says it, what is laid over it counts."""
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "public_dataset_size": 1000}
+    content: dict[str, Any] = {"model": {"name": "tiny"}, "data": {"path": "r.jsonl"}, "privacy": privacy}
+    if written is not None:
+        content["auto"] = written
+    found = settings_from(content, ["auto.all=true", "auto.passes=1", "method.metric_power=0.5"])
+    assert (found.privacy.steps, found.privacy.b) == run_sizes(1000, 1)
+    assert found.method.metric_power == 0.5
+    assert found.auto is not None
+    assert set(found.auto.choose) == {"right_weight", "clip_norm", "learning_rate"}
+    with pytest.raises(ConfigError, match="steps is missing"):
+        settings_from(content, ["auto.all=false"])
+    with pytest.raises(ConfigError, match=r"unknown setting 'auto\.limt'"):
+        settings_from(content, ["auto.all=true", "auto.limt=40"])
+
+
+def test_all_is_of_what_is_left_out() -> None:
+    """Groups that are made already do not tell it, so that nothing would follow from it."""
+    read = settings(None, method={"learning_rate": 0.1})
+    with pytest.raises(ConfigError, match=r"auto\.all is of what a file or a call leaves out"):
+        checked(Settings, {**dict(read), "auto": {"all": True}}, "settings")
 
 
 def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:

@@ -20,12 +20,12 @@ from torch import Tensor
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.auditing.loud_records import Mark, loud, opposites
 from privlora.config import AT_CLIENTS, Settings, settings_from
+from privlora.config.federation import JOINT
 from privlora.errors import ConfigError, RunError
 from privlora.federated.client import Client, answer_all
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Reply, Request
 from privlora.federated.plans import (
-    JOINT,
     client_plan,
     federation_of,
     public_settings,

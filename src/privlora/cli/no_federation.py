@@ -14,7 +14,8 @@ _LOCAL_STEPS = 4
 
 def no_federation(config: Path, settings: Settings) -> ConfigError:
     """settings: those of ``config``, which have no group federation."""
-    given = of_mapping(read_yaml(config))
+    content = read_yaml(config)
+    given = of_mapping({**content, "federation": {"rule": "tan"}})  # that of the group which is advised
     rounds = max(1, -(-settings.privacy.steps // _LOCAL_STEPS))
     fixes = [
         "add the group, with one name and path for each owner: federation: {clients: [{name: north, path: "

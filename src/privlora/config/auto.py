@@ -148,9 +148,13 @@ def of_few(units: float, passes: float, steps: int, batch: float) -> str | None:
     )
 
 
+def spelt_out(values: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The settings of a file, whose ``auto: true`` has become the group that it stands for."""
+    return {**values, "auto": {"all": True}} if values.get("auto") is True else values
+
+
 def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The settings of a file, in which auto.all, or auto: true, has become what it stands for: what is not given, as
-    init writes it.
+    """The settings of a file, in which auto.all has become what it stands for: what is not given, as init writes it.
 
     >>> few = {"privacy": {"public_dataset_size": 300, "steps": 9}, "auto": {"all": True, "passes": 3}}
     >>> with_all_auto(few)["privacy"]
@@ -158,11 +162,11 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     >>> with_all_auto(few)["method"], with_all_auto(few)["auto"]
     ({'clipping': 'automatic', 'learning_rate': 'auto'}, {'passes': 3})
     """
-    own = {"all": True} if values.get("auto") is True else values.get("auto")
+    own = values.get("auto")
     if not isinstance(own, Mapping) or own.get("all") is not True:
         return values
     if values.get("federation") is not None:
-        return {**values, "auto": own}  # which is told where groups are held against each other
+        return values  # which is told where groups are held against each other
     rest = {name: value for name, value in own.items() if name != "all"}
     filled = {**values, "auto": rest}
     data, adapter, method, privacy = (
@@ -190,7 +194,7 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
             _unless_given(privacy, "clip_norm", AUTO)
         optimizer = method.get("optimizer") or next(iter(row.optimizers))
         known = row.optimizers.get(optimizer, ()) if isinstance(optimizer, str) else ()
-        independent = privacy.get("bands", 1) == 1 and adapter.get("init") is None
+        independent = privacy.get("bands") in (None, 1) and adapter.get("init") is None
         if independent and "metric_power" in known:
             _unless_given(method, "metric_power", 1.0)
             _unless_given(method, "right_weight", AUTO)

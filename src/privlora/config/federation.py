@@ -24,9 +24,12 @@ from privlora.ranges import BATCHES
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the first a letter or a digit"
 
+JOINT: Final = "joint"
+"""The rule of a federation that names none."""
+
 RULE_NAMES: Final = (
     *("fedavg", "fedprox", "scaffold", "ffa", "fedsa", "flora", "fedex", "flexlora"),
-    *("fedsvd", "rolora", "fedask", "tan", "alt", "joint"),
+    *("fedsvd", "rolora", "fedask", "tan", "alt", JOINT),
 )
 """Of the table of rules, which is above this room, and joint, which is training itself."""
 
@@ -94,7 +97,7 @@ class FederationSettings(Group):
     clients_per_round: int | None = Field(default=None, ge=1)
     """How many train in a round, each equally often; null: all. With trusted_server the expected number of clients that
     it draws in secret, each with the same probability."""
-    rule: str = "joint"
+    rule: str = JOINT
     """How what clients send is put together (``privlora federate --list-rules``)."""
     privacy_model: Literal["record", "client"] = "record"
     """Whose presence is hidden, and from whom. record: a record of a client, from the server and from other clients.
@@ -187,7 +190,7 @@ class FederationSettings(Group):
 
     @property
     def joint(self) -> bool:
-        return self.rule == "joint"
+        return self.rule == JOINT
 
     @property
     def distributed(self) -> bool:

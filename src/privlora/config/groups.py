@@ -1005,6 +1005,11 @@ class Settings(Group):
         auto = self.auto
         if auto is None:
             return
+        if auto.all and self.federation is None:  # of a file or a call it has become what it stands for
+            yield ValueError(
+                "auto.all is of what a file or a call leaves out, which groups that are made already do not tell. Fix: "
+                "give plain mappings, or what is to be auto in auto.choose"
+            )
         if not auto.choose:
             if auto.file is not None:
                 yield ValueError(

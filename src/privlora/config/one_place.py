@@ -6,9 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, NamedTuple
 
 from privlora.config.auto import AUTO
+from privlora.config.federation import JOINT
 
 MICRO_BATCH: Final = 4096
 """Tokens of a micro-batch where nothing else is said."""
+
+
+METRIC_AND_RULE: Final = (
+    "method.metric_power goes with federation.rule=joint alone: a metric follows the update from step to step, and "
+    "clients move beside a base that stays for a round",
+    "remove metric_power, or set federation.rule=joint, whose steps all clients take together",
+)
+"""Why, and how to mend it."""
 
 
 class Misplaced(NamedTuple):
@@ -36,7 +45,7 @@ def misplaced(value_of: Callable[[str, str], Any], steps: int | None = None) -> 
         if place == "privacy.steps" and steps is not None:
             wrong = steps.__ne__ if value is not None else _given
             what = f"privacy.steps={value}, and a client of this federation takes {steps}"
-        if place == "method.metric_power" and value_of("federation", "rule") == "joint":
+        if place == "method.metric_power" and value_of("federation", "rule") in (None, JOINT):
             continue  # whose steps all clients take together
         if wrong(value):
             found.append(Misplaced(place, what, fix))
@@ -48,6 +57,8 @@ def of_mapping(values: Mapping[str, Any]) -> Callable[[str, str], Any]:
 
     def value_of(group: str, name: str) -> Any:
         inner = values.get(group)
+        if group == "federation" and not isinstance(inner, Mapping):  # which a call may have made already
+            return getattr(inner, name, None)
         return inner.get(name) if isinstance(inner, Mapping) else None
 
     return value_of
@@ -143,12 +154,7 @@ _TABLE: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
         "method.right_weight=auto does not go with a federation, whose clients have no public records",
         "give a number, or remove it: 1 stands for it",
     ),
-    "method.metric_power": (
-        bool,
-        "method.metric_power goes with federation.rule=joint alone: a metric follows the update from step to step, and "
-        "clients move beside a base that stays for a round",
-        "remove metric_power, or set federation.rule=joint, whose steps all clients take together",
-    ),
+    "method.metric_power": (bool, *METRIC_AND_RULE),
     "auto.all": (
         _true,
         "auto.all does not go with a federation, whose sizes are those of its rounds, and whose clients have no texts "

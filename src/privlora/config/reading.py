@@ -12,7 +12,7 @@ from typing import Any, Final, TypeVar
 import yaml
 from pydantic import BaseModel, ValidationError
 
-from privlora.config.auto import with_all_auto
+from privlora.config.auto import spelt_out, with_all_auto
 from privlora.config.base import group_in
 from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
@@ -142,7 +142,7 @@ def settings_from(
     whether what the method's row cannot have is wrong, too. beside: where anything is wrong, finds what else is.
     Raises ConfigError for all that is wrong with them."""
     merged: dict[str, Any] = {}
-    for group, values in content.items():
+    for group, values in spelt_out(content).items():
         merged[group] = dict(values) if isinstance(values, Mapping) else values
     unread, overrides = Together(), list(overrides)
     overridden = {unread.of(None, _apply, merged, override) for override in overrides}

@@ -10,6 +10,8 @@ from privlora.accounting import Plan
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import AT_CLIENTS, ClientSettings, FederationSettings, RunSettings, Settings
+from privlora.config.federation import JOINT
+from privlora.config.one_place import METRIC_AND_RULE
 from privlora.errors import ConfigError, named, nearest
 from privlora.federated.messages import SUM
 from privlora.federated.phases import privacy_of, span_of
@@ -18,7 +20,6 @@ from privlora.methods import METHODS, Hyperparameters, Method, find_method
 from privlora.names import published_name
 from privlora.training.promise import ADJACENCY, plan_privacy
 
-JOINT = "joint"
 _DEFAULTS = {"both": "dp-adamw", "left": "ffa", "right": "ffa", "tangent": "prism"}
 
 
@@ -87,6 +88,8 @@ def with_local_method(settings: Settings) -> Settings:
             why="its control variates are gradients, taken from how far a client came at one rate for all modules",
             fix="remove relative_rate and give a learning_rate in entries, or choose another rule",
         )
+    if settings.method.metric_power:  # changed after they were read, which refuses it too
+        raise ConfigError(METRIC_AND_RULE[0], fix=METRIC_AND_RULE[1])
     _refuse_unprotected(rule, federation, private=settings.privacy.private)
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from privlora.federated.plans import JOINT, hides_clients, joint_methods, local_methods
+from privlora.config.federation import JOINT
+from privlora.federated.plans import hides_clients, joint_methods, local_methods
 from privlora.federated.rules import RULES, Rule, RuleSettings
 from privlora.federated.rules.base import Shapes, Sizes
 from privlora.methods import METHODS, Method
