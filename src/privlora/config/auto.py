@@ -43,6 +43,15 @@ class OrAuto:
         return {"anyOf": [*kinds, {"const": AUTO, "type": "string"}], **found}
 
 
+class OrTrue:
+    """In an annotation: a file may say true in the place of the group, which is gone once the file is read."""
+
+    @staticmethod
+    def __get_pydantic_json_schema__(core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        found = dict(handler(core))
+        return {**found, "anyOf": [*found["anyOf"], {"const": True, "type": "boolean"}]}
+
+
 class AutoSettings(Group):
     """How settings are found that are auto: from public numbers and PUBLIC texts alone, so that it costs no epsilon."""
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, Final, Literal
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from privlora.config.auto import AUTO, AutoSettings, OrAuto, without_auto
+from privlora.config.auto import AUTO, AutoSettings, OrAuto, OrTrue, without_auto
 from privlora.config.base import Countable, Group, Lacking, Wrong, all_of
 from privlora.config.chat_template import TAKEN, read_template
 from privlora.config.federation import FederationSettings
@@ -840,7 +840,7 @@ class Settings(Group):
     """For `privlora federate` alone."""
     synthesis: SynthesisSettings | None = None
     """For methods that work in the span of public texts' gradients."""
-    auto: AutoSettings | None = None
+    auto: Annotated[AutoSettings | None, OrTrue] = None
     """For settings that are auto."""
     _places: Places = PrivateAttr(default_factory=Places)
 
