@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 # With a folder for its owner or without. What is longer, or begins otherwise, is a path.
@@ -32,6 +32,9 @@ do not send tokens to experts."""
 
 KINDS = (ALL_LINEAR, FEED_FORWARD)
 
+EITHER = "auto"
+"""Feed-forward where that was measured to do better: where names tell it from attention, and no token is routed."""
+
 
 def is_of(kind: str, name: str) -> bool:
     """Whether a linear layer is of one of `KINDS`, by the modules that it is in.
@@ -46,6 +49,17 @@ def is_of(kind: str, name: str) -> bool:
     parts = name.lower().split(".")
     attends = any("attn" in each or "attention" in each for each in parts)
     return kind == ALL_LINEAR or not (attends or _ROUTERS.intersection(parts))
+
+
+def kind_for(linear: Sequence[str], modules: Iterable[str]) -> str:
+    """Which of `KINDS` auto stands for. linear: names of the linear layers but the output; modules: of all.
+
+    >>> kind_for(["0.attn.q", "0.mlp.up"], ["0", "0.attn", "0.mlp"]), kind_for(["0.attn.q", "0.mlp.up"], ["0.mlp.gate"])
+    ('feed-forward', 'all-linear')
+    """
+    chosen = sum(is_of(FEED_FORWARD, name) for name in linear)
+    routed = any(_ROUTERS.intersection(name.lower().split(".")) for name in modules)
+    return FEED_FORWARD if 0 < chosen < len(linear) and not routed else ALL_LINEAR
 
 
 _ROUTERS = frozenset(("router", "gate", "shared_expert_gate"))

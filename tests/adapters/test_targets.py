@@ -8,7 +8,8 @@ import pytest
 import torch
 from tiny_models import FAMILIES, tiny_model
 
-from privlora.adapters.targets import find_targets, output_layer_name
+from privlora.adapters.lowrank import LowRankAdapter
+from privlora.adapters.targets import find_targets, output_layer_name, settled_targets
 from privlora.errors import ModelError, PrivacyError, PrivloraError
 
 MODULES_PER_LAYER = {"phi": 6, "phi3": 4, "gpt-neox": 4, "gpt2": 4}
@@ -38,6 +39,17 @@ def test_feed_forward_takes_what_is_in_no_attention(family: str) -> None:
     assert len(found) == 2 * len(own)
     assert set(found) < set(find_targets(tiny_model(family)))
     assert find_targets(tiny_model(family), "feed-forward", layers_to_transform=[1]) == found[len(own) :]
+
+
+@pytest.mark.parametrize("family", [*FAMILIES, "mixtral"])
+def test_auto_is_one_of_two_words(family: str) -> None:
+    """And what stands in reports, where it is settled."""
+    model = tiny_model(family)
+    word = "all-linear" if family == "mixtral" else "feed-forward"
+    adapter = LowRankAdapter(model, rank=2, target_modules="auto")
+    assert adapter.target_modules == settled_targets(model, "auto") == word
+    assert {site.name for site in adapter.sites} == set(find_targets(model, word))
+    assert settled_targets(model, ["q_proj"]) == ["q_proj"]
 
 
 @pytest.mark.parametrize("router", ["router", "gate", "shared_expert_gate"])
@@ -86,6 +98,7 @@ def test_names_select_by_ending_and_strings_by_pattern(options: dict[str, Any], 
         ({"target_modules": ["q_porj"]}, "did you mean 'q_proj'"),
         ({"target_modules": ["proj"]}, "names 'proj'"),
         ({"target_modules": "no_such_.*"}, "no_such_"),
+        ({"target_modules": ["feed-forward", "q_proj"]}, "write it alone, as target_modules: feed-forward"),
         ({"target_modules": ["lm_head"]}, "output layer 'lm_head' cannot be adapted"),
         ({"target_modules": ["embed_tokens"]}, "is not a linear layer"),
         ({"target_modules": ["q_proj"], "exclude_modules": ["q_proj"]}, "no module is left"),

@@ -240,6 +240,11 @@ def test_auto_all_is_what_is_proposed(
         found = settings_from({**short, "auto": everything}, rows=True)
         assert found.privacy.model_dump() == proposed.privacy.model_dump()
         assert found.method.model_dump() == proposed.method.model_dump()
+        assert found.adapter.r == proposed.adapter.r
+        layers = found.adapter.target_modules
+        assert (layers == "auto") == (
+            count > 500 and "text" in columns
+        )  # which init looks up in the model's files
         assert set(found.auto.choose if found.auto else ()) == set(
             proposed.auto.choose if proposed.auto else ()
         )

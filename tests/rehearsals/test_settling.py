@@ -171,6 +171,9 @@ _LEFT: dict[str, tuple[dict[str, dict[str, Any]], set[str], dict[str, Any]]] = {
 }
 
 
+_NO_TEXTS = ("labels", "few labels", "a warm start")
+
+
 @pytest.mark.parametrize("case", _LEFT)
 def test_all_is_left_to_auto_where_it_goes_with_what_is_given(case: str) -> None:
     groups, chosen, method = _LEFT[case]
@@ -189,6 +192,24 @@ def test_all_is_left_to_auto_where_it_goes_with_what_is_given(case: str) -> None
     units = base["privacy"]["public_dataset_size"]
     assert (found.privacy.steps, found.privacy.b) == run_sizes(units)
     assert found.auto is None or not found.auto.all
+    started = found.adapter.init is not None
+    weighed = case not in ("public texts", "votes", "no row", "no privacy")
+    assert found.adapter.r == (8 if weighed and not started else 16)
+    layers = found.adapter.target_modules
+    assert layers == (
+        "auto" if weighed and units > 500 and not started and case not in _NO_TEXTS else "all-linear"
+    )
+
+
+@pytest.mark.parametrize(("passes", "units"), [("1", 1000), (1, "1000"), ("1e0", "1_000")])
+def test_numbers_that_are_texts_are_numbers(passes: Any, units: Any) -> None:
+    """As those that settings take for numbers; they had been left out of sizes, whose run was another."""
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-4, "public_dataset_size": units}
+    content: dict[str, Any] = {"model": {"name": "tiny"}, "data": {"path": "r.jsonl"}, "privacy": privacy}
+    found = settings_from({**content, "auto": {"all": True, "passes": passes}})
+    assert (found.privacy.steps, found.privacy.b) == run_sizes(1000, 1)
+    sized = {**privacy, "steps": "20", "expected_batch_size": "auto"}
+    assert settings_from({**content, "privacy": sized}).privacy.b == run_sizes(1000, 5, steps=20)[1]
 
 
 def test_all_that_is_given_stays(public: Path) -> None:

@@ -70,6 +70,12 @@ def settings_of(model: Path, data: dict[str, Any] | None = None, targets: Any = 
         ({"r": 999, "target_modules": ["down_proj"]}, "exceeds the smaller side of '.*down_proj'"),
         ({"r": 999, "target_modules": "feed-forward"}, "exceeds the smaller side of '.*(gate|up|down)_proj'"),
         ({"r": 2, "target_modules": "feed-forward"}, None),
+        ({"r": 999, "target_modules": "auto"}, "exceeds the smaller side of '.*(gate|up|down)_proj'"),
+        (
+            {"r": 999, "target_modules": ["feed-forward"]},
+            "exceeds the smaller side of '.*(gate|up|down)_proj'",
+        ),
+        ({"r": 2, "target_modules": "auto"}, None),
         ({"target_modules": "feed_forward"}, "did you mean 'feed-forward'"),
         ({"r": 999, "target_modules": ["ghost"]}, "^adapter.target_modules names 'ghost'"),
         ({"target_modules": ["q_proj,v_proj"]}, r"no module but several.*: \[q_proj, v_proj\]"),

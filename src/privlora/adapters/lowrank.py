@@ -36,7 +36,7 @@ from privlora.adapters.quantised import (
     precisions,
     refuse_unknown_storage,
 )
-from privlora.adapters.targets import feature_sizes, find_targets, is_conv1d
+from privlora.adapters.targets import feature_sizes, find_targets, is_conv1d, settled_targets
 from privlora.errors import ModelError, PrivacyError, rank_too_large
 from privlora.names import ALL_LINEAR
 
@@ -159,6 +159,7 @@ class LowRankAdapter:
     where layers of 8 bits look at all rows at once (`quantised.mixes_rows`)."""
 
     def __post_init__(self) -> None:
+        self.target_modules = settled_targets(self.model, self.target_modules)
         names = find_targets(
             self.model,
             self.target_modules,

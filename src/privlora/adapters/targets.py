@@ -9,7 +9,17 @@ from typing import Any
 import torch
 
 from privlora.errors import ModelError, PrivacyError, no_feed_forward, no_pattern, unknown_layers
-from privlora.names import ALL_LINEAR, FEED_FORWARD, KINDS, is_of, is_pattern, layer_index, selects
+from privlora.names import (
+    ALL_LINEAR,
+    EITHER,
+    FEED_FORWARD,
+    KINDS,
+    is_of,
+    is_pattern,
+    kind_for,
+    layer_index,
+    selects,
+)
 
 # Layers that mix the rows of a batch, so that no per-example gradient exists (Yousefpour et al. 2021, section 3).
 _MIXES_EXAMPLES = (torch.nn.modules.batchnorm._BatchNorm,)
@@ -63,7 +73,7 @@ def find_targets(
     if isinstance(target_modules, str) and not is_pattern(target_modules):
         raise no_pattern(target_modules)
     if target_modules in KINDS:
-        inner = [name for name in names if name in linear and name != output]
+        inner = _inner(model)
         chosen = [name for name in inner if is_of(str(target_modules), name)]
         if target_modules == FEED_FORWARD and len(chosen) in (0, len(inner)):
             raise no_feed_forward(inner)
@@ -79,6 +89,21 @@ def find_targets(
             fix="relax adapter.target_modules, exclude_modules or layers_to_transform",
         )
     return chosen
+
+
+def settled_targets(model: torch.nn.Module, target_modules: str | Sequence[str]) -> str | Sequence[str]:
+    """What `find_targets` takes: for "auto" the word that it stands for with this model, else as given."""
+    if target_modules != EITHER:
+        return target_modules
+    return kind_for(_inner(model), (name for name, _ in model.named_modules()))
+
+
+def _inner(model: torch.nn.Module) -> list[str]:
+    """Names of all linear layers but the output, in the model's own order."""
+    output = output_layer_name(model)
+    return [
+        name for name, module in model.named_modules() if feature_sizes(module) is not None and name != output
+    ]
 
 
 def output_layer(model: Any) -> torch.nn.Module | None:

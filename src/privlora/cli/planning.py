@@ -312,6 +312,9 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "steps": privacy.steps,
         "unit": privacy.unit,
         "dropout": settings.model.dropout,
+        "rank": settings.adapter.r,
+        "target_modules": settings.adapter.target_modules,
+        "exclude_modules": settings.adapter.exclude_modules,
         "lora_dropout": settings.adapter.lora_dropout,
         "lora_alpha_unused": "lora_alpha" in settings.adapter.model_fields_set
         and not uses_lora_alpha(settings.method.name),
@@ -420,6 +423,8 @@ def _second_opinion(accountant: Accountant, planned: Plan) -> dict[str, Any]:
 
 def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[str, str]]:
     """What follows from the settings alone: the promise, the noise and its cost, the method and its rate."""
+    from privlora.reporting.wording import targets_in_words
+
     settings = [f"{name} {value}" for name, value in content["hyperparameters"].items()]
     if "rows" in content:
         settings = [
@@ -433,6 +438,7 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
             "method",
             ", ".join([content["method"], *settings]) + meant,
         ),
+        ("adapter", f"rank {content['rank']}, {targets_in_words(content)}"),
         (
             "drawn by" if votes else "batches",
             f"{_batches(content)}, on average {content['expected_batch_size']:g}",

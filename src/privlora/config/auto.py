@@ -13,6 +13,7 @@ from pydantic_core import CoreSchema
 
 from privlora.config.base import Group
 from privlora.config.rows import row_of
+from privlora.names import EITHER
 from privlora.ranges import MOST_STEPS
 
 AUTO: Final = "auto"
@@ -22,6 +23,9 @@ PASSES: Final = 5.0
 
 VERY_NOISY: Final = 500
 """Up to so many units noise is so large that gradients of all sizes are clipped to one (docs/choosing.md)."""
+
+RANK: Final = 8
+"""Of a first adapter: small ones were best (docs/results.md)."""
 
 _BALANCE = 0.3
 _FEWEST_STEPS = 10
@@ -57,8 +61,8 @@ class AutoSettings(Group):
 
     all: bool = Field(default=False, strict=True)
     """Whatever is not given becomes what `privlora init` writes: steps, expected_batch_size, clip_norm, right_weight
-    and learning_rate auto, metric_power 1, and for 500 units or fewer clipping automatic; each where it goes with what
-    is given."""
+    and learning_rate auto, metric_power 1, rank 8 and target_modules auto, and for 500 units or fewer clipping
+    automatic; each where it goes with what is given."""
     passes: float = Field(default=PASSES, gt=0, le=1000)
     """With privacy.steps or expected_batch_size auto: how often a unit takes part in the run, in expectation. More
     passes take more time, and their noise is divided among more units a step."""
@@ -183,7 +187,7 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     )
     if not all(isinstance(group, Mapping) for group in (data, adapter, method, privacy)) or not privacy:
         return filled  # which is told where groups are checked
-    privacy, method = dict(privacy), dict(method)
+    privacy, method, adapter = dict(privacy), dict(method), dict(adapter)
     filled["privacy"] = privacy
     _unless_given(privacy, "steps", AUTO)
     if privacy.get("sample_rate") is None:
@@ -192,9 +196,11 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     row = row_of(name) if isinstance(name, str) else None
     if row is None or not row.weighed or privacy.get("private", True) is not True:
         return filled
-    filled["method"] = method
+    filled |= {"method": method, "adapter": adapter}
+    if adapter.get("init") is None:
+        _unless_given(adapter, "r", RANK)
     texts = data.get("label") is None and data.get("chosen") is None and values.get("synthesis") is None
-    units, learnt = privacy.get("public_dataset_size"), privacy.get("clip_quantile") is not None
+    units, learnt = _number(privacy.get("public_dataset_size")), privacy.get("clip_quantile") is not None
     if _positive(units) and units <= VERY_NOISY:
         if not learnt and privacy.get("clip_norm") is None and "automatic" in row.clippings:
             _unless_given(method, "clipping", "automatic")
@@ -204,6 +210,8 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
         optimizer = method.get("optimizer") or next(iter(row.optimizers))
         known = row.optimizers.get(optimizer, ()) if isinstance(optimizer, str) else ()
         independent = privacy.get("bands") in (None, 1) and adapter.get("init") is None
+        if adapter.get("init") is None:
+            _unless_given(adapter, "target_modules", EITHER)
         if independent and "metric_power" in known:
             _unless_given(method, "metric_power", 1.0)
             _unless_given(method, "right_weight", AUTO)
@@ -256,7 +264,7 @@ def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> None:
     """Put numbers in the place of the sizes that are auto."""
-    units, passes = privacy.get("public_dataset_size"), own.get("passes", PASSES)
+    units, passes = _number(privacy.get("public_dataset_size")), _number(own.get("passes", PASSES))
     if not _positive(units):
         raise ValueError(
             f"privacy.{names[0]}=auto follows from privacy.public_dataset_size, which is missing. Fix: give your "
@@ -269,9 +277,9 @@ def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> 
         )
     if not _positive(passes):
         passes = PASSES  # what is wrong is told where the group is checked
-    batch, steps = privacy.get("expected_batch_size"), privacy.get("steps")
-    if _positive(privacy.get("sample_rate")):
-        batch = privacy["sample_rate"] * units
+    batch, steps = _number(privacy.get("expected_batch_size")), _number(privacy.get("steps"))
+    if _positive(rate := _number(privacy.get("sample_rate"))):
+        batch = rate * units
     steps, batch = run_sizes(
         units,
         passes,
@@ -279,6 +287,14 @@ def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> 
         batch=batch if _positive(batch) and "expected_batch_size" not in names else None,
     )
     privacy |= {name: value for name, value in zip(_SIZES, (steps, batch), strict=True) if name in names}
+
+
+def _number(value: Any) -> Any:
+    """The number that a text holds, which a setting takes for it; anything else as it is."""
+    try:
+        return float(value) if isinstance(value, str) else value
+    except ValueError:
+        return value
 
 
 def _positive(value: Any) -> TypeGuard[float]:

@@ -25,7 +25,7 @@ from privlora.data.records import HUB, shown
 from privlora.data.tasks import TASKS
 from privlora.data.templates import parse
 from privlora.errors import ConfigError, PrivloraError, echoed, nearest
-from privlora.names import in_full
+from privlora.names import EITHER, KINDS, in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
 _ONE_LINE = 10_000  # a path is found whole in the file
@@ -161,7 +161,8 @@ class AdapterSettings(Group):
     """The update is scaled by lora_alpha / r. Of no effect on training where no factor plays a part (prism)."""
     target_modules: str | list[str] = "all-linear"
     """all-linear; feed-forward (the linear layers outside of attention, by the names of the modules that they are in);
-    a list of name endings; or a regular expression over whole module names."""
+    auto, which is feed-forward where names tell it from attention and no token is sent to experts, else all-linear; a
+    list of name endings; or a regular expression over whole module names."""
     exclude_modules: list[str] = Field(default=[])
     """Name endings of layers that are left out of target_modules."""
     layers_to_transform: list[int] | None = None
@@ -184,6 +185,16 @@ class AdapterSettings(Group):
     def public_texts(self) -> int:
         """Largest number of records of public_text that are used."""
         return self.public_text_limit or 384
+
+    @field_validator("target_modules", mode="before")
+    @classmethod
+    def _a_word_alone(cls, given: Any) -> Any:
+        """In a list of its own it means the same."""
+        return (
+            given[0]
+            if isinstance(given, list) and len(given) == 1 and given[0] in (*KINDS, EITHER)
+            else given
+        )
 
     @model_validator(mode="after")
     def _text_for_the_start(self) -> AdapterSettings:

@@ -19,7 +19,7 @@ from privlora.adapters import LowRankAdapter, Site
 from privlora.config import Settings
 from privlora.config.synthesis import OF_METHOD
 from privlora.mechanisms import band_coefficients, clipping_slack, row_norms, split_noise_multiplier
-from privlora.names import is_local, published_name
+from privlora.names import EITHER, is_local, published_name
 from privlora.pages.numbers import finite
 from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
@@ -136,7 +136,10 @@ def _adapter(parts: Parts) -> dict[str, Any]:
         "rank": parts.adapter.rank,
         "lora_alpha": lora.lora_alpha,
         "use_rslora": lora.use_rslora,
-        "target_modules": lora.target_modules,
+        "target_modules": lora.target_modules
+        if lora.target_modules != EITHER
+        else parts.adapter.target_modules,
+        **({"exclude_modules": lora.exclude_modules} if lora.exclude_modules else {}),
         "init": published_name(parts.hyper.init),
         "public_seed": parts.settings.run.seed,
         "exported": "last iterate" if parts.average is None else "average of the iterates",

@@ -341,10 +341,16 @@ def _predicted(report: Report) -> list[tuple[str, str]]:
     return [("Predicts", f"{classes['num_labels']} classes: {names}" if names else "a score")]
 
 
+def targets_in_words(adapter: Mapping[str, Any]) -> str:
+    """Which layers, by target_modules and what is left out of them (exclude_modules; older reports do not say)."""
+    targets, without = adapter["target_modules"], adapter.get("exclude_modules")
+    words = targets if isinstance(targets, str) else ", ".join(targets)
+    return f"{words} without {', '.join(without)}" if without else words
+
+
 def method_table(report: Report) -> list[tuple[str, str]]:
     """(name, value) rows of how the adapter was trained."""
     method, adapter = report["method"], report["adapter"]
-    targets = adapter["target_modules"]
     revision = f" at {adapter['base_revision']}" if adapter["base_revision"] else ""
     warmup = f"{method['warmup_steps']} steps of warm-up"
     unit = " of each frozen matrix's norm" if method.get("relative_rate") else ""  # older reports do not say
@@ -365,7 +371,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Learning rate", f"{number(method['learning_rate'])}{unit}, {method['schedule']}, {warmup}"),
         ("Exported", adapter["exported"] + decay),
         ("Adapter", f"{lora}, start {adapter['init']}"),
-        ("Targets", targets if isinstance(targets, str) else ", ".join(targets)),
+        ("Targets", targets_in_words(adapter)),
         *_predicted(report),
         (
             "Text",

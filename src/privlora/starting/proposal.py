@@ -16,7 +16,7 @@ import numpy as np
 import yaml
 
 from privlora.config import settings_from
-from privlora.config.auto import AUTO
+from privlora.config.auto import AUTO, RANK
 from privlora.config.groups import RunSettings
 from privlora.config.schema import FILE as SCHEMA
 from privlora.data.formats import Format
@@ -106,7 +106,7 @@ def propose(
     )
     _data(draft, asked, found, form, base, notes, long_given)
     draft.put(
-        "adapter.r", 8, "rank: more adapts more, and spreads the noise over more numbers; 4 to 8 were best"
+        "adapter.r", RANK, "rank: more adapts more, and spreads the noise over more numbers; 4 to 8 were best"
     )
     units = found.records if asked.user is None else _users(found, asked.user)
     numbers = numbers_for(units)

@@ -23,6 +23,7 @@ from privlora.config.in_calls import as_in_python, called
 from privlora.config.mistakes import Location
 from privlora.consoles import err, is_wanted
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError, Together
+from privlora.names import EITHER
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of, names_for
 from privlora.training.files import RunFolder
@@ -85,8 +86,9 @@ class PrivateTrainer:
         completion_only_loss is False); or text.
     eval_dataset: PUBLIC records of the same form: their loss is published. What was held out of private records is as
         private as they are, and is refused only where it can be seen (one table of `datasets`, equal records).
-    peft_config: a peft.LoraConfig, or fields of AdapterSettings; None: an adapter of rank 16 on all linear layers, and
-        not the whole model, as in TRL, which is said when it trains. callbacks: see `fine_tune`.
+    peft_config: a peft.LoraConfig, or fields of AdapterSettings; None: an adapter of rank 16 on all linear layers (with
+        auto=True of rank 8, on those outside of attention), and not the whole model, as in TRL, which is said when it
+        trains. callbacks: see `fine_tune`.
     privacy, method, columns, loading, run, auto: as in `fine_tune`, for what args have no names for.
 
     Raises ConfigError, DataError or PrivacyError before anything is charged or written.
@@ -182,6 +184,7 @@ class PrivateTrainer:
             as_in_python(error, names_for(args))
             raise
         self._result: Result | None = None
+        self._adapter = settings.adapter
         self._names = names_for(args)
 
     @property
@@ -228,7 +231,7 @@ class PrivateTrainer:
                     again = "take up what it left with train(resume_from_checkpoint=True), or give another output_dir"
                 raise RunError(error.what, why=error.why, fix=again) from None
             if self._groups["adapter"] is None and is_wanted(self._show_progress):
-                err().print(_default_adapter())
+                err().print(_default_adapter(self._adapter))
             with called(self._names):
                 return fine_tune(
                     self._model,
@@ -301,11 +304,11 @@ class PrivateTrainer:
         return [Path(one) for one in source] if isinstance(source, list) else source
 
 
-def _default_adapter() -> str:
+def _default_adapter(own: AdapterSettings) -> str:
     """What is trained where peft_config is None, in a line."""
-    own = AdapterSettings()
+    layers = "the linear layers outside of attention" if own.target_modules == EITHER else "all linear layers"
     return (
-        f"no peft_config: a LoRA adapter of rank {own.r} is trained on all linear layers, and the model's own weights "
+        f"no peft_config: a LoRA adapter of rank {own.r} is trained on {layers}, and the model's own weights "
         "stay as they are, where TRL would train them all. For another one give peft_config=LoraConfig(r=…)"
     )
 

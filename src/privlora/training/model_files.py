@@ -15,7 +15,7 @@ from typing import Any, Final
 from privlora.config import AdapterSettings, ModelSettings, Settings
 from privlora.data.templates import no_chat_template
 from privlora.errors import ModelError, Together, no_pattern, rank_too_large, unknown_layers
-from privlora.names import KINDS, is_of, is_pattern, layer_index, selects
+from privlora.names import EITHER, KINDS, is_of, is_pattern, kind_for, layer_index, selects
 
 _LONGEST_HEADER: Final = 100_000_000  # bytes; safetensors reads no longer one
 
@@ -89,6 +89,11 @@ class ModelFiles:
     def _shapes(self) -> Mapping[str, list[int]]:
         """Of all its weights, by their names in its files."""
         return dict(each for file in sorted(self.folder.glob("*.safetensors")) for each in _tensors(file))
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """The names of all modules that have weights in its files."""
+        return frozenset(name.rpartition(".")[0] for name in self._shapes)
 
     @property
     def linear(self) -> Mapping[str, tuple[int, int]]:
@@ -284,7 +289,7 @@ def _refuse_unknown_layers(files: ModelFiles, targets: str | list[str]) -> None:
     try:
         words, linear = files.layers
         if isinstance(targets, str):
-            if targets not in KINDS and linear and not files.may_match(targets):
+            if targets not in (*KINDS, EITHER) and linear and not files.may_match(targets):
                 raise unknown_layers([targets], sorted(linear))
             return
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
@@ -301,6 +306,8 @@ def _refuse_large_rank(files: ModelFiles, adapter: AdapterSettings) -> None:
         linear = files.linear
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return
+    if targets == EITHER:
+        targets = kind_for(list(linear), files.modules)
     if isinstance(targets, str) and targets not in KINDS:  # names in files may begin otherwise
         return
     chosen = {
