@@ -236,6 +236,9 @@ _KINDS: Final = ("all-linear", "feed-forward", "auto")
 """Words that stand for layers, in the place of their names."""
 
 
+_FEED_FORWARD: Final = ("mlp", "ff", "ffn", "feedforward", "feed_forward")
+
+
 def no_feed_forward(linear: Sequence[str]) -> ModelError:
     """The error for adapter.target_modules=feed-forward where no name tells it from attention. linear: all layers."""
     known = sorted({name.rsplit(".", 1)[-1] for name in linear})
@@ -256,13 +259,14 @@ def unknown_layers(missing: Sequence[str], known: Sequence[str]) -> ModelError:
             f"adapter.target_modules names {', '.join(map(named, missing))}, which is no module but several",
             fix="write them as a list: [q_proj, v_proj]",
         )
-    words = [*known, *_KINDS]
     if words_of_kinds := [each for each in missing if each in _KINDS]:
         return ModelError(
             f"adapter.target_modules names {', '.join(map(named, words_of_kinds))} beside layers",
             fix=f"write it alone, as target_modules: {words_of_kinds[0]}, or list layers: {', '.join(known)}",
         )
-    near = [close[0] for each in missing if (close := difflib.get_close_matches(each, words, n=1))]
+    words = [*known, *_KINDS]
+    meant = ["feed-forward" if each.lower() in _FEED_FORWARD else each for each in missing]
+    near = [close[0] for each in meant if (close := difflib.get_close_matches(each, words, n=1))]
     return ModelError(
         f"adapter.target_modules names {', '.join(map(named, missing))}, which this model does not have",
         fix=(f"did you mean {' and '.join(map(repr, dict.fromkeys(near)))}? " if near else "")

@@ -248,8 +248,13 @@ def test_all_on_the_command_line(written: Any, tmp_path: Path) -> None:
     assert found.method.metric_power == 0.5
     assert found.auto is not None
     assert set(found.auto.choose) == {"right_weight", "clip_norm", "learning_rate"}
+    assert settings_from(content, ["auto=true", "auto.passes=1"]).privacy.steps == found.privacy.steps
     with pytest.raises(ConfigError, match="steps is missing"):
         settings_from(content, ["auto.all=false"])
+    with pytest.raises(ConfigError, match=r"Fix: write auto\.all=true"):
+        settings_from(content, ["auto=all"])
+    with pytest.raises(ConfigError, match="Fix: write auto: true"):
+        settings_from({**content, "auto": "all"})
     with pytest.raises(ConfigError, match=r"unknown setting 'auto\.limt'"):
         settings_from(content, ["auto.all=true", "auto.limt=40"])
 

@@ -172,6 +172,9 @@ _MAIN: Final = {
     "auto": "passes",
 }
 """The setting of a group that is meant by a value in the place of the whole group."""
+_ALL: Final = ("true", "yes", "all", "on")
+"""In the place of the group auto: what is meant is all that is not given."""
+
 _MAY_LACK: Final = frozenset(
     name for name, field in Settings.model_fields.items() if type(None) in get_args(field.annotation)
 )
@@ -186,7 +189,7 @@ def natural(group: str, value: object) -> str | None:
     >>> natural("auto", True), natural("auto", "true"), natural("auto", 3)
     ('write auto.all=true', 'write auto.all=true', 'write auto.passes=3')
     """
-    if group == "auto" and str(value).lower() == "true":
+    if group == "auto" and str(value).lower() in _ALL:
         return "write auto.all=true"
     name = _MAIN.get(group)
     return None if name is None else f"write {group}.{name}={value if _is_shown(group, value) else '…'}"
@@ -219,6 +222,8 @@ def _no_groups(values: Mapping[str, Any], origin: Origin) -> dict[str, ConfigErr
         fix = f"write {group}.key: value as two levels"
         if inner is False and group in _MAY_LACK:
             fix = "remove it, or give it settings"
+        elif group == "auto" and str(inner).lower() in _ALL:
+            name, fix = None, "write auto: true"
         if name is not None and isinstance(inner, str | int | float) and not isinstance(inner, bool):
             pair = yaml.safe_dump(
                 {name: inner if _is_shown(group, inner) else "..."},

@@ -177,6 +177,8 @@ def checked(kind: type[_Checked], values: Mapping[str, Any], source: str) -> _Ch
 def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
     """Lay one over the settings. Returns its group and name."""
     key, equals, value = override.partition("=")
+    if key.strip() == "auto" and value.strip().lower() == "true":  # as in a file and a call
+        key = "auto.all"
     group, dot, name = key.strip().partition(".")
     if not (equals and dot and name):
         plain = key.strip().lstrip("-")

@@ -115,7 +115,7 @@ def propose(
         draft.put(
             "adapter.target_modules",
             "feed-forward",
-            "the layers outside of attention: noise falls on fewer numbers. all-linear: all layers",
+            "the layers outside of attention, which did better (docs/results.md). all-linear: all layers",
         )
     _privacy(draft, asked, found, numbers, notes)
     if numbers.n < _VERY_FEW:

@@ -397,7 +397,9 @@ def _add_steps(found: Groups, given: dict[str, Any], source: str, *, sized: bool
         f"{source} has {said}, and private training counts steps",
         why="each step is a noisy release that epsilon pays for, and how many make an epoch depends on the private "
         "number of records",
-        fix=f"set max_steps={number}" + (" and leave num_train_epochs out" if epochs is not None else "")
+        fix=f"set max_steps={number}"
+        + (" and leave num_train_epochs out" if epochs is not None else "")
+        + ", or give the trainer auto=True, which finds what is not given"
         if not sized
         else f"leave num_train_epochs out, and set auto=dict(all=True, passes={wanted:g})",
     )
