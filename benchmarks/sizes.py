@@ -288,7 +288,7 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
             size = f"{steps} x {batch:.0f}"
             yield line(task, f"{units:,}", size, bands, f"{rate:g}", f"{means[rate]:.3f}")
     yield ""
-    yield from _of_layers(rows)
+    yield from tables_of_layers(rows)
     yield ""
     yield from head(
         "model", "task", "N", "epsilon", "steps x batch", "its own metric", "by values", "rate by noise alone"
@@ -309,7 +309,7 @@ def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
             yield line(model, task, f"{units:,}", epsilon, f"{steps} x {batch}", *cells)
 
 
-def _of_layers(rows: list[dict[str, Any]]) -> Iterator[str]:
+def tables_of_layers(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Of each case that is there the loss at the best rate, and at that by noise alone, on either kind of layers."""
     names = [
         f"{layers}{how}" for layers in ("all-linear", "feed-forward") for how in ("", ", by noise alone")

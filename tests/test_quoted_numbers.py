@@ -67,6 +67,18 @@ def test_gauges_of_a_start_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(cell in text for cell in cells)
 
 
+def test_layers_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+    for room in ("benchmarks", "benchmarks/fair"):
+        monkeypatch.syspath_prepend(ROOT / room)
+    made, sizes = importlib.import_module("layers"), importlib.import_module("sizes")
+    text = page("docs/results.md")
+    for table in (made.trials(RESULTS), made.reported(RESULTS), sizes.tables_of_layers(lines("sizes.jsonl"))):
+        assert "\n".join(table) in text
+    assert made.others(RESULTS) in text
+    pairs = [made.gain(of) for of in made.read(RESULTS).values()]
+    assert (len(pairs), sum(gain > 0 for gain in pairs)) == (21, 19)
+
+
 def test_norms_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     for room in ("benchmarks", "benchmarks/fair"):
         monkeypatch.syspath_prepend(ROOT / room)

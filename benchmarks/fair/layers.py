@@ -89,6 +89,12 @@ def reported(results: Path) -> Iterator[str]:
             yield f"| {model} | {task} | {row} | {' | '.join(cells)} |"
 
 
+def gain(of: dict[str, dict[int, tuple[np.ndarray, np.ndarray | None]]]) -> float:
+    """By how much feed-forward layers are ahead of all, in the trials."""
+    whole, part = (min(float(losses.mean()) for losses, _ in of[layers].values()) for layers in LEAST)
+    return whole - part
+
+
 def _least(powers: dict[int, tuple[np.ndarray, np.ndarray | None]] | None) -> str:
     if powers is None:
         return ""
