@@ -91,8 +91,8 @@ def fine_tune(
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
         writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
-    auto: True: what is not given of sizes, learning rate, clip norm and the metric is what ``privlora init`` writes. Or
-        fields of AutoSettings, for settings that are "auto", as ``privacy["steps"]`` or ``method["learning_rate"]``.
+    auto: True: what is not given of sizes, learning rate, clip norm, metric, rank and layers is what ``privlora init``
+        writes. Or fields of AutoSettings, for settings that are "auto", as ``privacy["steps"]``.
     loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
         gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
     callbacks: functions that are called with a `PublicEvent`, or objects of ``transformers.TrainerCallback``. They are
