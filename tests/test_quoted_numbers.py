@@ -72,7 +72,8 @@ def test_layers_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.syspath_prepend(ROOT / room)
     made, sizes = importlib.import_module("layers"), importlib.import_module("sizes")
     text = page("docs/results.md")
-    for table in (made.trials(RESULTS), made.reported(RESULTS), sizes.tables_of_layers(lines("sizes.jsonl"))):
+    of = (made.trials, made.reported, made.standing)
+    for table in (*(each(RESULTS) for each in of), sizes.tables_of_layers(lines("sizes.jsonl"))):
         assert "\n".join(table) in text
     assert made.others(RESULTS) in text
     pairs = [made.gain(of) for of in made.read(RESULTS).values()]

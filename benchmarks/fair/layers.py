@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import tables
 
-CHOOSING = (100, 101, 102)
 PREFIX = "layers "
 ALL = "all"
 NAMES = {
@@ -52,7 +52,7 @@ def read(results: Path) -> dict[Place, dict[str, dict[int, tuple[np.ndarray, np.
                 continue
             place = cell["model"], cell["task"], cell["row"]
             layers = NAMES[start.removeprefix(PREFIX)] if start else ALL
-            chooses = np.array([seed in CHOOSING for seed in line["seeds"]])
+            chooses = np.array([seed in tables.CHOOSING for seed in line["seeds"]])
             for power, choosing, report in zip(line["powers"], line["choosing"], line["report"], strict=True):
                 losses = np.array(choosing)[chooses], np.array(report)[~chooses]
                 if len(losses[1]) or power not in found[place][layers]:
@@ -89,6 +89,22 @@ def reported(results: Path) -> Iterator[str]:
             yield f"| {model} | {task} | {row} | {' | '.join(cells)} |"
 
 
+def standing(results: Path) -> Iterator[str]:
+    """As the fair table's scores, of the rows that were run with all seeds on feed-forward layers."""
+    tasks: dict[str, dict[str, dict[str, tables.Runs]]] = defaultdict(lambda: defaultdict(dict))
+    start = next(f"{PREFIX}{names}" for names, name in NAMES.items() if name == "feed-forward")
+    for cell, runs in tables.by_cell(results / "layers.jsonl", seeds=len(tables.SEEDS)):
+        if cell.get("start") == start:
+            tasks[cell["model"]][cell["task"]][cell["row"]] = runs
+    yield "| model | row | own best rate | behind the first | one multiple | default rate |"
+    yield "|---|---|---|---|---|---|"
+    for model, of in sorted(tasks.items()):
+        for each in tables.standings(of, sorted(set.intersection(*map(set, of.values())))):
+            behind = f"{each.behind:.3f}, {each.behind / each.error:.1f} SE" if each.behind else ""
+            scores = f"{each.score:.3f} | {behind} | {each.shared:.3f} | {each.default:.3f}"
+            yield f"| {model} | {each.row} | {scores} |"
+
+
 def gain(of: dict[str, dict[int, tuple[np.ndarray, np.ndarray | None]]]) -> float:
     """By how much feed-forward layers are ahead of all, in the trials."""
     whole, part = (min(float(losses.mean()) for losses, _ in of[layers].values()) for layers in LEAST)
@@ -117,7 +133,7 @@ def main() -> None:
     )
     parser.add_argument("results", type=Path)
     results = parser.parse_args().results
-    print("\n".join([*trials(results), "", others(results), "", *reported(results)]))
+    print("\n".join([*trials(results), "", others(results), "", *reported(results), "", *standing(results)]))
 
 
 if __name__ == "__main__":

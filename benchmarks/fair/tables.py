@@ -27,6 +27,7 @@ from matplotlib.figure import Figure
 from privlora.pages.figures import ACCENT, MUTED, SECOND, grid, in_style, png
 
 CHOOSING = (100, 101, 102)
+SEEDS = (*CHOOSING, 0, 1, 2, 3, 4)
 RESAMPLES = 2000
 
 
@@ -58,11 +59,12 @@ Group = tuple[str, int, float]
 """Model, steps, epsilon."""
 
 
-def by_cell(path: Path) -> Iterator[tuple[dict[str, Any], Runs]]:
-    """Each cell of a file, with the runs of all of its lines."""
+def by_cell(path: Path, *, seeds: int | None = None) -> Iterator[tuple[dict[str, Any], Runs]]:
+    """Each cell of a file, with the runs of all of its lines; seeds: of those with so many alone."""
     teams: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for line in map(json.loads, path.read_text(encoding="utf-8").splitlines()):
-        teams[json.dumps(line["cell"], sort_keys=True)].append(line)
+        if seeds is None or len(line["seeds"]) == seeds:
+            teams[json.dumps(line["cell"], sort_keys=True)].append(line)
     for lines in teams.values():
         chosen = np.isin(lines[0]["seeds"], CHOOSING)
         powers = np.concatenate([line["powers"] for line in lines])
