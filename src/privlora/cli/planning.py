@@ -438,7 +438,7 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
             "method",
             ", ".join([content["method"], *settings]) + meant,
         ),
-        ("adapter", f"rank {content['rank']}, {targets_in_words(content)}"),
+        ("adapter", f"rank {content['rank']}, target_modules {targets_in_words(content)}"),
         (
             "drawn by" if votes else "batches",
             f"{_batches(content)}, on average {content['expected_batch_size']:g}",
