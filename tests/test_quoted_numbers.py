@@ -76,6 +76,10 @@ def test_layers_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     for table in (*(each(RESULTS) for each in of), sizes.tables_of_layers(lines("sizes.jsonl"))):
         assert "\n".join(table) in text
     assert made.others(RESULTS) in text
+    long = [line for line in lines("layers.jsonl") if line["cell"]["steps"] == 96]
+    for task in ("math-questions", "pubmed"):
+        of = [each for line in long if line["cell"]["task"] == task for each in line["choosing"]]
+        assert f" {min(sum(each) / len(each) for each in of):.3f} for " in text
     pairs = [made.gain(of) for of in made.read(RESULTS).values()]
     assert (len(pairs), sum(gain > 0 for gain in pairs)) == (21, 19)
 
