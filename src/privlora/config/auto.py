@@ -197,7 +197,8 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if row is None or not row.weighed or privacy.get("private", True) is not True:
         return filled
     filled |= {"method": method, "adapter": adapter}
-    if adapter.get("init") is None:
+    fresh = adapter.get("init") is None  # else an adapter of its own rank and layers may go on
+    if fresh:
         _unless_given(adapter, "r", RANK)
     texts = data.get("label") is None and data.get("chosen") is None and values.get("synthesis") is None
     units, learnt = _number(privacy.get("public_dataset_size")), privacy.get("clip_quantile") is not None
@@ -209,10 +210,9 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
             _unless_given(privacy, "clip_norm", AUTO)
         optimizer = method.get("optimizer") or next(iter(row.optimizers))
         known = row.optimizers.get(optimizer, ()) if isinstance(optimizer, str) else ()
-        independent = privacy.get("bands") in (None, 1) and adapter.get("init") is None
-        if adapter.get("init") is None:
+        if fresh:
             _unless_given(adapter, "target_modules", EITHER)
-        if independent and "metric_power" in known:
+        if fresh and privacy.get("bands") in (None, 1) and "metric_power" in known:
             _unless_given(method, "metric_power", 1.0)
             _unless_given(method, "right_weight", AUTO)
     if texts:
