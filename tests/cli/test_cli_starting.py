@@ -877,7 +877,6 @@ def test_names_that_are_none_are_numbers(here: Path) -> None:
 
 FEDERATED_BAD: dict[str, tuple[list[str], list[str]]] = {
     "one owner": (["north.jsonl"], ["--clients, and 1 file of records", "at least two"]),
-    "another tool's": (["north.jsonl", "south.jsonl", "--from", "trl.yaml"], ["--clients and --from"]),
     "chats without a template": (["c.jsonl", "d.jsonl"], ["no chat template", "is a program"]),
     "preferences": (["p.jsonl", "q.jsonl"], ["data.chosen does not go with a federation"]),
 }

@@ -6,15 +6,12 @@ import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
 
 from privlora.cli.console import JsonOption, emit, err, out
 from privlora.errors import ConfigError, PrivloraError, in_one
-
-if TYPE_CHECKING:
-    from privlora.starting.foreign.taken import Taken
 
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
@@ -36,10 +33,6 @@ def init(
         typer.Option("--output", help="The YAML; the name of DATA unless given.", show_default=False),
     ] = None,
     epsilon: Annotated[float, typer.Option("--epsilon", help="The promise; smaller is stronger.")] = 3.0,
-    source: Annotated[
-        Path | None,
-        typer.Option("--from", help="A YAML of TRL, axolotl or litgpt to take over.", show_default=False),
-    ] = None,
     text: Annotated[
         str | None, typer.Option("--text", help="Column of the whole text, or a format.", show_default=False)
     ] = None,
@@ -72,7 +65,6 @@ def init(
     from privlora.data.records import format_of
     from privlora.starting.columns import fitting_form
     from privlora.starting.files import refuse_existing, write_new
-    from privlora.starting.foreign.reading import data_of, lay_over, read_foreign
     from privlora.starting.owners import owners_of
     from privlora.starting.proposal import Asked, checked_text, look_at, propose, refuse_epsilon, top_of
     from privlora.starting.survey import refuse_no_files, survey
@@ -81,18 +73,9 @@ def init(
     wrong = _Wrong()
     wrong.from_(refuse_epsilon, epsilon)
     form = wrong.from_(format_of, file_format) or "auto"
-    taken = None if source is None else read_foreign(source)
-    model = model or _model_of(taken)
-    paths = tuple(data) if data else tuple(data_of(taken)) if taken is not None else ()
+    paths = tuple(data or ())
     if not paths:
         wrong.append(ConfigError("no DATA is given", fix="`privlora init records.jsonl --model NAME`"))
-    if clients and taken is not None:
-        wrong.append(
-            ConfigError(
-                "--clients and --from: settings of another tool are of a run in one place",
-                fix="leave out one of them",
-            )
-        )
     owners = wrong.from_(owners_of, paths) if clients and paths else None
     paths = tuple(each.path for each in owners) if owners else paths
     if paths and (owners or not clients):
@@ -106,17 +89,9 @@ def init(
         raise in_one(wrong)
     asked = Asked(paths, epsilon, user, output, owners or (), form)
     found = _of_init(survey, paths, user, form)
-    hints = {} if taken is None or any((text, prompt, completion, messages)) else taken.form(found)
-    told = {
-        "text": text or hints.get("text"),
-        "prompt": prompt or hints.get("prompt"),
-        "completion": completion or hints.get("completion"),
-        "messages": messages or hints.get("messages"),
-    }
+    told = {"text": text, "prompt": prompt, "completion": completion, "messages": messages}
     chosen = _of_init(fitting_form, paths, form, found, user, **told)
-    given_length = taken is not None and "data.max_length" in taken.settings
-    end: list[str] = []
-    draft, notes = propose(asked, found, chosen, base, long_given=given_length)
+    draft, notes = propose(asked, found, chosen, base)
     if "{" in chosen.settings.get("prompt", "") and "completion" in chosen.settings:
         joined = json.dumps(chosen.settings["prompt"], ensure_ascii=False)
         notes.append(
@@ -125,31 +100,22 @@ def init(
     if (assumed := told_to_be_of_the_hub(model)) is not None:
         notes.insert(0, assumed)
     words = ", ".join(Path(path).name for path in paths)
-    if taken is not None:
-        lay_over(draft, taken, base.positions)
-        notes.insert(0, f"{source} reads as settings of {taken.dialect}")
-        end = taken.remarks()
-        words += f" and the {taken.dialect} settings in {source}"
     command = "federate" if owners else "train"
-    content = checked_text(draft, top_of(target, words, command), end)
+    content = checked_text(draft, top_of(target, words, command))
     write_new(target, content)
     following = [f"privlora plan {target}", f"privlora {command} {target}"]
     if as_json:
         emit(
             {
                 "settings": str(target),
-                "dialect": None if taken is None else taken.dialect,
                 "groups": draft.content(),
                 "notes": notes,
-                "not_taken": end,
                 "next": following,
             }
         )
         return
     for note in notes:
         err().print(f"note: {note}")
-    for line in end:
-        err().print(f"not taken over: {line}")
     out().print(f"{'settings:':<10}{target}")
     for command in following:
         out().print(f"{'next:':<10}{command}")
@@ -176,8 +142,3 @@ class _Wrong(list[PrivloraError]):
         except PrivloraError as error:
             self.append(error)
             return None
-
-
-def _model_of(taken: Taken | None) -> str | None:
-    line = None if taken is None else taken.settings.get("model.name")
-    return None if line is None else str(line.value)

@@ -43,8 +43,7 @@ def _refuse_other_tool(path: str | Path, content: Mapping[str, Any]) -> None:
     if tool is not None and own < 2 and "privacy" not in content:  # of litgpt, data is a group, too
         raise ConfigError(
             f"{str(path)!r} holds settings of {tool}, and not of privlora",
-            fix=f"`privlora init records.jsonl --from {path}`, with your own records, takes over what means the same "
-            "here, and says why the rest does not",
+            fix="`privlora init records.jsonl --model NAME`, with your own records, proposes settings of privlora",
         )
 
 

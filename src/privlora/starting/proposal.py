@@ -92,19 +92,14 @@ class Asked:
         return (name.removesuffix(".gz").rpartition(".")[0] or name).strip() or "run"
 
 
-def propose(
-    asked: Asked, found: Survey, form: Form, base: Base, *, long_given: bool = False
-) -> tuple[Draft, list[str]]:
-    """The settings, and what to say of them on the screen. long_given: whether max_length is taken from elsewhere.
-
-    Raises DataError for a column of users that is none.
-    """
+def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft, list[str]]:
+    """The settings, and what to say of them on the screen. Raises DataError for a column of users that is none."""
     draft, notes = Draft(), list[str]()
     draft.put("model.name", base.name, "a local folder" if base.local else "a model of the hub")
     draft.remark(
         "model", "quantization: 4bit   # where memory is short (QLoRA; pip install 'privlora[quant]')"
     )
-    _data(draft, asked, found, form, base, notes, long_given)
+    _data(draft, asked, found, form, base, notes)
     draft.put(
         "adapter.r", RANK, "rank: more adapts more, and spreads the noise over more numbers; 4 to 8 were best"
     )
@@ -167,24 +162,14 @@ def top_of(target: Path, source: str, command: str = "train") -> list[str]:
     ]
 
 
-def checked_text(draft: Draft, top: Iterable[str], end: Sequence[str]) -> str:
-    """The YAML. Raises ConfigError where settings that were asked for or taken over contradict each other."""
-    lines = [
-        part
-        for line in end
-        for part in textwrap.wrap(
-            line, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False
-        )
-    ]
-    heading = ["Not taken over:", *lines] if end else []
-    content = draft.written(top, heading)
+def checked_text(draft: Draft, top: Iterable[str]) -> str:
+    """The YAML. Raises ConfigError where settings that were asked for contradict each other."""
+    content = draft.written(top)
     settings_from(yaml.safe_load(content), source="the proposed settings")
     return content
 
 
-def _data(
-    draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str], long_given: bool
-) -> None:
+def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str]) -> None:
     path = asked.paths[0] if len(asked.paths) == 1 else list(asked.paths)
     if not asked.clients:
         draft.put("data.path", path, "PRIVATE records; nothing of them is published")
@@ -220,7 +205,7 @@ def _data(
             "data",
             "chunk: true   # divides longer texts in the place of cutting them; all chunks of one are one unit",
         )
-    if base.tokenizer is None and not long_given:
+    if base.tokenizer is None:
         notes.append(
             f"no tokenizer of {base.name} is on this disk: data.max_length is guessed from characters"
         )
