@@ -299,6 +299,18 @@ def test_every_clients_ledger_is_read_to_its_end(
         assert ("clients" in failed) == (changed != lines[:-1])  # a client may go before its ledger is closed
 
 
+def test_no_ledger_of_nobody_is_part_of_a_release(
+    together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "pages_of", lambda report: {})
+    release = Path(shutil.copytree(together, tmp_path / "release"))
+    shutil.copy(release / "ledger-south.jsonl", release / "ledger-nobody.jsonl")
+    report = json.loads((release / "privacy_report.json").read_text())
+    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+    failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
+    assert failed == {"clients", "annex"}
+
+
 def test_no_name_of_a_client_leads_out_of_the_folder(together: Path, tmp_path: Path) -> None:
     release = Path(shutil.copytree(together, tmp_path / "place" / "release"))
     (tmp_path / "place" / "ledger-x").mkdir()
