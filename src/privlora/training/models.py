@@ -104,13 +104,18 @@ _ASKED = ("attn_implementation", "device_map", "quantization")
 
 
 def _refuse_offloaded(model: torch.nn.Module) -> None:
-    """Raise ModelError for a model of which a part lies elsewhere between passes."""
+    """Raise ModelError for a model of which a part lies elsewhere between passes, or can have no gradients."""
     away = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
     if away is not None:
         raise ModelError(
             f"parameter {away!r} lies on a disk or in another memory between passes",
             why="adapted layers need their weights on a device all the time",
             fix="use more or larger devices, model.quantization, or a device_map without cpu and disk beside others",
+        )
+    if any(p.is_inference() for p in model.parameters()):
+        raise ModelError(
+            "the model was made inside torch.inference_mode, and has no gradients",
+            fix="load it outside of torch.inference_mode, or give its folder or name",
         )
 
 
