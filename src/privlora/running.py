@@ -19,6 +19,7 @@ from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.data.summary import DataSummary
 from privlora.methods import CHOICES
+from privlora.precision import own_context
 from privlora.profiling.run import profiled, told_peak
 from privlora.rehearsals.choosing import Chosen, choose
 from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice, with_cost
@@ -82,6 +83,7 @@ class Given:
     progress: Progress | None
 
 
+@own_context()
 def train_and_publish(
     settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
 ) -> Result:
@@ -256,6 +258,7 @@ def _as_asked(settings: Settings, tokens: int | Literal["auto"], *, relative: bo
     )
 
 
+@own_context()
 def ask_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
     """Texts of the adapter of the run in synthesis.source, at no further cost. given: model, tokenizer, progress."""
     folder, summary = texts_of_finished_run(settings, fresh=fresh, **given)

@@ -22,6 +22,7 @@ from privlora.config import Settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records, text_of
 from privlora.errors import DataError, ModelError, reason_of
+from privlora.precision import own_context
 from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise
 from privlora.training.models import load_model
@@ -144,6 +145,7 @@ def read_secrets(path: str) -> list[Secret]:
     return secrets
 
 
+@own_context()
 def audit_finished(
     root: str | Path,
     *,

@@ -34,6 +34,7 @@ from privlora.config import Settings, SynthesisSettings, kept_settings
 from privlora.errors import ConfigError, RunError
 from privlora.methods import find_row
 from privlora.names import published_name
+from privlora.precision import own_context
 from privlora.rehearsals.settling import settled
 from privlora.reporting.finished import refuse_another_writer
 from privlora.synthesis.generators import ResumableGenerator, build_generator
@@ -134,6 +135,7 @@ def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
     return trained, Writer(chosen, settings.run.seed)
 
 
+@own_context()
 def audit_texts(
     settings: Settings,
     writer: Writer | None = None,

@@ -515,7 +515,7 @@ def _read_hub(source: str) -> Iterator[Record]:
     name, config, split = hub["name"], hub["config"], hub["split"] or "train"
     try:
         with _without_bars():  # which tell how many records there are, and how fast they are read
-            rows = datasets.load_dataset(name, config, split=split)
+            rows = datasets.load_dataset(name, config, split=split, trust_remote_code=False)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         # Only the kind of error: the message of a failed conversion may quote a record.
         wanted = f"{name}@{config}" if config else name

@@ -224,8 +224,8 @@ def _losses(
 def _losses_of(adapter: Path | None, held_out: dict[str, list[dict[str, str]]]) -> dict[str, float]:
     from peft import PeftModel
 
-    model = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32")
-    tokenizer = AutoTokenizer.from_pretrained(str(model_path()))
+    model = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32", trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(str(model_path()), trust_remote_code=False)
     tuned = model if adapter is None else PeftModel.from_pretrained(model, str(adapter))
     data = _settings(
         Path("unused"), {"private": False, "public_dataset_size": 1, "expected_batch_size": 1, "steps": 1}

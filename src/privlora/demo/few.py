@@ -174,8 +174,8 @@ def _settings(output: Path, method: str, public: Path, sizes: Sizes) -> Settings
 
 def _untouched(held_out: list[dict[str, str]]) -> float:
     """Loss per example of the model before anything was learnt."""
-    model = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32")
-    tokenizer = AutoTokenizer.from_pretrained(str(model_path()))
+    model = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32", trust_remote_code=False)
+    tokenizer = AutoTokenizer.from_pretrained(str(model_path()), trust_remote_code=False)
     data = _settings(Path("unused"), "prism", Path("unused"), Sizes()).data
     return evaluate_next_token(model, tokenise(held_out, data, tokenizer)).loss_per_example
 

@@ -122,8 +122,8 @@ def _leakage(adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
     """Exposure of the canaries' secrets, how many greedy decoding recites, and what it writes for each."""
     from peft import PeftModel
 
-    tokenizer = AutoTokenizer.from_pretrained(str(model_path()))
-    base = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32")
+    tokenizer = AutoTokenizer.from_pretrained(str(model_path()), trust_remote_code=False)
+    base = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32", trust_remote_code=False)
     tuned = base if adapter is None else PeftModel.from_pretrained(base, str(adapter))
     report = measure_exposure(canaries, log_likelihood_scorer(tuned, tokenizer))
     extracted = sum(greedy_extraction(tuned, tokenizer, canaries))
@@ -140,7 +140,7 @@ def _answer(model: Any, tokenizer: Any, prefix: str) -> str:
     """What greedy decoding writes after the prefix: a few words, without a line's end in them."""
     ids = tokenizer(prefix.rstrip(), return_tensors="pt")
     with torch.no_grad():
-        written = model.generate(**ids, max_new_tokens=_WORDS, do_sample=False)[0]
+        written = model.generate(**ids, max_new_tokens=_WORDS, do_sample=False, trust_remote_code=False)[0]
     return " ".join(tokenizer.decode(written[ids.input_ids.shape[1] :], skip_special_tokens=True).split())
 
 

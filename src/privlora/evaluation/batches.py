@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from privlora.data.examples import pad_token
+from privlora.precision import own_context
 
 # Kinds of rotary positions that depend on how long the longest row of a batch is.
 _STRETCHED: Final = ("dynamic", "longrope")
@@ -75,7 +76,7 @@ def evaluating(model: torch.nn.Module) -> Iterator[torch.device]:
     was_training = model.training
     model.eval()
     try:
-        with torch.no_grad():
+        with own_context(), torch.no_grad():
             yield next(model.parameters()).device
     finally:
         model.train(was_training)

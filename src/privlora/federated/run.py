@@ -39,6 +39,7 @@ from privlora.federated.sources import Records, records_of, refuse_missing_sourc
 from privlora.federated.used import refuse_used
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
+from privlora.precision import own_context
 from privlora.reporting import publish
 from privlora.reporting.publication import read_report
 from privlora.reporting.seals import HTML_NAME, is_whole
@@ -181,6 +182,7 @@ def _examples(settings: Settings, tokenizer: Any, evaluation: Records | None) ->
     return None if evaluation is None else tokenise(evaluation, data, tokenizer)
 
 
+@own_context()
 def federate(
     settings: Settings,
     *,
@@ -277,6 +279,7 @@ def _left(
     return Federated(folder.release, history.begun, spent, summary.plan.delta, against)
 
 
+@own_context()
 def serve_run(
     settings: Settings, exchange: Exchange, folder: Path, observer: RoundObserver | None = None
 ) -> Federated:

@@ -34,6 +34,7 @@ from privlora.mechanisms import (
 from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
+from privlora.precision import own_context
 from privlora.randomness import private_generator
 from privlora.training.classifier import refuse_other_rows
 from privlora.training.cycles import Cycles, bands_of, bands_to_come
@@ -166,6 +167,7 @@ class PublicStart:
         return Ballot(build_embedding(settings, model, self._tokenizer, adapter))
 
 
+@own_context()
 def build_parts(
     settings: Settings,
     model: torch.nn.Module,

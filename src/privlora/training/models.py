@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -56,12 +58,14 @@ def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, 
         # Packed as they are read, where they are to lie: weights are never whole in memory.
         options["device_map"] = settings.device_map or {"": device}
     tokenizer = load_tokenizer(settings)
+    _read_config(settings, head)
     try:
         model = _from_files(source | {"dtype": dtype} | options, head)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"cannot load model {settings.name!r}: {reason_of(error)}",
-            fix="".join(f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None)
+        raise _cannot_load(
+            settings,
+            error,
+            "".join(f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None)
             + "give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
     refuse_float16(model)
@@ -71,9 +75,9 @@ def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, 
 
 def _from_files(options: Mapping[str, Any], head: Head | None) -> Any:
     if head is None:
-        return AutoModelForCausalLM.from_pretrained(**options)
+        return AutoModelForCausalLM.from_pretrained(**options, trust_remote_code=False)
     options = {**options, **head.options(), "output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, told = AutoModelForSequenceClassification.from_pretrained(**options)
+    model, told = AutoModelForSequenceClassification.from_pretrained(**options, trust_remote_code=False)
     # A head of another number of classes is as good as none.
     missing = {*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}
     setattr(model, NEW_MODULES, fill_new_weights(model, missing, head.seed))
@@ -100,13 +104,18 @@ _ASKED = ("attn_implementation", "device_map", "quantization")
 
 
 def _refuse_offloaded(model: torch.nn.Module) -> None:
-    """Raise ModelError for a model of which a part lies elsewhere between passes."""
+    """Raise ModelError for a model of which a part lies elsewhere between passes, or can have no gradients."""
     away = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
     if away is not None:
         raise ModelError(
             f"parameter {away!r} lies on a disk or in another memory between passes",
             why="adapted layers need their weights on a device all the time",
             fix="use more or larger devices, model.quantization, or a device_map without cpu and disk beside others",
+        )
+    if any(p.is_inference() for p in model.parameters()):
+        raise ModelError(
+            "the model was made inside torch.inference_mode, and has no gradients",
+            fix="load it outside of torch.inference_mode, or give its folder or name",
         )
 
 
@@ -160,13 +169,15 @@ def load_tokenizer(settings: ModelSettings) -> Any:
     """The base model's tokenizer alone. Raises ModelError in one line."""
     source = model_source(settings)
     try:
-        return AutoTokenizer.from_pretrained(**source)
+        return AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"cannot load model {settings.name!r}, its tokenizer: {in_one_line(str(error)) or reason_of(error)}",
-            fix=near_folder(settings.name)
+        raise _cannot_load(
+            settings,
+            error,
+            near_folder(settings.name)
             + "give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
             "can be reached",
+            ", its tokenizer",
         ) from None
 
 
@@ -185,6 +196,7 @@ def given_or_loaded(
     _refuse_other_loading(settings, model)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    refuse_kernel(getattr(model, "config", None))
     refuse_adapted(model)  # a folder with an adapter is loaded with it
     refuse_float16(model)
     _refuse_offloaded(model)
@@ -238,22 +250,57 @@ def load_skeleton(settings: ModelSettings, attention: str | None = None, head: H
 
     Raises ModelError in one line; with ``attention`` also for one that is not installed or not made for the model.
     """
-    source = model_source(settings)
+    config = _read_config(settings, head)
+    auto = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
     try:
-        config = AutoConfig.from_pretrained(**source, **({} if head is None else head.options()))
-        auto = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
         with torch.device("meta"):
-            return auto.from_config(config, attn_implementation=attention)
+            return auto.from_config(config, attn_implementation=attention, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         if attention is not None:
             raise ModelError(
                 f"model {settings.name!r} cannot have attn_implementation={attention} here: {reason_of(error)}",
                 fix="set model.attn_implementation to sdpa or eager, or install what it needs",
             ) from None
+        raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
+
+
+def _read_config(settings: ModelSettings, head: Head | None) -> Any:
+    """The model's configuration. Raises ModelError for one that cannot be read, or whose attention is fetched code."""
+    options = model_source(settings) | ({} if head is None else head.options())
+    try:
+        config = AutoConfig.from_pretrained(**options, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
+    refuse_kernel(config)
+    return config
+
+
+def refuse_kernel(config: Any) -> None:
+    """Raise ModelError for a configuration with attention from a repository of kernels, in any of its parts."""
+    if "/" in str(getattr(config, "_attn_implementation", None)):
         raise ModelError(
-            f"cannot read the configuration of model {settings.name!r}: {reason_of(error)}",
-            fix="check its config.json",
-        ) from None
+            "the model's attention is code of a hub repository, as its attn_implementation says",
+            why="it would see the private records",
+            fix="take attn_implementation out of its config.json, or load it with sdpa or eager",
+        )
+    for part in getattr(config, "sub_configs", ()):
+        refuse_kernel(getattr(config, part, None))
+
+
+def _cannot_load(settings: ModelSettings, error: Exception, fix: str, part: str = "") -> ModelError:
+    """The error for what a loader raised; for a model that needs code of its own files, which never runs, that."""
+    folder, told = Path(settings.name).expanduser(), in_one_line(str(error)) or reason_of(error)
+    for file in ("config.json", "tokenizer_config.json") if isinstance(error, ValueError) else ():
+        place = folder / file
+        if not folder.is_dir():
+            place = Path(str(try_to_load_from_cache(settings.name, file, revision=settings.revision)))
+        if place.is_file() and b'"auto_map"' in place.read_bytes():
+            told, part = (
+                f"it cannot do without the code that its {file} names as auto_map, which is never run",
+                "",
+            )
+            fix = "take a model that transformers knows by itself: code of a model's files would see private records"
+    return ModelError(f"cannot load model {settings.name!r}{part}: {told}", fix=fix)
 
 
 # What transformers sets on modules when checkpointing is switched on, and cannot all take back itself.
