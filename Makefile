@@ -1,9 +1,9 @@
-# make demo | make test-quick | make test | make test-long | make check | make mutants | make matrix | make dist | make docs: each creates the environment it needs in .venv first.
+# make demo | make test-quick | make test | make test-base | make test-long | make check | make mutants | make matrix | make dist | make docs: each creates the environment it needs first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-long test-quick check matrix dist mutants mutants-sample docs clean
+.PHONY: demo test test-base test-long test-quick check matrix dist mutants mutants-sample docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -16,14 +16,28 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
 	touch $@
 
+# The base installation alone in its newest versions, as `pip install .` makes it, and what runs tests.
+BASE := .venv-base
+$(BASE)/.installed: pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(BASE)
+	$(BASE)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --constraint constraints.txt . \
+		pytest pytest-timeout pytest-xdist
+	touch $@
+
 demo: $(VENV)/.installed
 	$(BIN)/privlora demo
 
 # All tests but those that are marked long; test-long runs these, and pytest without -m both.
 PYTEST := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadscope --no-loadscope-reorder
 
-test: $(VENV)/.installed-dev
+test: $(VENV)/.installed-dev test-base
 	$(PYTEST) -m "not long"
+
+# What users type and read first, as a fresh installation has it; what needs an extra is skipped.
+test-base: $(BASE)/.installed
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(BASE)/bin/python -m pytest -n 2 --dist loadscope -m "not long" -rs \
+		tests/cli tests/starting tests/training/test_stopping.py tests/test_consoles.py tests/test_bad_inputs.py \
+		tests/test_docs.py tests/test_site.py
 
 test-long: $(VENV)/.installed-dev
 	$(PYTEST) -m long
@@ -58,4 +72,4 @@ docs: $(VENV)/.installed-dev
 	@echo site/index.html
 
 clean:
-	rm -rf $(VENV) build dist site .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) $(BASE) build dist site .pytest_cache .mypy_cache .ruff_cache

@@ -45,6 +45,7 @@ DATA = (
     "demo/model/tokenizer.json",
     "reporting/templates/report.html.j2",
     "version.py",
+    "py.typed",
 )
 IN_SDIST = (
     "tests/conftest.py",

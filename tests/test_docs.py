@@ -19,7 +19,6 @@ from privlora.cli import main
 from privlora.cli.memory import estimate_memory
 from privlora.config import load_settings, settings_from
 from privlora.demo import model_path, private_records
-from privlora.federated.run import federate
 from privlora.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
@@ -158,6 +157,7 @@ def test_texts_are_made_and_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.long
 def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("cryptography", reason="of the extra federated")
     monkeypatch.chdir(tmp_path)
     (text,) = blocks("docs/federated.md", "yaml")
     Path("clinics.yaml").write_text(text, encoding="utf-8")
@@ -166,7 +166,7 @@ def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         Path(f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     small = [f"model.name={model_path()}", "federation.rounds=2", "privacy.expected_batch_size=24"]
     settings = load_settings("clinics.yaml", [*small, "privacy.public_dataset_size=120"])
-    result = federate(settings)
+    result = privlora.federate(settings)
     assert result.epsilon is not None
     assert 0 < result.epsilon <= 3
     assert sorted(path.name for path in result.release.glob("ledger-*")) == [

@@ -5,10 +5,11 @@ Nothing is wrapped or recoloured, so that paths and numbers can be copied and pi
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import sys
 from collections.abc import Iterator
-from typing import Final
+from typing import Any, Final
 
 from rich.console import Console
 
@@ -21,14 +22,62 @@ def is_wanted(asked: bool | None) -> bool:
     return os.environ.get(VARIABLE, "1") != "0" if asked is None else asked
 
 
+class _Unbroken:
+    """A stream that goes nowhere once nobody reads it: its pipe is broken, or its terminal gone."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = open(os.devnull, "w") if stream is None else stream  # noqa: SIM115 - as long as the process
+
+    def write(self, text: str) -> int:
+        with self._going_nowhere():
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with self._going_nowhere():
+            self._stream.flush()
+
+    @contextlib.contextmanager
+    def _going_nowhere(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if error.errno not in (errno.EPIPE, errno.EIO):
+                raise
+            nowhere = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(nowhere, self._stream.fileno())  # also what is in buffers, and what libraries write
+            os.close(nowhere)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+
+def _unbroken(stream: Any) -> Any:
+    return stream if isinstance(stream, _Unbroken) else _Unbroken(stream)
+
+
+@contextlib.contextmanager
+def unbroken() -> Iterator[None]:
+    """Inside, output that nobody reads any more goes nowhere, and stops nothing."""
+    with (
+        contextlib.redirect_stdout(_unbroken(sys.stdout)),
+        contextlib.redirect_stderr(_unbroken(sys.stderr)),
+    ):
+        try:
+            yield
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+
 def out() -> Console:
     """For results, on stdout as it now is."""
-    return Console(file=sys.stdout, highlight=False, markup=False, soft_wrap=True)
+    return Console(file=_unbroken(sys.stdout), highlight=False, markup=False, soft_wrap=True)
 
 
 def err() -> Console:
     """For progress, on stderr as it now is."""
-    return Console(file=sys.stderr, highlight=False, markup=False, soft_wrap=True)
+    return Console(file=_unbroken(sys.stderr), highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -12,36 +12,15 @@ from logging import getLogger
 from pathlib import Path
 
 import pytest
-from cli_cases import CHECKING, call
+from cli_cases import CHECKING, call, check
 
 import privlora
 from privlora.cli import main
 from privlora.cli.commands import app_of
 from privlora.demo import model_path
 
-COMMANDS = [
-    "demo",
-    "init",
-    "train",
-    "synthesize",
-    "federate",
-    "resume",
-    "plan",
-    "recommend",
-    "evaluate",
-    "compare",
-    "diagnose",
-    "audit",
-    "export",
-    "push",
-    "report",
-    "annex",
-    "verify",
-    "calibrate",
-    "budget",
-    "methods",
-    "settings",
-]
+COMMANDS = [command.callback.__name__ for command in app_of().registered_commands if command.callback]
+BY_THEMSELVES = {"demo", "diagnose", "methods", "settings"}
 
 
 def isolated(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
@@ -58,21 +37,43 @@ def isolated(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_every_command_has_help_and_json(capsys: pytest.CaptureFixture[str]) -> None:
-    assert [
-        command.callback.__name__ for command in app_of().registered_commands if command.callback
-    ] == COMMANDS
+@pytest.mark.parametrize("columns", ["60", "120"])
+def test_every_command_has_help_and_json(
+    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", columns)
+    assert len(COMMANDS) == 21
     for name in COMMANDS:
         shown = call(capsys, name, "--help")
         assert shown.code == 0
+        assert f"Usage: privlora {name} " in shown.out
         assert "--json" in shown.out
         assert "\\[" not in shown.out
+        assert max(map(len, shown.out.splitlines())) <= int(columns)
 
 
-def test_without_a_command_help_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_without_arguments_or_with_wrong_ones_is_refused_in_a_line(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "60")
+    for name in COMMANDS:
+        wrong = [["--no-such-option"], ["a", "b", "c", "--no-such-option=3"]]
+        for argv in ([[]] if name not in BY_THEMSELVES else []) + wrong:
+            shown = call(capsys, name, *argv)
+            check(shown)
+            first, *more = shown.err.splitlines()
+            assert first.startswith("error: "), (name, argv)
+            assert all(line.startswith("  - ") for line in more), shown.err
+
+
+def test_without_a_command_help_is_shown(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
     shown = call(capsys)
     assert shown.code == 0
-    assert all(name in shown.out for name in COMMANDS)
+    assert all(f" {name} " in shown.out for name in COMMANDS)
+    assert "…" not in shown.out
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -153,7 +154,7 @@ def test_a_wrong_folder_is_told_before_anything_slow_is_imported(tmp_path: Path)
         f"import os, sys\nfrom privlora.cli import main\nos.chdir({str(tmp_path)!r})\n"
         f"codes = [main(argv) for argv in {lines[:-2]!r}]\n"
         "heavy = {'torch', 'transformers', 'peft', 'dp_accounting', 'scipy', 'matplotlib'}\n"
-        "early = {'pydantic', 'numpy'} & set(sys.modules)\n"
+        "early = {'numpy'} & set(sys.modules)\n"
         f"codes += [main(argv) for argv in {lines[-2:]!r}]\n"
         "print(codes, early, heavy & set(sys.modules))"
     )
@@ -183,7 +184,7 @@ def test_what_takes_long_says_so_before_it_imports(tmp_path: Path, finished: Pat
     heavy = {"torch", "transformers", "peft", "datasets", "dp_accounting", "scipy", "matplotlib"}
     run = str(finished / "run")
     for argv in (["verify", run], ["annex", run], ["export", run, f"{tmp_path}/out", "--merge"]):
-        assert _there_at_the_first_line(argv, tmp_path) & (heavy | {"pydantic", "numpy"}) == set()
+        assert _there_at_the_first_line(argv, tmp_path) & (heavy | {"numpy"}) == set()
     assert _there_at_the_first_line(["diagnose"], tmp_path) & heavy == set()
 
 
@@ -245,11 +246,9 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert captured.err.count("\n") == 1
 
 
-def test_a_mistyped_command_is_hinted_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    for typed, hint in (("trian", "Did you mean 'train'?"), ("trane", "Did you mean 'train', 'annex'?")):
-        assert main([typed]) == 2
-        shown = capsys.readouterr().err
-        assert shown.count("Did you mean") == shown.count(hint) == 1
+def test_a_mistyped_command_is_hinted_at(capsys: pytest.CaptureFixture[str]) -> None:
+    for typed in ("trian", "trane", "Train"):
+        check(call(capsys, typed), f"there is no command '{typed}'. Fix: did you mean 'train'?")
 
 
 def test_what_others_call_a_command_is_answered_by_its_name(capsys: pytest.CaptureFixture[str]) -> None:
@@ -262,7 +261,7 @@ def test_what_others_call_a_command_is_answered_by_its_name(capsys: pytest.Captu
         assert main([typed, "x"]) == 2
         assert (
             capsys.readouterr().err
-            == f"error: there is no command {typed}. Fix: it is `privlora {ours}` here\n"
+            == f"error: there is no command '{typed}'. Fix: it is `privlora {ours}` here\n"
         )
     assert main(["train", "--config", "a.yaml"]) == 2
     assert "the file of settings stands by itself" in capsys.readouterr().err
@@ -291,7 +290,7 @@ def test_what_a_table_does_not_need_is_not_imported(words: list[str], left_out: 
 
 def test_the_short_word_for_help(capsys: pytest.CaptureFixture[str]) -> None:
     assert call(capsys, "-h").out == call(capsys, "--help").out
-    assert call(capsys, "train", "-h").out.startswith("Usage: ")
+    assert call(capsys, "train", "-h").out.strip().startswith("Usage: ")
 
 
 def test_a_kernel_that_nothing_uses_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -73,6 +73,7 @@ def test_a_quantile_is_in_the_same_epsilon(config: Path, capsys: pytest.CaptureF
 
 
 def test_other_accountants_on_request(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pytest.importorskip("prv_accountant", reason="of the extra prv")
     cost = call(capsys, "plan", config, "--cross-check", "--json").json["cost"]
     assert cost["cross_check"]["rdp"]["epsilon"] > cost["epsilon"]
     assert cost["cross_check"]["prv"]["epsilon"] == pytest.approx(cost["epsilon"], abs=0.02)
@@ -252,6 +253,8 @@ def test_what_training_refuses_on_this_machine_is_told_and_the_plan_goes_on(
     name: str, config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     override, words = MISSING[name]
+    if "quantization" in override:
+        pytest.importorskip("bitsandbytes", reason="of the extra quant")
     given = [override, *(["model.fully_shard=true"] if name in SPREAD else ["model.device=cpu"])]
     if "device=" in override:
         given = [override]

@@ -976,10 +976,11 @@ def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 OPTIONS = {
-    "--steps 3": "write privacy.steps=3",
-    "--learning_rate 1e-4": "write method.learning_rate=1e-4",
-    "--learning-rate=1e-4": "write method.learning_rate=1e-4",
-    "--privacy.steps 3": "write privacy.steps=3",
+    "--steps 3": "settings have no dashes: group.name=value; it belongs elsewhere: write privacy.steps",
+    "--learning_rate 1e-4": "write method.learning_rate",
+    "--learning-rate=1e-4": "write method.learning_rate",
+    "--privacy.steps 3": "write privacy.steps",
+    "--privacy.stepz 3": "write privacy.steps",
     "--max_grad_norm 1": "privacy.clip_norm",
     "--num_train_epochs 3": "privacy.steps",
     "--packing": "several people's records",
@@ -993,27 +994,25 @@ def test_settings_as_options(option: str, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_all_settings_as_options_are_told_at_once(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (["--epochs", 3, "--lr=2e-4", "--json"], ["--nothing", 3, "--lr", "2e-4", "--steps", 3]):
-        outcome = call(capsys, "train", "run.yaml", *argv)
-        words = ["'--epochs'"] if "--epochs" in argv else ["--nothing", "write privacy.steps=3"]
-        check(outcome, f"error: {len(words) + 1} mistakes:", "method.learning_rate", *words)
-        assert "--json" not in outcome.err
+    outcome = call(capsys, "train", "run.yaml", "--epochs", 3, "--lr=2e-4", "--json")
+    check(outcome, "error: 2 mistakes:", "method.learning_rate", "'--epochs'")
+    assert "--json" not in outcome.err
 
 
-def test_a_number_out_of_range_says_which_would_do(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv, words in {
-        ("audit", "run.yaml", "--shadows", "10"): "give a whole number, 20 or more",
-        ("recommend", "run.yaml", "--minutes", "0"): "give a number, 0.01 or more",
-        ("recommend", "run.yaml", "--minutes", "x"): "give a number, 0.01 or more",
-        ("audit", "run.yaml", "--confidence", "2"): "give a number, 0.5 to 0.999",
-        ("audit", "run.yaml", "--attacker", "nobody"): "'nobody' is not one of 'server', 'client'",
-    }.items():
-        check(call(capsys, *argv), "Invalid value for", words)
+def test_a_number_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    for argv in (
+        ("audit", "run.yaml", "--shadows", "10"),
+        ("recommend", "run.yaml", "--minutes", "0"),
+        ("recommend", "run.yaml", "--minutes", "x"),
+        ("audit", "run.yaml", "--confidence", "2"),
+        ("audit", "run.yaml", "--attacker", "nobody"),
+    ):
+        check(call(capsys, *argv), f"Invalid value for '{argv[2]}'", f"see `privlora {argv[0]} --help`")
 
 
 def test_a_record_in_the_place_of_an_option_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = call(capsys, "train", "run.yaml", "--steps", SECRET)
-    check(outcome, "write privacy.steps=VALUE")
+    check(outcome, "write privacy.steps")
     assert SECRET not in outcome.err
 
 

@@ -6,6 +6,8 @@ import json
 import os
 import shutil
 import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +24,7 @@ from cli_cases import (
     write_records,
 )
 
+import privlora
 from privlora.accounting import read_ledger
 from privlora.config import load_settings, settings_from
 from privlora.rounding import rounded_up
@@ -144,13 +147,13 @@ def test_what_is_not_private_says_so(
     assert "epsilon" not in again.json
 
 
-def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = signal.SIGINT) -> None:
     shown = RichObserver.on_step
 
     def on_step(self: RichObserver, report: StepReport) -> None:
         shown(self, report)
         if report.step == step:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), number)
 
     monkeypatch.setattr(RichObserver, "on_step", on_step)
 
@@ -193,6 +196,41 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     assert "step 3/5" in resumed.err
     assert "step 2/5" not in resumed.err
     assert resumed.json["epsilon"] == ledger.epsilon()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
+def test_other_signals_save_as_ctrl_c_does(
+    number: signal.Signals,
+    model: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    _interrupt_at(2, monkeypatch, number)
+    stopped = call(capsys, "train", write_config(folder, run_settings(model, folder)))
+    assert stopped.code == 128 + number
+    assert stopped.err.splitlines()[-1].startswith("interrupted: after step 2, which is saved")
+    assert (folder / "run/private/checkpoint.safetensors").exists()
+
+
+@pytest.mark.parametrize("closed", ["broken", "never there"])
+def test_a_run_that_nobody_reads_goes_on_to_its_end(closed: str, model: Path, folder: Path) -> None:
+    """In a process of its own; it writes into a pipe without a reader, or has neither stdout nor stderr."""
+    config = write_config(folder, run_settings(model, folder))
+    line = [sys.executable, "-m", "privlora", "train", str(config)]
+    environment = {**os.environ, "PYTHONPATH": str(Path(privlora.__file__).parents[1])}
+    reader, writer = os.pipe()
+    os.close(reader)
+    shut = (lambda: os.closerange(1, 3)) if closed == "never there" else None
+    ended = subprocess.run(
+        line, stdout=writer, stderr=writer, preexec_fn=shut, env=environment, check=False, timeout=300
+    )
+    os.close(writer)
+    assert ended.returncode == 0
+    assert is_over(RunFolder(folder / "run"))
+    assert (folder / "run/release/report.html").exists()
+    for line_of in (folder / "run/release/ledger.jsonl").read_text().splitlines():
+        json.loads(line_of)
 
 
 def test_an_interruption_before_the_start_leaves_nothing(

@@ -13,10 +13,11 @@ import time
 import pytest
 from rich.console import Console
 
-from privlora.training.loop import StepReport, stop_on_signal
+from privlora.training.loop import StepReport
 from privlora.training.progress import RichObserver
+from privlora.training.stopping import exit_code, interrupting, stop_on_signal
 
-WORDS = "stopping and saving, after this step or in it while it works on public texts. A second Ctrl-C stops at once"
+WORDS = "stopping after this step, and saving. A second Ctrl-C stops at once"
 
 
 def said(log: pytest.LogCaptureFixture) -> list[str]:
@@ -27,7 +28,7 @@ def said(log: pytest.LogCaptureFixture) -> list[str]:
     return log.messages
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["ctrl-c", "terminate"])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
 def test_the_first_signal_is_answered_before_the_step_ends(
     number: signal.Signals, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -37,7 +38,7 @@ def test_the_first_signal_is_answered_before_the_step_ends(
         (told,) = said(caplog)
         assert stop.is_set()
         assert told.startswith(WORDS)
-        assert told.endswith("what is charged by then and not saved stays charged, and is lost")
+        assert told.endswith("a step that is charged by then and not saved stays charged, and is lost")
     assert len(caplog.messages) == 1
 
 
@@ -58,11 +59,44 @@ def test_the_second_ctrl_c_stops_at_once(caplog: pytest.LogCaptureFixture) -> No
     assert threading.active_count() == threads
 
 
+def test_a_line_that_is_gone_stops_once_however_often_it_is_told(caplog: pytest.LogCaptureFixture) -> None:
+    """Shell and system both send SIGHUP."""
+    handler = signal.getsignal(signal.SIGHUP)
+    with stop_on_signal() as stop:
+        os.kill(os.getpid(), signal.SIGHUP)
+        os.kill(os.getpid(), signal.SIGHUP)
+        assert stop.is_set()
+    assert signal.getsignal(signal.SIGHUP) is handler
+    assert len(caplog.messages) == 1
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    handler = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with interrupting(), stop_on_signal() as stop:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert not stop.is_set()
+    finally:
+        signal.signal(signal.SIGHUP, handler)
+
+
+def test_signals_interrupt_a_command_wherever_it_is() -> None:
+    @interrupting()
+    def work(number: int) -> None:
+        os.kill(os.getpid(), number)
+        time.sleep(1)
+
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        with pytest.raises(KeyboardInterrupt):
+            work(number)
+        assert exit_code() == 128 + number
+
+
 def test_the_line_stands_above_a_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
     """As on a terminal without handlers of its own, where warnings go to stderr."""
     screen = io.StringIO()
     console = Console(file=screen, force_terminal=True, width=60, soft_wrap=True, highlight=False)
-    log = logging.getLogger("privlora.training.loop")
+    log = logging.getLogger("privlora.training.stopping")
     assert logging.lastResort is not None
     monkeypatch.setattr(log, "handlers", [logging.lastResort])
     with RichObserver(console, None) as observer:

@@ -1,20 +1,33 @@
-"""The command line; an interruption is exit code 130, also while the commands are being imported."""
+"""The command line. An interruption is exit code 128 and the signal's number, also while commands are imported; output
+that nobody reads stops nothing."""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+
+from privlora.training.stopping import exit_code, interrupting
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command and return the exit code. ``argv``: without the program's name; None: the process's."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:  # closed, so the next file would take its place, and what is printed would go there
+            os.open(os.devnull, os.O_RDWR)
     try:
-        from privlora.cli.commands import run
+        with interrupting():
+            from privlora.consoles import unbroken
 
-        code = run(argv)
+            with unbroken():
+                from privlora.cli.commands import run
+
+                code = run(argv)
     except KeyboardInterrupt:
         print("interrupted: nothing was started or changed", file=sys.stderr)
-        code = 130
+        code = exit_code()
     if code == 130:
         # One that passed through exec or eval of a text (as of any dataclass) would make CPython end by the signal,
         # although it was caught; the next text makes it forget.

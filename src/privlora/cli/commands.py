@@ -11,57 +11,55 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from itertools import pairwise
+from inspect import signature
 from typing import Annotated, Any, Final
 
 import typer
-from typer.core import TyperCommand
 
 from privlora.cli.processes import refuse_alone
 from privlora.cli.stops import Stopped
-from privlora.errors import PrivloraError, in_one, named, typed
+from privlora.errors import ConfigError, PrivloraError, in_one, named, nearest, typed
+from privlora.training.stopping import exit_code
 from privlora.version import __version__
-
-# The base of all usage errors, wherever this typer keeps its click.
-_UsageError: type[Exception] = typer.BadParameter.__bases__[0]
-
 
 _WITH_OVERRIDES = ("train", "plan", "recommend", "federate", "synthesize", "diagnose", "audit")
 
 
-class _Command(TyperCommand):
-    """Of typer, whose help of arguments and options is escaped for markup that is switched off here."""
+_CONTEXT = {"help_option_names": ["-h", "--help"]}
 
-    def get_help(self, ctx: Any) -> str:
-        return super().get_help(ctx).replace("\\[", "[")
-
-
-_WIDE = {"help_option_names": ["-h", "--help"], "max_content_width": 120}
-
-_ROOMS: Final[Mapping[str, str]] = {
-    "demo": "information",
-    "init": "starting",
-    "train": "training",
-    "synthesize": "synthesizing",
-    "federate": "federating",
-    "resume": "resuming",
-    "plan": "planning",
-    "recommend": "recommending",
-    "evaluate": "evaluation",
-    "compare": "comparing",
-    "diagnose": "diagnosing",
-    "audit": "auditing",
-    "export": "models",
-    "push": "pushing",
-    "report": "information",
-    "annex": "filing",
-    "verify": "filing",
-    "calibrate": "accounting",
-    "budget": "accounting",
-    "methods": "information",
-    "settings": "settings_list",
+_PANELS: Final[Mapping[str, Mapping[str, str]]] = {
+    "Train": {
+        "init": "starting",
+        "plan": "planning",
+        "train": "training",
+        "resume": "resuming",
+        "recommend": "recommending",
+        "synthesize": "synthesizing",
+        "federate": "federating",
+        "demo": "information",
+    },
+    "Measure": {
+        "evaluate": "evaluation",
+        "compare": "comparing",
+        "diagnose": "diagnosing",
+        "audit": "auditing",
+    },
+    "Publish": {
+        "export": "models",
+        "report": "information",
+        "annex": "filing",
+        "verify": "filing",
+        "push": "pushing",
+    },
+    "Look up": {
+        "settings": "settings_list",
+        "methods": "information",
+        "calibrate": "accounting",
+        "budget": "accounting",
+    },
 }
-"""Command -> where it is, in the order of the help."""
+"""Panel of the help -> command -> where it is."""
+_ROOMS: Final = {name: room for panel in _PANELS.values() for name, room in panel.items()}
 
 _CALLED: Final[Mapping[str, str]] = {
     **dict.fromkeys(("finetune", "fine-tune", "fine_tune", "sft", "fit", "run", "start"), "train"),
@@ -82,17 +80,17 @@ _CALLED: Final[Mapping[str, str]] = {
 
 
 def app_of(*names: str) -> typer.Typer:
-    """The command line with these commands alone, in their order; with all of them where none is named."""
+    """The command line with these commands alone; with all of them where none is named."""
     app = typer.Typer(
         name="privlora",
         help="Fine-tune language models on private text with low-rank adapters under differential privacy.",
-        context_settings=_WIDE,
+        context_settings=_CONTEXT,
         pretty_exceptions_enable=False,
-        rich_markup_mode=None,
     )
-    for name in names or _ROOMS:
-        command = getattr(import_module(f"privlora.cli.{_ROOMS[name]}"), name)
-        app.command(cls=_Command, context_settings=_WIDE)(command)
+    for panel, rooms in _PANELS.items():
+        for name in [name for name in rooms if name in (names or rooms)]:
+            command = getattr(import_module(f"privlora.cli.{rooms[name]}"), name)
+            app.command(rich_help_panel=panel, context_settings=_CONTEXT)(command)
     app.callback(invoke_without_command=True)(_start)
     return app
 
@@ -118,15 +116,16 @@ def _start(
 def run(argv: Sequence[str] | None) -> int:
     """As `privlora.cli.main`; raises KeyboardInterrupt where nothing was started or changed."""
     given = sys.argv[1:] if argv is None else list(argv)
-    if given and given[0] in _CALLED:
-        return _stop(
-            "error", [f"there is no command {given[0]}. Fix: it is `privlora {_CALLED[given[0]]}` here"], 2
-        )
+    command = next(iter(given), "-")
+    if command not in _ROOMS and not command.startswith("-"):
+        meant = _CALLED.get(command)
+        fix = f"it is `privlora {meant}` here" if meant else nearest(command, _ROOMS)
+        return _stop("error", ConfigError(f"there is no command {named(command)}", fix=fix).lines(), 2)
     try:
         # A command by itself: what the others import takes longer than many a refusal.
         with typed(word for each in given for word in (each, each.partition("=")[2]) if word):
-            code = app_of(*[name for name in given[:1] if name in _ROOMS])(
-                args=argv, prog_name="privlora", standalone_mode=False
+            code = app_of(*[command] if command in _ROOMS else [])(
+                args=given, prog_name="privlora", standalone_mode=False
             )
     except PrivloraError as error:
         # Whoever stopped first says why, and the first process speaks for all.
@@ -135,133 +134,58 @@ def run(argv: Sequence[str] | None) -> int:
         return (
             2 if isinstance(error, RankStopped) and not first_process() else _stop("error", error.lines(), 2)
         )
-    except _UsageError as error:
-        # Some typers hint twice, of several commands in two ways.
-        twice = r"( Did you mean [^?]*\?)(\1| \(Did you mean one of: [^)]*\))"
-        usage = re.sub(twice, r"\1", getattr(error, "format_message", error.__str__)())
-        context = getattr(error, "ctx", None)
-        command = context.command_path if context is not None else "privlora"
-        meant = (
-            _as_overrides(error, usage, command, given)
-            or _of_a_run(command, given)
-            or _missing(error, command)
-        )
-        meant = meant or _out_of_range(error, usage)
-        if meant is not None:
-            return _stop("error", meant.lines(), 2)
-        ending = "" if usage.endswith((".", "?")) else "."
-        return _stop("error", [f"{usage}{ending} Fix: see `{command} --help`"], 2)
     except Stopped as stopped:
         from privlora.training.ranks import first_process
 
-        return _stop("interrupted", [str(stopped)], 130) if first_process() else 130
+        return _stop("interrupted", [str(stopped)], exit_code()) if first_process() else exit_code()
     except typer.Abort:
         raise KeyboardInterrupt from None
-    if code == 130:  # newer versions of typer turn ctrl-C into this code
+    except Exception as error:
+        # Usage errors: their class is public in no typer, their method in all.
+        if not hasattr(error, "format_message"):
+            raise
+        return _stop("error", _misused(error, command, given).lines(), 2)
+    if code == 130:  # typer turns ctrl-C into this code
         raise KeyboardInterrupt
     return code if isinstance(code, int) else 0
 
 
-def _as_overrides(error: Exception, usage: str, command: str, argv: Sequence[str]) -> PrivloraError | None:
-    """What is wrong and how to mend it, where settings are written as options, each of them; None where that is not
-    it."""
-    context: Any = getattr(error, "ctx", None)
-    option = getattr(error, "option_name", None)
-    if not isinstance(option, str) or command.rpartition(" ")[2] not in _WITH_OVERRIDES or context is None:
-        return None
-    own = {name for each in context.command.params for name in each.opts}
-    given = [option, *(each.partition("=")[0] for each in argv if _OPTION.match(each))]
-    told = {name: _as_override(name, argv) for name in dict.fromkeys(given) if name not in own}
-    if not any(told.values()):
-        return None
-    see = f"see `{command} --help`"
-    return in_one(
-        [
-            mended or PrivloraError(usage if name == option else _no_option(name), fix=see)
-            for name, mended in told.items()
-        ]
-    )
+def _misused(error: Any, command: str, argv: Sequence[str]) -> PrivloraError:
+    """What is wrong with the words of a command, and how to mend it."""
+    if command == "resume" and (places := [found[1] for each in argv if (found := _SETTING.match(each))]):
+        return ConfigError(
+            f"{named(places[0], longest=80)} is given, and settings of a run cannot change",
+            fix="resume with the folder alone; other settings take a new run with another run.output",
+        )
+    words = ["privlora", command] if command in _ROOMS else ["privlora"]
+    said = ConfigError(error.format_message(), fix=f"see `{' '.join(words)} --help`")
+    if command not in _WITH_OVERRIDES or getattr(error, "option_name", None) is None:
+        return said
+    own = signature(getattr(import_module(f"privlora.cli.{_ROOMS[command]}"), command)).parameters.keys() - {
+        "config"
+    }
+    options = dict.fromkeys(each.partition("=")[0] for each in argv if each.startswith("--"))
+    told = [_as_override(each) for each in options if each.strip("-").replace("-", "_") not in own]
+    return in_one([mended for mended in told if mended] or [said])
 
 
-_OPTION: Final = re.compile(r"--[A-Za-z]")
+_SETTING: Final = re.compile(r"([a-z_]+(?:\.[a-z_.0-9]+)?)=")
 
 
-def _no_option(name: str) -> str:
-    return f"there is no option {named(name)}"
-
-
-def _as_override(option: str, argv: Sequence[str]) -> PrivloraError | None:
-    """The same of one option."""
+def _as_override(option: str) -> PrivloraError | None:
+    """What is wrong with a setting that is written as an option; None for what is called so nowhere."""
     from privlora.config.nearby import slip, whereabouts
 
-    name = option.lstrip("-")
+    name = option.strip("-")
     if name in ("config", "config-file", "config_file", "yaml"):
-        return PrivloraError(
-            _no_option(option), fix="the file of settings stands by itself, without an option"
-        )
-    where = whereabouts(name)
-    if where is None and "." in name and (meant := slip(name)) is not None:
-        where = f"write {meant}"
-    if where is None:
-        return None
-    value = next((each.partition("=")[2] for each in argv if each.startswith(f"{option}=")), None)
-    if value is None:
-        value = next((after for each, after in pairwise(argv) if each == option), "VALUE")
-    shown = value if named(value) == repr(value) else "VALUE"
-    mended = re.fullmatch(r"(?:it belongs elsewhere: )?write ([a-z_.0-9]+)(?:=…)?(;.*)?", where)
-    if mended is None:
-        return PrivloraError(_no_option(option), fix=f"settings are written as group.name=value; {where}")
-    return PrivloraError(
-        _no_option(option), fix=f"settings have no dashes: write {mended[1]}={shown}{mended[2] or ''}"
-    )
-
-
-def _out_of_range(error: Exception, usage: str) -> PrivloraError | None:
-    """What is wrong and how to mend it, where an option takes numbers of a range; None where that is not it."""
-    param: Any = getattr(error, "param", None)
-    least, most = (getattr(getattr(param, "type", None), name, None) for name in ("min", "max"))
-    if type(error).__name__ != "BadParameter" or (least is None and most is None):
-        return None
-    kind = "a whole number" if isinstance(least if most is None else most, int) else "a number"
-    if least is None or most is None:
-        words = f"at most {most:g}" if least is None else f"{least:g} or more"
+        fix = "the file of settings stands by itself, without an option"
+    elif (where := whereabouts(name)) is not None:
+        fix = f"settings have no dashes: group.name=value; {where}"
+    elif "." in name and (meant := slip(name)) is not None:
+        fix = f"settings have no dashes: write {meant}=…"
     else:
-        words = f"{least:g} to {most:g}"
-    return PrivloraError(usage, fix=f"give {kind}, {words}")
-
-
-def _of_a_run(command: str, argv: Sequence[str]) -> PrivloraError | None:
-    """What is wrong and how to mend it, where resume is given a setting; None where that is not it."""
-    setting = re.compile(r"([a-z_]+(?:\.[a-z_.0-9]+)?)=")
-    places = [found[1] for each in argv for found in [setting.match(each)] if found]
-    if command.rpartition(" ")[2] != "resume" or not places:
         return None
-    return PrivloraError(
-        f"{named(places[0], longest=80)} is given, and settings of a run cannot change: its plan and its ledger were "
-        "made with them",
-        fix="resume with the folder alone; other settings take a new run, `privlora train CONFIG group.name=value` "
-        "with another run.output",
-    )
-
-
-def _missing(error: Exception, command: str) -> PrivloraError | None:
-    """What is wrong and how to mend it, where arguments are missing; None where that is not it."""
-    missing: Any = getattr(error, "param", None)
-    context: Any = getattr(error, "ctx", None)
-    if (
-        type(error).__name__ != "MissingParameter"
-        or getattr(missing, "help", None) is None
-        or context is None
-    ):
-        return None
-    needed = [each for each in context.command.params if each.param_type_name == "argument" and each.required]
-    if missing not in needed:
-        return None
-    name = missing.make_metavar(context).strip("[].")
-    usage = " ".join([command, *(each.make_metavar(context) for each in needed)])
-    return PrivloraError(
-        f"{name} is missing: {missing.help.rstrip('.')}", fix=f"write `{usage}`; `{command} --help` says more"
-    )
+    return ConfigError(f"there is no option {named(option)}", fix=fix)
 
 
 def _stop(kind: str, lines: Sequence[str], code: int) -> int:

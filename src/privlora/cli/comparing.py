@@ -41,7 +41,7 @@ def compare(
         Path, typer.Argument(metavar="STUDY", help="YAML file of the study.", show_default=False)
     ],
     output: Annotated[
-        Path | None, typer.Option("--output", help="Folder; studies/<name of the file> unless given.")
+        Path | None, typer.Option("--output", "-o", help="Folder; studies/<name of the file> unless given.")
     ] = None,
     workers: Annotated[int, typer.Option("--workers", min=1, help="Runs at the same time.")] = 1,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each worker.")] = 1,

@@ -30,7 +30,7 @@ def export(
         Path | None, typer.Argument(metavar="OUT", help="New folder.", show_default=False)
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("--output", help="The same as OUT.", show_default=False)
+        Path | None, typer.Option("--output", "-o", help="The same as OUT.", show_default=False)
     ] = None,
     merge: Annotated[
         bool, typer.Option("--merge", help="The base model with the adapter merged in.")

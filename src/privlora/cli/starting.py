@@ -30,7 +30,7 @@ def init(
     ] = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", help="The YAML; the name of DATA unless given.", show_default=False),
+        typer.Option("--output", "-o", help="The YAML; the name of DATA unless given.", show_default=False),
     ] = None,
     epsilon: Annotated[float, typer.Option("--epsilon", help="The promise; smaller is stronger.")] = 3.0,
     text: Annotated[

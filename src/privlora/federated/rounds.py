@@ -26,7 +26,8 @@ from privlora.federated.turn import Turn, roster_of
 from privlora.pages.numbers import finite
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.files import RunFolder, append_line, read_lines
-from privlora.training.loop import Interrupted, stop_on_signal
+from privlora.training.loop import Interrupted
+from privlora.training.stopping import stop_on_signal
 
 _log = logging.getLogger(__name__)
 
@@ -91,7 +92,7 @@ class Rounds:
         """All rounds that are left; gives the ledgers that clients gave, as text, empty where there is none.
 
         A round that was begun and not ended, because this process died, stays void: its clients may have been charged
-        for it, and are not asked twice. Raises Interrupted, after saving, on SIGINT or SIGTERM; RunError if a client
+        for it, and are not asked twice. Raises Interrupted, after saving, on a signal; RunError if a client
         does not join.
         """
         federation = federation_of(self.settings)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -11,7 +10,6 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite, log
-from types import FrameType
 from typing import Any, Final, Protocol
 
 import torch
@@ -31,6 +29,7 @@ from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
 from privlora.training.ranks import OneProcess, Ranks, RankStopped
 from privlora.training.shared_step import SharedStep
+from privlora.training.stopping import stop_on_signal
 from privlora.training.texts.voting import take_votes
 from privlora.training.texts.warm_start import warm_start
 
@@ -103,7 +102,7 @@ def train(
 
     Takes up the run's checkpoint if there is one, and with it correlated noise, if no step was charged after it; else
     that begins anew, which costs nothing (mechanisms.banded). A step that was charged but lost in a crash stays
-    charged, so the number of releases never exceeds the plan. Raises Interrupted (after saving) on SIGINT or SIGTERM.
+    charged, so the number of releases never exceeds the plan. Raises Interrupted (after saving) on a signal.
     """
     privacy, run = parts.settings.privacy, parts.settings.run
     ranks = ranks or OneProcess()
@@ -453,43 +452,7 @@ def _keep_private_loss(
         observer.on_private_loss(mark.step, loss)
 
 
-_AFTER_STEP: Final = (
-    "stopping and saving, after this step or in it while it works on public texts. A second Ctrl-C stops at once: what "
-    "is charged by then and not saved stays charged, and is lost"
-)
 _AFTER_ROUND: Final = (
     "stopping after this round, and saving. A second Ctrl-C stops at once: a round that is charged by then and not "
     "saved stays charged, and is lost"
 )
-
-
-@contextmanager
-def stop_on_signal(words: str = _AFTER_STEP) -> Iterator[threading.Event]:
-    """An event that SIGINT or SIGTERM sets; a second signal acts as usual. Only the main thread may do this.
-
-    words: logged as a warning at the first signal, since what is under way may take minutes; "" for none.
-    """
-    stop = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield stop
-        return
-    old = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-    telling: list[threading.Thread] = []
-
-    def ask(number: int, frame: FrameType | None) -> None:
-        stop.set()
-        signal.signal(number, old[signal.Signals(number)])
-        if words and not telling:
-            # Not here: what the signal broke into may be half-way through a line of its own.
-            telling.append(threading.Thread(target=_log.warning, args=("%s", words), daemon=True))
-            telling[0].start()
-
-    for number in old:
-        signal.signal(number, ask)
-    try:
-        yield stop
-    finally:
-        for number, handler in old.items():
-            signal.signal(number, handler)
-        for thread in telling:
-            thread.join()

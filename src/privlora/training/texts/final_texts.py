@@ -15,8 +15,9 @@ from privlora.synthesis.population import Population, normalised
 from privlora.training.assembly import Parts
 from privlora.training.checkpoint import Mark, load_checkpoint, save_checkpoint
 from privlora.training.files import RunFolder
-from privlora.training.loop import Interrupted, stop_on_signal
+from privlora.training.loop import Interrupted
 from privlora.training.misfits import texts_evolve
+from privlora.training.stopping import stop_on_signal
 
 _AT_ONCE: Final = 32  # texts between two savings
 _AFTER_TEXTS: Final = (
@@ -62,8 +63,8 @@ def gather_texts(
     """``wanted`` texts that differ in more than blanks and capitals: of ``first``, and then variations of these;
     where it has none, fresh ones. There are fewer where eight times as many did not give more.
 
-    What was written is kept in private/ and gone on with. SIGINT and SIGTERM end the work after the texts that are
-    being written.
+    What was written is kept in private/ and gone on with. A signal ends the work after the texts that are being
+    written.
 
     Raises Interrupted after a signal; GeneratorError or DataError where the generator fails, or no text has a word.
     """
