@@ -218,12 +218,12 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "another column": (
         [{"note": "case 0"}, *SHORT],
         {},
-        ["south.jsonl, line 1: there is no column 'text'", 'Fix: set data.text="note"'],
+        ["south.jsonl, line 1: has no column 'text'", 'Fix: set data.text="note"'],
     ),
     "another column later": (
         [*SHORT, {"note": "case 0"}],
         {},
-        ["south.jsonl, line 17: there is no column 'text'"],
+        ["south.jsonl, line 17: has no column 'text'"],
     ),
     "nothing to train on": ([{"text": " "} for _ in range(50)], {}, ["nothing to train on"]),
     "long records": (
@@ -234,7 +234,7 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "no user": (
         SHORT,
         {"privacy": {"unit": "user", "user_column": "patient", "public_dataset_size": 18}},
-        ["south.jsonl, lines 1, 2, 3, 4, 5 and more: there is no column 'patient'"],
+        ["south.jsonl, lines 1, 2, 3, 4, 5 and more: has no column 'patient'"],
     ),
 }
 

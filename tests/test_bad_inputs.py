@@ -31,7 +31,7 @@ from cli_cases import (
     write_config,
     write_records,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, T5Config
 
 import privlora
 from privlora.accounting import read_ledger
@@ -323,9 +323,9 @@ RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {
     "empty": ("a.jsonl", b"", {}, "no records"),
     "blank lines": ("a.txt", b"\n \n", {}, "no records"),
     "bad JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', {}, "line 2"),
-    "a JSON list by lines": ("a.jsonl", b'[\n{"text": "x"}\n]', {}, "begins a JSON list: name it .json"),
+    "a JSON list by lines": ("a.jsonl", b'[\n{"text": "x"}\n', {}, "no JSON list of objects, from line 3 on"),
     "no objects": ("a.jsonl", b"[1, 2]\n", {}, "not an object"),
-    "JSON that is no list": ("a.json", b'{"text": "x"}', {}, "not a list of objects"),
+    "JSON that is no list": ("a.json", b'{"text": "x"}', {}, "no JSON list of objects"),
     "not UTF-8": ("a.jsonl", b'{"text": "\xff"}\n', {}, "not UTF-8"),
     "half a gzip": ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:40], {}, "not a whole gzip"),
     "no Parquet": ("a.parquet", b"PAR1", {}, "not a readable Parquet"),
@@ -558,15 +558,44 @@ def test_a_misspelt_model_where_no_hub_can_be_reached(
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     settings = run_settings(Path("tinylama"), folder)
-    words = [
-        "it is no local folder, and the hub (huggingface.co) cannot be reached",
-        "the folder 'tinyllama'?",
-    ]
+    words = ["it is no local folder", "the hub (huggingface.co) cannot be reached", "the folder 'tinyllama'?"]
     refuses_settings(capsys, folder, settings, *words)
     assert asked == ["huggingface.co"]
-    assert (
-        "not a local folder; did you mean the folder 'tinyllama'?\n" in call(capsys, "plan", "run.yaml").out
-    )
+    refuses(capsys, folder, ["plan", "run.yaml"], *words)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    refuses(capsys, folder, ["plan", "run.yaml"], "HF_HUB_OFFLINE is set", words[-1])
+    assert len(asked) == 2
+
+
+def test_a_gguf_file_is_refused_with_what_makes_a_folder_of_it(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "packed").mkdir()
+    file = folder / "packed" / "tiny.gguf"
+    file.write_bytes(b"GGUF")
+    for place in (file, file.parent):
+        words = [
+            "GGUF file",
+            "`pip install gguf`",
+            "gguf_file=",
+            f'save_pretrained("{file.parent}/unpacked")',
+        ]
+        refuses_settings(capsys, folder, run_settings(place, folder), "cannot load model", *words)
+        refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+    init = ["init", folder / "records.jsonl", "--model", file, "--output", folder / "x.yaml"]
+    refuses(capsys, folder, init, "GGUF file")
+
+
+def test_an_encoder_with_a_decoder_is_refused_as_such(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(model, folder / "t5"))
+    T5Config(vocab_size=512, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8).save_pretrained(copy)
+    words = ["it is an encoder with a decoder (t5). Fix: use a decoder-only model"]
+    refuses_settings(capsys, folder, run_settings(copy, folder), *words)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+    init = ["init", folder / "records.jsonl", "--model", copy, "--output", folder / "x.yaml"]
+    refuses(capsys, folder, init, *words)
 
 
 def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -458,7 +458,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "d.jsonl, lines 2, 4: this is not JSON",
             "line 3: this is a JSON list",
-            "or give --format text",
+            "of a file that is one list of records, give --format json",
             "line 5: column 'text' is empty",
         ],
     ),
@@ -476,7 +476,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "d.jsonl, line 10: message 1 of column 'messages' has no content",
             "line 11: column 'messages' is not a list of messages",
-            "line 12: there is no column 'messages', which most records have",
+            "line 12: has no column 'messages', which most records have",
         ],
     ),
     "ShareGPT without one value": (
@@ -568,7 +568,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"id": 4}]),
         [],
         [
-            "d.jsonl, line 4: there is no column 'text', which most records have. Fix: write a text there, or remove"
+            "d.jsonl, line 4: has no column 'text', which most records have. Fix: write a text there, or remove"
         ],
     ),
     "a null": (
@@ -1058,7 +1058,7 @@ def test_a_name_that_is_no_folder_is_said_to_be_the_hubs(
         "note: model 'stories260k' is no folder here, so the hub will be asked for it by that name. "
         in told.err
     )
-    assert "Did you mean a folder? Then give --model models/stories260K\n" in told.err
+    assert "Did you mean the folder 'models/stories260K'?\n" in told.err
     other = call(capsys, "init", "d.jsonl", "--model", "gpt2", "--output", "o.yaml")
     assert "for it by that name\n" in other.err
     local = call(capsys, "init", "d.jsonl", "--model", base, "--output", "l.yaml")

@@ -17,7 +17,7 @@ from privlora.config import Settings, load_settings
 from privlora.config.mistakes import Beside
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.training.model_names import refuse_unknown_model
 from privlora.training.sources import found_beside, refuse_first
 
 
@@ -362,7 +362,6 @@ def _federation(
     as_json: bool,
 ) -> None:
     refuse_unknown_model(settings.model.name)
-    refuse_other_folder(settings.model.name)
     RunFolder(folder).refuse_if_used()
     with quiet_libraries(told=True):
         with loading():

@@ -22,7 +22,7 @@ from privlora.errors import ConfigError, DataError, ModelError, RunError, Togeth
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.training.model_names import refuse_unknown_model
 from privlora.training.sources import check_parts
 
 if TYPE_CHECKING:
@@ -378,7 +378,6 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         )
     try:
         refuse_unknown_model(target, owner=True)
-        refuse_other_folder(target)
     except ModelError as error:
         raise _neither(target, error) from None
     return {"name": target}, None, {}, 0

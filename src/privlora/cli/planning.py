@@ -24,7 +24,7 @@ from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
 from privlora.sizes import COUNTING, in_one_unit
 from privlora.training.model_files import refuse_unfit_files
-from privlora.training.model_names import near_folder, refuse_other_folder, refuse_unknown_model
+from privlora.training.model_names import refuse_no_model
 from privlora.training.sources import Known, check_sources
 
 if TYPE_CHECKING:
@@ -148,7 +148,7 @@ def plan(
     if as_json:
         emit(content)
         return
-    of_memory = _NO_MEMORY if no_memory else _memory_line(memory, near_folder(settings.model.name))
+    of_memory = _NO_MEMORY if no_memory else _memory_line(memory)
     _print(_machine_rows(content, memory, None if fitted is None else fitted.why, of_memory), shown)
     _print_list("not protected:", limits, shown)
     if advise:
@@ -164,9 +164,7 @@ def _refuse_missing(settings: Settings, wrong: frozenset[Location] = frozenset()
     that are not there: a plan reads no private record, nor a client's. wrong: as there."""
     problems, known = Together(), Known(settings, wrong)
     if known("model.name"):
-        problems.of(None, refuse_unknown_model, settings.model.name)
-        if not problems.found:
-            problems.of(None, refuse_other_folder, settings.model.name)
+        problems.of(None, refuse_no_model, settings.model)
         for error in problems.found:
             settings.placed(error, "model.name")
         if not problems.found:
@@ -617,10 +615,9 @@ def _packing_words(packing: Mapping[str, Any]) -> str:
     )
 
 
-def _memory_line(memory: MemoryEstimate | None, near: str) -> str:
-    """near: as ``near_folder``."""
+def _memory_line(memory: MemoryEstimate | None) -> str:
     if memory is None:
-        return f"unknown: the model is not a local folder; {near}".removesuffix("Else ").rstrip("; ")
+        return "unknown: the model is not a local folder"
     kept = (memory.update_bytes, memory.public_bytes, memory.embedding_bytes, memory.cache_bytes)
     gradients = (memory.gradient_bytes, memory.gradient_bytes_at_most)
     say = in_one_unit(memory.weight_bytes, *kept, *gradients)

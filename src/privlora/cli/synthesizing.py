@@ -33,7 +33,7 @@ from privlora.cli.training import (
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, refuse_no_run
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.training.model_names import refuse_unknown_model
 from privlora.training.sources import found_beside, refuse_first
 
 if TYPE_CHECKING:
@@ -125,7 +125,6 @@ def _refuse_early(settings: Settings, trains: bool) -> None:
         refuse_first(settings)
         return
     refuse_unknown_model(settings.model.name)
-    refuse_other_folder(settings.model.name)
 
 
 def _publishing(settings: Settings, source: Path | None) -> Settings:

@@ -20,7 +20,7 @@ from privlora.config.one_place import MICRO_BATCH, misplaced, of_mapping
 from privlora.config.places import Places, Where, placed
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
-from privlora.data.labels import Classes, classes_of
+from privlora.data.labels import Classes, Labels, classes_of
 from privlora.data.records import HUB, shown
 from privlora.data.tasks import TASKS
 from privlora.data.templates import parse
@@ -241,9 +241,10 @@ class DataSettings(Group):
     """Column of a label. The run then trains a classifier (AutoModelForSequenceClassification) on text, or on the pair
     text and text_pair: the model's last layer learns with the adapter, under the same clipping and noise. With task,
     write label: texts and labels are the task's own."""
-    labels: list[str] | int | Literal["score"] | None = None
-    """All labels that there can be: their names in order, how many if records hold the numbers from 0 on, or score for
-    a number that is to be predicted. PUBLIC, since a label that a single record has would show that record."""
+    labels: Labels | None = None
+    """All labels that there can be: names, as ["no", "yes"]; a name for each number that records hold, as
+    {0: negative, 1: positive}; how many, if they hold the numbers from 0 on; or score, of a number. PUBLIC, since a
+    label that a single record has would show that record."""
     text_pair: str | None = None
     """Column or format of the second text of a pair, with label."""
     chat_template: str | None = None
@@ -326,7 +327,7 @@ class DataSettings(Group):
         if self.task is None:
             assert self.labels is not None
             return classes_of(self.label, self.labels)
-        return Classes("label", TASKS[self.task].names, numbered=True)
+        return Classes("label", TASKS[self.task].names, tuple(range(len(TASKS[self.task].names))))
 
     @model_validator(mode="before")
     @classmethod
@@ -352,7 +353,7 @@ class DataSettings(Group):
 
     @field_validator("labels")
     @classmethod
-    def _two_classes(cls, given: list[str] | int | Literal["score"] | None) -> Any:
+    def _two_classes(cls, given: Labels | None) -> Any:
         if given is not None:
             try:
                 classes_of("label", given)

@@ -27,8 +27,10 @@ _OWN: Final = {
 _BOTH_FORMS: Final = re.compile(
     r"(?:set |name one of its columns, as )(data\.[^(]*?) \(in Python (columns=dict\(.*?\))\)"
 )
-_VALUE: Final = r"([^\s,;]+)(?=$|[,;]| in the group )"
-_SETTING: Final = re.compile(rf"\b{_PLACE}\b(?:=([^\s,;()]+))?")
+_WHOLE: Final = r"\[[^\]]*\]|\{[^}]*\}"
+"""A list or a mapping."""
+_VALUE: Final = rf"({_WHOLE}|[^\s,;]+)(?=$|[,;]| in the group )"
+_SETTING: Final = re.compile(rf"\b{_PLACE}\b(?:=({_WHOLE}|[^\s,;()]+))?")
 _LINE: Final = re.compile(rf"^(add |)(\w+): {_VALUE}|(, as |Write )(\w+): {_VALUE}(?: in the group (\w+))?")
 _VERBATIM: Final = re.compile(r"[-+.\d][-+.\de_]*|[A-Z]+|…|'.*'|\".*\"")
 """Numbers, strings and what stands for a value are written alike."""
@@ -97,8 +99,8 @@ def _as_python(value: str) -> str:
     """
     >>> _as_python("1e-5"), _as_python("true"), _as_python("prism")
     ('1e-5', 'True', "'prism'")
-    >>> _as_python("[negative")
-    '[negative'
+    >>> _as_python("{0: bad, 1: good}"), _as_python("[negative, positive]")
+    ("{0: 'bad', 1: 'good'}", "['negative', 'positive']")
     """
     if _VERBATIM.fullmatch(value):
         return value

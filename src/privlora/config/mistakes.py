@@ -646,6 +646,8 @@ def _to_mend(problem: Problem) -> str:
         return elsewhere or nearest(named(given).strip("'"), options)
     shown = not _hides(problem["loc"]) and echoed(given) == repr(given)
     if kind == "string_type" and isinstance(given, int | float) and shown:
+        if isinstance(given, bool):
+            return 'YAML reads yes, no, on and off as true and false: write them in quotes, as ["yes", "no"]'
         return f'write it in quotes: "{given}"'
     if kind == "string_type" and isinstance(given, Mapping) and problem["loc"][0] == "data":
         name = _plain_place(problem["loc"])

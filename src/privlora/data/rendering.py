@@ -10,7 +10,7 @@ from jinja2 import TemplateError, UndefinedError
 
 from privlora.data.canonical import canonical, is_rounded
 from privlora.data.jinja import refuse_chance, without_clock
-from privlora.data.records import missing_column, text_of
+from privlora.data.records import text_of, value_of
 from privlora.data.sandbox import TemplateRefusedError, rendering
 from privlora.data.templates import parse
 from privlora.errors import DataError, article
@@ -171,9 +171,7 @@ _SHAREGPT: Final = {"human": "user", "gpt": "assistant"}
 def messages_of(record: Mapping[str, Any], number: int, column: str) -> list[dict[str, Any]]:
     """The messages in ``column`` of record ``number`` (from 1): checked, those of ShareGPT with role and content, and
     written as if each were the only one of its source. Raises DataError."""
-    if column not in record:
-        raise missing_column(column, record, number)
-    messages = record[column]
+    messages = value_of(record, column, number)
     if not isinstance(messages, list) or not messages:
         raise DataError(
             f"record {number}: column {column!r} is not a list of messages",

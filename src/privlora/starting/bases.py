@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privlora.training.model_files import tells_attention
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.training.model_files import refuse_encoder_decoder, tells_attention
+from privlora.training.model_names import refuse_unknown_model
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "seq_length")
 _CHARACTERS = 3.0  # a token, where no tokenizer is at hand: few languages have fewer
@@ -40,7 +40,6 @@ class Base:
 def look_at(name: str) -> Base:
     """Raises ModelError for what is neither a local folder nor the name of a model on the hub."""
     refuse_unknown_model(name)
-    refuse_other_folder(name)
     folder = Path(name).expanduser()
     local = folder.is_dir()
     files = {each: _file(name, folder if local else None, each) for each in _FILES}
@@ -49,6 +48,7 @@ def look_at(name: str) -> Base:
     if files["tokenizer_config.json"] is not None:
         chats = bool(settings.get("chat_template")) or files["chat_template.jinja"] is not None
     config = _json(files["config.json"])
+    refuse_encoder_decoder(name, config)
     tokenizer = _tokenizer(files["tokenizer.json"])
     return Base(name, local, _positions(config), chats, tokenizer, dense=tells_attention(config))
 

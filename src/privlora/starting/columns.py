@@ -11,7 +11,7 @@ from privlora.config import DataSettings
 from privlora.data import forms
 from privlora.data.formats import Format, separator_of
 from privlora.data.forms import are_names
-from privlora.data.records import COLUMN, missing_column
+from privlora.data.records import COLUMN, has_column, missing_column
 from privlora.data.templates import parse
 from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, Together, in_one
@@ -96,7 +96,7 @@ def _of_all(columns: Iterable[str], check: Check) -> Check:
 
     def of(record: Mapping[str, Any], number: int) -> None:
         for name in columns:
-            if name not in record:
+            if not has_column(record, name):
                 raise DataError(
                     f"record {number} has no column {name!r}, which most records have",
                     fix="write a text there, or remove the record",

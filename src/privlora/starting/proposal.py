@@ -219,7 +219,7 @@ def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, not
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
             f"label: {found.label}   # and remove what is auto in method, and privacy.clip_norm",
-            "labels: 2   # all that there can be: how many, or their names, as [no, yes]. PUBLIC",
+            "labels: 2   # all that there can be: how many, or their names, as {0: negative, 1: positive}. PUBLIC",
         )
     draft.remark(
         "data",

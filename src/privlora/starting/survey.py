@@ -208,7 +208,7 @@ def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") 
     for number, record in enumerate(_readable(path, form, broken), start=1):
         if number <= SAMPLE:
             first.append(record)
-        for name, value in record.items():
+        for name, value in _fields(record):
             column = columns.get(name)
             if column is None:
                 counted = name == user or _OF_USERS.fullmatch(str(name))
@@ -216,6 +216,14 @@ def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") 
             column.add(value)
     kinds = {local_file(each, form, look=True)[1] for each in path if not each.startswith(HUB)}
     return Survey(number, columns, first, len(broken), bool(kinds & TABLES), "text" in kinds)
+
+
+def _fields(record: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    """Columns, and what is in them, by names such as ``note.text``."""
+    for name, value in record.items():
+        yield f"{outer}{name}", value
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{outer}{name}.")
 
 
 def _readable(path: Sequence[str], form: Format, broken: list[DataError]) -> Iterator[Record]:

@@ -262,6 +262,8 @@ def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None
         return
     problems = Together()
     problems.of(None, refuse_incomplete_files, settings.model)
+    if data.label is None:
+        problems.of(None, refuse_encoder_decoder, settings.model.name, files.config)
     if "max_length" in data.model_fields_set and (positions := files.positions) is not None:
         problems.of(None, refuse_too_long, data.max_length, positions)
     unknown = problems.fails(_refuse_unknown_layers, files, settings.adapter.target_modules)
@@ -271,6 +273,15 @@ def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None
     if any(chats) and data.chat_template is None and own_template and files.lacks_a_chat_template:
         problems.found.append(no_chat_template())
     problems.tell()
+
+
+def refuse_encoder_decoder(name: str, config: Mapping[str, Any]) -> None:
+    """Raise ModelError for a model that reads one text and writes another, as T5 does."""
+    if config.get("is_encoder_decoder"):
+        raise ModelError(
+            f"cannot train model {name!r}: it is an encoder with a decoder ({config.get('model_type', 'of no type')})",
+            fix="use a decoder-only model, as those of Llama, Qwen or Gemma are",
+        )
 
 
 def refuse_too_long(max_length: int, positions: int) -> None:

@@ -35,7 +35,7 @@ from privlora.training.model_checks import (
     refuse_out_of_reach,
     refuse_too_short,
 )
-from privlora.training.model_files import refuse_incomplete_files
+from privlora.training.model_files import files_of, refuse_encoder_decoder, refuse_incomplete_files
 from privlora.training.model_names import model_source, near_folder
 from privlora.training.ranks import Ranks
 
@@ -62,6 +62,9 @@ def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, 
     try:
         model = _from_files(source | {"dtype": dtype} | options, head)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        files = files_of(settings)  # of a hub, now that they are here
+        if head is None and files is not None:
+            refuse_encoder_decoder(settings.name, files.config)
         raise _cannot_load(
             settings,
             error,

@@ -5,13 +5,12 @@ Errors name files, lines and columns, never contents.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from privlora.config import DataSettings
-from privlora.data.formats import PLACE, Broken, Format, read_placed
+from privlora.data.formats import PLACE, Format, Record, read_placed
 from privlora.data.records import (
     HUB,
     SHOWN,
@@ -30,8 +29,6 @@ from privlora.errors import DataError, in_one
 
 Check = Callable[[Mapping[str, Any], int], None]
 """Raises DataError for a record, with this number (from 1), that cannot be used."""
-
-_PLACED: Final = re.compile(r", (line|item|row) (\d+)(?=: | is )")
 
 
 def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
@@ -64,7 +61,10 @@ def refuse_unusable_files(paths: Sequence[str], form: Format, limit: int | None,
     """Read local files to their end, or up to ``limit`` records, and raise DataError for all that cannot be read or
     does not pass ``check``, by its lines. Nothing is kept. check: None to look at no record."""
     found, number = _Unusable(), 0
-    for path, kind, place, record in _placed(paths, form, found.broken):
+    for path, kind, place, record in _placed(paths, form):
+        if isinstance(record, DataError):
+            found.count(path, kind if place else "", record.what, place, record)
+            continue
         number += 1
         if check is not None:
             try:
@@ -78,9 +78,7 @@ def refuse_unusable_files(paths: Sequence[str], form: Format, limit: int | None,
     found.tell()
 
 
-def _placed(
-    paths: Iterable[str], form: Format, broken: Broken
-) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
+def _placed(paths: Iterable[str], form: Format) -> Iterator[tuple[str, str, int, Record | DataError]]:
     """Of each record its file, what is counted there, and its number in that; of those of a hub their own numbers."""
     for path in paths:
         if path.startswith(HUB):
@@ -88,8 +86,8 @@ def _placed(
                 yield path, "record", number, record
             continue
         file, format = local_file(path, form, look=True)
-        for place, record in read_placed(file, format, broken):
-            yield str(file), PLACE[format], place, record
+        for place, found in read_placed(file, format):
+            yield str(file), PLACE[format], place, found
 
 
 def refuse_unusable(records: Any, check: Check) -> None:
@@ -109,20 +107,15 @@ class _Kind:
 
     file: str
     place: str
-    rest: str
+    what: str
     error: DataError
     where: list[str] = field(default_factory=list)
     more: int = 0
 
     def told(self) -> DataError:
-        if not self.place:
-            return self.error
-        several = len(self.where) > 1
-        where = places(self.place, self.where, self.more)
-        first = f"{self.file}, " if self.file else ""
-        several = several and self.rest.startswith(" is ")
-        rest = f" are {self.rest.removeprefix(' is ')}" if several else self.rest
-        return DataError(f"{first}{where}{rest}", why=self.error.why, fix=self.error.fixes)
+        where = [self.file] if self.file else []
+        where += [places(self.place, self.where, self.more)] if self.place else []
+        return DataError(f"{', '.join(where)}: {self.what}", why=self.error.why, fix=self.error.fixes)
 
 
 class _Unusable:
@@ -137,29 +130,20 @@ class _Unusable:
         self, error: DataError, number: int, file: str = "", kind: str = "record", place: int = 0
     ) -> None:
         """What is wrong with a record, in words that begin with its number. place: where it stands in its file."""
-        rest = error.what.removeprefix(f"record {number}").replace(
-            " has no column", ": there is no column", 1
+        self.count(
+            file, kind, error.what.removeprefix(f"record {number}").lstrip(": "), place or number, error
         )
-        self._count(file, kind, rest, str(place or number), error)
 
-    def broken(self, error: DataError) -> None:
-        """What is no record; see `privlora.data.formats`."""
-        found = _PLACED.search(error.what)
-        if found is None:
-            self._count("", "", error.what, "", error)
-            return
-        file, rest = error.what[: found.start()], error.what[found.end() :]
-        self._count(file, found[1], rest, found[2], error)
-
-    def _count(self, file: str, kind: str, rest: str, place: str, error: DataError) -> None:
-        same = self.kinds.get(key := (file, kind, rest, error.why, error.fixes))
+    def count(self, file: str, kind: str, what: str, place: int, error: DataError) -> None:
+        """What is wrong there. kind: what is counted in the file; empty where it is all of the file."""
+        same = self.kinds.get(key := (file, kind, what, error.why, error.fixes))
         if same is None:
             if len(self.kinds) == SHOWN:
                 self._more = True
                 return
-            same = self.kinds[key] = _Kind(file, kind, rest, error)
+            same = self.kinds[key] = _Kind(file, kind, what, error)
         if len(same.where) < SHOWN:
-            same.where.append(place)
+            same.where.append(str(place))
         else:
             same.more += 1
 

@@ -15,6 +15,7 @@ from privlora.data.formats import Format
 from privlora.data.records import (
     HUB,
     TABLES,
+    has_column,
     iterate_records,
     local_file,
     missing_column,
@@ -337,7 +338,7 @@ def _lacking(
         wanted = {*chats, *fields_of([*texts, data.pair]), *([] if data.label is None else [data.label])}
     named = [(f"data.{_named_by(data, name)}", name) for name in sorted(wanted)]
     named += [] if owner is None else [("privacy.user_column", owner)]
-    lacking = [(setting, name) for setting, name in named if name not in record]
+    lacking = [(setting, name) for setting, name in named if not has_column(record, name)]
     shared = shared_columns(first, table=_is_table(data), user_column=owner) if lacking else []
     return [(setting, missing_column(name, record, 1, shared=shared)) for setting, name in lacking]
 
