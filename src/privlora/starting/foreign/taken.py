@@ -98,8 +98,10 @@ class Taken:
         usable = {"text": found.plain, "messages": found.chats}
         hints = {name: value for name, value in named.items() if value in usable[name]}
         joined: dict[str, str] = {name: name for name in ("prompt", "completion") if name in found.plain}
-        # There nothing stands between the two.
-        return joined if not hints and self.dialect == "TRL" and len(joined) == 2 else hints
+        if hints or self.dialect != "TRL" or len(joined) < 2:
+            return hints
+        self.put("data.template", "none", "there texts are rendered by no chat template")
+        return joined
 
     def remarks(self) -> list[str]:
         """One line for each key that was not taken over."""

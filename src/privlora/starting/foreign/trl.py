@@ -56,6 +56,7 @@ def read(content: Mapping[str, Any]) -> Taken:
     common.lengths(taken, "num_train_epochs")
     for key in ("max_length", "max_seq_length", "cutoff_len"):
         taken.take(key, "data.max_length", whole)
+    taken.take("truncation_mode", "data.truncation_mode", word)
     taken.take("dataset_text_field", "data.text", word)
     for key in ("completion_only_loss", "assistant_only_loss"):
         value = taken.pop(key)
