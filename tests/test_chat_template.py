@@ -73,8 +73,8 @@ def test_a_file_is_read_into_the_settings(tmp_path: Path) -> None:
         ),
         ({"chat_template_kwargs": {"strftime_now": "x"}}, "which is decided here"),
         ({"chat_template": 3}, "chat_template"),
-        ({"chat_template": OWN, "messages": None, "text": "text"}, "is read with messages alone"),
-        ({"chat_template_kwargs": {"a": 1}, "messages": None, "text": "text"}, "is read with messages alone"),
+        ({"chat_template": OWN, "messages": None, "text": "text"}, "is read for chats alone"),
+        ({"chat_template_kwargs": {"a": 1}, "messages": None, "text": "text"}, "is read for chats alone"),
         ({"chat_template_kwargs": {"tokenize": True}}, "which is decided here"),
         ({"chat_template_kwargs": {"tools": None}}, "which is decided here"),
         ({"chat_template_kwargs": {"a": ["b"]}}, "chat_template_kwargs"),
@@ -272,7 +272,7 @@ def test_all_else_is_rendered_as_by_transformers(text: str, ask: bool) -> None:
         answer,
         {"role": "tool", "content": "x"},
     ]
-    shown = rendering(text, tokenizer, {"thinks": True})(talk, ask)
+    shown = rendering(text, tokenizer)(talk, ask, None, {"thinks": True})
     assert shown
     assert shown == tokenizer.apply_chat_template(
         talk, tokenize=False, add_generation_prompt=ask, chat_template=text, thinks=True
@@ -290,13 +290,13 @@ def test_a_template_that_fails_names_the_record_and_shows_nothing_of_it(text: st
 def test_objects_of_a_table_are_words() -> None:
     said = {"role": "user", "content": "a", "when": datetime(2024, 1, 2), "dates": [date(2024, 1, 2)]}
     text = "{{ messages[0].when }} {{ messages[0].when.now is defined }} {{ messages[0].dates }}"
-    shown = rendering(text, tiny_tokenizer(), {})([said], False)
+    shown = rendering(text, tiny_tokenizer())([said], False, None, {})
     assert shown == "<datetime> False ['<date>']"
 
 
 def test_no_clock_reaches_a_text() -> None:
-    found = ids(chat_template="{{ strftime_now('%d %b %Y') }}{{ messages[0]['content'] }}")
-    assert found == ids(chat_template=f"{DATE}{{{{ messages[0]['content'] }}}}")
+    said = "{{ messages|map(attribute='content')|join }}"
+    assert ids(chat_template="{{ strftime_now('%d %b %Y') }}" + said) == ids(chat_template=DATE + said)
 
 
 def test_what_others_templates_do_is_taken() -> None:

@@ -142,7 +142,7 @@ def evaluate(
         chosen_labels = labels if labels == "score" else None if labels is None else _labels(labels)
         given |= {"label": label, "labels": chosen_labels, "text_pair": text_pair}
     if any(given.values()):  # another form of records replaces the run's
-        run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on")}
+        run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on", "template")}
     chosen = {k: v for k, v in {**given, **others}.items() if v is not None}
     if data and named_twice(data) is not None:
         problems.found.append(ConfigError("--data names a file twice", fix="give each file once"))
@@ -388,7 +388,8 @@ def _form_in(release: Path) -> dict[str, Any]:
     try:
         method = json.loads((release / "privacy_report.json").read_text(encoding="utf-8"))["method"]
         told = {name: method["form"][name] for name in ("prompt", "completion")} | {
-            "loss_on": method["loss_on"]
+            "loss_on": method["loss_on"],
+            "template": method["form"].get("template", "none"),
         }
     except (OSError, ValueError, LookupError, TypeError):
         return {}

@@ -179,7 +179,7 @@ def _entries(settings: Settings) -> int | None:
     from privlora.cli.federation_plan import entries_of
     from privlora.cli.planning import local_model
 
-    settings, model = local_model(settings)
+    settings, model, _ = local_model(settings)
     return None if model is None else entries_of(settings, model)
 
 

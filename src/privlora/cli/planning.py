@@ -15,6 +15,7 @@ from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions
 from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.accounting import facts_of_bands, words_of_bands
 from privlora.cli.console import JsonOption, accounting, emit, err, loading, out, quiet_libraries, saying
+from privlora.cli.example import example_rows
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
@@ -114,7 +115,8 @@ def plan(
             from privlora.reporting.limits import not_protected
 
         with _reading(settings):
-            settings, model = local_model(settings)
+            settings, model, tokenizer = local_model(settings)
+        shows = [] if tokenizer is None else example_rows(settings.data, tokenizer)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])
         if not shown.is_terminal:
             _print(rows, shown)
@@ -135,6 +137,7 @@ def plan(
         limits = not_protected(statement, hyper.init, written=settings.synthesis is not None)
         content = {
             **facts,
+            "example": dict(shows),
             "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
             "refused_here": refused,
             "memory": memory.to_dict() if memory is not None else None,
@@ -149,6 +152,7 @@ def plan(
         emit(content)
         return
     of_memory = _NO_MEMORY if no_memory else _memory_line(memory)
+    _print(shows, shown)
     _print(_machine_rows(content, memory, None if fitted is None else fitted.why, of_memory), shown)
     _print_list("not protected:", limits, shown)
     if advise:
@@ -224,7 +228,7 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
             from privlora.cli.federation_plan import plan_federation
 
         with _reading(settings):
-            settings, model = local_model(settings)
+            settings, model, _ = local_model(settings)
         with accounting(settings.privacy.steps):
             content, rows = plan_federation(settings, model, _opinions if cross_check else None)
     if as_json:
@@ -239,8 +243,9 @@ def _reading(settings: Settings) -> AbstractContextManager[None]:
     return saying("reading the model's configuration") if here else nullcontext()
 
 
-def local_model(settings: Settings) -> tuple[Settings, Any]:
-    """The base model without weights, checked as far as it goes without them; None if it is not a local folder.
+def local_model(settings: Settings) -> tuple[Settings, Any, Any]:
+    """The base model without weights, checked as far as it goes without them, and its tokenizer; None and None if it is
+    not a local folder.
 
     Also the settings, as far as they follow from the model.
     """
@@ -250,15 +255,16 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
     from privlora.training.models import adapter_for, load_skeleton, load_tokenizer
 
     if not Path(settings.model.name).expanduser().is_dir():
-        return settings, None
+        return settings, None, None
     try:
         model = load_skeleton(settings.model, settings.model.attn_implementation, head_of(settings))
     except ModelError:  # what else is wrong is raised here; the attention is in `refused_here`
         model = load_skeleton(settings.model, head=head_of(settings))
     settings = fitted(settings, model)
-    refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
+    tokenizer = load_tokenizer(settings.model)
+    refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
     adapter_for(settings, model)  # what it refuses is no matter of memory, which may not be asked for
-    return settings, model
+    return settings, model, tokenizer
 
 
 def refused_here(settings: Settings, model: Any) -> list[str]:

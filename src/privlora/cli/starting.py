@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
 import typer
+import yaml
 
-from privlora.cli.console import JsonOption, emit, err, out
+from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
+from privlora.config import settings_from
 from privlora.errors import ConfigError, PrivloraError, in_one
 
 _Given = TypeVar("_Given")
@@ -92,17 +93,13 @@ def init(
     told = {"text": text, "prompt": prompt, "completion": completion, "messages": messages}
     chosen = _of_init(fitting_form, paths, form, found, user, **told)
     draft, notes = propose(asked, found, chosen, base)
-    if "{" in chosen.settings.get("prompt", "") and "completion" in chosen.settings:
-        joined = json.dumps(chosen.settings["prompt"], ensure_ascii=False)
-        notes.append(
-            f"a prompt is written as {joined} before its answer (data.prompt): ask the model in the same form"
-        )
     if (assumed := told_to_be_of_the_hub(model)) is not None:
         notes.insert(0, assumed)
     words = ", ".join(Path(path).name for path in paths)
     command = "federate" if owners else "train"
     content = checked_text(draft, top_of(target, words, command))
     write_new(target, content)
+    shown = _example(content) if base.local and base.tokenizer is not None else []
     following = [f"privlora plan {target}", f"privlora {command} {target}"]
     if as_json:
         emit(
@@ -110,6 +107,7 @@ def init(
                 "settings": str(target),
                 "groups": draft.content(),
                 "notes": notes,
+                "example": dict(shown),
                 "next": following,
             }
         )
@@ -117,8 +115,21 @@ def init(
     for note in notes:
         err().print(f"note: {note}")
     out().print(f"{'settings:':<10}{target}")
-    for command in following:
-        out().print(f"{'next:':<10}{command}")
+    for name, text in [*((f"{name}:", text) for name, text in shown), *(("next:", one) for one in following)]:
+        out().print(f"{name:<10}{text}")
+
+
+def _example(content: str) -> list[tuple[str, str]]:
+    """How a record is read by the settings in a YAML, where a tokenizer is at hand."""
+    with quiet_libraries(told=True), loading():
+        from privlora.cli.example import example_rows
+        from privlora.training.models import load_tokenizer
+
+        settings = settings_from(yaml.safe_load(content))
+        try:
+            return example_rows(settings.data, load_tokenizer(settings.model))
+        except PrivloraError:  # `plan` says what is wrong with the model
+            return []
 
 
 def _of_init(call: Callable[..., _Found], *given: Any, **named: Any) -> _Found:

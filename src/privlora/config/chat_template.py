@@ -8,24 +8,6 @@ from typing import Final
 
 from privlora.errors import named
 
-TAKEN: Final = frozenset(
-    {
-        *(
-            "messages",
-            "conversation",
-            "tools",
-            "documents",
-            "chat_template",
-            "strftime_now",
-            "tokenize",
-            "tokenizer_kwargs",
-        ),
-        *("add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"),
-        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
-    }
-)
-"""Arguments of apply_chat_template that are no variables of a template."""
-
 _LONGEST_PATH: Final = 200
 _LARGEST: Final = 1 << 20  # bytes
 
@@ -33,8 +15,10 @@ _LARGEST: Final = 1 << 20  # bytes
 def read_template(given: str) -> str:
     """The template. Raises ValueError with what to mend for a file that is not there, or text that is no template.
 
-    given: a template, which has braces, or the path of a file that holds one.
+    given: a template, which has braces, the path of a file that holds one, or the name of one of the tokenizer's.
     """
+    if re.fullmatch(r"\w{1,40}", given) and not Path(given).exists():
+        return given
     text = given if "{" in given else _of_file(given)
     if "{{" not in text and "{%" not in text:
         raise ValueError("chat_template shows nothing of a message. Fix: give a Jinja template, or its file")

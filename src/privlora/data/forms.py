@@ -86,13 +86,17 @@ def spoken(texts: Sequence[str], chats: Sequence[str]) -> Named | None:
     why = "a better and a worse answer, by their names: learnt by DPO"
     of_text = {name.lower(): name for name in texts}
     of_chat = {name.lower(): name for name in chats}
-    asked = next((of_text[each] for each in _ASKED if each in of_text), None)
+    of_text["prompt"] = asked = next((of_text[each] for each in _ASKED if each in of_text), "")
     for names in PREFERENCES:
         for columns in (of_chat, of_text):
-            if not all(each in columns for each in names) or (columns is of_text and asked is None):
+            if not all(each in columns for each in names) or (columns is of_text and not asked):
                 continue
+            prompt = {"prompt": columns["prompt"]} if "prompt" in columns else {}
             pair = dict(zip(("chosen", "rejected"), (columns[each] for each in names), strict=True))
-            return Named(pair if columns is of_chat else {"prompt": f"{{{asked}}}\n", **pair}, why)
+            return Named({**prompt, **pair}, why)
+    if {"prompt", "completion"} <= of_chat.keys():
+        parts = {each: of_chat[each] for each in ("prompt", "completion")}
+        return Named({**parts, "loss_on": "completion"}, "a prompt and its answer, as messages")
     found = [of_chat[each] for each in _CHATS if each in of_chat] or list(chats)
     return (
         Named({"messages": found[0], "loss_on": "completion"}, "messages, by their form") if found else None
@@ -115,17 +119,10 @@ def written(texts: Sequence[str], plain: Sequence[str]) -> Named | None:
 
 
 def _pair(texts: Mapping[str, str], plain: Sequence[str], first: str, second: str) -> dict[str, str]:
-    """Formats in which the answer is set off from the prompt."""
-    prompt, completion = texts[first], texts[second]
     known = {name.lower(): name for name in plain}
     more = next((known[each] for each in _MORE.get(first, ()) if each in known), None)
-    if first == "question" and more is None:
-        form = f"Question: {{{prompt}}}\nAnswer: "
-    elif more is not None:
-        form = f"{{{prompt}}}\n{{{more}}}\n\n"
-    else:  # whatever stands between them in these records: one of them would decide what is published
-        form = f"{{{prompt}}}\n\n" if first == "instruction" else f"{{{prompt}}}\n"
-    return {"prompt": form, "completion": completion, "loss_on": "completion"}
+    prompt = texts[first] if more is None else f"{{{texts[first]}}}\n{{{more}}}"
+    return {"prompt": prompt, "completion": texts[second], "loss_on": "completion"}
 
 
 def _is_chat(name: str, value: Any) -> bool:

@@ -191,7 +191,7 @@ def _form(parts: Parts) -> dict[str, Any]:
     data = parts.settings.data
     if data.task is not None or data.completion is None or data.prompt is None:
         return {}
-    return {"form": {"prompt": data.prompt, "completion": data.completion}}
+    return {"form": {"prompt": data.prompt, "completion": data.completion, "template": data.template}}
 
 
 def _chat(parts: Parts) -> dict[str, Any]:

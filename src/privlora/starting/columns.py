@@ -26,16 +26,13 @@ ASK: Final = "name them: --text COLUMN; or --prompt COLUMN --completion COLUMN; 
 
 @dataclass(frozen=True)
 class Form:
-    """settings: of the group data. used: all columns that they name. why: in a comment."""
+    """settings: of the group data. used: all columns that they name. why: in a comment. chats: whether a chat template
+    has to render them."""
 
     settings: dict[str, str]
     used: tuple[str, ...]
     why: str
-
-    @property
-    def chats(self) -> bool:
-        """Whether a chat template renders them."""
-        return "messages" in self.settings or ("chosen" in self.settings and "prompt" not in self.settings)
+    chats: bool = False
 
 
 def form_of(
@@ -116,7 +113,8 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
         if field is not None
     }
     _refuse_missing(found, named)
-    return Form(settings, tuple(named), why)
+    chats = any(name in (*found.chats, *found.seem_chats) for name in named)
+    return Form(settings, tuple(named), why, chats)
 
 
 def _refuse_missing(found: Survey, named: Mapping[str, str]) -> None:
@@ -150,7 +148,7 @@ def _may_be_shown(found: Survey) -> bool:
 
 def _chat(found: Survey, name: str, why: str) -> Form:
     _refuse_missing(found, {name: "--messages"})
-    return Form({"messages": name, "loss_on": "completion"}, (name,), why)
+    return Form({"messages": name, "loss_on": "completion"}, (name,), why, chats=True)
 
 
 def _guess(found: Survey) -> Form:
@@ -164,13 +162,13 @@ def _guess(found: Survey) -> Form:
     texts = [name for name in found.texts if name in names]
     spoken = forms.spoken(texts, [name for name in names if name in found.chats])
     if spoken is not None:
-        return _as_named(found, spoken)
+        return _checked(found, spoken.settings, spoken.why)
     written = forms.written(texts, [name for name in found.plain if name in names])
     if written is not None:
-        return _as_named(found, written)
+        return _checked(found, written.settings, written.why)
     seem = forms.spoken((), [name for name in names if name in found.seem_chats])
     if seem is not None:  # what is wrong with them is told, and no other column learnt in their place
-        return _as_named(found, seem)
+        return _checked(found, seem.settings, seem.why)
     # Where one column is named by a record, any may be.
     longest = _longest(found, texts) if len(names) == len(found.columns) else None
     if longest is not None:
@@ -200,13 +198,6 @@ def _near_partner(names: Sequence[str], common: Sequence[str]) -> str | None:
                 f"--prompt COLUMN --completion {shown[better]}"
             )
     return None
-
-
-def _as_named(found: Survey, form: forms.Named) -> Form:
-    chat = [form.settings[each] for each in ("chosen", "rejected", "messages") if each in form.settings]
-    if chat and "prompt" not in form.settings:
-        return Form(form.settings, tuple(chat), form.why)
-    return _checked(found, form.settings, form.why)
 
 
 def _longest(found: Survey, texts: list[str]) -> Form | None:

@@ -44,7 +44,10 @@ _MOST_FIT = 0.95  # of the records, by length
 _VERY_FEW = 50
 _WIDTH = 115
 _CHECKPOINTS = 10  # of a short run
-_WRAPPING = 8  # tokens that begin, end and set off a text
+_WRAPPING, _TURNS = (
+    8,
+    48,
+)  # tokens that begin, end and set off a text; and turns, with a template's system prompt
 
 PLAIN_CHAT: Final = """\
 {{- bos_token }}
@@ -231,6 +234,8 @@ def _length(found: Survey, form: Form, base: Base) -> tuple[int, str]:
     characters = sum(np.asarray(found.columns[name].lengths, np.int64) for name in form.used)
     ratio = base.tokens_per_character(_texts(form, found.first))
     tokens = float(np.quantile(characters, _MOST_FIT)) * ratio + _WRAPPING
+    if base.chats and "text" not in form.settings:
+        tokens += _TURNS
     counted = "characters, since no tokenizer is at hand" if base.tokenizer is None else "its tokenizer"
     return length_for(tokens, base.positions), counted
 

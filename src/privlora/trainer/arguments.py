@@ -27,6 +27,7 @@ RENAMED: Final[Mapping[str, tuple[str, str]]] = {
     "adam_beta1": ("method", "beta1"),
     "adam_beta2": ("method", "beta2"),
     "max_length": ("columns", "max_length"),
+    "truncation_mode": ("columns", "truncation_mode"),
     "dataset_text_field": ("columns", "text"),
     "chat_template_path": ("columns", "chat_template"),
     "seed": ("run", "seed"),
@@ -103,7 +104,6 @@ WHY: Final[Mapping[str, str]] = {
     "auto_find_batch_size": "run=dict(tokens_per_micro_batch='auto') finds how much fits; the logical batch is "
     "expected_batch_size",
     "save_strategy": "checkpoints are for resuming a run; save_steps says how many steps lie between them",
-    "truncation_mode": "prompts are cut from their left, then completions at their end",
     "data_seed": "which records a step draws must not be foreseen",
     "full_determinism": "noise and sampling are keyed by the operating system and never repeat",
 }

@@ -83,7 +83,8 @@ class PrivateTrainer:
         means the same, and refused by name where it does not; then privacy is needed, too.
     train_dataset: PRIVATE records, of any kind that `fine_tune` takes. Which columns are read is seen from the names
         that all records have: messages; or prompt and completion (then the loss is on completions, unless
-        completion_only_loss is False); or text.
+        completion_only_loss is False); or text. As in TRL, prompts that are texts are rendered by no chat template:
+        columns=dict(template="chat") does.
     eval_dataset: PUBLIC records of the same form: their loss is published. What was held out of private records is as
         private as they are, and is refused only where it can be seen (one table of `datasets`, equal records).
     peft_config: a peft.LoraConfig, or fields of AdapterSettings; None: an adapter of rank 16 on all linear layers (with
@@ -334,6 +335,10 @@ def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) ->
             columns.setdefault("messages", "messages")
         elif form == "completion":
             columns |= {"prompt": "prompt", "completion": "completion"}
+            of_one_kind = records and getattr(records, "column_names", None)  # as all of a table's are
+            some = [records[0]] if records and of_one_kind else records or ()
+            if not any(isinstance(record["prompt"], list) for record in some):
+                columns.setdefault("template", "none")  # as TRL, which renders messages alone
     if groups.assistant_only:
         columns["loss_on"] = "completion"
     elif "prompt" in columns:

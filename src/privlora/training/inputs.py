@@ -32,7 +32,7 @@ from privlora.data.records import (
     synthesis_texts,
     text_of,
 )
-from privlora.data.rendering import renderer
+from privlora.data.rendering import Renderer
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.units import Grouping, Units, group_units
@@ -208,13 +208,13 @@ def refuse_unrendered_first(
     """Before the model's weights are loaded, raise what `load_data` would of the first chats that the chat template
     refuses, by their lines. Of records on the hub, of large files and of an iterator none is looked at."""
     data = settings.data
-    columns = [
-        each for each in (data.columns, data.rejected_columns) if each and each["messages"] is not None
-    ]
-    if not columns:
+    if data.task is not None or data.label is not None:
         return
+    columns = [each for each in (data.columns, data.rejected_columns) if each]
     loss_on = data.loss_on if data.rejected_columns is None else "completion"
-    renders = [renderer(Template(**each), tokenizer, loss_on) for each in columns]
+    renders = [Renderer(Template(**each), tokenizer, loss_on) for each in columns]
+    if not all(render.is_chat for render in renders):
+        return
 
     def check(record: Mapping[str, Any], number: int) -> None:
         for render in renders:
@@ -498,6 +498,7 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
             max_length=data.max_length,
             add_eos=data.add_eos,
             beta=data.beta,
+            truncation_mode=data.truncation_mode,
         )
     return build_examples(
         records,
@@ -507,6 +508,7 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
         loss_on=data.loss_on,
         add_eos=data.add_eos,
         chunk=data.chunk,
+        truncation_mode=data.truncation_mode,
     )
 
 

@@ -21,7 +21,7 @@ from privlora.data.records import (
     places,
     text_of,
 )
-from privlora.data.rendering import messages_of
+from privlora.data.rendering import holds_turns, messages_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
 from privlora.data.units import Grouping
@@ -36,8 +36,8 @@ def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
     record in, and tells whose it is."""
     columns = [each for each in (data.columns, data.rejected_columns) if each is not None]
     chats = [each["messages"] for each in columns if each["messages"] is not None]
-    texts = fields_of([each[kind] for each in columns for kind in ("text", "prompt", "completion")])
-    texts |= fields_of([data.pair])
+    given = {each[kind] for each in columns for kind in ("text", "prompt", "completion")} | {data.pair}
+    forms = sorted(form for form in given if form is not None)
     task = None if data.task is None else find_task(data.task)
     classes = data.classes
 
@@ -49,8 +49,12 @@ def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
             return
         for name in chats:
             messages_of(record, number, name)
-        for name in texts:
-            text_of(record, name, number)
+        for form in forms:
+            if data.label is None and form != data.text and holds_turns(record, form):
+                messages_of(record, number, form)
+                continue
+            for name in fields_of([form]):
+                text_of(record, name, number)
         if classes is not None:
             classes.answer_of(record, number)
 

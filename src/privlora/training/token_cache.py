@@ -27,7 +27,9 @@ import transformers
 
 from privlora.config import DataSettings
 from privlora.data.assembling import Tokens, frame_of, plain_backend
+from privlora.data.examples import Template
 from privlora.data.records import CONTENT_BYTES, local_file
+from privlora.data.rendering import is_chat
 from privlora.data.summary import DataSummary
 from privlora.data.tasks import find_task
 from privlora.disk import lock
@@ -37,7 +39,7 @@ from privlora.version import __version__
 
 _log = logging.getLogger(__name__)
 
-_FORMAT: Final = 2  # raise it with what is in the file, and with how records become tokens
+_FORMAT: Final = 3  # raise it with what is in the file, and with how records become tokens
 _DIGEST: Final = 32
 _BLOCK: Final = 64  # bytes
 _CHAT: Final = [{"role": "user", "content": "a b"}, {"role": "assistant", "content": "c"}]
@@ -105,9 +107,9 @@ def key_of(data: DataSettings, user_column: str | None, tokenizer: Any) -> str |
     """
     backend = plain_backend(tokenizer)
     renders = type(tokenizer).apply_chat_template is transformers.PreTrainedTokenizerBase.apply_chat_template
-    is_chat = data.messages is not None
+    rendered = is_chat(Template(**data.columns), tokenizer)
     template = data.chat_template or tokenizer.chat_template
-    if backend is None or not renders or (is_chat and "strftime_now" in str(template)):
+    if backend is None or not renders or (rendered and "strftime_now" in str(template)):
         return None
     try:
         told = json.loads(backend.to_str())
@@ -126,11 +128,12 @@ def key_of(data: DataSettings, user_column: str | None, tokenizer: Any) -> str |
         "task": None if data.task is None else repr(find_task(data.task)),
         "read": [data.limit, data.loss_on, user_column, data.chunk],
         "frame": asdict(
-            frame_of(tokenizer, data.max_length, data.loss_on == "all", data.add_eos, is_chat=is_chat)
+            frame_of(tokenizer, data.max_length, data.loss_on == "all", data.add_eos, is_chat=rendered)
         ),
+        "keeps": data.truncation_mode,
         "tokenizer": {name: part for name, part in told.items() if name not in of_last_call},
         "chat": [tokenizer.chat_template, tokenizer.special_tokens_map, _probe(tokenizer)]
-        if is_chat
+        if rendered
         else None,
         "splits": getattr(tokenizer, "split_special_tokens", None),
     }
