@@ -26,7 +26,7 @@ class Result:
     release: folder that is safe to publish: a plain peft adapter, the privacy report, the card and the ledger. In the
         non-private mode and with repeatable noise, ``not-private`` beside where it would be.
     epsilon, delta: the statement under add-or-remove-one; None in the non-private mode or with repeatable noise.
-    profile: PRIVATE page that shows where the time of a step went, where it was asked for and a step was taken.
+    profile: PRIVATE trace that shows where the time of a step went, where it was asked for and a step was taken.
     base_was_given: whether the caller handed over a loaded model.
     """
 

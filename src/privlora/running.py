@@ -20,7 +20,7 @@ from privlora.config.one_place import MICRO_BATCH
 from privlora.data.summary import DataSummary
 from privlora.methods import CHOICES
 from privlora.precision import own_context
-from privlora.profiling.run import profiled, told_peak
+from privlora.profiling import profiled
 from privlora.rehearsals.choosing import Chosen, choose
 from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice, with_cost
 from privlora.rehearsals.settling import settle
@@ -160,8 +160,6 @@ def train_and_publish(
         return chosen.settings, named, data, chosen, identity
 
     settings, plan, data, chosen, identity = ranks.same(prepare)
-    profiles = ranks.first and given.on_profile is not None and not over
-    peak = told_peak(settings, model) if profiles else ""
     with unchanged_afterwards(model):
         if settings.data.label is not None:
             padded_as(model, tokenizer)
@@ -189,13 +187,14 @@ def train_and_publish(
             known = plan
             if settings.privacy.private and known is None:
                 known = read_ledger(folder.ledger).plan
+            left = settings.privacy.steps if fresh or plan is None else read_ledger(folder.ledger).remaining
             reported = loggers(settings.run.report_to, folder, settings.run.label)
             if (begin := getattr(given.observer, "on_run", None)) is not None:
                 begin(known, settings)
             with (
                 _resumable(settings, given),
                 watching(given.observer, given.callbacks, reported, known, settings) as (observer, heard),
-                profiled(parts, folder, peak, ranks.size, given.on_profile) as pages,
+                profiled(folder, parts.adapter.device, left, given.on_profile) as traces,
             ):
                 finish_training(parts, data, folder, plan, observer=observer, ranks=ranks)
             rows = _rows(parts, folder, known) if reported else []
@@ -219,7 +218,7 @@ def train_and_publish(
                 service.end(rows)
     was_given = given.model is not None
     found = ranks.same(lambda: result_of(folder, summary, settings.privacy.steps, base_was_given=was_given))
-    return replace(found, profile=pages[0]) if pages else found
+    return replace(found, profile=traces[0]) if traces else found
 
 
 @contextmanager

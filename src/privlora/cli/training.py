@@ -44,7 +44,7 @@ WRITING = "writing texts"
 
 ProfileOption = Annotated[
     bool,
-    typer.Option("--profile", help="Leave a page in private/ that shows where the time of a step goes."),
+    typer.Option("--profile", help="Leave a trace in private/ that shows where the time of a step goes."),
 ]
 
 
