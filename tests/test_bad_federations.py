@@ -92,16 +92,22 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         {"privacy": {"steps": 9}},
         ["a client of this federation takes 4", "remove privacy.steps"],
     ),
-    "dirichlet without a column": ({"federation": {"split": "dirichlet", "alpha": 0.5}}, ["none is named"]),
+    "dirichlet without a column": (
+        {"federation": {"split": "dirichlet", "alpha": 0.5}},
+        ["cuts by a column", "Fix: name it"],
+    ),
     "dirichlet without alpha": (
         {"federation": {"split": "dirichlet", "column": "patient"}},
-        ["split=dirichlet lacks alpha", "Fix: add alpha: 0.5"],
+        ["split=dirichlet takes alpha", "Fix: add alpha: 0.5"],
     ),
     "too many a round": (
         {"federation": {"clients_per_round": 4}},
         ["exceeds the 3 clients", "Fix: at most 3"],
     ),
-    "too few survivors": ({"federation": {**JOINT, "survivors": 1}}, ["above half of the 3", "Fix: 2 to 3"]),
+    "too few survivors": (
+        {"federation": {**JOINT, "survivors": 1}},
+        ["above two thirds of the 3", "Fix: survivors: 3, or more"],
+    ),
     "survivors of open sums": ({"federation": {"survivors": 2}}, ["secure sums", "secure_aggregation: true"]),
     "joint with more steps": ({"federation": {"rule": "joint"}}, ["one step a round", "Fix: local_steps: 1"]),
     "joint in open sums": (
@@ -114,7 +120,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "joint along a direction": (
         {"federation": JOINT, "method": {"name": "dp-zo"}},
-        ["federation.rule=joint cannot train by method.name=dp-zo", "a direction of its own", "use prism"],
+        ["federation.rule=joint cannot train by method.name=dp-zo", "a secret direction", "use prism"],
     ),
     "secure sums of a rule that cannot": (
         {"federation": {"rule": "flora", "secure_aggregation": True}},

@@ -253,10 +253,21 @@ FILES = {
     ),
     "an alias of nothing": (
         b"a: *Zqsecret\n",
-        "line 1 is not valid YAML (found undefined alias what is not shown)",
+        "line 1 holds an alias. Fix: write out what stands behind each &name, in the place of its *name",
     ),
     "a tag": (b"a: !Zq'sec'ret x\n", "line 1 is not valid YAML"),
-    "lists in lists": (b"a: " + b"[" * 9999, "is not valid YAML (RecursionError)"),
+    "an alias": (b"a: &x [Zq]\nb:\n  c: *x\n", "line 3 holds an alias"),
+    "lists in lists": (
+        b"a:\n  " + b"[" * 9999,
+        "line 2 holds more than 20 lists and mappings in one another",
+    ),
+    "mappings in mappings": (
+        b"".join(b" " * n + b"a:\n" for n in range(99)),
+        "line 20 holds more than 20 lists and mappings in one another",
+    ),
+    "many values": (b"a:\n  [" + b"1," * 60_000 + b"]\n", "line 2 holds more than 50000 values"),
+    "a long value": (b"a:\n  " + b"1:59" * 30_000, "line 2 holds a value of more than 50000 characters"),
+    "a long text": (b"#" * 1_000_001, "holds more than 1000000 characters. Fix: shorten it"),
     "a Python object": (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
 }
 

@@ -208,7 +208,7 @@ KINDS: dict[str, tuple[Callable[[Path, Path], Path], dict[str, str]]] = {
     "texts": (_texts, {"subject/title": "9 synthetic texts", "subject/release": "texts"}),
     "clients' noise": (_federated(), {"subject/rule": "tan", "size/of": "each of 3 clients"}),
     "shares": (
-        _federated(rule="joint", local_steps=1, survivors=2, secure_aggregation=True),
+        _federated(rule="joint", local_steps=1, secure_aggregation=True),
         {"subject/rule": "joint", "size/of": "all data"},
     ),
     "server": (
@@ -260,7 +260,7 @@ def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("colluding/0/epsilon", 0.9, "epsilon"),
         ("colluding/0/noise_multiplier", 2.0, "epsilon"),
         ("colluding/0/clients", 2, "epsilon"),
-        ("threshold", 3, "epsilon"),
+        ("threshold", 2, "epsilon"),
         ("clients/1/epsilon", 0.1, "clients"),
         ("clients/1/epsilon_planned", 0.1, "clients"),
         ("clients/1/steps_charged", 1, "clients"),

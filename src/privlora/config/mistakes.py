@@ -422,11 +422,12 @@ def _told(
     groups = list(Settings.model_fields)
     lacking.sort(key=lambda place: groups.index(str(place[0])) if place[0] in groups else 0)
     found = _missing(lacking, federated=values.get("federation") is not None)
-    wrong = [_wrong(problem, problems, origin) for problem in _furthest(problems)]
-    if len(wrong) > _SHOWN:
-        last = wrong[_SHOWN - 1]
-        more = ConfigError(f"{last.what}, and {len(wrong) - _SHOWN} more", why=last.why, fix=last.fixes)
-        wrong = [*wrong[: _SHOWN - 1], more]
+    problems = _furthest(problems)
+    wrong = [_wrong(problem, problems, origin) for problem in problems[:_SHOWN]]
+    if len(problems) > _SHOWN:
+        last = wrong.pop()
+        more = f"{last.what}, and {len(problems) - _SHOWN} more"
+        wrong.append(ConfigError(more, why=last.why, fix=last.fixes))
     return found + wrong
 
 
@@ -434,10 +435,10 @@ def _furthest(problems: list[Any]) -> list[Any]:
     """One of each setting: of a value that may be several things, the one that was read furthest."""
     wrong = [problem for problem in problems if problem["type"] not in ("missing", "lacking")]
     places = [_place(problem["loc"]) for problem in wrong]
+    around = {place[:end] for place in places for end, sign in enumerate(place) if sign in ".["}
     found: dict[tuple[str, str], Any] = {}
     for place, problem in zip(places, wrong, strict=True):
-        inner = "." in place and any(other.startswith((f"{place}.", f"{place}[")) for other in places)
-        if inner:
+        if "." in place and place in around:
             continue
         key = place, "" if "." in place else problem["msg"]  # of a group, or all of them, each is another
         if key not in found or len(problem["loc"]) > len(found[key]["loc"]):
@@ -486,7 +487,8 @@ def _unknown_in(values: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
         assert issubclass(kind, BaseModel)
         for key in inner or ():
             if key not in kind.model_fields:
-                unknown[(group, key)] = named_here(group, key, inner[key], values)
+                told = len(unknown) < _NAMES_SHOWN  # of thousands it would take minutes
+                unknown[(group, key)] = named_here(group, key, inner[key], values) if told else ""
     return unknown
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -13,12 +12,12 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from privlora.config.auto import spelt_out, with_all_auto
-from privlora.config.base import group_in
 from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
 from privlora.config.mistakes import Beside, Origin, checked_settings, mistakes, natural
 from privlora.config.nearby import whereabouts
 from privlora.config.not_settings import refuse_other_than_settings, refuse_settings_first
+from privlora.config.plain_yaml import TWICE, UnboundedError, read_plain
 from privlora.errors import ConfigError, Together, named, typed
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
@@ -69,7 +68,7 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
     text = ""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        content = yaml.load(text, Loader=_StrictLoader)
+        content = read_plain(text)
     except (OSError, UnicodeDecodeError) as error:
         near = _near(Path(path)) if isinstance(error, FileNotFoundError) else None
         raise ConfigError(
@@ -80,14 +79,16 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
             if near is None
             else f"did you mean {near!r}?",
         ) from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         colonless = _line_without_a_colon(error, text)
         line = colonless or (mark.line + 1 if mark else None)
         where = f", line {line}" if line else ""
         problem = getattr(error, "problem", None) or type(error).__name__
+        if isinstance(error, UnboundedError):
+            raise ConfigError(f"{str(path)!r}{where} holds {problem}", fix=error.fix) from None
         if not quoted:
-            problem = "a key is given twice" if problem.endswith(_TWICE) else type(error).__name__
+            problem = "a key is given twice" if problem.endswith(TWICE) else type(error).__name__
         tab = "\\t" in problem
         problem = _QUOTED.sub(
             "what is not shown", _OWN.sub(r"\1", problem)
@@ -185,8 +186,8 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
         fix = _GENERAL if told is None else _as_written(told, value)
         raise ConfigError(f"cannot read override {named(override)}", fix=fix)
     try:
-        parsed = yaml.load(value, Loader=_StrictLoader)
-    except (yaml.YAMLError, RecursionError):
+        parsed = read_plain(value)
+    except yaml.YAMLError:
         raise ConfigError(
             f"the value of override {named(key)} is not valid YAML",
             fix="""put quotes inside those of the shell, as 'data.text="{title}"'""",
@@ -215,45 +216,6 @@ def _as_written(told: str, value: str) -> str:
     return f"write {found[1]}{found[2] or f'={shown}'} (group.key=value){found[3] or ''}"
 
 
-_TWICE: Final = "is given twice"
 _OWN: Final = re.compile(r"'(<[a-z ]+>)'")
 """YAML's own words, among what it quotes."""
 _QUOTED: Final = re.compile(r"""['"].{3,}['"]""", re.DOTALL)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML's plain types, and no key twice in a mapping: one of two clip_norm would be lost silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                continue  # a list or a mapping, which yaml itself refuses as a key
-            if key_node.value in seen:
-                key = (
-                    key_node.value if key_node.value in _names() else "a key"
-                )  # of records it may be a person's name
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key} {_TWICE}", problem_mark=key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A value that is none of its kind is an error of YAML, without the value."""
-        try:
-            return super().construct_object(node, deep)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            raise yaml.constructor.ConstructorError(
-                problem="a value that is none of its kind, as a day that no month has",
-                problem_mark=node.start_mark,
-            ) from None
-
-
-@cache
-def _names() -> frozenset[str]:
-    """Of all groups and their settings."""
-    groups = [group_in(field.annotation) for field in Settings.model_fields.values()]
-    return frozenset(Settings.model_fields).union(
-        *(group.model_fields for group in groups if group is not None)
-    )
