@@ -419,14 +419,11 @@ def test_errors_do_not_quote_another_tools_file(
     assert "SECRETTOKEN" not in ended.out + ended.err
 
 
-def test_trl_puts_nothing_between_a_prompt_and_its_answer(
-    here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trl_renders_no_texts(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
     jsonl(here / "records.jsonl", rows(2200, prompt="Say", completion=SECRET))
     settings, outcome = taken_over(capsys, TRL, here / "records.jsonl")
     assert (settings.data.prompt, settings.data.completion) == ("prompt", "completion")
-    assert "a prompt is written as" not in outcome.err
-    own = call(capsys, "init", here / "records.jsonl", "--model", "m/m", "--output", "own.yaml")
-    assert 'a prompt is written as "{prompt}\\n" before its answer (data.prompt)' in own.err.replace(
-        "\\\\n", "\\n"
-    )
+    assert settings.data.template == "none"
+    assert outcome.err.count("template") == 0
+    call(capsys, "init", here / "records.jsonl", "--model", "m/m", "--output", "own.yaml")
+    assert load_settings(here / "own.yaml").data.template == "auto"
