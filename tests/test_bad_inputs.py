@@ -382,9 +382,9 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 FORMS = {
-    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="{prompt}\\n", data.chosen="chosen", data.reject',
-    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n\\n", com',
-    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="Question: {question}\\nAnswer: ", data.comp',
+    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="prompt", data.chosen="chosen", data.reject',
+    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}", com',
+    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="question", data.comp',
     '{"conversations": []}': 'Fix: set data.messages="conversations"',
     '{"id": 4, "Note": "came late", "tags": ["flu"]}': 'set data.text="Note" (in Python columns=dict(text="Note"))',
     '{"id": 4, "said": "came late"}': 'set data.text="said" (in Python',  # the only text

@@ -48,23 +48,23 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     ),
     "Alpaca": (
         lambda f: jsonl(f / "d.jsonl", rows(2500, instruction="Say", input=lambda i: "", output=SECRET)),
-        {"prompt": "{instruction}\n{input}\n\n", "completion": "output", "loss_on": "completion"},
+        {"prompt": "{instruction}\n{input}", "completion": "output", "loss_on": "completion"},
     ),
     "instruction alone": (
         lambda f: jsonl(f / "d.jsonl", rows(9, instruction="Say", response=SECRET)),
-        {"prompt": "{instruction}\n\n", "completion": "response"},
+        {"prompt": "instruction", "completion": "response"},
     ),
     "questions": (
         lambda f: table(f / "d.csv", rows(40_000, question="Who", answer=SECRET)),
-        {"prompt": "Question: {question}\nAnswer: ", "completion": "answer"},
+        {"prompt": "question", "completion": "answer"},
     ),
     "prompt and response": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", response=SECRET)),
-        {"prompt": "{prompt}\n", "completion": "response"},
+        {"prompt": "prompt", "completion": "response"},
     ),
     "set off already": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", completion=lambda i: f" {SECRET}")),
-        {"prompt": "{prompt}\n", "completion": "completion"},
+        {"prompt": "prompt", "completion": "completion"},
     ),
     "messages": (
         lambda f: jsonl(f / "d.jsonl", rows(60, messages=chat, source="x")),
@@ -80,7 +80,15 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     ),
     "preferences": (
         lambda f: jsonl(f / "d.jsonl", rows(60, question="Who?", better=SECRET, worse="Nobody.")),
-        {"prompt": "{question}\n", "chosen": "better", "rejected": "worse"},
+        {"prompt": "question", "chosen": "better", "rejected": "worse"},
+    ),
+    "prompts and completions of messages": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, prompt=chat, completion=chat)),
+        {"prompt": "prompt", "completion": "completion", "loss_on": "completion", "messages": None},
+    ),
+    "preferred chats with a prompt": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, prompt=chat, chosen=chat, rejected=chat)),
+        {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
     ),
     "preferred chats": (
         lambda f: jsonl(f / "d.jsonl", rows(60, chosen=chat, rejected=chat)),
@@ -141,7 +149,7 @@ def test_a_file_of_this_shape(shape: str, base: Path, here: Path, capsys: pytest
     for said in (text, outcome.out, outcome.err):
         assert "Greta" not in said
         assert "cough" not in said
-    assert outcome.out.splitlines()[1:] == [
+    assert [line for line in outcome.out.splitlines()[1:] if not line.startswith("example:")] == [
         "next:     privlora plan run.yaml",
         "next:     privlora train run.yaml",
     ]
@@ -844,7 +852,7 @@ def test_a_federation_that_runs_as_it_is(
     assert plan.steps == federation.rounds * federation.local_steps
     assert f"{plan.steps} in all are charged" in text
     assert settings.privacy.n == 2 * count
-    assert outcome.out.splitlines()[1:] == [
+    assert [line for line in outcome.out.splitlines()[1:] if not line.startswith("example:")] == [
         "next:     privlora plan run.yaml",
         "next:     privlora federate run.yaml",
     ]

@@ -215,7 +215,8 @@ class Renderer:
             raise DataError(
                 f"record {number}: the completion has no message of the assistant", fix="give it that role"
             )
-        talk.refuse_lost(whole, [i for i in range(last + 1) if messages[i]["role"] != "assistant"])
+        others = [i for i in range(last + 1) if messages[i]["role"] != "assistant"]
+        talk.refuse_lost(whole, others, with_tools=True)
         is_open = bool(learnt) and learnt[-1] == last and self._ends.search(whole) is None
         if self._loss_on == "all":
             talk.refuse_lost(whole, range(first, last + 1))
@@ -333,11 +334,15 @@ class _Talk:
             )
         return start, stop
 
-    def refuse_lost(self, text: str, messages: Iterable[int]) -> None:
-        """Raise DataError where the text lacks what one of these messages says, or one of the tools."""
-        packed = _packed(text)
-        named = (each.get("function", each).get("name", "") for each in self._tools or [])
-        lost = "one of the tools" if any(_lacks(packed, str(name)) for name in named) else None
+    def refuse_lost(self, text: str, messages: Iterable[int], *, with_tools: bool = False) -> None:
+        """Raise DataError where the text lacks what one of these messages says, or what a tool is for."""
+        packed, lost = _packed(text), None
+        tools = [each.get("function", each) for each in self._tools or [] if with_tools]
+        told = [
+            each.get(key) for each in tools if isinstance(each, Mapping) for key in ("name", "description")
+        ]
+        if any(_lacks(packed, said) for said in told if isinstance(said, str)):
+            lost = "one of the tools"
         for i in messages:
             if any(_lacks(packed, said) for said in _said(self.messages[i])):
                 lost = f"something that message {i + 1} says"
