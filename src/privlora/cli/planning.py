@@ -112,6 +112,8 @@ def plan(
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.reporting.limits import not_protected
+            from privlora.training.models import adapter_for
+            from privlora.training.reach import coverage
 
         with _reading(settings):
             settings, model = local_model(settings)
@@ -138,6 +140,7 @@ def plan(
             "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
             "refused_here": refused,
             "memory": memory.to_dict() if memory is not None else None,
+            "coverage": None if model is None else coverage(adapter_for(settings, model)),
             "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
             "not_protected": limits,
         }
@@ -249,7 +252,7 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
     from privlora.training.classifier import head_of
     from privlora.training.inputs import fitted
     from privlora.training.model_checks import refuse_out_of_reach
-    from privlora.training.models import adapter_for, load_skeleton, load_tokenizer
+    from privlora.training.models import load_skeleton, load_tokenizer, loadable_adapter
 
     if not Path(settings.model.name).expanduser().is_dir():
         return settings, None
@@ -259,7 +262,7 @@ def local_model(settings: Settings) -> tuple[Settings, Any]:
         model = load_skeleton(settings.model, head=head_of(settings))
     settings = fitted(settings, model)
     refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
-    adapter_for(settings, model)  # what it refuses is no matter of memory, which may not be asked for
+    loadable_adapter(settings, model)  # what it refuses is no matter of memory, which may not be asked for
     return settings, model
 
 
@@ -498,6 +501,8 @@ def _machine_rows(
     content: dict[str, Any], memory: MemoryEstimate | None, chosen: str | None, of_memory: str
 ) -> list[tuple[str, str]]:
     """The model, and what a run takes of a machine. chosen: why micro-batches are as long as they are."""
+    from privlora.reporting.wording import coverage_in_words
+
     rows = [
         ("dropout", _dropout_line(content["dropout"], content["lora_dropout"])),
         ("model", _model_line(content["model"])),
@@ -509,6 +514,8 @@ def _machine_rows(
     if memory is not None and "bands" in content:
         kept = memory.kept_noise_bytes
         of_memory += f"; kept noise {in_one_unit(kept)(kept)}"
+    if content["coverage"] is not None:
+        rows.append(("adapts", coverage_in_words(content["coverage"])))
     rows.append(("memory", of_memory))
     if chosen is not None:
         rows.append(("auto", chosen))

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
 import typer
+import yaml
 
-from privlora.cli.console import JsonOption, emit, err, out
+from privlora.cli.console import JsonOption, emit, err, loading, out
+from privlora.config import settings_from
 from privlora.errors import ConfigError, PrivloraError, in_one
 
 if TYPE_CHECKING:
@@ -132,6 +134,8 @@ def init(
         words += f" and the {taken.dialect} settings in {source}"
     command = "federate" if owners else "train"
     content = checked_text(draft, top_of(target, words, command), end)
+    if base.unproven:
+        _refuse_unfit(content)
     write_new(target, content)
     following = [f"privlora plan {target}", f"privlora {command} {target}"]
     if as_json:
@@ -153,6 +157,16 @@ def init(
     out().print(f"{'settings:':<10}{target}")
     for command in following:
         out().print(f"{'next:':<10}{command}")
+
+
+def _refuse_unfit(content: str) -> None:
+    """Raise ModelError for a model that `privlora plan` and `train` would refuse with these settings."""
+    with loading():
+        from privlora.training.first_looks import look_at_model
+        from privlora.training.models import load_skeleton
+    settings = settings_from(yaml.safe_load(content))
+    load_skeleton(settings.model)
+    look_at_model(settings)
 
 
 def _of_init(call: Callable[..., _Found], *given: Any, **named: Any) -> _Found:
