@@ -28,6 +28,7 @@ from privlora.reporting import publish
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
 from privlora.reporting.texts import publish_texts
+from privlora.reporting.wording import coverage_in_words
 from privlora.result import Result
 from privlora.sizes import COUNTING
 from privlora.synthesis.embeddings import base_alone
@@ -53,6 +54,7 @@ from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loggers import Service, loggers
 from privlora.training.loop import Interrupted, Observer, finish_training, train_beside
 from privlora.training.models import (
+    adapter_for,
     check_model,
     given_or_loaded,
     refuse_other_logits,
@@ -61,6 +63,7 @@ from privlora.training.models import (
 from privlora.training.progress import WRITING
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks
+from privlora.training.reach import coverage
 from privlora.training.sharding import load_sharded, refuse_in_several
 from privlora.training.takeover import is_over, make_room
 from privlora.training.texts.final_texts import Progress, final_texts
@@ -111,6 +114,9 @@ def train_and_publish(
     folder = RunFolder(Path(settings.run.output))
     ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
+    reached = coverage(adapter_for(settings, model))
+    if given.on_choice is not None and (reached["left_out"] or reached["experts"]):
+        given.on_choice(f"target_modules, {coverage_in_words(reached)}")
     asked = settings.run.tokens_per_micro_batch
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
     over = not fresh and is_over(folder)

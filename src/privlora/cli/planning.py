@@ -113,6 +113,8 @@ def plan(
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.reporting.limits import not_protected
+            from privlora.training.models import adapter_for
+            from privlora.training.reach import coverage
 
         with _reading(settings):
             settings, model, tokenizer = local_model(settings)
@@ -141,6 +143,7 @@ def plan(
             "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
             "refused_here": refused,
             "memory": memory.to_dict() if memory is not None else None,
+            "coverage": None if model is None else coverage(adapter_for(settings, model)),
             "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
             "not_protected": limits,
         }
@@ -252,7 +255,7 @@ def local_model(settings: Settings) -> tuple[Settings, Any, Any]:
     from privlora.training.classifier import head_of
     from privlora.training.inputs import fitted
     from privlora.training.model_checks import refuse_out_of_reach
-    from privlora.training.models import adapter_for, load_skeleton, load_tokenizer
+    from privlora.training.models import load_skeleton, load_tokenizer, loadable_adapter
 
     if not Path(settings.model.name).expanduser().is_dir():
         return settings, None, None
@@ -263,7 +266,7 @@ def local_model(settings: Settings) -> tuple[Settings, Any, Any]:
     settings = fitted(settings, model)
     tokenizer = load_tokenizer(settings.model)
     refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
-    adapter_for(settings, model)  # what it refuses is no matter of memory, which may not be asked for
+    loadable_adapter(settings, model)  # what it refuses is no matter of memory, which may not be asked for
     return settings, model, tokenizer
 
 
@@ -502,6 +505,8 @@ def _machine_rows(
     content: dict[str, Any], memory: MemoryEstimate | None, chosen: str | None, of_memory: str
 ) -> list[tuple[str, str]]:
     """The model, and what a run takes of a machine. chosen: why micro-batches are as long as they are."""
+    from privlora.reporting.wording import coverage_in_words
+
     rows = [
         ("dropout", _dropout_line(content["dropout"], content["lora_dropout"])),
         ("model", _model_line(content["model"])),
@@ -513,6 +518,8 @@ def _machine_rows(
     if memory is not None and "bands" in content:
         kept = memory.kept_noise_bytes
         of_memory += f"; kept noise {in_one_unit(kept)(kept)}"
+    if content["coverage"] is not None:
+        rows.append(("adapts", coverage_in_words(content["coverage"])))
     rows.append(("memory", of_memory))
     if chosen is not None:
         rows.append(("auto", chosen))

@@ -98,6 +98,8 @@ def init(
     words = ", ".join(Path(path).name for path in paths)
     command = "federate" if owners else "train"
     content = checked_text(draft, top_of(target, words, command))
+    if base.unproven:
+        _refuse_unfit(content)
     write_new(target, content)
     shown = _example(content) if base.local and base.tokenizer is not None else []
     following = [f"privlora plan {target}", f"privlora {command} {target}"]
@@ -130,6 +132,16 @@ def _example(content: str) -> list[tuple[str, str]]:
             return example_rows(settings.data, load_tokenizer(settings.model))
         except PrivloraError:  # `plan` says what is wrong with the model
             return []
+
+
+def _refuse_unfit(content: str) -> None:
+    """Raise ModelError for a model that `privlora plan` and `train` would refuse with these settings."""
+    with loading():
+        from privlora.training.first_looks import look_at_model
+        from privlora.training.models import load_skeleton
+    settings = settings_from(yaml.safe_load(content))
+    load_skeleton(settings.model)
+    look_at_model(settings)
 
 
 def _of_init(call: Callable[..., _Found], *given: Any, **named: Any) -> _Found:

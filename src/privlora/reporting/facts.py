@@ -26,6 +26,7 @@ from privlora.reporting.noise import noise_on_weights
 from privlora.reporting.statement import SCHEMA_VERSION, evaluation_rows, privacy_facts, versions
 from privlora.training.assembly import Parts
 from privlora.training.cycles import bands_of
+from privlora.training.reach import coverage
 
 
 def gather(
@@ -140,6 +141,7 @@ def _adapter(parts: Parts) -> dict[str, Any]:
         if lora.target_modules != EITHER
         else parts.adapter.target_modules,
         **({"exclude_modules": lora.exclude_modules} if lora.exclude_modules else {}),
+        "coverage": coverage(parts.adapter),
         "init": published_name(parts.hyper.init),
         "public_seed": parts.settings.run.seed,
         "exported": "last iterate" if parts.average is None else "average of the iterates",

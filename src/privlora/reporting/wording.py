@@ -348,6 +348,22 @@ def targets_in_words(adapter: Mapping[str, Any]) -> str:
     return f"{words} without {', '.join(without)}" if without else words
 
 
+def coverage_in_words(coverage: Mapping[str, Any]) -> str:
+    """Which part of the weights is adapted, and why layers are left out that target_modules stands for.
+
+    >>> coverage_in_words({"share": 0.021, "experts": 0.96, "left_out": {"not called": ["fc1", "fc2"]}})
+    '2.1 % of the weights; experts (96 %) stay as they are; left out: fc1, fc2 (not called)'
+    """
+    share, experts = (
+        f"{100 * s:.{0 if s >= 0.1 else 1}f} %" for s in (coverage["share"], coverage["experts"])
+    )
+    parts = [f"{share} of the weights", f"experts ({experts}) stay as they are"][
+        : 2 if coverage["experts"] else 1
+    ]
+    left_out = (f"{', '.join(names)} ({why})" for why, names in coverage["left_out"].items())
+    return "; ".join([*parts, *(f"left out: {each}" for each in left_out)])
+
+
 def method_table(report: Report) -> list[tuple[str, str]]:
     """(name, value) rows of how the adapter was trained."""
     method, adapter = report["method"], report["adapter"]
@@ -372,6 +388,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Exported", adapter["exported"] + decay),
         ("Adapter", f"{lora}, start {adapter['init']}"),
         ("Targets", targets_in_words(adapter)),
+        *([("Adapts", coverage_in_words(adapter["coverage"]))] if "coverage" in adapter else []),
         *_predicted(report),
         (
             "Text",

@@ -99,6 +99,12 @@ def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft,
     """The settings, and what to say of them on the screen. Raises DataError for a column of users that is none."""
     draft, notes = Draft(), list[str]()
     draft.put("model.name", base.name, "a local folder" if base.local else "a model of the hub")
+    if base.in_float16:
+        draft.put(
+            "model.dtype",
+            "bfloat16",
+            "it is stored in float16, whose gradients overflow; float32 is exact, and twice as large",
+        )
     draft.remark(
         "model", "quantization: 4bit   # where memory is short (QLoRA; pip install 'privlora[quant]')"
     )

@@ -21,7 +21,9 @@ from transformers import (
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import NEW_MODULES
+from privlora.adapters.peft_files import refuse_unloadable
 from privlora.adapters.quantised import bits, hold, let_go
+from privlora.adapters.targets import settled_targets
 from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, reason_of
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
@@ -31,13 +33,16 @@ from privlora.training.model_checks import (
     refuse_adapted,
     refuse_coupled,
     refuse_coupled_texts,
+    refuse_encoder,
     refuse_float16,
     refuse_out_of_reach,
+    refuse_places,
     refuse_too_short,
 )
 from privlora.training.model_files import files_of, refuse_encoder_decoder, refuse_incomplete_files
 from privlora.training.model_names import model_source, near_folder
 from privlora.training.ranks import Ranks
+from privlora.training.reach import inputs_on_paper, left_out
 
 _FINE, _COARSE = 1e-4, 0.03  # by how much logits of like processes may differ, in float32 and below
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -213,7 +218,7 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
     beyond its vocabulary, rows that are coupled, or predictions from later tokens.
     """
     refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
-    adapter = adapter_for(settings, model)
+    adapter = loadable_adapter(settings, model)
     with unchanged_afterwards(model):
         model.eval()
         if head_of(settings) is None:
@@ -318,7 +323,8 @@ _CHECKPOINTING = (
 @contextmanager
 def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
     """Give a model back as it was: training flags, hooks and gradient checkpointing of every module."""
-    names = ("training", *_CHECKPOINTING)
+    # transformers puts hooks on modules at the first pass, and notes that they are there.
+    names = ("training", "_output_capturing_hooks_installed", *_CHECKPOINTING)
     before = [
         (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
         for module in model.modules()
@@ -349,16 +355,31 @@ def _padding(model: Any) -> tuple[Any, int | None] | None:
 
 def adapter_for(settings: Settings, model: torch.nn.Module, dropout: float = 0.0) -> LowRankAdapter:
     lora, head = settings.adapter, head_of(settings)
-    own = [] if head is None else [head_name(model, head.outputs)]
+    alone = [*lora.exclude_modules, *([] if head is None else [head_name(model, head.outputs)])]
+    without = left_out(lora, model, alone)
     body = LowRankAdapter(
         model,
         rank=lora.r,
-        target_modules=lora.target_modules,
-        exclude_modules=[*lora.exclude_modules, *own],
+        target_modules=settled_targets(model, lora.target_modules, without),
+        exclude_modules=[*alone, *without],
         layers_to_transform=lora.layers_to_transform,
         dropout=dropout,
     )
+    body.left_out = without
     return body if head is None else headed(body, head.outputs)
+
+
+def loadable_adapter(settings: Settings, model: torch.nn.Module) -> LowRankAdapter:
+    """`adapter_for` a model with or without weights. Raises ModelError for one that could be trained and not loaded, or
+    whose layers are not given the rows of records."""
+    if head_of(settings) is None:
+        refuse_encoder(model)
+    adapter = adapter_for(settings, model)
+    refuse_unloadable(adapter)
+    inputs = inputs_on_paper(model)
+    pooled = frozenset[str]().union(*(part.pooled for part in adapter.parts))
+    refuse_places({site.name: inputs[site.name] for site in adapter.sites if site.name in inputs}, pooled)
+    return adapter
 
 
 def set_checkpointing(model: Any, kind: str) -> None:
