@@ -40,7 +40,7 @@ from privlora.result import Result
 from privlora.training.files import AUDITED, RunFolder, no_run
 from privlora.training.loggers import refuse_missing_loggers
 from privlora.training.ranks import refuse_several, several_processes
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     import torch
@@ -129,10 +129,7 @@ def fine_tune(
     loaded = model if is_loaded(model) else None
     looks = not several_processes()  # of which the first one looks, once they have joined
     there = {"given": loaded is not None, "tokenizer": tokenizer}
-    beside = found_beside(records, evaluation_records, **there) if looks else None
-    settings = settings_of_call(
-        model, files, groups, output, source="fine_tune", problems=problems, beside=beside
-    )
+    settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
     if looks:
         looked = Together()
         looked.of(None, _refuse_who_cannot_be_told, settings, observer)
@@ -241,10 +238,7 @@ def federate(
     }
     loaded = model if is_loaded(model) else None
     there = {"given": loaded is not None, "tokenizer": tokenizer, "begins": False}
-    beside = found_beside(records, evaluation_records, **there)
-    settings = settings_of_call(
-        model, sources, groups, output, source="federate", problems=problems, beside=beside
-    )
+    settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
     refuse_first(settings, records, evaluation_records, **there)
     from privlora.federated.run import federate as run_federation
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -35,11 +34,7 @@ if TYPE_CHECKING:
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
-_COLUMNS: Final = re.compile(
-    r"(?:set (data\..*?)|name one of its columns, as data\.text=NAME) \(in Python .*\)", re.DOTALL
-)
-_COLUMN: Final = re.compile(r'data\.(\w+)=("(?:[^"\\]|\\.)*")')
-_OPTIONS: Final = ("text", "prompt", "completion", "messages", "loss_on")
+
 _FORMS = (
     "task",
     "text",
@@ -272,33 +267,8 @@ def _refuse_early(
     try:
         check_parts(data)
     except DataError as error:
-        error.mend_by(lambda one: [_as_options(fix) for fix in one.fixes])
+        error.mend_by(lambda one: [fix.replace("data.text=NAME", "--text NAME") for fix in one.fixes])
         problems.found.append(error)
-
-
-def _as_options(fix: str) -> str:
-    """Of a fix that names columns in settings and in Python, what is given here.
-
-    >>> _as_options('set data.prompt="q", data.completion="a" (in Python columns=dict(prompt="q"))')
-    'give --prompt q --completion a'
-    """
-    found = _COLUMNS.fullmatch(fix)
-    if found is None:
-        return fix
-    if found[1] is None:
-        return "name one of its columns, as --text NAME"
-    given = ((name, json.loads(value)) for name, value in _COLUMN.findall(found[1]))
-    options = [f"--{name.replace('_', '-')} {_quoted(value)}" for name, value in given if name in _OPTIONS]
-    return f"give {' '.join(options)}" if len(options) == found[1].count("data.") else fix
-
-
-def _quoted(value: str) -> str:
-    """For a shell, in one line.
-
-    >>> _quoted("q"), _quoted("{q}\\n")
-    ('q', "$'{q}\\\\n'")
-    """
-    return f"$'{value.encode('unicode_escape').decode()}'" if "\n" in value else shlex.quote(value)
 
 
 def _labels(told: str) -> list[str] | int:

@@ -19,7 +19,7 @@ from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.federated.used import is_over, refuse_used
 from privlora.training.files import RunFolder
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     from privlora.federated.history import Round
@@ -90,7 +90,7 @@ def federate(
         )
     if config is None:
         raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
-    settings = load_settings(config, overrides or (), beside=found_beside(begins=False))
+    settings = load_settings(config, overrides or ())
     if settings.federation is None:
         raise no_federation(config, settings)
     if app is not None:

@@ -19,14 +19,13 @@ from privlora.cli.example import example_rows
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
-from privlora.config.mistakes import Location
-from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, Together
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, Together
 from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
 from privlora.sizes import COUNTING, in_one_unit
 from privlora.training.model_files import refuse_unfit_files
 from privlora.training.model_names import refuse_no_model
-from privlora.training.sources import Known, check_sources
+from privlora.training.sources import check_sources
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +59,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
-    asked = settings = load_settings(config, overrides or (), beside=_beside)
+    asked = settings = load_settings(config, overrides or ())
     with settings.placing():
         _refuse_missing(settings)
     if settings.federation is not None:
@@ -166,34 +165,18 @@ def plan(
         _print_list("`privlora train` is refused on this machine:", refused, shown)
 
 
-def _refuse_missing(settings: Settings, wrong: frozenset[Location] = frozenset()) -> None:
+def _refuse_missing(settings: Settings) -> None:
     """Raise what `refuse_first` would of a model that cannot be, of what its own files rule out, and of public files
-    that are not there: a plan reads no private record, nor a client's. wrong: as there."""
-    problems, known = Together(), Known(settings, wrong)
-    if known("model.name"):
-        problems.of(None, refuse_no_model, settings.model)
-        for error in problems.found:
-            settings.placed(error, "model.name")
-        if not problems.found:
-            own = known("data.chat_template")
-            problems.of(None, lambda: refuse_unfit_files(settings, own_template=own))
+    that are not there: a plan reads no private record, nor a client's."""
+    problems = Together()
+    problems.of(None, refuse_no_model, settings.model)
+    for error in problems.found:
+        settings.placed(error, "model.name")
+    if not problems.found:
+        problems.of(None, refuse_unfit_files, settings)
     if settings.federation is None:
-        problems.of(None, lambda: check_sources(settings, records=(), known=known))
+        problems.of(None, check_sources, settings, ())
     problems.tell()
-
-
-def _beside(settings: Settings, wrong: frozenset[Location]) -> list[PrivloraError]:
-    """The same of settings in which something is wrong, and private files that are not there."""
-    problems, known = Together(), Known(settings, wrong)
-    problems.of(None, _refuse_missing, settings, wrong)
-    if settings.federation is None and known("data.path"):
-        problems.of(None, lambda: check_sources(settings, evaluation=()))
-    try:
-        with settings.placing():
-            problems.tell()
-    except PrivloraError as error:
-        return [error]
-    return []
 
 
 def _missing_records(settings: Settings) -> str | None:

@@ -19,7 +19,7 @@ from privlora.config import Settings, kept_settings, load_settings
 from privlora.config.groups import IN_MEMORY
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.training.files import RunFolder, no_run
-from privlora.training.sources import check_sources, found_beside, refuse_first
+from privlora.training.sources import check_sources, refuse_first
 from privlora.training.takeover import OVER, is_over
 
 if TYPE_CHECKING:
@@ -86,7 +86,7 @@ def train(
 
 
 def _settings(config: Path, overrides: list[str] | None) -> Settings:
-    settings = load_settings(config, overrides or (), beside=found_beside())
+    settings = load_settings(config, overrides or ())
     settings.refuse_a_federation()
     if settings.synthesis is not None and settings.synthesis.publish:
         raise ConfigError(

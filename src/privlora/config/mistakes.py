@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,9 +47,6 @@ _WHY_UNKNOWN: Final = "were it ignored, the run might lack a protection that you
 _MORE_SAID = re.compile(r"\.? Fix: ")
 
 Location = tuple[int | str, ...]
-Beside = Callable[[Settings, frozenset[Location]], Sequence[PrivloraError]]
-"""What else is wrong, of settings of which some, as (group, name), or whole groups, as (group,), are not as they were
-given: what is wrong was taken out."""
 Problem = Mapping[str, Any]
 """One of pydantic's errors."""
 
@@ -108,11 +105,9 @@ def _keys(root: Any) -> Iterator[tuple[Location, yaml.Node]]:
                 yield (group.value, name.value), name
 
 
-def checked_settings(
-    values: Mapping[str, Any], origin: Origin, rows: bool = False, beside: Beside | None = None
-) -> Settings:
+def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = False) -> Settings:
     """The settings of a run. rows: whether to ask what the method's row can have. Raises ConfigError for all that is
-    wrong with them; where anything is, for what is found beside it as well."""
+    wrong with them."""
     no_groups = _no_groups(values, origin)
     groups = Located((group, v) for group, v in values.items() if group not in no_groups)
     groups.where = origin.where
@@ -125,7 +120,7 @@ def checked_settings(
         if (group,) not in unknown and group not in no_groups
     }
     rest |= {group: _stands_in(group, values) for group in no_groups if group not in _MAY_LACK}
-    problems, found, replaced = _problems(rest)
+    problems, found = _problems(rest)
     method, privacy = rest.get("method", {}), rest.get("privacy", {})
     of_row = []
     if rows and isinstance(method, Mapping) and isinstance(privacy, Mapping):
@@ -144,11 +139,6 @@ def checked_settings(
     told += [_of_row(name, error, origin) for name, error in of_row]
     places = [*unknown, *((group,) for group in no_groups), *map(_of_what, problems)]
     places += [("method", name) for name, _ in of_row]
-    if beside is not None and found is not None:
-        found.given_at(origin.where)
-        more = beside(found, frozenset(place[:2] for place in (*places, *replaced)))
-        if more:
-            raise _of([*told, *more], origin.source) from None
     raise _one_of(told, origin, places)
 
 
@@ -267,11 +257,10 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 _ROUNDS: Final = 5  # problems of values, of groups, of all groups together, and what is left of each
 
 
-def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None, frozenset[Location]]:
-    """All of pydantic's; the settings without what is wrong, if that makes any; and all of which something else stands
-    in those. It looks at values first, then at each group and then at all of them, so each time what is wrong is mended
-    and the rest looked at again."""
-    found, seen, replaced = list[Any](), set[tuple[Any, ...]](), set[Location]()
+def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None]:
+    """All of pydantic's; and the settings without what is wrong, if that makes any. It looks at values first, then at
+    each group and then at all of them, so each time what is wrong is mended and the rest looked at again."""
+    found, seen = list[Any](), set[tuple[Any, ...]]()
     federated = "federation" in values
     for number in range(_ROUNDS):
         try:
@@ -279,30 +268,17 @@ def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None, fr
         except ValidationError as error:
             new = [p for p in error.errors() if (p["loc"], p["type"], p["msg"]) not in seen]
         else:
-            return found, settings, frozenset(replaced)
+            return found, settings
         if not new:
             break
         seen |= {(p["loc"], p["type"], p["msg"]) for p in new}
-        replaced |= {_of_what(p) for p in new}
         # What lacks beside a contradiction of all groups was not looked at before; later it was taken out here.
         hidden = number == 1 and {p["loc"] for p in found} == {()} and not federated
         found += [
             p for p in new if number == 0 or hidden or not (p["type"] in _TAKEN_OUT or _follows(p, found))
         ]
         values = _mended(values, new)
-    return found, _not_together(values), frozenset(replaced)
-
-
-def _not_together(values: Mapping[str, Any]) -> Settings | None:
-    """Settings whose groups contradict one another; None where one of them is none."""
-    groups = dict[str, Any]()
-    for name, field in Settings.model_fields.items():
-        given, kind = values.get(name), group_in(field.annotation)
-        try:
-            groups[name] = None if given is None and name in _MAY_LACK else kind and kind(**(given or {}))
-        except (ValidationError, TypeError):
-            return None
-    return Settings.model_construct(**groups)
+    return found, None
 
 
 _LACKS_LABELS: Final = "Value error, label needs labels"

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 from privlora.config.auto import spelt_out, with_all_auto
 from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
-from privlora.config.mistakes import Beside, Origin, checked_settings, mistakes, natural
+from privlora.config.mistakes import Origin, checked_settings, mistakes, natural
 from privlora.config.nearby import whereabouts
 from privlora.config.not_settings import refuse_other_than_settings, refuse_settings_first
 from privlora.config.plain_yaml import TWICE, UnboundedError, read_plain
@@ -23,16 +23,13 @@ from privlora.errors import ConfigError, Together, named, typed
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
-def load_settings(
-    path: str | Path, overrides: Iterable[str] = (), *, beside: Beside | None = None
-) -> Settings:
-    """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError; beside:
-    see `settings_from`."""
+def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
+    """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError."""
     overrides = list(overrides)
     refuse_settings_first(path, overrides)
     content = read_yaml(path)
     _refuse_other_tool(path, content)
-    return settings_from(content, overrides, str(path), Path(path), rows=True, beside=beside)
+    return settings_from(content, overrides, str(path), Path(path), rows=True)
 
 
 def _refuse_other_tool(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -136,11 +133,9 @@ def settings_from(
     file: Path | None = None,
     *,
     rows: bool = False,
-    beside: Beside | None = None,
 ) -> Settings:
     """Check plain nested mappings (as from YAML) and overrides. file: where they stand, whose lines errors name. rows:
-    whether what the method's row cannot have is wrong, too. beside: where anything is wrong, finds what else is.
-    Raises ConfigError for all that is wrong with them."""
+    whether what the method's row cannot have is wrong, too. Raises ConfigError for all that is wrong with them."""
     merged: dict[str, Any] = {}
     for group, values in spelt_out(content).items():
         merged[group] = dict(values) if isinstance(values, Mapping) else values
@@ -149,7 +144,7 @@ def settings_from(
     merged = dict(with_all_auto(merged))
     origin = Origin(source, frozenset(place for place in overridden if place is not None), file)
     with typed(override.partition("=")[2].strip() for override in overrides):
-        settings = unread.of(None, checked_settings, merged, origin, rows, beside)
+        settings = unread.of(None, checked_settings, merged, origin, rows)
     unread.tell()
     assert settings is not None
     return settings

@@ -125,11 +125,6 @@ def _pair(texts: Mapping[str, str], plain: Sequence[str], first: str, second: st
     return {"prompt": prompt, "completion": texts[second], "loss_on": "completion"}
 
 
-def _is_chat(name: str, value: Any) -> bool:
-    """Whether a list seems to hold messages: by what it is called, or by how its entries are built."""
-    return isinstance(value, list) and (name.lower() in _CHATS or built_as_chat(value))
-
-
 def built_as_chat(value: object) -> bool:
     """Whether it is a list whose entries are built as messages are: each says who speaks."""
     return (
@@ -165,16 +160,3 @@ def _holds_texts(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     values = [row.get(column) for row in rows]
     texts = sum(isinstance(v, str) and len(v.split()) >= _TEXT for v in values)
     return len(values) > 1 and texts >= 0.9 * len(values)
-
-
-def of_one(record: Mapping[str, Any]) -> Named | None:
-    """Of which form a record seems to be; its only text, where nothing else tells. What texts say plays no part. None
-    for a value stands for any text."""
-    names = [name for name in record if isinstance(name, str) and COLUMN.fullmatch(name)]
-    plain = [name for name in names if record[name] is None or isinstance(record[name], str)]
-    texts = [name for name in plain if record[name] is None or record[name].strip()]
-    chats = [name for name in names if _is_chat(name, record[name])]
-    found = spoken(texts, chats) or written(texts, plain)
-    if found is None and len(texts) == 1 and len(names) == len(record):
-        return Named({"text": texts[0]}, "the only column of text")
-    return found

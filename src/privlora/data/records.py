@@ -33,7 +33,7 @@ from privlora.data.formats import (
     seems,
     separator_of,
 )
-from privlora.data.forms import COLUMN, are_names, is_usual, of_one
+from privlora.data.forms import COLUMN, are_names, is_usual
 from privlora.errors import ConfigError, DataError, is_a_slip, named
 
 HUB = "hf://"
@@ -371,13 +371,9 @@ def _plain(value: Any) -> Any:
 
 def synthesis_texts(path: str | list[str], column: str) -> list[str]:
     """The texts of synthesis.file in synthesis.column, which its errors name. Raises DataError."""
-    records = load_records(path)
     try:
-        return [text_of(record, column, number) for number, record in enumerate(records, start=1)]
+        return [text_of(record, column, number) for number, record in enumerate(load_records(path), start=1)]
     except DataError as error:
-        if column not in records[0]:
-            fix = "name the column that holds its texts, as synthesis.column=NAME"
-            error = DataError(error.what, why=error.why, fix=fix)
         raise error.of("synthesis.file, read by synthesis.column") from None
 
 
@@ -389,19 +385,19 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
     """
     value = value_of(record, column, number)
     if not isinstance(value, str):
-        empty = {
-            None: f"holds {type(value).__name__}, not text",
-            NULL: "is empty (null)",
-            NAN: "is empty (NaN)",
-        }
         what = missing_as(value)
+        held = (
+            f"is empty ({'null' if what == NULL else what})"
+            if what
+            else f"holds {type(value).__name__}, not text"
+        )
         fix = "write every value of it as a string (an empty one if there is nothing to say)"
         if isinstance(value, Mapping):
             inner = next((name for name in value if isinstance(name, str) and is_usual(name)), "FIELD")
             fix = f"name what is in it with a dot, as {column}.{inner}"
         if what == NAN:  # as a table of pandas has it
             fix += f", or leave such records out, of a table of pandas as table.dropna(subset=[{column!r}])"
-        raise DataError(f"record {number}: column {column!r} {empty[what]}", fix=fix)
+        raise DataError(f"record {number}: column {column!r} {held}", fix=fix)
     if len(value) > MOST_CHARACTERS:
         raise DataError(
             f"record {number}: column {column!r} has more than {MOST_CHARACTERS:,} characters",
@@ -419,34 +415,46 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
 
 
 def missing_column(
-    column: str, record: Mapping[str, Any], number: int, *, shared: Collection[str] = ()
+    column: str,
+    record: Mapping[str, Any],
+    number: int,
+    *,
+    shared: Collection[str] = (),
+    mend: str | None = None,
 ) -> DataError:
     """The error for a record without ``column``: the nearest name, and its columns that may be shown.
 
-    shared: columns of other records, too (`shared_columns`). A key of one record may be about a person: of the others
-    those alone are shown that are called as columns usually are, or that differ from what was asked for by one letter.
+    mend: how one is named. shared: columns of other records, too (`shared_columns`). A key of one record may be about a
+    person: of the others those alone are shown that are called as columns usually are, or that differ from what was
+    asked for by one letter.
     """
-    values = {str(name): value for name, value in record.items()}
-    slips = [name for name in values if COLUMN.fullmatch(name) and is_a_slip(name, column)]
+    names = [str(name) for name in record]
+    slips = [name for name in names if COLUMN.fullmatch(name) and is_a_slip(name, column)]
     nearest = difflib.get_close_matches(column, shared, n=1) or slips[:1]
-    shown = [name for name in values if name in shared or name in nearest or is_usual(name)]
+    shown = [name for name in names if name in shared or name in nearest or is_usual(name)]
     listed = ", ".join(shown[:_SHOWN_COLUMNS]) + (" and more" if len(shown) > _SHOWN_COLUMNS else "")
-    if len(shown) < len(values):
-        left = "not shown, since they look like contents: does the file have a header line?"
-        if shown:
-            left = "not shown, since few records may have them"
-        listed = f"{listed} and others ({left})" if shown else f"({left})"
-    mend = "name one of its columns"
-    if column == "text":
-        # None for any text, also for one that says nothing: the form follows from names and kinds alone.
-        mend = _form_of({name: None if isinstance(values[name], str) else values[name] for name in shown})
-    if nearest:
-        mend = f"did you mean {nearest[0]!r}?"
-    separator = separator_of(list(values))
-    if separator is not None:
-        mend = f"the table seems to be separated by {separator!r}; write it with commas, or as JSONL"
+    if len(shown) < len(names):
+        left = (
+            "few records may have them"
+            if shown
+            else "they look like contents: does the file have a header line?"
+        )
+        listed = f"{listed}{' and others ' * bool(shown)}(not shown, since {left})"
+    fix = "name one of its columns"
+    if (separator := separator_of(names)) is not None:
+        fix = f"the table seems to be separated by {separator!r}; write it with commas, or as JSONL"
+    elif nearest:
+        fix = f"did you mean {nearest[0]!r}?"
+    elif "input_ids" in names:
+        fix = "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
+    elif "[" in column:
+        fix = (
+            f"name what is inside a column with a dot, as {named(column.replace('[', '.').replace(']', ''))}"
+        )
+    elif mend is not None or column == "text":
+        fix += f", as {mend or 'data.text=NAME; `privlora init FILE` proposes all that a run needs'}"
     return DataError(
-        f"record {number} has no column {named(column)}; its columns are: {listed or 'none'}", fix=mend
+        f"record {number} has no column {named(column)}; its columns are: {listed or 'none'}", fix=fix
     )
 
 
@@ -477,19 +485,6 @@ def is_there(value: Any) -> bool:
     return missing_as(value) is None and not (isinstance(value, str) and not value)
 
 
-def _form_of(record: Mapping[str, Any]) -> str:
-    """How to name columns where records are of a usual form, in settings and in Python."""
-    if "input_ids" in record:
-        return "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
-    form = of_one(record)
-    if form is None:
-        return "name one of its columns, as data.text=NAME (in Python columns=dict(text=NAME))"
-    values = {name: json.dumps(value, ensure_ascii=False) for name, value in form.settings.items()}
-    settings = ", ".join(f"data.{name}={value}" for name, value in values.items())
-    python = ", ".join(f"{name}={value}" for name, value in values.items())
-    return f"set {settings} (in Python columns=dict({python}))"
-
-
 def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:
     if source.startswith(HUB):
         yield from _read_hub(source)
@@ -517,7 +512,7 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
             f"there is no file {source}"
             if shown(source) == source and is_data_file_name(source)
             else f"{shown(source)} is no local file",
-            fix=f"check the path; a hub dataset is written {HUB}name:split",
+            fix=f"check the path; a hub dataset is written {HUB}name:split, and in Python texts are a list of strings",
         )
     if not is_file:
         if (file / SAVED[0]).is_file():
@@ -539,6 +534,11 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
     if format == "jsonl" and look and seems(file) == "json":
         format = "json"
     return file, format
+
+
+def files_in(place: Path) -> list[Path]:
+    """A file by itself, or those of a folder that ``datasets`` saved. Raises OSError."""
+    return sorted(each for each in place.iterdir() if each.is_file()) if place.is_dir() else [place]
 
 
 def _to_name(file: Path, format: Format | None) -> str:
@@ -579,12 +579,13 @@ def _no_file(source: str, place: Path) -> DataError:
             why="which of them are private is yours to say",
             fix=f"name one of them, as {place / (splits or ['train'])[0]}",
         )
-    files = sorted(each.name for each in place.glob("*") if is_data_file_name(each.name))
-    listed = ", ".join(str(place / name) for name in files[:SHOWN]) + ", …" * (len(files) > SHOWN)
+    files = [str(each) for each in sorted(place.glob("*")) if is_data_file_name(each.name)] or ["a.jsonl"]
+    listed = ", ".join(files[:SHOWN]) + ", …" * (len(files) > SHOWN)
     return DataError(
         f"{source!r} is not a file but a folder",
-        fix=f"name the files of records in it, as path: [{listed or 'a.jsonl, b.jsonl'}], in Python as "
-        f"sorted(pathlib.Path({str(place)!r}).glob('*{Path(files[0]).suffix if files else '.jsonl'}'))",
+        fix=f"name the files in it, as path: [{listed}], in Python as sorted(pathlib.Path({str(place)!r}).glob("
+        f"'*{Path(files[0]).suffix}')), for `privlora init` one after the other, with --clients if each is of "
+        "another owner",
     )
 
 
@@ -597,12 +598,10 @@ def _without_bars() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the environment may have the last word on them
         disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not before:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            if not before:
                 enable_progress_bars()
 
 

@@ -127,16 +127,8 @@ def _refuse_missing(found: Survey, named: Mapping[str, str]) -> None:
 def _missing(found: Survey, name: str, option: str) -> DataError:
     """The error for a column that is in no record. Columns of most records alone are shown."""
     shared = found.common if _may_be_shown(found) else ()
-    error = missing_column(name, dict.fromkeys(found.common), 1, shared=shared).of(option)
-    error.mend_by(
-        lambda one: [
-            fix
-            if fix.startswith(("did you mean", "the table"))
-            else f"name one of its columns, as {option} NAME"
-            for fix in one.fixes
-        ]
-    )
-    return error
+    columns = dict.fromkeys(found.common)
+    return missing_column(name, columns, 1, shared=shared, mend=f"{option} NAME").of(option)
 
 
 def _may_be_shown(found: Survey) -> bool:

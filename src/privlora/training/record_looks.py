@@ -6,7 +6,6 @@ Errors name files, lines and columns, never contents.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from privlora.config import DataSettings
@@ -105,30 +104,11 @@ def refuse_unusable(records: Any, check: Check) -> None:
     found.tell()
 
 
-@dataclass
-class _Kind:
-    """One mistake. where: its first places. more: how many there are beside these."""
-
-    file: str
-    place: str
-    what: str
-    error: DataError
-    where: list[str] = field(default_factory=list)
-    more: int = 0
-
-    def told(self) -> DataError:
-        where = [self.file] if self.file else []
-        where += [places(self.place, self.where, self.more)] if self.place else []
-        return DataError(f"{', '.join(where)}: {self.what}", why=self.error.why, fix=self.error.fixes)
-
-
 class _Unusable:
-    """Mistakes of records, each by its words, with where it is found."""
+    """Mistakes of records, each by its words, with the first places where it is found, and whether there are more."""
 
     def __init__(self) -> None:
-        self.kinds: dict[tuple[Any, ...], _Kind] = {}
-        self._others: DataError | None = None
-        self._more = False
+        self.kinds: dict[tuple[Any, ...], tuple[DataError, list[str]]] = {}
 
     def add(
         self, error: DataError, number: int, file: str = "", kind: str = "record", place: int = 0
@@ -140,21 +120,18 @@ class _Unusable:
 
     def count(self, file: str, kind: str, what: str, place: int, error: DataError) -> None:
         """What is wrong there. kind: what is counted in the file; empty where it is all of the file."""
-        same = self.kinds.get(key := (file, kind, what, error.why, error.fixes))
-        if same is None:
-            if len(self.kinds) == SHOWN:
-                self._more = True
-                return
-            same = self.kinds[key] = _Kind(file, kind, what, error)
-        if len(same.where) < SHOWN:
-            same.where.append(str(place))
-        else:
-            same.more += 1
+        key = file, kind, what, error.why, error.fixes
+        if key in self.kinds or len(self.kinds) <= SHOWN:
+            where = self.kinds.setdefault(key, (error, []))[1]
+            where += [str(place)] * (len(where) <= SHOWN)
 
     def tell(self) -> None:
         """Raise what was found, if anything was."""
-        told = [kind.told() for kind in self.kinds.values()]
-        if self._more:
+        told = list[DataError]()
+        for (file, kind, what, *_), (error, where) in list(self.kinds.items())[:SHOWN]:
+            at = [file] * bool(file) + [places(kind, where[:SHOWN], len(where) - SHOWN)] * bool(kind)
+            told.append(DataError(f"{', '.join(at)}: {what}", why=error.why, fix=error.fixes))
+        if len(self.kinds) > SHOWN:
             told.append(DataError("other records have other mistakes", fix="mend these first"))
         if told:
             raise in_one(told) from None

@@ -28,7 +28,7 @@ import transformers
 from privlora.config import DataSettings
 from privlora.data.assembling import Tokens, frame_of, plain_backend
 from privlora.data.examples import Template
-from privlora.data.records import CONTENT_BYTES, local_file
+from privlora.data.records import CONTENT_BYTES, files_in, local_file
 from privlora.data.rendering import is_chat
 from privlora.data.summary import DataSummary
 from privlora.data.tasks import find_task
@@ -121,7 +121,7 @@ def key_of(data: DataSettings, user_column: str | None, tokenizer: Any) -> str |
         "format": _FORMAT,
         "versions": [__version__, transformers.__version__, tokenizers.__version__],
         "files": [
-            [format, file.suffix.lower() == ".gz", _hash(file)]
+            [format, file.suffix.lower() == ".gz", *map(_hash, files_in(file))]
             for file, format in (local_file(path, data.format) for path in paths)
         ],
         "columns": data.columns,
