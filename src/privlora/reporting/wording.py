@@ -87,7 +87,7 @@ def from_whom(federation: Mapping[str, Any]) -> str:
         text += f" Each client has a budget of its own; stated is the largest, that of {federation['statement_of']}."
     if federation["colluding"]:
         known = rounded_up(federation["colluding"][0]["epsilon"])
-        text += f" Against one of these clients, which knows its own share, epsilon is {known}."
+        text += f" Against one of these clients, which knows its own share, epsilon is {known}, also with the server."
     return text
 
 
