@@ -25,10 +25,11 @@ from privlora.rehearsals.choosing import Chosen, choose
 from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice, with_cost
 from privlora.rehearsals.settling import settle
 from privlora.reporting import publish
+from privlora.reporting.answers import answers
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
 from privlora.reporting.texts import publish_texts
-from privlora.reporting.wording import coverage_in_words
+from privlora.reporting.wording import MEND, coverage_in_words, faults
 from privlora.result import Result
 from privlora.sizes import COUNTING
 from privlora.synthesis.embeddings import base_alone
@@ -218,8 +219,14 @@ def train_and_publish(
                 with base_alone(model, parts.adapter) as base:
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
             else:
+                begins("asking the model")
+                with parts.exported() as told_model:
+                    said = answers(told_model, tokenizer, settings.data, data.public, parts.adapter)
+                warn = getattr(given.observer, "on_warning", lambda _: None)  # observers of old have none
+                for odd in faults(said):
+                    warn(f"{odd}. {MEND}")
                 begins(WRITING)
-                publish(folder, parts, summary)
+                publish(folder, parts, summary, answers=said)
             for service in services if heard.begun else ():
                 service.end(rows)
     was_given = given.model is not None

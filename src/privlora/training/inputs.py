@@ -55,7 +55,8 @@ class Data:
     """Tokenised private records, their units, and the public evaluation records (empty if none).
 
     texts: PRIVATE, what each record says, for rows that release votes; else none. source: what a token cache needs to
-    know beside these, where there is to be one: its key, and (N, 16) uint8 hashes of what each record holds.
+    know beside these, where there is to be one: its key, and (N, 16) uint8 hashes of what each record holds. public:
+    evaluation records as they were given.
     """
 
     examples: Examples
@@ -63,6 +64,7 @@ class Data:
     evaluation: Examples
     texts: Sequence[str] = ()
     source: tuple[str, np.ndarray] | None = None
+    public: Sequence[Mapping[str, Any]] = ()
 
     @cached_property
     def summary(self) -> DataSummary:
@@ -141,6 +143,7 @@ def load_data(
         loaded = _Reader(settings, tokenizer, hashes).read(records, held_out)
     else:
         loaded = _of_files(settings, tokenizer, hashes, held_out, cache)
+    loaded.public = evaluation
     if whose is not None:
         whose(loaded)
     _refuse_unaccounted(privacy, len(loaded.units))
