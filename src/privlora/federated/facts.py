@@ -63,7 +63,7 @@ def federation_facts(
     own, entries = server_plan(settings), sum(map(prod, expected.values()))
     noise = update_noise(federation, plan or own, entries)
     return {
-        "rule": _rule(federation),
+        "rule": _rule(settings),
         "privacy_model": federation.privacy_model,
         "noise_by": noise_by(federation, private=private),
         "hidden": unit(settings) if private else "nothing",
@@ -88,7 +88,8 @@ def federation_facts(
     }
 
 
-def _rule(federation: FederationSettings) -> dict[str, Any]:
+def _rule(settings: Settings) -> dict[str, Any]:
+    federation = federation_of(settings)
     if federation.joint:
         return dict(_JOINT)
     rule = rule_of(federation)
@@ -96,7 +97,7 @@ def _rule(federation: FederationSettings) -> dict[str, Any]:
         "name": rule.name,
         "summary": rule.summary,
         "reference": rule.reference,
-        "exact": rule.exact,
+        "exact": rule.is_exact(rule_settings(settings), federation.per_round),
         "two_sided": rule.two_sided,
         "stages": list(rule.stages),
         "common": rule.common,
