@@ -22,7 +22,7 @@ from privlora.methods import CHOICES
 from privlora.precision import own_context
 from privlora.profiling import profiled
 from privlora.rehearsals.choosing import Chosen, choose
-from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice, with_cost
+from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, measuring, read_choice, with_cost
 from privlora.rehearsals.settling import settle
 from privlora.reporting import publish
 from privlora.reporting.answers import answers
@@ -159,7 +159,9 @@ def train_and_publish(
         if settings.method.name in CHOICES:
             chosen = choose(rehearsed, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
         else:
-            chosen = settle(rehearsed, plan, model, tokenizer, told)
+            bound = rehearsed, plan, identity, torch.__version__, next(model.parameters()).device
+            with measuring(folder, *bound) as measured:
+                chosen = settle(rehearsed, plan, model, tokenizer, told, measured)
         chosen = with_cost(replace(chosen, settings=in_micro_batches(chosen.settings, tokens)), plan)
         if given.on_choice is not None:
             given.on_choice(because(chosen.facts))
@@ -185,6 +187,7 @@ def train_and_publish(
                 choice = "" if chosen is None else proof_of(chosen.text)
                 keep_identity(folder, replace(identity, settings=planned, choice=choice))
                 keep_choice(folder, chosen)
+                folder.measured.unlink(missing_ok=True)
                 if of_steps is not None:
                     of_steps.keep(folder)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)

@@ -200,8 +200,9 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
         yield
     except (Interrupted, KeyboardInterrupt) as stop:
         if not folder.settings.exists():
+            how = "goes on with what was measured" if folder.measured.exists() else "begins anew"
             raise Stopped(
-                "before the run started; nothing was released or spent, and the same command begins anew"
+                f"before the run started; nothing was released or spent, and the same command {how}"
             ) from None
         when = (
             f"after {stop.counted or step} {stop.step}, which is saved"

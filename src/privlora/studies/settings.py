@@ -352,6 +352,7 @@ def _check(study: Study) -> None:
             )
         method = find_row(settings.method.name)
         try:
+            settings.refuse_a_federation()
             method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
             refuse_misfits(settings, method)
             refuse_unsettled(settings)

@@ -85,6 +85,11 @@ class RunFolder:
         return self.private / "step_memory.json"
 
     @property
+    def measured(self) -> Path:
+        """What an interrupted start had measured for a choice."""
+        return self.private / "measured.json"
+
+    @property
     def profile(self) -> Path:
         """A folder: where the time of steps went."""
         return self.private / "profile"
