@@ -218,7 +218,7 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "another column": (
         [{"note": "case 0"}, *SHORT],
         {},
-        ["south.jsonl, line 1: there is no column 'text'", 'Fix: set data.text="note"'],
+        ["south.jsonl, line 1: there is no column 'text'", "Fix: name those that are learnt: text"],
     ),
     "another column later": (
         [*SHORT, {"note": "case 0"}],

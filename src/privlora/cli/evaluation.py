@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -18,7 +17,7 @@ from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked, rea
 from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
-from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
+from privlora.errors import ConfigError, ModelError, RunError, Together, in_one_line, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
@@ -35,24 +34,8 @@ if TYPE_CHECKING:
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
-_COLUMNS: Final = re.compile(
-    r"(?:set (data\..*?)|name one of its columns, as data\.text=NAME) \(in Python .*\)", re.DOTALL
-)
-_COLUMN: Final = re.compile(r'data\.(\w+)=("(?:[^"\\]|\\.)*")')
-_OPTIONS: Final = ("text", "prompt", "completion", "messages", "loss_on")
-_FORMS = (
-    "task",
-    "text",
-    "prompt",
-    "completion",
-    "messages",
-    "label",
-    "labels",
-    "text_pair",
-    "chosen",
-    "rejected",
-    "dpo_beta",
-)
+_FORMS_NAMES = """task text prompt completion messages label labels text_pair chosen rejected dpo_beta"""
+_FORMS: Final = tuple(_FORMS_NAMES.split())
 
 
 def evaluate(
@@ -269,36 +252,7 @@ def _refuse_early(
         for path in [data.path] if isinstance(data.path, str) else data.path:
             problems.of(None, lambda path=path: refuse_missing(path, format=data.format))
         return
-    try:
-        check_parts(data)
-    except DataError as error:
-        error.mend_by(lambda one: [_as_options(fix) for fix in one.fixes])
-        problems.found.append(error)
-
-
-def _as_options(fix: str) -> str:
-    """Of a fix that names columns in settings and in Python, what is given here.
-
-    >>> _as_options('set data.prompt="q", data.completion="a" (in Python columns=dict(prompt="q"))')
-    'give --prompt q --completion a'
-    """
-    found = _COLUMNS.fullmatch(fix)
-    if found is None:
-        return fix
-    if found[1] is None:
-        return "name one of its columns, as --text NAME"
-    given = ((name, json.loads(value)) for name, value in _COLUMN.findall(found[1]))
-    options = [f"--{name.replace('_', '-')} {_quoted(value)}" for name, value in given if name in _OPTIONS]
-    return f"give {' '.join(options)}" if len(options) == found[1].count("data.") else fix
-
-
-def _quoted(value: str) -> str:
-    """For a shell, in one line.
-
-    >>> _quoted("q"), _quoted("{q}\\n")
-    ('q', "$'{q}\\\\n'")
-    """
-    return f"$'{value.encode('unicode_escape').decode()}'" if "\n" in value else shlex.quote(value)
+    problems.of(None, check_parts, data)
 
 
 def _labels(told: str) -> list[str] | int:

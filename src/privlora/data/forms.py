@@ -13,13 +13,9 @@ COLUMN: Final = re.compile(r"[^\W\d][\w.-]{0,39}")
 _LONGEST: Final = 40  # characters
 _TEXT: Final = 5  # words, one more than names have
 _WORDS: Final = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,3}")
-_USUAL: Final = frozenset(
-    {
-        *("id", "uid", "user", "user_id", "patient", "patient_id", "author", "customer", "customer_id"),
-        *("client_id", "age", "sex", "gender", "date", "year", "time", "timestamp", "title", "label"),
-        *("labels", "category", "input_ids"),
-    }
-)
+_USUAL_NAMES = """id uid user user_id patient patient_id author customer customer_id client_id age sex gender date year
+time timestamp title label labels category input_ids"""
+_USUAL: Final = frozenset(_USUAL_NAMES.split())
 """Beside its texts, what a table usually has."""
 
 # In the order of preference.
@@ -35,42 +31,17 @@ _PAIRS: Final = (
 )
 _MORE: Final = {"instruction": ("input", "context"), "question": ("context", "passage", "input")}
 """A prompt's column -> columns that belong to the prompt, too."""
-_TEXTS: Final = (
-    *(
-        "text",
-        "content",
-        "body",
-        "note",
-        "notes",
-        "document",
-        "message",
-        "review",
-        "abstract",
-        "report",
-        "comment",
-    ),
-    *("post", "article", "email", "transcript", "letter", "story", "description", "summary", "sentence"),
-)
+_TEXTS_NAMES = """text content body note notes document message review abstract report comment post article email
+transcript letter story description summary sentence"""
+_TEXTS: Final = tuple(_TEXTS_NAMES.split())
 _TITLES: Final = ("title", "subject", "headline")
 _CHATS: Final = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
 PREFERENCES: Final = (
-    ("chosen", "rejected"),
-    ("preferred", "rejected"),
-    ("accepted", "rejected"),
-    ("better", "worse"),
-    ("winner", "loser"),
+    *(("chosen", "rejected"), ("preferred", "rejected"), ("accepted", "rejected")),
+    *(("better", "worse"), ("winner", "loser")),
 )
 _ASKED: Final = ("prompt", "question", "instruction", "query", "input")
-_KNOWN: Final = frozenset(
-    {
-        *_USUAL,
-        *_TEXTS,
-        *_TITLES,
-        *_CHATS,
-        *_ASKED,
-        *(each for pair in (*_PAIRS, *PREFERENCES) for each in pair),
-    }
-)
+_KNOWN: Final = _USUAL.union(_TEXTS, _TITLES, _CHATS, _ASKED, *_PAIRS, *PREFERENCES)
 
 
 @dataclass(frozen=True)
@@ -125,11 +96,6 @@ def _pair(texts: Mapping[str, str], plain: Sequence[str], first: str, second: st
     return {"prompt": prompt, "completion": texts[second], "loss_on": "completion"}
 
 
-def _is_chat(name: str, value: Any) -> bool:
-    """Whether a list seems to hold messages: by what it is called, or by how its entries are built."""
-    return isinstance(value, list) and (name.lower() in _CHATS or built_as_chat(value))
-
-
 def built_as_chat(value: object) -> bool:
     """Whether it is a list whose entries are built as messages are: each says who speaks."""
     return (
@@ -165,16 +131,3 @@ def _holds_texts(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     values = [row.get(column) for row in rows]
     texts = sum(isinstance(v, str) and len(v.split()) >= _TEXT for v in values)
     return len(values) > 1 and texts >= 0.9 * len(values)
-
-
-def of_one(record: Mapping[str, Any]) -> Named | None:
-    """Of which form a record seems to be; its only text, where nothing else tells. What texts say plays no part. None
-    for a value stands for any text."""
-    names = [name for name in record if isinstance(name, str) and COLUMN.fullmatch(name)]
-    plain = [name for name in names if record[name] is None or isinstance(record[name], str)]
-    texts = [name for name in plain if record[name] is None or record[name].strip()]
-    chats = [name for name in names if _is_chat(name, record[name])]
-    found = spoken(texts, chats) or written(texts, plain)
-    if found is None and len(texts) == 1 and len(names) == len(record):
-        return Named({"text": texts[0]}, "the only column of text")
-    return found

@@ -30,7 +30,7 @@ from privlora.data.formats import (
     seems,
     separator_of,
 )
-from privlora.data.forms import COLUMN, are_names, is_usual, of_one
+from privlora.data.forms import COLUMN, are_names, is_usual
 from privlora.errors import ConfigError, DataError, in_one, is_a_slip, named
 
 HUB = "hf://"
@@ -356,8 +356,9 @@ def missing_column(
         listed = f"{listed} and others ({left})" if shown else f"({left})"
     mend = "name one of its columns"
     if column == "text":
-        # None for any text, also for one that says nothing: the form follows from names and kinds alone.
-        mend = _form_of({name: None if isinstance(values[name], str) else values[name] for name in shown})
+        mend = "name those that are learnt: text; or prompt and completion; or messages"
+    if "input_ids" in values:
+        mend = "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
     if nearest:
         mend = f"did you mean {nearest[0]!r}?"
     separator = separator_of(list(values))
@@ -393,19 +394,6 @@ def shared_columns(
 def is_there(value: Any) -> bool:
     """Not so where a table has a column for the sake of other rows."""
     return missing_as(value) is None and not (isinstance(value, str) and not value)
-
-
-def _form_of(record: Mapping[str, Any]) -> str:
-    """How to name columns where records are of a usual form, in settings and in Python."""
-    if "input_ids" in record:
-        return "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
-    form = of_one(record)
-    if form is None:
-        return "name one of its columns, as data.text=NAME (in Python columns=dict(text=NAME))"
-    values = {name: json.dumps(value, ensure_ascii=False) for name, value in form.settings.items()}
-    settings = ", ".join(f"data.{name}={value}" for name, value in values.items())
-    python = ", ".join(f"{name}={value}" for name, value in values.items())
-    return f"set {settings} (in Python columns=dict({python}))"
 
 
 def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:

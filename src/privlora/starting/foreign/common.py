@@ -29,7 +29,7 @@ HARMLESS: Final[Mapping[str, str]] = {
     "dataloader_*": "records are tokenised once and lie in memory",
     "dataset_num_proc": "records are tokenised once, in one process",
     "dataset_processes": "records are tokenised once, in one process",
-    "dataset_prepared_path": "set data.cache: true to keep tokens in the run's private folder",
+    "dataset_prepared_path": "tokens are made anew in each run, and none are kept",
     "remove_unused_columns": "columns that data does not name are never read",
     "ddp_*": "several processes need no setting but torchrun",
     "fsdp_*": "several processes need no setting but torchrun; model.fully_shard spreads frozen weights",
