@@ -382,14 +382,8 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 FORMS = {
-    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="prompt", data.chosen="chosen", data.reject',
-    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}", com',
-    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="question", data.comp',
-    '{"conversations": []}': 'Fix: set data.messages="conversations"',
-    '{"id": 4, "Note": "came late", "tags": ["flu"]}': 'set data.text="Note" (in Python columns=dict(text="Note"))',
-    '{"id": 4, "said": "came late"}': 'set data.text="said" (in Python',  # the only text
-    '{"a": "came late", "b": "left"}': "name one of its columns, as data.text=NAME",
-    '{"id": 4, "talk": [{"role": "user"}]}': 'set data.messages="talk"',
+    '{"question": "x", "answer": "y"}': "name those that are learnt: text; or prompt and completion; or messages",
+    '{"id": 4, "talk": [{"role": "user"}]}': "name those that are learnt",
     '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
 }
 
@@ -795,7 +789,13 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
         capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "Fix: name one of its columns"
     )
     other = ["evaluate", model, "--data", folder / "public.jsonl", "--text", "text"]
-    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", "Fix: give --text note")
+    refuses(
+        capsys,
+        folder,
+        other,
+        f"{str(folder / 'public.jsonl')!r}: record 1",
+        "Fix: name those that are learnt: text",
+    )
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
     refuses(

@@ -142,12 +142,10 @@ def train_and_publish(
         given.on_choice(micro_batches.why)
 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
-        # A fresh run has no folder yet.
-        cache = None if fresh else folder.tokens
         whose = None if fresh else lambda data: refuse_others(folder, identify(data, model))
         sources = given.records, given.evaluation
         begins("reading the records")
-        data = load_data(settings, tokenizer, *sources, model=model, cache=cache, whose=whose)
+        data = load_data(settings, tokenizer, *sources, model=model, whose=whose)
         if given.on_data is not None:
             given.on_data(data.summary, settings)
         identity = identify(data, model)
@@ -192,7 +190,6 @@ def train_and_publish(
                     of_steps.keep(folder)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
-                data.keep_tokens(folder.tokens)
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             known = plan
             if settings.privacy.private and known is None:

@@ -36,20 +36,8 @@ if TYPE_CHECKING:
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
-
-_FORMS = (
-    "task",
-    "text",
-    "prompt",
-    "completion",
-    "messages",
-    "label",
-    "labels",
-    "text_pair",
-    "chosen",
-    "rejected",
-    "dpo_beta",
-)
+_FORMS_NAMES = """task text prompt completion messages label labels text_pair chosen rejected dpo_beta"""
+_FORMS: Final = tuple(_FORMS_NAMES.split())
 
 
 def evaluate(
