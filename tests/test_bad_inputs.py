@@ -507,15 +507,13 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_is_to_be_evaluated_is_neither_a_run_nor_a_model(
-    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    (folder / "runs").mkdir()
-    (folder / "runs/notes").symlink_to(finished / "run")
     (folder / "void").mkdir()
     for target, what in (("runs/x", "it is no local folder"), ("void", "there is no config.json in it")):
-        words = [f"cannot evaluate '{target}': {what}, and no run of privlora", "those here are runs/notes"]
-        refuses(capsys, folder, ["evaluate", target], *words, "of a model: ")
+        words = f"'{target}' is no run, and as a model: cannot load model '{target}': {what}"
+        refuses(capsys, folder, ["evaluate", target], words)
 
 
 def test_folders_that_are_no_models(
@@ -746,7 +744,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     run, data = finished / "run", folder / "records.jsonl"
     refuses(capsys, folder, ["evaluate", run], "--data")
     refuses(capsys, folder, ["evaluate", run, "--data", folder / "none.jsonl"], "there is no file")
-    refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot evaluate")
+    refuses(capsys, folder, ["evaluate", folder, "--data", data], "is no run, and as a model: ")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--base", model], "there is no adapter")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
     (folder / "public.jsonl").write_text('{"note": "fine"}\n')

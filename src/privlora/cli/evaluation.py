@@ -6,7 +6,7 @@ import json
 import math
 import re
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -15,7 +15,7 @@ import typer
 
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
-from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked, read_yaml
+from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
 from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
@@ -370,7 +370,9 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
     if (near := near_run(folder)) is not None:
         raise RunError(f"there is no run in {target!r}", fix=f"did you mean the run {near!r}?")
     if folder.suffix.lower() in (".yaml", ".yml") and folder.is_file():
-        raise _of_settings(target)
+        raise RunError(
+            f"{target!r} is a YAML of settings", fix="give the folder of its run, which run.output names"
+        )
     if base is not None:
         raise ModelError(
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
@@ -379,7 +381,7 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         refuse_unknown_model(target, owner=True)
         refuse_other_folder(target)
     except ModelError as error:
-        raise _neither(target, error) from None
+        raise error.of(f"{target!r} is no run, and as a model") from None
     return {"name": target}, None, {}, 0
 
 
@@ -393,43 +395,6 @@ def _form_in(release: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     return told if all(isinstance(value, str) for value in told.values()) else {}
-
-
-def _of_settings(target: str) -> RunError:
-    """The error for a YAML of settings in the place of the run that it is of."""
-    what = (
-        f"{target!r} is a YAML of settings, and what is evaluated is a run's folder, an adapter's or a model"
-    )
-    content: dict[str, Any] = Together().of({}, read_yaml, target)
-    of_run = content.get("run")
-    output = of_run.get("output") if isinstance(of_run, Mapping) else None
-    if not isinstance(output, str) or not output:
-        return RunError(what, fix="give the folder of its run, which run.output names")
-    place = in_one_line(output)
-    if RunFolder(Path(output)).settings.exists():
-        return RunError(what, fix=f"give its run's folder, `privlora evaluate {shlex.quote(place)}`")
-    return RunError(
-        what, fix=f"`privlora train {target}`, then give its run's folder, {place!r}, where no run is so far"
-    )
-
-
-def _neither(target: str, error: ModelError) -> ModelError:
-    """What is said of a target that is neither a run nor a model; error: what is said of it as a model."""
-    if not error.what.endswith(("no local folder", "no config.json in it")):
-        return error
-    runs = sorted(str(each) for each in Path("runs").glob("*/") if RunFolder(each).settings.exists())
-    there = f"; those here are {', '.join(runs[:_SHOWN])}" if runs else ""
-    what = error.what.replace("cannot load model", "cannot evaluate", 1)
-    return ModelError(
-        f"{what}, and no run of privlora",
-        fix=[
-            f"of a run give the folder that `privlora train` made, which run.output names{there}",
-            f"of a model: {error.fix}",
-        ],
-    )
-
-
-_SHOWN: Final = 5
 
 
 def _own_records(target: str) -> list[str]:
