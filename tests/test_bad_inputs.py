@@ -512,11 +512,9 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_is_to_be_evaluated_is_neither_a_run_nor_a_model(
-    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    (folder / "runs").mkdir()
-    (folder / "runs/notes").symlink_to(finished / "run")
     (folder / "void").mkdir()
     for target, what in (("runs/x", "it is no local folder"), ("void", "there is no config.json in it")):
         words = [f"cannot load model '{target}': {what}", "of a run give its folder", "of a model: "]

@@ -186,19 +186,11 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
         raise _not_causal()
     company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
     if float(company[:, :shortest].amin(dim=0).max()) > allowed:
-        raise ModelError(
-            "the model couples the rows of a batch: a record's logits depend on the records beside it",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself",
-        )
+        raise _coupled("a record's logits depend on the records beside it")
     mask = torch.arange(TOKENS) < _LENGTHS[:, None]
     leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
     if leaked > rounding:
-        raise ModelError(
-            "the model couples the rows of a batch: the gradient of a record's loss reaches the records beside it",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
-        )
+        raise _coupled("the gradient of a record's loss reaches the records beside it")
     _refuse_other_labels(adapter, torch.where(mask, rows, pad), mask, first, allowed)
 
 
@@ -232,12 +224,15 @@ def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
     mask = torch.arange(TOKENS) < _LENGTHS[:, None]
     leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
     if float(company.max()) > allowed or leaked > rounding:
-        raise ModelError(
-            "the model couples the rows of a batch: a record's logits depend on the records beside it, or on how far "
-            "it is filled up",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
-        )
+        raise _coupled("a record's logits depend on the records beside it, or on how far it is filled up")
+
+
+def _coupled(how: str) -> ModelError:
+    return ModelError(
+        f"the model couples the rows of a batch: {how}",
+        why="one record then changes the gradients of others, and no clipping bounds that",
+        fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
+    )
 
 
 def public_logits(adapter: LowRankAdapter) -> Tensor:
