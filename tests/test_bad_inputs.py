@@ -382,14 +382,9 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 FORMS = {
-    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="prompt", data.chosen="chosen", data.reject',
-    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}", com',
-    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="question", data.comp',
-    '{"conversations": []}': 'Fix: set data.messages="conversations"',
-    '{"id": 4, "Note": "came late", "tags": ["flu"]}': 'set data.text="Note" (in Python columns=dict(text="Note"))',
-    '{"id": 4, "said": "came late"}': 'set data.text="said" (in Python',  # the only text
-    '{"a": "came late", "b": "left"}': "name one of its columns, as data.text=NAME",
-    '{"id": 4, "talk": [{"role": "user"}]}': 'set data.messages="talk"',
+    '{"prompt": "x", "completion": "y"}': "or data.prompt=NAME with data.completion=NAME",
+    '{"conversations": []}': "or data.messages=NAME",
+    '{"a": "came late", "b": "left"}': "name its columns, as data.text=NAME",
     '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
 }
 
@@ -791,11 +786,9 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
     (folder / "public.jsonl").write_text('{"note": "fine"}\n')
     other = ["evaluate", model, "--data", folder / "public.jsonl", "--prompt", "a", "--completion", "b"]
-    refuses(
-        capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "Fix: name one of its columns"
-    )
+    refuses(capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "no column 'b'")
     other = ["evaluate", model, "--data", folder / "public.jsonl", "--text", "text"]
-    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", "Fix: give --text note")
+    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", "--text NAME")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
     refuses(

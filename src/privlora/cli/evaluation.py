@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import shlex
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -267,7 +268,7 @@ def _refuse_early(
     try:
         check_parts(data)
     except DataError as error:
-        error.mend_by(lambda one: [fix.replace("data.text=NAME", "--text NAME") for fix in one.fixes])
+        error.mend_by(lambda one: [re.sub(r"data\.(\w+)=", r"--\1 ", fix) for fix in one.fixes])
         problems.found.append(error)
 
 
