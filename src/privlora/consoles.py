@@ -37,6 +37,10 @@ class _Unbroken:
         with self._going_nowhere():
             self._stream.flush()
 
+    def isatty(self) -> bool:
+        """Also where it leads to a live line."""
+        return bool(getattr(self._stream, "rich_proxied_file", self._stream).isatty())
+
     @contextlib.contextmanager
     def _going_nowhere(self) -> Iterator[None]:
         try:
@@ -49,6 +53,8 @@ class _Unbroken:
             os.close(nowhere)
 
     def __getattr__(self, name: str) -> Any:
+        if name == "rich_proxied_file":  # by which a second console would write into the line of a live one
+            raise AttributeError(name)
         return getattr(self._stream, name)
 
 

@@ -22,13 +22,14 @@ from privlora.methods import CHOICES
 from privlora.precision import own_context
 from privlora.profiling import profiled
 from privlora.rehearsals.choosing import Chosen, choose
-from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, read_choice, with_cost
+from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, measuring, read_choice, with_cost
 from privlora.rehearsals.settling import settle
 from privlora.reporting import publish
+from privlora.reporting.answers import answers
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
 from privlora.reporting.texts import publish_texts
-from privlora.reporting.wording import coverage_in_words
+from privlora.reporting.wording import MEND, coverage_in_words, faults
 from privlora.result import Result
 from privlora.sizes import COUNTING
 from privlora.synthesis.embeddings import base_alone
@@ -141,12 +142,10 @@ def train_and_publish(
         given.on_choice(micro_batches.why)
 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
-        # A fresh run has no folder yet.
-        cache = None if fresh else folder.tokens
         whose = None if fresh else lambda data: refuse_others(folder, identify(data, model))
         sources = given.records, given.evaluation
         begins("reading the records")
-        data = load_data(settings, tokenizer, *sources, model=model, cache=cache, whose=whose)
+        data = load_data(settings, tokenizer, *sources, model=model, whose=whose)
         if given.on_data is not None:
             given.on_data(data.summary, settings)
         identity = identify(data, model)
@@ -158,7 +157,9 @@ def train_and_publish(
         if settings.method.name in CHOICES:
             chosen = choose(rehearsed, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
         else:
-            chosen = settle(rehearsed, plan, model, tokenizer, told)
+            bound = rehearsed, plan, identity, torch.__version__, next(model.parameters()).device
+            with measuring(folder, *bound) as measured:
+                chosen = settle(rehearsed, plan, model, tokenizer, told, measured)
         chosen = with_cost(replace(chosen, settings=in_micro_batches(chosen.settings, tokens)), plan)
         if given.on_choice is not None:
             given.on_choice(because(chosen.facts))
@@ -184,11 +185,11 @@ def train_and_publish(
                 choice = "" if chosen is None else proof_of(chosen.text)
                 keep_identity(folder, replace(identity, settings=planned, choice=choice))
                 keep_choice(folder, chosen)
+                folder.measured.unlink(missing_ok=True)
                 if of_steps is not None:
                     of_steps.keep(folder)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
-                data.keep_tokens(folder.tokens)
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             known = plan
             if settings.privacy.private and known is None:
@@ -218,8 +219,14 @@ def train_and_publish(
                 with base_alone(model, parts.adapter) as base:
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
             else:
+                begins("asking the model")
+                with parts.exported() as told_model:
+                    said = answers(told_model, tokenizer, settings.data, data.public, parts.adapter)
+                warn = getattr(given.observer, "on_warning", lambda _: None)  # observers of old have none
+                for odd in faults(said):
+                    warn(f"{odd}. {MEND}")
                 begins(WRITING)
-                publish(folder, parts, summary)
+                publish(folder, parts, summary, answers=said)
             for service in services if heard.begun else ():
                 service.end(rows)
     was_given = given.model is not None

@@ -547,7 +547,7 @@ def test_a_choice_is_planned_without_the_model(
 def test_advice_says_from_how_many_records_on(
     choosing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def losses(parts: Parts, texts: Texts, noise: Noise, draw: int) -> torch.Tensor:
+    def losses(parts: Parts, texts: Texts, noise: Noise, draw: int, *_: object) -> torch.Tensor:
         few = noise.records < 200
         return torch.full((len(texts.held),), 1.0 + (few == (parts.method.name == "prism")))
 

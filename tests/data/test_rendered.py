@@ -12,7 +12,6 @@ from test_examples import BOS, CHATML, EOS, TALK, build, make_tokenizer, shown
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from privlora.data.examples import IGNORED, Template, build_examples, encode_asked, encode_prompts
-from privlora.data.inventing import invented_example, own_system_prompt
 from privlora.data.preferences import build_preferences
 from privlora.data.summary import refuse_implausible, summarise
 from privlora.errors import ConfigError, DataError
@@ -318,28 +317,3 @@ def test_a_text_is_read_as_a_whole(kind: str, question: str, answer: str, betwee
     common = len(alike) if all(alike) else alike.index(False)
     assert given == common  # as TRL has it: what is learnt begins where the two differ
     assert BOS not in whole
-
-
-class TestInvented:
-    def test_what_is_learnt_is_marked(self) -> None:
-        tokenizer = make_tokenizer(chat_template=CHATML)
-        text = invented_example(PAIR, tokenizer, loss_on="completion", add_eos=True)
-        turns = "<|im_start|>user\nWhat is two and two?<|im_end|>\n<|im_start|>assistant\n«It is four.<|im_end|>\n»"
-        assert text == turns
-        assert invented_example(CHAT, tokenizer, loss_on="completion", add_eos=True) == turns
-        titled = Template(text="{title}: {body}")
-        assert (
-            invented_example(titled, tokenizer, loss_on="all", add_eos=True)
-            == "«<s>It is four.: It is four.</s>»"
-        )
-
-    def test_a_templates_own_system_prompt_is_named(self) -> None:
-        adds = (
-            "{% if messages[0].role != 'system' %}<|im_start|>system\nBe kind.<|im_end|>\n{% endif %}"
-            + CHATML
-        )
-        assert own_system_prompt(PAIR, make_tokenizer(chat_template=adds)) == "Be kind."
-        assert own_system_prompt(PAIR, make_tokenizer(chat_template=CHATML)) is None
-        assert own_system_prompt(PAIR, make_tokenizer()) is None
-        strict = "{% if messages[0].role == 'system' %}{{ raise_exception('no') }}{% endif %}" + CHATML
-        assert own_system_prompt(CHAT, make_tokenizer(chat_template=strict)) is None

@@ -92,6 +92,17 @@ def test_shares_for_drop_outs_count_and_records_are_not_warned_of() -> None:
         assert warnings(own, client_plan(own), None, 10**8) == []
 
 
+def test_sketches_that_lose_a_part_say_how_many_columns_would_not() -> None:
+    """In words and in facts; with noise they lose nothing."""
+    lossy = settings_for(clients=3, rule="fedask")
+    (said,) = warnings(lossy, None, None, None)
+    wanted = 2 * lossy.adapter.r
+    assert f"federation.oversampling={wanted} would keep all of it" in said
+    assert warnings(settings_for(clients=3, rule="fedask", oversampling=wanted), None, None, None) == []
+    own = settings_for(NOISE, clients=3, rule="fedask")
+    assert warnings(own, client_plan(own), None, None) == []
+
+
 def test_a_drowned_update_is_in_report_and_table(tmp_path: Path) -> None:
     facts = facts_of(settings_for(NOISE, **SHARED[1]), tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))[0]
     assert facts["update_noise"]["to_clip_norm"] > 1

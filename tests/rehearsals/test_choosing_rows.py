@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -103,7 +104,9 @@ def prefer(monkeypatch: pytest.MonkeyPatch, row: str) -> list[tuple[str, float, 
     """Let trials cost nothing and ``row`` win; gives (row, rate, draw) of each."""
     seen: list[tuple[str, float, int]] = []
 
-    def losses(parts: Parts, texts: Texts, noise: Noise, draw: int) -> torch.Tensor:
+    def losses(parts: Parts, texts: Texts, noise: Noise, draw: int, tick: Callable[[], None]) -> torch.Tensor:
+        for _ in range(noise.privacy.steps):
+            tick()
         seen.append((parts.method.name, parts.hyper.learning_rate, draw))
         lead = 0.5 if parts.method.name == row else 0.0
         return torch.linspace(1, 2, len(texts.held), dtype=torch.float64) - lead + 0.01 * draw
@@ -166,8 +169,9 @@ def test_what_is_chosen_is_said_and_rehearsals_are_shown(
         observer=Watching(-1),
         on_choice=said.append,
     )
-    names = [f"rehearsing {row} on public texts" for row in STARTED for _ in range(2)]
-    assert told == [(name, number, 6) for number, name in enumerate(names, 1)]
+    each = 2 * run.privacy.steps
+    names = [f"rehearsing {row} on public texts" for row in STARTED for _ in range(each)]
+    assert told == [(name, number, 3 * each) for number, name in enumerate(names, 1)]
     assert said[0].startswith("span-prism, because")
 
 
@@ -274,7 +278,7 @@ def test_every_trial_starts_from_the_same_state(
     texts = split_texts(chosen, model, public, "span-prism", lambda *_: None)
     noise = Noise(1.5, chosen.privacy, 12.0)
     held, draws = trials._held_losses, iter([0, 0, 1] * len(STARTED))
-    monkeypatch.setattr(trials, "_held_losses", lambda p, t, n, draw: held(p, t, n, next(draws)))
+    monkeypatch.setattr(trials, "_held_losses", lambda p, t, n, draw, tick: held(p, t, n, next(draws), tick))
     rows = [with_row(chosen, row) for row in STARTED]
     (found,) = try_rows(rows, [noise], texts, model, public, draws=3, told=lambda *_: None)
     for outcome in found.values():
@@ -290,7 +294,9 @@ def test_rates_are_sought_as_long_as_that_is_better(
 ) -> None:
     seen: list[float] = []
 
-    def losses(parts: Parts, *_: Any) -> Any:
+    def losses(parts: Parts, texts: Any, noise: Noise, draw: int, tick: Callable[[], None]) -> Any:
+        for _ in range(noise.privacy.steps):
+            tick()
         seen.append(math.log(parts.hyper.learning_rate / own, 3))
         return torch.full((4,), abs(seen[-1] - power), dtype=torch.float64)
 
@@ -311,8 +317,9 @@ def test_rates_are_sought_as_long_as_that_is_better(
     best = tried[-1] if abs(tried[-1] - power) < abs(tried[-2] - power) else tried[-2]
     assert seen == pytest.approx([*tried, best], abs=1e-2)  # rates have three digits
     assert found["prism"].learning_rate == pytest.approx(own * 3.0**best, rel=1e-2)
-    assert told[-1] == (len(seen), len(seen))  # though fewer were foreseen
-    assert told[0] == (1, 4)
+    steps = chosen.privacy.steps
+    assert told[-1] == (len(seen) * steps, len(seen) * steps)  # though fewer were foreseen
+    assert told[0] == (1, 4 * steps)
 
 
 def test_a_rate_that_goes_astray_loses(model: Any, file: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -459,7 +459,7 @@ def test_a_rate_of_the_settings_is_the_only_one_that_is_tried(
 ) -> None:
     asked: list[tuple[float, int]] = []
 
-    def losses(parts: Parts, texts: Any, noise: Any, draw: int) -> Any:
+    def losses(parts: Parts, texts: Any, noise: Any, draw: int, *_: Any) -> Any:
         asked.append((parts.hyper.learning_rate, draw))
         return torch.full((4,), 1.5, dtype=torch.float64)
 
@@ -496,7 +496,7 @@ def test_what_is_kept_has_the_spread_of_draws(public: Path, monkeypatch: pytest.
     """Losses of draws differ by 0.2, as much at each rate, and rates by less than a thousandth."""
     own = find_row("prism").rate_of(2)
 
-    def losses(parts: Parts, texts: Any, noise: Any, draw: int) -> Any:
+    def losses(parts: Parts, texts: Any, noise: Any, draw: int, *_: Any) -> Any:
         apart = 1e-4 * abs(math.log2(parts.hyper.learning_rate / own)) * (1 + torch.arange(4) % 2)
         return 2.0 + 0.2 * draw + apart.double()
 
@@ -522,7 +522,7 @@ def test_phases_are_named_and_end(public: Path) -> None:
     for name, begins in (
         ("reading public records", 1),
         ("measuring gradient norms of public records", 32),
-        ("rehearsing learning rates of prism", 8),
+        ("rehearsing learning rates of prism", 8 * chosen.privacy.steps),
     ):
         phase = [(done, total) for what, done, total in told if what.startswith(name)]
         assert phase[0] == (0, begins)
@@ -531,6 +531,52 @@ def test_phases_are_named_and_end(public: Path) -> None:
         assert [done for done, _ in phase] == sorted(done for done, _ in phase)
     norms = [number for number, (what, *_) in enumerate(told) if "norms" in what]
     assert max(norms) < min(number for number, (what, *_) in enumerate(told) if "rates" in what)
+
+
+@pytest.mark.parametrize("on", ["public records", "its own texts"])
+def test_what_was_measured_before_an_interruption_is_kept_for_the_same_run(
+    on: str, public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Texts, norms and finished trials, in private/ alone; the choice is that of a run that nobody interrupted."""
+    take, taken = Step.take, list[int]()
+
+    def start(name: str, *, stop: int | None = None, seed: int = 0) -> RunFolder:
+        def counted(self: Step, *drawn: Any) -> Any:
+            if len(taken) == stop:
+                raise KeyboardInterrupt
+            taken.append(1)
+            return take(self, *drawn)
+
+        taken.clear()
+        monkeypatch.setattr(Step, "take", counted)
+        folder = RunFolder(tmp_path / name)
+        chosen = settings(
+            public if on == "public records" else None,
+            privacy={"clip_norm": "auto"},
+            run={"output": str(folder.root), "seed": seed},
+        )
+        try:
+            privlora.api.train_run(chosen, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
+        except KeyboardInterrupt:
+            assert stop is not None
+        return folder
+
+    whole = start("whole").choice.read_text()
+    all_of_them = len(taken)
+    stopped = start("run", stop=5)
+    assert [path.name for path in stopped.root.rglob("*")] == ["private", "measured.json"]
+    assert stopped.private.stat().st_mode & 0o077 == 0
+    kept = stopped.measured.read_text()
+    with monkeypatch.context() as patch:
+        for name in ("noise_alone.generate_tokens", "settling._at_the_start"):  # neither is done again
+            patch.setattr(f"privlora.rehearsals.{name}", None)
+        assert start("run").choice.read_text() == whole
+    assert len(taken) == all_of_them - 4  # of five steps, four of whole trials
+    assert not stopped.measured.exists()
+    other = start("run2", stop=0)
+    other.measured.write_text(kept)
+    start("run2", seed=1)
+    assert len(taken) >= all_of_them - 4  # of other settings nothing is taken up
 
 
 def test_what_few_units_make_of_sizes_is_said() -> None:
@@ -564,7 +610,7 @@ def test_trials_have_the_noise_of_the_run_and_few_records(
     """Whatever a trial draws, each coordinate of its mean has the noise sigma C / b of the run."""
     taken: list[tuple[float, float]] = []
 
-    def losses(parts: Parts, texts: Any, noise: Any, draw: int) -> Any:
+    def losses(parts: Parts, texts: Any, noise: Any, draw: int, *_: Any) -> Any:
         mechanism = trials.trial_step(parts, texts.records, noise, draw).mechanism
         event: Any = mechanism.event  # type: ignore[attr-defined]
         drawn = mechanism.expected_batch_size  # type: ignore[attr-defined]
@@ -747,7 +793,11 @@ def test_trials_train_on_all_steps_and_are_scored_on_what_they_did_not_see(
     monkeypatch.setattr(
         Step,
         "take_many",
-        lambda self, count: (trained.append(of(self.examples)), steps.append(count), many(self, count))[2],
+        lambda self, count, *rest: (
+            trained.append(of(self.examples)),
+            steps.append(count),
+            many(self, count, *rest),
+        )[2],
     )
     monkeypatch.setattr(
         settling, "sequential_batches", lambda e, **more: (meant.append(of(e)), norms(e, **more))[1]

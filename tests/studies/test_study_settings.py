@@ -101,6 +101,10 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         content(methods=["dp-sgd", {"name": "prism", "method.right_weight": "auto"}]),
         ["method.right_weight is auto, and nothing chooses it here"],
     ),
+    "several owners": (
+        base(federation={"clients": 3, "rule": "tan", "rounds": 2, "local_steps": 2}),
+        ["federation"],
+    ),
     "a nameless method": (content(methods=[{"optimizer": "sgd"}]), ["a method has no name"]),
     "equal methods": (content(methods=["prism", "prism"]), ["share a name", "label"]),
     "names of one folder": (content(tasks={"a b": None, "a-b": None}), ["share a name"]),

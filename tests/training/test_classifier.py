@@ -443,7 +443,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"data": {"text": "t", "label": "l", "labels": 1}}, "two different classes"),
     ({"data": {"prompt": "p", "completion": "c", "label": "l", "labels": 2}}, "class of a text"),
     ({"data": {"messages": "m", "label": "l", "labels": 2}}, "class of a text"),
-    ({"data": {"text": "t", "label": "l", "labels": 2, "cache": True}}, "no labels beside them"),
     ({"data": {"task": "gsm8k", "label": "label"}}, "no labels to classify"),
     ({"data": {"task": "sst2", "label": "gold"}}, "write label: label"),
     ({"data": {"task": "sst2", "label": "label", "labels": 2}}, "write label: label"),

@@ -233,6 +233,14 @@ def test_models_of_more_than_linear_layers_have_no_bound() -> None:
         bound_of_a_step(settings("pe-sgd", synthesis={"generator": "model"}), tiny_llama(), max_tokens=64)
 
 
+def test_the_papers_start_is_counted_too() -> None:
+    given = settings("prism", adapter={"r": 2, "init": "spectral-split"})
+    given = given.model_copy(update={"method": given.method.model_copy(update={"optimizer": "paper"})})
+    found = peak.peak_of_a_step(given, tiny_llama(), CPU, max_tokens=64)
+    assert found is not None
+    assert found.step_bytes > 0
+
+
 def test_no_weights_are_needed() -> None:
     with_weights, batches = tiny_llama(), [Rows((1,) * 4, 9)]
     with torch.device("meta"):

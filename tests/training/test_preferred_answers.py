@@ -365,7 +365,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"chosen": "c", "rejected": "r", "task": "sst2"}, "another form of records"),
     ({"chosen": "c", "rejected": "r", "text": "t", "label": "l", "labels": 2}, "another form of records"),
     ({"chosen": "c", "rejected": "r", "prompt": "p", "loss_on": "all"}, "about answers alone"),
-    ({"chosen": "c", "rejected": "r", "prompt": "p", "cache": True}, "one text a record"),
     ({"chosen": "c", "rejected": "r", "prompt": "p", "chunk": True}, "chunk divides whole texts"),
     ({"text": "t", "dpo_beta": 0.2}, "read with chosen and rejected only"),
     (

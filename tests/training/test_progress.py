@@ -202,7 +202,7 @@ def test_a_log_gets_a_line_now_and_then() -> None:
         "probable"
     )
     assert [line.split()[1] for line in lines[1:]] == ["1/300", *(f"{k}/300" for k in range(30, 301, 30))]
-    assert "(δ 1e-05)  lr 0.0002  0.5 s/step  ETA 2:15" in lines[2]
+    assert "(δ 1e-05)  lr 0.0002  500 ms/step  ETA 2:15" in lines[2]
     assert lines[-1].endswith("ETA 0:00")
 
 

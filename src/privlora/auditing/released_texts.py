@@ -250,11 +250,8 @@ def _asked(
     """Texts of the trained adapter."""
     generator = _generator(parts, writer, tokenizer)
     wanted = writer.synthesis.samples or writer.synthesis.count
-    parts.install_result()
-    try:
+    with parts.exported():
         return gather_texts(generator, lambda: Population([]), wanted, folder, run_id, progress)
-    finally:
-        parts.coordinates.install()
 
 
 def _judge(

@@ -15,6 +15,7 @@ from privlora.cli.stops import Stopped
 from privlora.cli.training import OverridesArgument
 from privlora.config import Settings, load_settings, settings_from
 from privlora.diagnostics.choosing import chosen_figures, refuse_unknown_methods
+from privlora.pages.numbers import duration
 
 _QUICK, _FEW = 20, 5
 _PAPER_TARGETS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")  # Table 7
@@ -140,7 +141,7 @@ def estimate(seconds: float, wanted: Sequence[str], others: int, steps: int) -> 
     from privlora.diagnostics.experiments import total_steps
 
     total = total_steps(wanted, others, steps)
-    line = f"this takes about {_time(total * seconds)}: {total} steps of {seconds:.3g} s"
+    line = f"this takes about {_time(total * seconds)}: {total} steps of {duration(seconds)}"
     if total * seconds < _LONG:
         return line
     ways: list[tuple[str, object, int]] = []

@@ -7,6 +7,7 @@ import math
 import re
 import shlex
 from collections.abc import Iterator, Mapping
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -18,8 +19,9 @@ from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked, rea
 from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
-from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
+from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line
 from privlora.names import ADAPTER_FILES
+from privlora.reporting.wording import faults, spoken
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
 from privlora.training.model_names import refuse_unknown_model
@@ -35,20 +37,8 @@ if TYPE_CHECKING:
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
-
-_FORMS = (
-    "task",
-    "text",
-    "prompt",
-    "completion",
-    "messages",
-    "label",
-    "labels",
-    "text_pair",
-    "chosen",
-    "rejected",
-    "dpo_beta",
-)
+_FORMS_NAMES = """task text prompt completion messages label labels text_pair chosen rejected dpo_beta"""
+_FORMS: Final = tuple(_FORMS_NAMES.split())
 
 
 def evaluate(
@@ -186,12 +176,8 @@ def evaluate(
         with loading():
             import privlora.training.models  # noqa: F401 - what takes seconds of all that is imported below
 
-        if settings.label is not None:
-            result = _classes(model_settings, adapter, settings, seed)
-        elif settings.chosen is not None:
-            result = _preferences(model_settings, adapter, settings)
-        elif settings.task is None:
-            result = _next_token(model_settings, adapter, settings)
+        if settings.task is None or settings.label is not None:
+            result = _held_out(model_settings, adapter, settings, seed, shows=not own)
         else:
             scored = _task(model_settings, adapter, settings, asked)
             result = scored.to_dict(per_example=per_example)
@@ -205,7 +191,8 @@ def evaluate(
         if settings.task is None
         else _task_lines
     )
-    for line in lines(result):
+    said = result.get("answers")
+    for line in (*lines(result), *spoken(said), *(f"WARNING: {words}" for words in faults(said))):
         out().print(line)
     out().print(
         f"PRIVATE: computed without noise on {_listed(own)}, which this run was trained on. Do not publish them."
@@ -468,44 +455,29 @@ def require_adapter(run: RunFolder) -> None:
         )
 
 
-def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
-    from privlora.evaluation import evaluate_next_token
-    from privlora.training.inputs import tokenise
-
-    records = _read(data.path, data)
-    model, tokenizer = _load(model_settings, adapter)
-    examples = tokenise(records, data, tokenizer)
-    found: dict[str, Any] = evaluate_next_token(model, examples).to_dict()
-    if adapter is not None:
-        bare: Any = model.disable_adapter
-        with saying("measuring the base model on the same records", piped=True), bare():
-            found["base"] = evaluate_next_token(model, examples).to_dict()
-    return found
-
-
-def _classes(
-    model_settings: ModelSettings, adapter: Path | None, data: DataSettings, seed: int
+def _held_out(
+    model_settings: ModelSettings, adapter: Path | None, data: DataSettings, seed: int, *, shows: bool
 ) -> dict[str, Any]:
-    from privlora.evaluation import evaluate_classes
+    """Of classes, preferences or texts. shows: whether answers may be shown with the records' prompts."""
+    from privlora.evaluation import evaluate_held_out
+    from privlora.reporting.answers import answers
     from privlora.training.classifier import Head, padded_as
     from privlora.training.inputs import tokenise
 
-    classes = data.classes
-    assert classes is not None
-    records = _read(data.path, data)
-    model, tokenizer = _load(model_settings, adapter, Head(classes.outputs, classes.names, seed))
-    padded_as(model, tokenizer)
-    return evaluate_classes(model, tokenise(records, data, tokenizer)).to_dict()
-
-
-def _preferences(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
-    from privlora.evaluation import evaluate_preferences
-    from privlora.training.inputs import tokenise
-
-    records = _read(data.path, data)
-    model, tokenizer = _load(model_settings, adapter)
-    reference: Any = model.disable_adapter
-    return evaluate_preferences(model, tokenise(records, data, tokenizer), reference).to_dict()
+    classes, records = data.classes, _read(data.path, data)
+    head = None if classes is None else Head(classes.outputs, classes.names, seed)
+    model, tokenizer = _load(model_settings, adapter, head)
+    if head is not None:
+        padded_as(model, tokenizer)
+    examples = tokenise(records, data, tokenizer)
+    bare: Any = nullcontext if adapter is None else model.disable_adapter
+    found: dict[str, Any] = evaluate_held_out(model, examples, bare).to_dict()
+    if adapter is None or classes is not None:
+        return found
+    if data.chosen is None:
+        with saying("measuring the base model on the same records", piped=True), bare():
+            found["base"] = evaluate_held_out(model, examples).to_dict()
+    return found | ({"answers": answers(model, tokenizer, data, records)} if shows else {})
 
 
 def _task(
@@ -531,24 +503,8 @@ def _read(path: str | list[str], data: DataSettings) -> list[Record]:
 def _load(
     settings: ModelSettings, adapter: Path | None, head: Head | None = None
 ) -> tuple[torch.nn.Module, Any]:
-    from privlora.training.models import load_model
+    from privlora.training.models import load_model, with_adapter
 
     with saying("loading the model", piped=True):
         model, tokenizer = load_model(settings, head)
         return (model if adapter is None else with_adapter(model, adapter)), tokenizer
-
-
-def with_adapter(model: Any, adapter: Path) -> Any:
-    """The model under an adapter's files, as peft loads them. Raises ModelError."""
-    from peft import PeftModel
-
-    for name in ADAPTER_FILES:  # peft would ask the hub for a file that is missing
-        if not (adapter / name).exists():
-            raise ModelError(f"the adapter in {str(adapter)!r} lacks {name}", fix="restore its files")
-    try:
-        return PeftModel.from_pretrained(model, str(adapter))
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
-            fix="give the base model it was trained on with --base, or restore its files",
-        ) from None

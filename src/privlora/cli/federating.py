@@ -18,6 +18,7 @@ from privlora.cli.training import OverridesArgument, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.federated.used import is_over, refuse_used
+from privlora.reporting.wording import spoken
 from privlora.training.files import RunFolder
 from privlora.training.sources import refuse_first
 
@@ -209,7 +210,8 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
     }
     rounds = History(folder.private / ROUNDS).rounds()
     plan = _charged(folder)
-    facts = json.loads((result.release / folder.report.name).read_text(encoding="utf-8"))["federation"]
+    report = json.loads((result.release / folder.report.name).read_text(encoding="utf-8"))
+    facts = report["federation"]
     if as_json:
         statement: dict[str, Any] = {"private": result.epsilon is not None}
         if result.epsilon is not None and plan is not None:
@@ -230,6 +232,8 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
             }
         )
         return
+    for line in spoken(report.get("answers")):
+        out().print(line)
     if ledgers:
         places["ledgers"] = f"{result.release}/ledger-*.jsonl, one of each of {len(ledgers)} clients"
     for name, place in places.items():

@@ -32,7 +32,8 @@ def show_rules(as_json: bool) -> None:
     Console(file=sys.stdout, highlight=False, markup=False, width=None if terminal else _WIDTH).print(table)
     for line in (
         f"down, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE.describe()}.",
-        "exact: the server's update is the mean of the clients', before it is cut to rank r.",
+        "exact: the server's update is the mean of the clients', before it is cut to rank r; private: only where",
+        "clients add noise, or r + p reaches K r for K clients in a round.",
         "two-sided: under privacy both subspaces can move.",
         "hides: what federation.privacy_model can be, records of a client or whole clients.",
         "local method: the default, and in brackets what method.name can be besides.",
@@ -52,7 +53,7 @@ def _cells(row: dict[str, Any]) -> list[str]:
     others = [name for name in row["methods"] if name != row["method"]]
     return [
         row["name"],
-        _yes(row["exact"]),
+        _yes(row["exact"]) if row["exact"] == row["exact_without_privacy"] else "private",
         _yes(row["two_sided"]),
         row["secure_sums"],
         ", ".join(f"{model}s" for model in row["privacy_models"]),

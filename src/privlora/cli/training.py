@@ -18,6 +18,7 @@ from privlora.cli.stops import Stopped
 from privlora.config import Settings, kept_settings, load_settings
 from privlora.config.groups import IN_MEMORY
 from privlora.errors import ConfigError, DataError, RunError
+from privlora.reporting.wording import spoken
 from privlora.training.files import RunFolder, no_run
 from privlora.training.sources import check_sources, refuse_first
 from privlora.training.takeover import OVER, is_over
@@ -199,8 +200,9 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
         yield
     except (Interrupted, KeyboardInterrupt) as stop:
         if not folder.settings.exists():
+            how = "goes on with what was measured" if folder.measured.exists() else "begins anew"
             raise Stopped(
-                "before the run started; nothing was released or spent, and the same command begins anew"
+                f"before the run started; nothing was released or spent, and the same command {how}"
             ) from None
         when = (
             f"after {stop.counted or step} {stop.step}, which is saved"
@@ -246,9 +248,12 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
     if result.profile is not None:
         places["profile"] = str(result.profile)
     statement, words = _statement(folder, result)
+    said = result.report.get("answers")
     if as_json:
-        emit({**places, "steps": result.steps, **statement})
+        emit({**places, "steps": result.steps, "answers": said, **statement})
         return
+    for line in spoken(said):
+        out().print(line)
     for name, place in places.items():
         if place is not None:
             out().print(f"{name + ':':<10}{place}")

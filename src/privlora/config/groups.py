@@ -21,7 +21,7 @@ from privlora.config.places import Places, Where, placed
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
 from privlora.data.labels import Classes, Labels, classes_of
-from privlora.data.records import HUB, shown
+from privlora.data.records import shown
 from privlora.data.tasks import TASKS
 from privlora.data.templates import TAKEN, parse
 from privlora.errors import ConfigError, PrivloraError, echoed, nearest
@@ -284,11 +284,6 @@ class DataSettings(Group):
     against replacing a record, not against adding or removing one. Refused with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
-    cache: bool = False
-    """Keep the tokens of the private records in the run's folder private/, so that `privlora resume` reads them there;
-    in a study, its cells and workers share them. Off by default: nothing else that a run writes holds a record, and
-    tokens are the records' texts in another spelling. They stay until the folder is removed. Methods that release
-    votes take the texts themselves, and keep nothing."""
     unchecked: bool = False
     """Train even if the records do not fit the settings: more than twice or fewer than half as many units as the public
     number, most of them without a token to train on, or most of them cut to less than half by max_length. This setting
@@ -461,11 +456,6 @@ class DataSettings(Group):
                 "loss_on=completion needs prompt and completion, or messages. Fix: name their columns, or remove "
                 "loss_on"
             )
-        if self.cache and any(path == IN_MEMORY or path.startswith(HUB) for path in _strings(self.path)):
-            yield ValueError(
-                "cache keeps the tokens of files, which are known by their bytes, and these records are in none. "
-                "Fix: give local files as data.path, or remove data.cache"
-            )
         shared = _shared(self.path, self.evaluation)
         if shared is not None:
             yield ValueError(
@@ -496,8 +486,6 @@ class DataSettings(Group):
             )
         if self.loss_on != "completion":
             yield ValueError("a preference is about answers alone. Fix: remove loss_on")
-        if self.cache:
-            yield ValueError("cache keeps the tokens of one text a record. Fix: remove data.cache")
 
     def _other_than_labels(self) -> Iterator[Wrong]:
         if self.label is None:
@@ -516,8 +504,6 @@ class DataSettings(Group):
             yield ValueError(
                 "loss_on and add_eos are of texts that the model learns to write. Fix: remove them, or label"
             )
-        if self.cache:
-            yield ValueError("cache keeps tokens, and no labels beside them. Fix: remove data.cache")
         if self.task is None:
             if self.labels is None:
                 yield ValueError(

@@ -13,13 +13,9 @@ COLUMN: Final = re.compile(r"[^\W\d][\w.-]{0,39}")
 _LONGEST: Final = 40  # characters
 _TEXT: Final = 5  # words, one more than names have
 _WORDS: Final = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,3}")
-_USUAL: Final = frozenset(
-    {
-        *("id", "uid", "user", "user_id", "patient", "patient_id", "author", "customer", "customer_id"),
-        *("client_id", "age", "sex", "gender", "date", "year", "time", "timestamp", "title", "label"),
-        *("labels", "category", "input_ids"),
-    }
-)
+_USUAL_NAMES = """id uid user user_id patient patient_id author customer customer_id client_id age sex gender date year
+time timestamp title label labels category input_ids"""
+_USUAL: Final = frozenset(_USUAL_NAMES.split())
 """Beside its texts, what a table usually has."""
 
 # In the order of preference.
@@ -35,42 +31,17 @@ _PAIRS: Final = (
 )
 _MORE: Final = {"instruction": ("input", "context"), "question": ("context", "passage", "input")}
 """A prompt's column -> columns that belong to the prompt, too."""
-_TEXTS: Final = (
-    *(
-        "text",
-        "content",
-        "body",
-        "note",
-        "notes",
-        "document",
-        "message",
-        "review",
-        "abstract",
-        "report",
-        "comment",
-    ),
-    *("post", "article", "email", "transcript", "letter", "story", "description", "summary", "sentence"),
-)
+_TEXTS_NAMES = """text content body note notes document message review abstract report comment post article email
+transcript letter story description summary sentence"""
+_TEXTS: Final = tuple(_TEXTS_NAMES.split())
 _TITLES: Final = ("title", "subject", "headline")
 _CHATS: Final = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
 PREFERENCES: Final = (
-    ("chosen", "rejected"),
-    ("preferred", "rejected"),
-    ("accepted", "rejected"),
-    ("better", "worse"),
-    ("winner", "loser"),
+    *(("chosen", "rejected"), ("preferred", "rejected"), ("accepted", "rejected")),
+    *(("better", "worse"), ("winner", "loser")),
 )
 _ASKED: Final = ("prompt", "question", "instruction", "query", "input")
-_KNOWN: Final = frozenset(
-    {
-        *_USUAL,
-        *_TEXTS,
-        *_TITLES,
-        *_CHATS,
-        *_ASKED,
-        *(each for pair in (*_PAIRS, *PREFERENCES) for each in pair),
-    }
-)
+_KNOWN: Final = _USUAL.union(_TEXTS, _TITLES, _CHATS, _ASKED, *_PAIRS, *PREFERENCES)
 
 
 @dataclass(frozen=True)

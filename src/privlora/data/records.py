@@ -441,11 +441,7 @@ def missing_column(
     shown = [name for name in names if name in shared or name in nearest or is_usual(name)]
     listed = ", ".join(shown[:_SHOWN_COLUMNS]) + (" and more" if len(shown) > _SHOWN_COLUMNS else "")
     if len(shown) < len(names):
-        left = (
-            "few records may have them"
-            if shown
-            else "they look like contents: does the file have a header line?"
-        )
+        left = "few records may have them" if shown else "they look like contents: is there a header line?"
         listed = f"{listed}{' and others ' * bool(shown)}(not shown, since {left})"
     fix = "name one of its columns"
     if (separator := separator_of(names)) is not None:
@@ -455,14 +451,11 @@ def missing_column(
     elif "input_ids" in names:
         fix = "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
     elif "[" in column:
-        fix = (
-            f"name what is inside a column with a dot, as {named(column.replace('[', '.').replace(']', ''))}"
-        )
+        fix = f"write {named(column.replace('[', '.').replace(']', ''))} for what is inside a column"
     elif mend is not None or column == "text":
         fix = f"name its columns, as {mend or _FORMS}"
-    return DataError(
-        f"record {number} has no column {named(column)}; its columns are: {listed or 'none'}", fix=fix
-    )
+    lacks = f"record {number} has no column {named(column)}"
+    return DataError(f"{lacks}; its columns are: {listed or 'none'}", fix=fix)
 
 
 def shared_columns(

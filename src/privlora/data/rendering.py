@@ -17,11 +17,11 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import TemplateError, UndefinedError
 
 from privlora.data.canonical import canonical, is_rounded
-from privlora.data.jinja import refuse_chance, without_clock
+from privlora.data.jinja import without_clock
 from privlora.data.records import field_of, text_of, value_of
 from privlora.data.sandbox import TemplateRefusedError, rendering
 from privlora.data.templates import TAKEN, no_chat_template, parse, template_named
-from privlora.errors import DataError, article
+from privlora.errors import ConfigError, DataError, article
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -98,7 +98,6 @@ class Renderer:
         self._applied: dict[bool, Apply] = {}
         self.is_chat = is_chat(template, tokenizer)
         if self.is_chat:
-            refuse_chance(template.chat_template or tokenizer.chat_template)
             self._applied[False] = self._apply(with_tools=False)
             marks = (
                 token.content for token in tokenizer.added_tokens_decoder.values() if "|" in token.content
@@ -247,7 +246,13 @@ def _applied(text: str, tokenizer: PreTrainedTokenizerBase) -> Apply:
 
     if type(tokenizer).apply_chat_template is transformers.PreTrainedTokenizerBase.apply_chat_template:
         return rendering(text, tokenizer)
-    # A tokenizer that renders by code of its own.
+    # A tokenizer that renders by code of its own, in no sandbox of ours.
+    if re.search(r"\b(random|lipsum)\b", text):
+        raise ConfigError(
+            "the chat template draws at random, or may",
+            why="a record's text would depend on how many records came before",
+            fix="give data.chat_template without it",
+        )
     return lambda messages, ask, tools, told: str(
         tokenizer.apply_chat_template(
             messages, tools=tools, tokenize=False, add_generation_prompt=ask, chat_template=text, **told
@@ -556,24 +561,21 @@ def _refuse_unspoken(message: Any, number: int, whose: str) -> None:
     role, speaker = (message.get(key) if isinstance(message, Mapping) else None for key in ("role", "from"))
     speaks = role is None and isinstance(speaker, str) and _SHAREGPT.get(speaker, speaker) in ROLES
     said = "value" if speaks else "content"
+    wrong, fix = "", ""
     if (role not in ROLES and not speaks) or (speaks and message.get("value") is not None):
-        raise DataError(
-            f"record {number}: {whose} has no known role",
-            fix=f"give it a role and a content; the roles are {', '.join(ROLES)}, and of messages with from and "
-            f"value {', '.join(_SHAREGPT)}, too",
-        )
-    if not speaks and speaks_by_calls(message):
+        wrong, fix = "has no known role", f"give it a role ({', '.join(ROLES)}) and a content"
+        fix += f", or from ({', '.join(_SHAREGPT)}, or a role) and value"
+    elif not speaks and speaks_by_calls(message):
         return
-    if message.get(said) is None:
-        raise DataError(
-            f"record {number}: {whose} has no {said}",
-            fix='write it as a string, an empty one ("") if there is nothing to say',
+    elif message.get(said) is None:
+        wrong, fix = f"has no {said}", 'write it as a string, an empty one ("") if there is nothing to say'
+    elif not isinstance(message[said], str):
+        wrong, fix = (
+            f"has a {said} that is no text but {article(type(message[said]).__name__)}",
+            "write it as one string",
         )
-    if not isinstance(message[said], str):
-        raise DataError(
-            f"record {number}: {whose} has a {said} that is no text but {article(type(message[said]).__name__)}",
-            fix="write it as one string",
-        )
+    if wrong:
+        raise DataError(f"record {number}: {whose} {wrong}", fix=fix)
     text_of(message, said, number)
 
 

@@ -105,8 +105,8 @@ def generate_tokens(
 ) -> list[list[int]]:
     """The token ids that follow each prompt, before the first that ends a turn; the rest as in ``generate``.
 
-    sampling: draws; None takes the most probable. A row may go on behind its stop string. told: after each batch, how
-    many prompts are answered.
+    sampling: draws; None takes the most probable. A row may go on behind its stop string. told: after each
+    token, how many prompts are answered; of a batch as large a part as of its longest answers.
 
     Raises ConfigError as ``generate``, and for sampling with beams; ModelError if a probability to draw by is NaN.
     """
@@ -149,7 +149,12 @@ def generate_tokens(
                 logits_processor=LogitsProcessorList(
                     [_Draw(sampling, batch, max_new_tokens)] if sampling is not None else []
                 ),
-                stopping_criteria=StoppingCriteriaList([_Stop(stop, tokenizer, start)] if stop else []),
+                stopping_criteria=StoppingCriteriaList(
+                    [
+                        *([_Stop(stop, tokenizer, start)] if stop else []),
+                        *([_Heard(told, answered, start, max_new_tokens)] if told is not None else []),
+                    ]
+                ),
             )
             for index, row in zip(batch.order, rows[:, start:].tolist(), strict=True):
                 length = next((i for i, token in enumerate(row) if token in ends), len(row))
@@ -205,6 +210,18 @@ class _Draw(LogitsProcessor):
         if tokens is not None:
             chosen = tokens.gather(1, chosen)
         return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
+
+
+class _Heard(StoppingCriteria):
+    """Stops nothing, and tells how many prompts are answered."""
+
+    def __init__(self, told: Callable[[int], None], answered: int, start: int, most: int) -> None:
+        self._told, self._answered, self._start, self._most = told, answered, start, most
+
+    def __call__(self, input_ids: Tensor, scores: Any, **_: Any) -> Tensor:
+        rows, length = input_ids.shape
+        self._told(self._answered + rows * (length - self._start) // self._most)
+        return torch.zeros(rows, dtype=torch.bool, device=input_ids.device)
 
 
 class _Stop(StoppingCriteria):

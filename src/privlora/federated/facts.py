@@ -56,7 +56,7 @@ def federation_facts(
     own, entries = server_plan(settings), sum(map(prod, expected.values()))
     noise = update_noise(federation, plan or own, entries)
     return {
-        "rule": _rule(federation),
+        "rule": _rule(settings),
         "privacy_model": federation.privacy_model,
         "noise_by": noise_by(federation, private=private),
         "hidden": unit(settings) if private else "nothing",
@@ -81,9 +81,11 @@ def federation_facts(
     }
 
 
-def _rule(federation: FederationSettings) -> dict[str, Any]:
+def _rule(settings: Settings) -> dict[str, Any]:
+    federation = federation_of(settings)
     row = next(row for row in rule_facts() if row["name"] == federation.rule)
-    return {name: row[name] for name in _OF_A_RULE}
+    exact = federation.joint or rule_of(federation).is_exact(rule_settings(settings), federation.per_round)
+    return {name: row[name] for name in _OF_A_RULE} | {"exact": exact}
 
 
 def _kinds(settings: Settings) -> dict[str, Any]:

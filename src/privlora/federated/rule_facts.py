@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from privlora.config.federation import JOINT
@@ -67,6 +67,7 @@ def _row(rule: type[Rule], example: Example) -> dict[str, Any]:
         "down": _formula(rule, 0),
         "up": _formula(rule, 1),
         "exact": rule.exact,
+        "exact_without_privacy": rule.is_exact(replace(chosen, private=False), example.clients),
         "two_sided": rule.two_sided,
         "secure_sums": "possible" if rule.linear else "impossible",
         "privacy_models": ["record", "client"] if hides_clients(rule) else ["record"],
@@ -92,6 +93,7 @@ def _joint(example: Example) -> dict[str, Any]:
         "down": "m r + r + n r",
         "up": "r r + m r + n r",
         "exact": True,
+        "exact_without_privacy": True,
         "two_sided": True,
         "secure_sums": "needed",
         "privacy_models": ["record"],

@@ -8,7 +8,7 @@ from typing import Any
 from privlora.accounting import Plan, epsilon
 from privlora.config import PhaseSettings, Settings
 from privlora.federated.phases import privacy_of
-from privlora.federated.plans import federation_of, rule_of
+from privlora.federated.plans import federation_of, rule_of, rule_settings
 from privlora.federated.shares import colluding, lattices_of, update_noise
 from privlora.rounding import rounded_up
 
@@ -146,8 +146,17 @@ def warnings(settings: Settings, plan: Plan | None, own: Plan | None, entries: i
     noise = None if entries is None else update_noise(federation, own or plan, entries)
     if noise is not None and noise.drowns:
         found.append(noise.warning())
-    if not federation.joint and not rule_of(federation).common:
+    if federation.joint:
+        return found
+    rule, chosen = rule_of(federation), rule_settings(settings)
+    if not rule.common:
         found.append(NO_COMMON_ADAPTER.format(rule=federation.rule))
+    if rule.exact and not rule.is_exact(chosen, federation.per_round):
+        found.append(
+            f"sketches of r + p = {chosen.rank + chosen.oversampling} columns lose a part of the mean update, whose "
+            f"rank may be {federation.per_round * chosen.rank}; federation.oversampling="
+            f"{(federation.per_round - 1) * chosen.rank} would keep all of it"
+        )
     return found
 
 

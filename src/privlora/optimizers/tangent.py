@@ -242,6 +242,15 @@ class TangentRank(TangentMomentum):
         return dict(zip(("vl", "vr"), self._by_side(self._v), strict=True))
 
 
+def no_start_at_zero() -> ConfigError:
+    """The error for the optimizer 'paper' and an adapter of zeros."""
+    return ConfigError(
+        "the optimizer 'paper' cannot leave an adapter of zeros",
+        why="Eq. 24-26 divide by the adapter's singular values, so every step would be spent on not moving",
+        fix="set adapter.init to spectral-split or to a trained adapter's folder, or use rank, scalar or sgd",
+    )
+
+
 class TangentPaper(TangentOptimizer):
     """PRISM Eq. 24-26 as printed, in the balanced factors A = U S^1/2, B = V S^1/2. A baseline.
 
@@ -253,12 +262,8 @@ class TangentPaper(TangentOptimizer):
     def __init__(self, coordinates: TangentCoordinates, *, beta1: float = 0.9, beta2: float = 0.999) -> None:
         super().__init__(coordinates, beta1, beta2)
         points = coordinates.points
-        if any((point.S == 0).all(dim=-1).any() for point in points):
-            raise ConfigError(
-                "the optimizer 'paper' cannot leave an adapter of zeros",
-                why="Eq. 24-26 divide by the adapter's singular values, so every step would be spent on not moving",
-                fix="set adapter.init to spectral-split or to a trained adapter's folder, or use rank, scalar or sgd",
-            )
+        if not all((point.S != 0).any(dim=-1).all() for point in points):  # as steps on paper answer
+            raise no_start_at_zero()
         self._ma = [torch.zeros_like(point.U) for point in points] if beta1 else []
         self._mb = [torch.zeros_like(point.V) for point in points] if beta1 else []
         self._va, self._vb = ([Tangent.zero(point).M for point in points] for _ in "ab")

@@ -19,7 +19,9 @@ def number(value: float | None, digits: int = 4) -> str:
 
 
 def duration(seconds: float) -> str:
-    """A time for reading, with three digits: 2.34 s, 8.4 ms, 180 µs, 12 ns."""
+    """A time for reading, with three digits: 1234 s, 2.34 s, 8.4 ms, 180 µs, 12 ns."""
+    if seconds >= 999.5:
+        return f"{seconds:.0f} s"
     for unit, size in (("s", 1.0), ("ms", 1e-3), ("µs", 1e-6)):
         if seconds >= size:
             return f"{number(seconds / size, 3)} {unit}"

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
 from privlora.errors import PrivacyError, RunError
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder, write_atomically
+from privlora.version import __version__
 
 if TYPE_CHECKING:
     from privlora.accounting import Plan
@@ -66,6 +69,31 @@ def right_weight_of(share: float) -> float:
     (0.56, 1.0, 0.25)
     """
     return float(f"{min(1.0, max(_LEAST_RIGHT, share)):.2g}")
+
+
+@contextmanager
+def measuring(folder: RunFolder, *of: object) -> Iterator[dict[str, Any]]:
+    """What is measured inside for a choice: name -> JSON-ready. An interruption keeps it in private/, and the same run
+    begins with it when it is started again. of: all that it follows from, by repr; of others nothing is taken up."""
+    bound = sha256(repr((*of, __version__)).encode()).hexdigest()
+    found: dict[str, Any] = {}
+    with suppress(OSError, ValueError, KeyError, TypeError):
+        kept = json.loads(folder.measured.read_text(encoding="utf-8"))
+        found |= kept["found"] if kept["of"] == bound else {}
+    try:
+        yield found
+    except KeyboardInterrupt:
+        with suppress(OSError, RunError):
+            folder.private.mkdir(mode=0o700, parents=True, exist_ok=True)
+            write_atomically(folder.measured, json.dumps({"of": bound, "found": found}) + "\n")
+        raise
+
+
+def once(found: dict[str, Any], name: str, measure: Callable[[], Any]) -> Any:
+    """What was measured under that name, or what ``measure`` finds now, JSON-ready."""
+    if name not in found:
+        found[name] = measure()
+    return found[name]
 
 
 def leaves_a_choice(settings: Settings) -> bool:

@@ -29,7 +29,7 @@ from privlora.data.examples import IGNORED, Example, Examples, pad_token
 from privlora.errors import ModelError
 from privlora.evaluation.generation import Sampling, generate_tokens, start_of_text
 from privlora.evaluation.next_token import record_losses
-from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS
+from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS, once
 from privlora.rehearsals.trials import Noise, Told, trial_step
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.cycles import bands_of
@@ -39,7 +39,8 @@ _LENGTH: Final = 48
 _NEAR: Final = 1.2  # of the aim: a tenth of a rate, which no run can tell
 _FARTHEST: Final = 8.0  # from one rate to the next
 _WRITING: Final = "texts that the model writes itself"
-_MEASURING: Final = f"what noise alone does to them, at up to {MOST_RATES} learning rates"
+_MEASURING: Final = "steps of noise alone at several learning rates"
+_USUAL_RATES: Final = 4
 _STREAM: Final = 2**63 + 2**61 + 2**58  # of the public seed: apart from those of trials
 
 
@@ -50,22 +51,35 @@ def rate_by_noise(
     tokenizer: Any,
     texts: Examples,
     told: Told = lambda what, done, total: None,
+    measured: dict[str, Any] | None = None,
 ) -> tuple[float, dict[str, Any]]:
     """(learning rate, facts for a report and the losses of each rate). The model is given back as it was.
 
-    texts: `own_texts`. Raises ModelError where no rate comes near the aim.
+    texts: `own_texts`. measured: see `kept.measuring`. Raises ModelError where no rate comes near the aim.
     """
     tried: dict[float, Tensor] = {}
-    with noise_trials(settings, plan, model, tokenizer, texts) as trials:
+    known: dict[str, Any] = {} if measured is None else measured
+    each = DRAWS * settings.privacy.steps
+    done = total = 0
+
+    def tick() -> None:
+        nonlocal done
+        done += 1
+        told(_MEASURING, done, total)
+
+    with noise_trials(settings, plan, model, tokenizer, texts, tick) as trials:
 
         def rise(rate: float) -> float:
-            told(_MEASURING, len(tried), MOST_RATES)
-            tried[rate] = trials.losses(rate)
+            nonlocal done, total
+            done, total = len(tried) * each, max(_USUAL_RATES, len(tried) + 1) * each
+            told(_MEASURING, done, total)
+            found = once(known, f"noise at {rate!r}", lambda: trials.losses(rate).tolist())
+            tried[rate] = torch.tensor(found, dtype=torch.float64)
             mean = float(tried[rate].mean())
             return mean - trials.untrained if math.isfinite(mean) else math.inf
 
         taken = find_rate(trials.start, rise)
-    told(_MEASURING, MOST_RATES, MOST_RATES)  # no more are needed
+    told(_MEASURING, total, total)  # no more are needed
     facts = {"aim": AIM, "of_its_own": len(texts), "untrained": round(trials.untrained, 6)}
     return taken, {**facts, "losses": tried}
 
@@ -82,9 +96,15 @@ class NoiseTrials:
 
 @contextmanager
 def noise_trials(
-    settings: Settings, plan: Plan, model: torch.nn.Module, tokenizer: Any, texts: Examples
+    settings: Settings,
+    plan: Plan,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    texts: Examples,
+    tick: Callable[[], None] = lambda: None,
 ) -> Iterator[NoiseTrials]:
-    """Runs of noise and of nothing else, on a model that is given back as it was. texts: `own_texts`."""
+    """Runs of noise and of nothing else, on a model that is given back as it was. texts: `own_texts`. tick: called
+    after each step."""
     untrained = float(record_losses(model, texts).mean())
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
@@ -99,7 +119,7 @@ def noise_trials(
                 for draw in range(DRAWS):
                     parts.take_states(states)
                     parts.hyper = replace(hyper, learning_rate=rate)
-                    found.append(_after_noise(parts, texts, noise, draw))
+                    found.append(_after_noise(parts, texts, noise, draw, tick))
                 return torch.stack(found)
 
             yield NoiseTrials(hyper.learning_rate, untrained, losses)
@@ -153,21 +173,27 @@ def own_texts(
     told: Told = lambda what, done, total: None,
     *,
     whole: str = "method.learning_rate",
+    measured: dict[str, Any] | None = None,
 ) -> Examples:
     """Drawn from the model token by token, from the public seed. Raises ModelError where none has a token.
 
-    whole: the settings that they are for, which its errors name.
+    whole: the settings that they are for, which its errors name. measured: see `kept.measuring`.
     """
     start = start_of_text(tokenizer, fix=f"give {whole} as a number")
     told(_WRITING, 0, TEXTS)
-    written = generate_tokens(
-        model,
-        tokenizer,
-        [start] * TEXTS,
-        max_new_tokens=_LENGTH,
-        sampling=Sampling(seed + _STREAM),
-        told=lambda done: told(_WRITING, done, TEXTS),
-    )
+
+    def write() -> list[list[int]]:
+        return generate_tokens(
+            model,
+            tokenizer,
+            [start] * TEXTS,
+            max_new_tokens=_LENGTH,
+            sampling=Sampling(seed + _STREAM),
+            told=lambda done: told(_WRITING, done, TEXTS),
+        )
+
+    written = once({} if measured is None else measured, "texts", write)
+    told(_WRITING, TEXTS, TEXTS)
     rows = [np.concatenate([start, np.array(row, dtype=np.int32)]) for row in written if row]
     if not rows:
         raise ModelError(
@@ -180,17 +206,17 @@ def own_texts(
     return Examples(examples, pad_token_id=pad_token(tokenizer))
 
 
-def _after_noise(parts: Any, texts: Examples, noise: Noise, draw: int) -> Tensor:
+def _after_noise(parts: Any, texts: Examples, noise: Noise, draw: int, tick: Callable[[], None]) -> Tensor:
     """Losses of the texts after all steps of empty batches, (texts,); infinite where a matrix had no decomposition."""
     step = trial_step(parts, texts, noise, draw)
     try:
         for _ in range(noise.privacy.steps):
             step.take([])
+            tick()
     except torch.linalg.LinAlgError:
         return torch.full((len(texts),), float("inf"), dtype=torch.float64)
-    parts.install_result()
-    losses = record_losses(parts.adapter.model, texts)
-    parts.coordinates.install()
+    with parts.exported() as model:
+        losses = record_losses(model, texts)
     return losses.nan_to_num(nan=float("inf"))
 
 

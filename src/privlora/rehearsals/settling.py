@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from hashlib import sha256
 from typing import Any, Final
 
 import torch
@@ -26,7 +27,7 @@ from privlora.data.records import load_records
 from privlora.errors import DataError
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
-from privlora.rehearsals.kept import MOST_TURNING, Chosen, clip_norm_of, right_weight_of
+from privlora.rehearsals.kept import MOST_TURNING, Chosen, clip_norm_of, once, right_weight_of
 from privlora.rehearsals.noise_alone import own_texts, rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
@@ -67,6 +68,7 @@ def settle(
     model: torch.nn.Module,
     tokenizer: Any,
     told: Told = lambda what, done, total: None,
+    measured: dict[str, Any] | None = None,
 ) -> Chosen:
     """The run's settings with what ``auto.choose`` names; ``plan`` is of the run, whatever they become.
 
@@ -74,7 +76,7 @@ def settle(
     most records are clipped, since rules divide by the noise, which is in proportion to it (docs/clipping.md). The
     learning rate is found from the row's default on (``settle_rate``). Without auto.file the model's own texts stand
     in the place of public records, whose gradients are shorter than those of texts that it would not write, and the
-    learning rate is that of ``noise_alone``.
+    learning rate is that of ``noise_alone``. measured: see `kept.measuring`.
 
     Raises DataError where there are too few public records.
     """
@@ -83,22 +85,25 @@ def settle(
     assert auto is not None
     sigma, open_yet = plan.event.noise_multiplier, settings
     settings = settings.model_copy(update={"auto": None})
+    measured = {} if measured is None else measured
     if auto.file is None:
-        return _on_own_texts(settings, auto, plan, model, tokenizer, told)
+        return _on_own_texts(settings, auto, plan, model, tokenizer, told, measured)
     texts = public_texts(open_yet, tokenizer, told)
+    digests = b"".join(each.digest for each in (*texts.records, *texts.held))
+    measured = measured.setdefault(sha256(digests).hexdigest(), {})
     facts: dict[str, Any] = {
         "row": settings.method.name,
         "rows": [],
         "in_place_of_records": len(texts.records),
         "held_out": len(texts.held),
     }
-    settings, measured = _measured(
-        settings, auto.choose, texts.records, model, tokenizer, told, "public records"
+    settings, found = _measured(
+        settings, auto.choose, texts.records, model, tokenizer, told, "public records", measured
     )
-    facts |= measured
+    facts |= found
     if "learning_rate" in auto.choose:
         untrained = float(start_losses(model, texts).mean())
-        tried = try_rates(settings, sigma, texts, model, tokenizer, told, untrained)
+        tried = try_rates(settings, sigma, texts, model, tokenizer, told, untrained, measured)
         facts |= {"drawn": tried.drawn, **tried.to_dict(settings.method.name, untrained)}
         method = settings.method.model_copy(update={"learning_rate": tried.learning_rate})
         settings = settings.model_copy(update={"method": method})
@@ -106,20 +111,26 @@ def settle(
 
 
 def _on_own_texts(
-    settings: Settings, auto: AutoSettings, plan: Plan, model: torch.nn.Module, tokenizer: Any, told: Told
+    settings: Settings,
+    auto: AutoSettings,
+    plan: Plan,
+    model: torch.nn.Module,
+    tokenizer: Any,
+    told: Told,
+    measured: dict[str, Any],
 ) -> Chosen:
     """``settle`` without a public record."""
     row, choose = settings.method.name, auto.choose
-    texts = own_texts(model, tokenizer, settings.run.seed, told, whole=auto.places)
+    texts = own_texts(model, tokenizer, settings.run.seed, told, whole=auto.places, measured=measured)
     rows, facts = list[dict[str, Any]](), dict[str, Any](of_its_own=len(texts))
-    settings, measured = _measured(settings, choose, texts, model, tokenizer, told, "its own texts")
+    settings, found = _measured(settings, choose, texts, model, tokenizer, told, "its own texts", measured)
     if "learning_rate" in choose:
-        rate, facts = rate_by_noise(settings, plan, model, tokenizer, texts, told)
+        rate, facts = rate_by_noise(settings, plan, model, tokenizer, texts, told, measured)
         tried = Tried(rate, facts.pop("losses"), 0)
         rows = tried.to_dict(row, facts["untrained"])["rows"]
         method = settings.method.model_copy(update={"learning_rate": rate})
         settings = settings.model_copy(update={"method": method})
-    return Chosen(settings, {"row": row, "rows": rows, **facts, **measured})
+    return Chosen(settings, {"row": row, "rows": rows, **facts, **found})
 
 
 def _measured(
@@ -130,16 +141,20 @@ def _measured(
     tokenizer: Any,
     told: Told,
     of: str,
+    measured: dict[str, Any],
 ) -> tuple[Settings, dict[str, Any]]:
     """The settings with what follows from gradients of texts at the start, and that as facts. of: the texts."""
     facts: dict[str, Any] = {}
     if "right_weight" in choose:
-        share = float(f"{turning_share(settings, texts, model, tokenizer, told, of):.4g}")
+        given = texts, model, tokenizer, told, of
+        turning = once(measured, "turning", lambda: turning_share(settings, *given))
+        share = float(f"{turning:.4g}")
         facts |= {"turning": share, "right_weight": right_weight_of(share)}
         method = settings.method.model_copy(update={"right_weight": facts["right_weight"]})
         settings = settings.model_copy(update={"method": method})
     if "clip_norm" in choose:
-        median = float(f"{median_norm(settings, texts, model, tokenizer, told, of):.4g}")
+        norm = once(measured, "norm", lambda: median_norm(settings, texts, model, tokenizer, told, of))
+        median = float(f"{norm:.4g}")
         facts |= {"median_norm": median, "clip_norm": clip_norm_of(median)}
         privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
         settings = settings.model_copy(update={"privacy": privacy})
@@ -208,19 +223,22 @@ def try_rates(
     tokenizer: Any,
     told: Told,
     untrained: float,
+    measured: dict[str, Any] | None = None,
 ) -> Tried:
     """How a run of these sizes does at each rate that was tried; at method.learning_rate alone where it is given.
 
-    untrained: the loss of the held-out texts before.
+    untrained: the loss of the held-out texts before. measured: see `kept.measuring`.
     """
     done, what = 0, f"rehearsing learning rates of {settings.method.name} on public records"
+    known: dict[str, Any] = {} if measured is None else measured
+    usual = _USUAL_TRIALS * settings.privacy.steps
 
-    def tick() -> None:
+    def tick(steps: int = 1) -> None:
         nonlocal done
-        done += 1
-        told(what, done, max(done + 1, _USUAL_TRIALS))
+        done += steps
+        told(what, done, max(done + 1, usual))
 
-    told(what, 0, _USUAL_TRIALS)
+    told(what, 0, usual)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
@@ -228,12 +246,20 @@ def try_rates(
             drawn = trial_batch(privacy.b, sigma, parts.coordinates.dimension)
             noise = Noise(sigma, privacy, privacy.n, drawn=drawn, bands=bands_to_come(privacy))
             start = parts.hyper.learning_rate
-            attempt = trials_of(parts, parts.states(), texts, noise, tick)
+            trial = trials_of(parts, parts.states(), texts, noise, tick)
+
+            def attempt(rate: float, draw: int) -> Tensor:
+                name = f"trial at {rate!r}, draw {draw}"
+                if name in known:
+                    tick(settings.privacy.steps)
+                found = once(known, name, lambda: trial(rate, draw).tolist())
+                return torch.tensor(found, dtype=torch.float64)
+
             if settings.method.learning_rate is None:
                 rate, losses = settle_rate(start, attempt, untrained)
             else:
                 rate, losses = start, {start: attempt(start, 0)[None]}
-    total = max(done + 1, _USUAL_TRIALS)  # as it was told last; no more are needed
+    total = max(done + 1, usual)  # as it was told last; no more are needed
     told(what, total, total)
     return Tried(rate, losses, drawn)
 

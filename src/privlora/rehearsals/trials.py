@@ -149,7 +149,7 @@ def try_rows(
     better; then at the best with ``draws``. Draws, batches and texts are the same for all rows.
     """
     found: list[dict[str, Outcome]] = [{} for _ in noises]
-    done, total = 0, number_of_trials(rows, draws, len(noises))
+    done, total = 0, number_of_trials(rows, draws, len(noises)) * rows[0].privacy.steps
     for settings in rows:
         name = settings.method.name
 
@@ -218,15 +218,15 @@ def trials_of(
     noise: Noise,
     tick: Callable[[], None],
 ) -> Attempt:
-    """Trials from ``states`` on, which leave the parts in another state. Draws are the same for all rates."""
+    """Trials from ``states`` on, which leave the parts in another state. Draws are the same for all rates. tick: called
+    after each step."""
 
     def attempt(rate: float, draw: int) -> Tensor:
         hyper = parts.hyper
         parts.take_states(states)
         parts.hyper = replace(hyper, learning_rate=rate)
-        losses = _held_losses(parts, texts, noise, draw)
+        losses = _held_losses(parts, texts, noise, draw, tick)
         parts.hyper = hyper
-        tick()
         return losses
 
     return attempt
@@ -271,13 +271,12 @@ def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step
     )
 
 
-def _held_losses(parts: Parts, texts: Texts, noise: Noise, draw: int) -> Tensor:
+def _held_losses(parts: Parts, texts: Texts, noise: Noise, draw: int, tick: Callable[[], None]) -> Tensor:
     """Of what the run would export, (held,); infinite where training went astray."""
     try:
-        trial_step(parts, texts.records, noise, draw).take_many(noise.privacy.steps)
+        trial_step(parts, texts.records, noise, draw).take_many(noise.privacy.steps, tick)
     except torch.linalg.LinAlgError:  # a matrix that is not finite has no decomposition
         return torch.full((len(texts.held),), float("inf"), dtype=torch.float64)
-    parts.install_result()
-    losses = record_losses(parts.adapter.model, texts.held)
-    parts.coordinates.install()
+    with parts.exported() as model:
+        losses = record_losses(model, texts.held)
     return losses.nan_to_num(nan=float("inf"))

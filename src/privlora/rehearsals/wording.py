@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from privlora.config.auto import run_sizes
 from privlora.methods import RELATIVE_IN_WORDS
+from privlora.pages.numbers import duration
 from privlora.rehearsals.kept import of_rates
 
 if TYPE_CHECKING:
@@ -111,9 +112,9 @@ def _of_budget(found: Recommendation) -> list[str]:
         )
     return [
         room,
-        f"Steps were timed with random tokens, {found.pace.tokens} a record: {found.pace.record:.2g} s a record and "
-        f"{found.pace.step:.2g} s a step. Shorter records take less (--tokens); loading, evaluations and checkpoints "
-        "are left out.",
+        f"Steps were timed with random tokens, {found.pace.tokens} a record: {duration(found.pace.record)} a record "
+        f"and {duration(found.pace.step)} a step. Shorter records take less (--tokens); loading, evaluations and "
+        "checkpoints are left out.",
     ]
 
 

@@ -35,9 +35,10 @@ def gather(
     evaluations: Sequence[Mapping[str, Any]],
     federation: Mapping[str, Any] | None = None,
     choice: Mapping[str, Any] | None = None,
+    answers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report of an ended run, JSON-ready. ``summary`` None: non-private mode. ``federation`` None: one place.
-    ``choice``: why the run took its method, where it was chosen on public texts."""
+    ``choice``: why the run took its method, where it was chosen on public texts. ``answers``: to public prompts."""
     privacy = privacy_facts(summary)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -54,6 +55,7 @@ def gather(
             privacy["statement"], parts.hyper.init, federation, written=parts.settings.synthesis is not None
         ),
         **({} if federation is None else {"federation": dict(federation)}),
+        **({} if answers is None else {"answers": dict(answers)}),
         **_classes(parts.settings),
         **_preferences(parts.settings),
     }

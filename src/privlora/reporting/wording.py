@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from privlora.accounting.meaning import Meaning, in_words
 from privlora.config import OPTIMIZER_SETTINGS
+from privlora.errors import in_one_line
 from privlora.pages.numbers import number
 from privlora.rehearsals.kept import because
 from privlora.rounding import rounded_up
@@ -16,6 +17,7 @@ Report = Mapping[str, Any]
 
 # What is kept back in float32 is not worth a word; more is.
 FLOAT32_KEEPS = 0.01
+_LINE = 100  # characters of an answer on a screen
 
 _ADJACENCY = {
     "add-or-remove-one": "adding or removing one {unit}",
@@ -80,6 +82,32 @@ def means(report: Report) -> list[str]:
     return [] if found is None else in_words(Meaning(**found), report["statement"]["unit"])
 
 
+MEND = "Fix: see what one record becomes, by `privlora plan`, and whether data.max_length cuts it"
+
+
+def faults(said: Mapping[str, Any] | None) -> list[str]:
+    """What is odd about an adapter's answers, in words. said: what ``answers`` gave."""
+    shown = [] if said is None else said["shown"]
+    found = {who: [each[who]["fault"] for each in shown] for who in ("adapter", "base")}
+    return [
+        f"on {found['adapter'].count(fault)} of {len(shown)} public prompts the adapter's answer {fault}; "
+        f"the base model's does on {found['base'].count(fault)}"
+        for fault in ("ends at once", "repeats itself", "repeats the prompt")
+        if fault in found["adapter"]
+    ]
+
+
+def spoken(said: Mapping[str, Any] | None) -> Iterator[str]:
+    """The same answers as lines of a screen."""
+    for each in [] if said is None else said["shown"]:
+        yield f"{'asked:':<10}{in_one_line(each['prompt'][-_LINE:])}"
+        for who in ("base", "adapter"):
+            fault = each[who]["fault"]
+            yield f"{'  ' + who + ':':<12}{in_one_line(each[who]['text'], _LINE)}" + (
+                f" ({fault})" if fault else ""
+            )
+
+
 def from_whom(federation: Mapping[str, Any]) -> str:
     """Against whom the statement of a federation holds, and whose budget it is."""
     text = f"This holds against {federation['holds_against']}."
@@ -87,7 +115,7 @@ def from_whom(federation: Mapping[str, Any]) -> str:
         text += f" Each client has a budget of its own; stated is the largest, that of {federation['statement_of']}."
     if federation["colluding"]:
         known = rounded_up(federation["colluding"][0]["epsilon"])
-        text += f" Against one of these clients, which knows its own share, epsilon is {known}."
+        text += f" Against one of these clients, which knows its own share, epsilon is {known}, also with the server."
     return text
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -165,31 +164,7 @@ def _guess(found: Survey) -> Form:
     longest = _longest(found, texts) if len(names) == len(found.columns) else None
     if longest is not None:
         return longest
-    near = _near_partner(names, found.common)
-    raise DataError(
-        f"which columns hold the text cannot be guessed; {_shown(found)}",
-        fix=ASK if near is None else [near, ASK],
-    )
-
-
-def _near_partner(names: Sequence[str], common: Sequence[str]) -> str | None:
-    """What to say of preferences of which one column is spelt nearly as it is usually called. names: that may be shown;
-    common: of most records."""
-    shown = {name.lower(): name for name in names if name in common}
-    for pair in forms.PREFERENCES:
-        here = [each for each in pair if each in shown]
-        lacking = [each for each in pair if each not in shown]
-        if len(here) == 1 and (
-            near := difflib.get_close_matches(lacking[0], shown.keys() - {*here}, n=1, cutoff=0.8)
-        ):
-            return f"of preferences, {lacking[0]!r} is missing beside {shown[here[0]]!r}: rename {shown[near[0]]!r}"
-    for better, worse in forms.PREFERENCES:
-        if better in shown and worse not in shown:
-            return (
-                f"column {shown[better]!r} is half of a pair of answers: add {worse!r}, or learn it alone by "
-                f"--prompt COLUMN --completion {shown[better]}"
-            )
-    return None
+    raise DataError(f"which columns hold the text cannot be guessed; {_shown(found)}", fix=ASK)
 
 
 def _longest(found: Survey, texts: list[str]) -> Form | None:

@@ -30,11 +30,9 @@ from privlora.starting.files import free
 from privlora.starting.numbers import (
     LONGEST,
     Numbers,
-    delta_for,
     length_for,
     numbers_for,
     rounds_for,
-    to_one_digit,
 )
 from privlora.starting.survey import Survey, turn_text
 
@@ -315,28 +313,10 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
                 "bands: auto   # less noise in the sum of steps, in the place of method.metric_power (docs/privacy.md)",
             )
     if asked.user is None and found.repeated is not None:
-        _propose_users(draft, found, found.repeated)
         notes.append(
             f"records repeat values of column {found.repeated}: if it names people, --user {found.repeated} protects "
             "all records of one together, and not each by itself"
         )
-
-
-def _propose_users(draft: Draft, found: Survey, column: str) -> None:
-    users = found.users(column)
-    assert users is not None
-    other = numbers_for(users)
-    draft.remark(
-        "privacy",
-        f"Values of column {column} repeat. If it names people, protect all records of one together, with",
-        "numbers that count them, in the place of those above:",
-        "unit: user",
-        f"user_column: {column}",
-        f"delta: {delta_for(to_one_digit(users))}",
-        f"public_dataset_size: {other.n}",
-        f"expected_batch_size: {other.batch}",
-        f"steps: {other.steps}",
-    )
 
 
 def _chat_template(draft: Draft, asked: Asked, base: Base, notes: list[str]) -> None:

@@ -28,7 +28,7 @@ Rule = Literal["own-best", "shared"]
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
 # Settings on which no result depends.
-_WITHOUT_EFFECT: Any = {"run": True, "data": {"cache", "unchecked"}}
+_WITHOUT_EFFECT: Any = {"run": True, "data": {"unchecked"}}
 # What an axis decides, so that nothing else may.
 _BY_AXIS = {
     "privacy.target_epsilon": "epsilon",
@@ -352,6 +352,7 @@ def _check(study: Study) -> None:
             )
         method = find_row(settings.method.name)
         try:
+            settings.refuse_a_federation()
             method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
             refuse_misfits(settings, method)
             refuse_unsettled(settings)

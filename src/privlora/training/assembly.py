@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,15 @@ class Parts(TrainState):
         if self.average is not None:
             for group, (a, b) in zip(self.adapter.groups, self.average.factors(), strict=True):
                 self.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+
+    @contextmanager
+    def exported(self) -> Iterator[Any]:
+        """The model, computing with what would be exported where the adapter is attached."""
+        self.install_result()
+        try:
+            yield self.adapter.model
+        finally:
+            self.coordinates.install()
 
     def write_adapter(self, folder: Path) -> None:
         """Write what is exported as peft's files, each whole or not at all. Raises RunError if that fails."""

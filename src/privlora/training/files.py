@@ -67,11 +67,6 @@ class RunFolder:
         return self.private / "checkpoint.safetensors"
 
     @property
-    def tokens(self) -> Path:
-        """Of the private records, where data.cache asks for them."""
-        return self.private / "tokens.cache"
-
-    @property
     def private_losses(self) -> Path:
         return self.private / "training_loss.jsonl"
 
@@ -83,6 +78,11 @@ class RunFolder:
     def counted(self) -> Path:
         """What steps take, so that going on does not count it again."""
         return self.private / "step_memory.json"
+
+    @property
+    def measured(self) -> Path:
+        """What an interrupted start had measured for a choice."""
+        return self.private / "measured.json"
 
     @property
     def profile(self) -> Path:

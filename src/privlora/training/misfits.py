@@ -13,6 +13,8 @@ from privlora.config.synthesis import OF_METHOD
 from privlora.errors import ConfigError
 from privlora.mechanisms import UNADAPTED
 from privlora.methods import Method, find_row, refuse_hopeless_rate
+from privlora.names import PUBLIC_GRADIENT, RANDOM, W0_SUBSPACE
+from privlora.optimizers.tangent import no_start_at_zero
 from privlora.training.classifier import refuse_other_rows
 
 
@@ -61,6 +63,8 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
         )
     refuse_hopeless_rate(settings)
     hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
+    if hyper.optimizer == "paper" and hyper.init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
+        raise no_start_at_zero()
     if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
         raise ConfigError(
             f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",

@@ -12,10 +12,12 @@ from typing import Final, NamedTuple, Self
 
 from rich.console import Console
 from rich.live import Live
+from rich.progress import Progress, TaskID, TimeRemainingColumn
 from rich.text import Text
 
 from privlora.accounting import Plan, epsilon
 from privlora.config import Settings
+from privlora.pages.numbers import duration
 from privlora.training.loop import StepReport
 
 _LINES = 10  # plain lines of a run
@@ -79,6 +81,10 @@ class RichObserver:
         self._private_loss: float | None = None
         self._loss_drawn: float | None = None  # the private loss of the live line
         self._layouts = list[Text]()  # of the last step's live line, from the fullest to the shortest
+        self._progress = Progress(
+            console=console
+        )  # never drawn: it tells how much time public work will take
+        self._work, self._working = TaskID(0), ""
         self._begun: set[str] = set()  # kinds of public work that a log has named
         self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
         self._seconds, self._timings = 0.0, 0  # a step's, in the mean of the last ones
@@ -152,6 +158,11 @@ class RichObserver:
         """Show how far writing public texts and the like is: beside the step's line, or now and then in a log."""
         shown = Text(f"{what}: {done} of {total}")
         if self._live.is_started:
+            if what != self._working:
+                self._working, self._work = what, self._progress.add_task(what)
+            self._progress.update(self._work, completed=done, total=total)
+            left = TimeRemainingColumn(compact=True).render(self._progress.tasks[-1])
+            shown = Text("  ").join([bar_of(done, total), shown, Text("left ").append_text(left)])
             with self._drawing:
                 self._show(*(() if done == total else (shown,)))
             return
@@ -272,7 +283,7 @@ class _Moving:
 
     def __rich__(self) -> Text:
         sign = self._SIGNS[int(time.monotonic() * _FRAMES) % len(self._SIGNS)]
-        return Text(f"{sign} ", style="dim").append_text(self._line)
+        return Text.assemble((f"{sign} ", "dim"), self._line)
 
 
 def _rounded_up(spent: float) -> str:
@@ -313,7 +324,7 @@ def losses_drawn(losses: Sequence[float]) -> Text:
 
 def pace(seconds: float, word: str, left: int) -> str:
     """PRIVATE. How long a step or a round takes, and so many of them that are left."""
-    return f"  {seconds:.2g} s/{word}  ETA {clock(seconds * left)}"
+    return f"  {duration(seconds)}/{word}  ETA {clock(seconds * left)}"
 
 
 def spark(values: Sequence[float]) -> str:

@@ -99,9 +99,13 @@ class Step:
         losses = self.accumulate(drawn)
         return Taken(self.release(), losses)
 
-    def take_many(self, count: int) -> list[Release]:
-        """So many steps from the present state."""
-        return [self.take().release for _ in range(count)]
+    def take_many(self, count: int, tick: Callable[[], None] = lambda: None) -> list[Release]:
+        """So many steps from the present state. tick: called after each."""
+        releases = []
+        for _ in range(count):
+            releases.append(self.take().release)
+            tick()
+        return releases
 
     @own_context()
     def accumulate(self, drawn: Drawn) -> Tensor:

@@ -24,7 +24,7 @@ from rule_cases import (
 )
 
 from privlora.errors import ConfigError, RunError
-from privlora.federated.rules import RULES, Rule, rule_named
+from privlora.federated.rules import RULES, Rule, RuleSettings, rule_named
 
 WEIGHTS = (1.0, 2.5, 0.5)
 CUTS = ("flexlora", "fedask")  # keep no more than the best rank r of the mean
@@ -57,6 +57,16 @@ def test_the_table_is_complete() -> None:
         "scaffold",
         "fedsa",
     }
+
+
+@pytest.mark.parametrize(("oversampling", "exact"), [(0, False), (2, False), (8, True)])
+def test_sketches_are_exact_with_privacy_or_where_they_reach_the_rank(oversampling: int, exact: bool) -> None:
+    """Three clients of rank 4: r + p = 12."""
+    ask, given = RULES["fedask"], RuleSettings(rank=4, oversampling=oversampling, private=False)
+    assert ask.is_exact(given, 3) == exact
+    assert ask.is_exact(RuleSettings(rank=4, oversampling=oversampling, private=True), 3)
+    assert RULES["tan"].is_exact(given, 3)
+    assert not RULES["fedavg"].is_exact(given, 3)
 
 
 def test_an_unknown_name_is_answered_with_the_nearest() -> None:

@@ -75,11 +75,11 @@ class Rule(ABC):
     """One row of the table. What is a ClassVar is what the table says of it.
 
     linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
-    exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r. two_sided:
-    whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0. memory: whether a client has
-    to keep tensors from one round to the next. common: whether what the server exports is a whole update, and not the
-    shared part of one whose rest lies with each client. fixed_rank: whether what is exported has the rank r. groups,
-    settings: what the server's object was made with.
+    exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r; for sketches see
+    ``is_exact``. two_sided: whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0.
+    memory: whether a client has to keep tensors from one round to the next. common: whether what the server exports is
+    a whole update, and not the shared part of one whose rest lies with each client. fixed_rank: whether the export
+    has the rank r. groups, settings: what the server's object was made with.
     """
 
     name: ClassVar[str]
@@ -99,6 +99,11 @@ class Rule(ABC):
     @abstractmethod
     def __init__(self, start: Pairs, settings: RuleSettings) -> None:
         """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts on its own."""
+
+    @classmethod
+    def is_exact(cls, settings: RuleSettings, clients: int) -> bool:
+        """``exact`` of these settings, where ``clients`` answer in a round."""
+        return cls.exact
 
     def start_at(self, points: Sequence[Point]) -> None:  # noqa: B027 - most rules have no use for it
         """Start from points with subspaces of one's own choice; for rules that train in tangent spaces."""

@@ -45,6 +45,11 @@ class FedAsk(StateRule):
         self._bases: Tensors = {}
 
     @classmethod
+    def is_exact(cls, settings: RuleSettings, clients: int) -> bool:
+        """Where the r + p columns of a sketch reach the rank of the mean: r of private clients, else up to K r."""
+        return settings.private or settings.rank + settings.oversampling >= clients * settings.rank
+
+    @classmethod
     def trains(cls, number: int, settings: RuleSettings) -> Trains:
         return "left" if settings.private else "both"
 
