@@ -382,8 +382,9 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 FORMS = {
-    '{"question": "x", "answer": "y"}': "name those that are learnt: text; or prompt and completion; or messages",
-    '{"id": 4, "talk": [{"role": "user"}]}': "name those that are learnt",
+    '{"prompt": "x", "completion": "y"}': "or data.prompt=NAME with data.completion=NAME",
+    '{"conversations": []}': "or data.messages=NAME",
+    '{"a": "came late", "b": "left"}': "name its columns, as data.text=NAME",
     '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
 }
 
@@ -783,11 +784,9 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
     (folder / "public.jsonl").write_text('{"note": "fine"}\n')
     other = ["evaluate", model, "--data", folder / "public.jsonl", "--prompt", "a", "--completion", "b"]
-    refuses(
-        capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "Fix: name one of its columns"
-    )
+    refuses(capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "no column 'b'")
     other = ["evaluate", model, "--data", folder / "public.jsonl", "--text", "text"]
-    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", "no column 'text'")
+    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", "--text NAME")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
     refuses(

@@ -170,7 +170,7 @@ def test_an_argument_that_is_needed_is_told_by_its_name(given: dict[str, Any], m
     args = privlora.PrivateConfig(**_of_clients(), max_steps=3)
     error = told(privlora.PrivateTrainer, args=args, **given)
     assert error.fixes[0].startswith(meant)
-    assert len(error.fixes) == 1
+    assert len(error.fixes) == (1 if list(given) == ["model"] else 2)
     assert isinstance(error, TypeError) or "data" in given  # as Python has it
     bad = privlora.PrivateConfig(**{**_of_clients(), "delta": 2}, max_steps=3)
     assert "delta=2 is not below 1" in str(told(privlora.PrivateTrainer, args=bad, **given))
@@ -187,12 +187,10 @@ def test_what_is_not_given_by_any_name_is_told_together() -> None:
     with pytest.raises(TypeError, match="synthesis is not given"):
         privlora.synthesize("tiny", TEXTS)
     args = privlora.PrivateConfig(**_of_clients(), max_steps=3)
-    with pytest.raises(
-        TypeError, match=r"PrivateTrainer is given 4 arguments by their places, and takes 2: model, args"
-    ):
+    with pytest.raises(TypeError, match="positional arguments"):
         privlora.PrivateTrainer("tiny", args, None, TEXTS)
-    error = told(privlora.PrivateTrainer, "tiny", args, args=args, train_dataset=TEXTS)
-    assert "PrivateTrainer is given args twice" in str(error)
+    with pytest.raises(TypeError, match="multiple values for argument 'args'"):
+        privlora.PrivateTrainer("tiny", args, args=args, train_dataset=TEXTS)
 
 
 def test_what_is_not_given_does_not_hide_the_rest() -> None:
@@ -216,9 +214,7 @@ def test_an_argument_that_nothing_is_called_is_a_type_error_alone() -> None:
     with pytest.raises(TypeError, match="has no argument") as caught:
         privlora.fine_tune("tiny", TEXTS, privacy=PRIVACY, **{"patient Greta has it since 1999": 1})
     assert "Greta" not in str(caught.value)
-    with pytest.raises(
-        TypeError, match=r"is given 2 arguments by their places, and takes 1: root.*records=…"
-    ):
+    with pytest.raises(TypeError, match="takes 1 positional argument"):
         privlora.resume_run("runs/a", [{"text": "a"}])
 
 
@@ -328,22 +324,19 @@ def test_help_and_completion_know_what_a_call_takes() -> None:
 
 
 def test_columns_are_proposed_as_the_call_takes_them(tmp_path: Path) -> None:
-    """As `privlora init` would, from names and kinds of values: nothing of a record is shown."""
+    """Nothing of a record is shown."""
     rows = [{"patient": 7, "note": "Lovelace came late"}]
     asked = [{"question": "Who is Lovelace?", "answer": "Ada"}]
     args = privlora.PrivateConfig(
         target_epsilon=3, delta=1e-5, max_steps=2, expected_batch_size=2, public_dataset_size=100
     )
-    pair = 'columns=dict(prompt="Question: {question}\\nAnswer: ", completion="answer", loss_on="completion")'
     output = {"output": tmp_path / "run"}
-    for records, in_call, in_args in (
-        (rows, 'columns=dict(text="note")', 'dataset_text_field="note"'),
-        (asked, pair, pair),
-    ):
+    pair = "columns=dict(prompt=NAME) with columns=dict(completion=NAME)"
+    for records in (rows, asked):
         error = told(privlora.fine_tune, tmp_path, records, privacy=PRIVACY, **output)
-        assert f"Fix: pass {in_call}" in str(error)
+        assert f"Fix: name its columns, as columns=dict(text=NAME); or {pair}" in str(error)
         of_trainer = told(privlora.PrivateTrainer, str(tmp_path), args, train_dataset=records)
-        assert f"pass {in_args}" in of_trainer.fixes
+        assert f"name its columns, as dataset_text_field=NAME; or {pair}" in str(of_trainer)
         assert "Lovelace" not in f"{error} {of_trainer}"
 
 
@@ -396,10 +389,9 @@ def test_a_name_of_other_trainers_stands_for_no_missing_argument() -> None:
     error = told(privlora.fine_tune, model="tiny", train_dataset=TEXTS, privacy={**PRIVACY, "delta": 2})
     assert "Fix: train_dataset: it is called data here" in str(error)
     assert "delta=2 is not below 1" in str(error)
-    assert len(error.fixes) == 2
-    assert "output_dir: the run's folder is the first argument, root" in str(
-        told(privlora.resume_run, output_dir="runs/none")
-    )
+    assert len(error.fixes) == 3
+    with pytest.raises(TypeError, match="root is not given"):
+        privlora.resume_run(output_dir="runs/none")  # type: ignore[call-arg]
 
 
 def test_a_folder_of_other_files_is_no_place_for_a_run(tmp_path: Path) -> None:

@@ -100,7 +100,7 @@ def test_a_text_that_looks_like_json_moves_no_record_of_a_client(tmp_path: Path)
     for place in range(len(LINES) + 1):
         path.write_bytes(b"\n".join([*LINES[:place], odd, *LINES[place:]]))
         broken: list[DataError] = []
-        found = [record["text"] for record in load_records(str(path), broken=broken.append)]
+        found = [record["text"] for record in load_records(str(path), broken=broken.append, look=False)]
         assert found == [line.decode() for line in (*LINES[:place], odd, *LINES[place:])]
         assert not broken
     path.write_bytes(b"\n".join([odd, *LINES]))

@@ -201,3 +201,18 @@ def test_a_library_that_raises_on_one_record_is_not_quoted(
     assert [example.digest for example in found.examples] == plain(TERMS["text"])
     assert SECRET not in caplog.text
     assert "RuntimeError" in caplog.text
+
+
+@pytest.mark.parametrize("odd", ['{"text": "odd"}', '["odd"]', '[{"text": "odd"}]'])
+@pytest.mark.parametrize("suffix", ["jsonl", "txt"])
+def test_no_first_record_tells_what_a_file_is(suffix: str, odd: str, tmp_path: Path) -> None:
+    texts = ["one two", "three four", "five six"]
+    lines = [json.dumps({"text": text}) if suffix == "jsonl" else text for text in texts]
+    path = tmp_path / f"a.{suffix}"
+
+    def read(*lines: str) -> list[bytes]:
+        path.write_text("\n".join(lines))
+        found = own_data(TERMS["text"], "a", MODEL, TOKENIZER, path=str(path))
+        return [example.digest for example in found.examples]
+
+    assert read(odd, *lines)[-3:] == read(*lines)

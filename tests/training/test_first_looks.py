@@ -17,7 +17,7 @@ from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError
 from privlora.training import inputs, models, sources
 from privlora.training.first_looks import look_first
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.sources import refuse_first
 
 RECORDS = [record(number) for number in range(20)]
 SHARED = [{"text": "a text of nobody"}, {"text": RECORDS[7]["text"]}]
@@ -281,119 +281,12 @@ def test_a_folder_that_can_be_written_is_left_as_it_was(model: Path, tmp_path: P
         refuse_first(settings, RECORDS)
 
 
-def beside(tmp_path: Path, base: Path, /, **groups: dict[str, Any]) -> list[str]:
-    """What is told of settings of which some are wrong, read as `privlora train` reads them."""
-    first = {
-        "model": {"name": str(base)},
-        "data": {"path": written(tmp_path / "a.jsonl", RECORDS)},
-        "privacy": {**PRIVACY, "steps": "many"},
-        "run": {"output": str(tmp_path / "run")},
-    }
-    yaml = tmp_path / "run.yaml"
-    yaml.write_text(
-        json.dumps({name: {**first.get(name, {}), **groups.get(name, {})} for name in {**first, **groups}})
-    )
-    with pytest.raises(ConfigError) as caught:
-        load_settings(yaml, beside=found_beside())
-    assert caught.value.whom == str(yaml)
-    told = [one.what.replace(str(tmp_path), "").replace(" (line 1)", "") for one in caught.value.each()]
-    assert len(told) == str(caught.value).count("\n  - ")
-    return told
-
-
-STEPS = "privacy.steps=(text, not shown: it may be private) is no whole number"
-
-
-def test_wrong_settings_hide_no_file_no_column_and_no_layer(model: Path, tmp_path: Path) -> None:
-    told = beside(
-        tmp_path,
-        model,
-        data={"text": "note", "max_length": 999, "evaluation": "/none.jsonl"},
-        adapter={"target_modules": ["q_prj"], "r": "x"},
-        run={"output": str(tmp_path)},
-    )
-    assert told == [
-        STEPS,
-        "adapter.r=(text, not shown: it may be private) is no whole number",
-        "run.output: '' is not empty, and what it holds is no run of privlora",
-        "data.max_length=999 exceeds the 128 positions of the model",
-        "adapter.target_modules names 'q_prj', which this model does not have",
-        "data.evaluation: there is no file /none.jsonl",
-        "data.text: record 1 has no column 'note'; its columns are: text, question, answer, messages, patient",
-    ]
-
-
-@pytest.mark.parametrize(
-    ("groups", "more"),
-    [
-        ({"model": {"name": "/none", "dtype": "x"}}, ["cannot load model '/none': it is no local folder"]),
-        ({"model": {"name": 3}}, []),
-        (
-            {"model": {"name": "/none", "device": "cuda:99", "dtyp": "x"}},
-            ["/none", "'cuda:99' is not available"],
-        ),
-        ({"data": {"path": 3}}, []),
-        ({"data": {"texts": "note"}}, []),
-        ({"data": {"text": "note", "evaluation": 3}}, ["record 1 has no column 'note'"]),
-        ({"data": {"text": "note", "prompt": "note"}}, []),
-        ({"data": {"path": "/none.jsonl", "limit": 0}}, ["there is no file /none.jsonl"]),
-        ({"data": {"label": "y", "labels": ["u"]}}, ["record 1 has no column 'y'"]),
-        ({"data": {"label": "y"}}, ["record 1 has no column 'y'"]),
-        ({"data": {"label": "patient"}}, []),
-        ({"run": {"output": 3}}, []),
-        ({"run": {"outputs": "x"}}, []),
-        ({"method": {"name": "prizm"}, "data": {"text": "note"}}, ["record 1 has no column 'note'"]),
-        (
-            {"method": {"name": "ghost-x", "warmup_steps": 9}, "data": {"path": "/x.jsonl"}},
-            ["no file /x.jsonl"],
-        ),
-    ],
-)
-def test_nothing_is_said_of_what_was_taken_out(
-    groups: dict[str, dict[str, Any]], more: list[str], model: Path, tmp_path: Path
-) -> None:
-    """Nor of a default that may have been meant by another name."""
-    alone = beside(tmp_path, model, **groups)
-    files = [one for one in alone if "is no whole" not in one and not any(words in one for words in more)]
-    assert all(any(words in one for one in alone) for words in more)
-    settings = {
-        "unknown",
-        "none of",
-        "below",
-        "no text",
-        "no value",
-        "several forms",
-        "go together",
-        "needs labels",
-        "two different",
-    }
-    assert all(any(words in one for words in settings) for one in files), files
-
-
-def test_groups_that_contradict_each_other_hide_no_file(model: Path, tmp_path: Path) -> None:
-    told = beside(
-        tmp_path,
-        model,
-        privacy={"steps": 3},
-        method={"warmup_steps": 9, "schedule": "cosine"},
-        data={"path": "/none.jsonl"},
-    )
-    assert [one for one in told if "warmup_steps" in one]
-    assert told[-1] == "data.path: there is no file /none.jsonl"
-
-
-def test_a_wrong_call_hides_no_file_and_no_record(model: Path, tmp_path: Path) -> None:
-    data = [{"text": "a"}, {"text": None}]
+def test_a_wrong_call_tells_all_of_its_settings(model: Path, tmp_path: Path) -> None:
     with pytest.raises(PrivloraError) as caught:
-        privlora.fine_tune(
-            model, data, evaluation=tmp_path / "none.jsonl", output=3, method={"name": "prizm"}
-        )
+        privlora.fine_tune(model, [{"text": "a"}], output=3, method={"name": "prizm"})
     told = [one.what for one in caught.value.each()]
     assert [one for one in told if one.startswith("privacy is not given")]
-    assert told[-2:] == [
-        f"data.evaluation: there is no file {tmp_path}/none.jsonl",
-        "record 2: column 'text' is empty (null)",
-    ]
+    assert len(told) == 3
     with pytest.raises(PrivloraError) as caught:
         privlora.fine_tune(3, 3, evaluation=4, output=3)  # type: ignore[arg-type]
     assert len(caught.value.each()) == 5

@@ -296,6 +296,9 @@ def test_users_are_counted_early_and_not_told_from_one_another_where_some_are_nu
     assert refused(settings(*range(10), "1")) == ["unit column 'who' mixes strings and integers"]
 
 
-def test_numbers_that_are_wrong_themselves_say_nothing_of_records(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", {"text": "x"})
-    refuse_first(run_of(tmp_path, path), given=True, wrong=frozenset({("privacy", "delta")}))
+def test_of_what_is_not_read_nothing_is_said(tmp_path: Path) -> None:
+    path = lines(tmp_path / "a.jsonl", *[{"text": "x"}] * 9)
+    settings = run_of(tmp_path, path, data={"evaluation": "none.jsonl", "unchecked": True})
+    with pytest.raises(DataError, match="there is no file"):
+        refuse_first(settings, given=True)
+    refuse_first(settings, given=True, unread=("data.evaluation",))

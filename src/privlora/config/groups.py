@@ -218,7 +218,7 @@ class DataSettings(Group):
     """The private records."""
 
     path: str | list[str]
-    """JSONL, JSON, CSV, Parquet or text files (also .gz), or a hub dataset as hf://name:split."""
+    """JSONL, JSON, CSV, Parquet, Arrow or text files (also .gz), a folder that datasets saved, or hf://name:split."""
     format: Format = "auto"
     """Of the files; auto: by their endings. text: one record a line; paragraphs: one between blank lines."""
     task: str | None = None

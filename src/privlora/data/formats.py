@@ -126,16 +126,9 @@ def read_placed(file: Path, format: Format) -> Iterator[Placed]:
 
 
 def _no_utf8(text: str) -> DataError:
-    begins = text.startswith(_UTF16)
-    how = (
-        "iconv -f UTF-16 -t UTF-8"
-        if begins
-        else "iconv -f WINDOWS-1252 -t UTF-8, where that is what it is in"
-    )
-    return DataError(
-        "this is not UTF-8 text" + (" but seems to be UTF-16" if begins else ""),
-        fix=f"convert it, for example with {how}",
-    )
+    seems, of = ("but seems to be UTF-16", "UTF-16") if text.startswith(_UTF16) else ("", "WINDOWS-1252")
+    fix = f"convert it, as iconv -f {of} -t UTF-8 does"
+    return DataError(f"this is not UTF-8 text {seems}".rstrip(), fix=fix)
 
 
 class _Twice(ValueError):

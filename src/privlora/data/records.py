@@ -87,9 +87,10 @@ def load_records(
     format: Format = "auto",
     limit: int | None = None,
     broken: Broken = _refuse,
+    look: bool = True,
 ) -> list[Record]:
     """What `iterate_records` yields, as a list. Raises what it does."""
-    return list(iterate_records(path, format=format, limit=limit, broken=broken))
+    return list(iterate_records(path, format=format, limit=limit, broken=broken, look=look))
 
 
 def iterate_records(
@@ -98,6 +99,7 @@ def iterate_records(
     format: Format = "auto",
     limit: int | None = None,
     broken: Broken = _refuse,
+    look: bool = True,
 ) -> Iterator[Record]:
     """Read records, one dictionary each, in the order of the files; nothing is kept of those that were yielded.
 
@@ -112,6 +114,8 @@ def iterate_records(
         limit: keep only the first ``limit`` records.
         broken: is told what of a file that is there cannot be read as a record, and may raise. What it does not raise
             for counts as no record (`privlora.data.formats` says how far the others stay as they are).
+        look: whether a file's beginning may tell its format, beside its ending. Not for a client of a federation: no
+            record may decide how the others are read.
 
     Yields:
         At least one record.
@@ -125,7 +129,7 @@ def iterate_records(
     if limit is not None and limit < 1:
         raise ConfigError(f"limit={limit} is below 1", fix="leave it out to read everything")
     sources = [path] if isinstance(path, str) else path
-    read = itertools.chain.from_iterable(_read(s, format, broken) for s in sources)
+    read = itertools.chain.from_iterable(_read(s, format, broken, look) for s in sources)
     number = 0
     for number, record in enumerate(itertools.islice(read, limit), start=1):  # noqa: B007
         yield record
@@ -414,6 +418,9 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
     return value
 
 
+_FORMS: Final = "data.text=NAME; or data.prompt=NAME with data.completion=NAME; or data.messages=NAME"
+
+
 def missing_column(
     column: str,
     record: Mapping[str, Any],
@@ -434,11 +441,7 @@ def missing_column(
     shown = [name for name in names if name in shared or name in nearest or is_usual(name)]
     listed = ", ".join(shown[:_SHOWN_COLUMNS]) + (" and more" if len(shown) > _SHOWN_COLUMNS else "")
     if len(shown) < len(names):
-        left = (
-            "few records may have them"
-            if shown
-            else "they look like contents: does the file have a header line?"
-        )
+        left = "few records may have them" if shown else "they look like contents: is there a header line?"
         listed = f"{listed}{' and others ' * bool(shown)}(not shown, since {left})"
     fix = "name one of its columns"
     if (separator := separator_of(names)) is not None:
@@ -448,14 +451,11 @@ def missing_column(
     elif "input_ids" in names:
         fix = "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
     elif "[" in column:
-        fix = (
-            f"name what is inside a column with a dot, as {named(column.replace('[', '.').replace(']', ''))}"
-        )
+        fix = f"write {named(column.replace('[', '.').replace(']', ''))} for what is inside a column"
     elif mend is not None or column == "text":
-        fix += f", as {mend or 'data.text=NAME; `privlora init FILE` proposes all that a run needs'}"
-    return DataError(
-        f"record {number} has no column {named(column)}; its columns are: {listed or 'none'}", fix=fix
-    )
+        fix = f"name its columns, as {mend or _FORMS}"
+    lacks = f"record {number} has no column {named(column)}"
+    return DataError(f"{lacks}; its columns are: {listed or 'none'}", fix=fix)
 
 
 def shared_columns(
@@ -470,7 +470,7 @@ def shared_columns(
         return []
     holders: dict[str, list[str]] = {}  # of each column, whose records have it
     for number, record in enumerate(records):
-        whose = str(record.get(user_column) if user_column in records[0] else number)
+        whose = str(number if user_column is None else field_of(record, user_column))
         for name in (str(name) for name, value in record.items() if is_there(value)):
             holders.setdefault(name, []).append(whose)
     most = max(_ENOUGH, len(records) // 2 + 1)
@@ -485,12 +485,11 @@ def is_there(value: Any) -> bool:
     return missing_as(value) is None and not (isinstance(value, str) and not value)
 
 
-def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:
+def _read(source: str, format: Format, broken: Broken, look: bool) -> Iterator[Record]:
     if source.startswith(HUB):
         yield from _read_hub(source)
         return
-    # Where broken records count as none, no record may decide how the others are read.
-    file, format = local_file(source, format, look=broken is _refuse)
+    file, format = local_file(source, format, look=look)
     for number, record in read_placed(file, format):
         if isinstance(record, DataError):
             broken(record.of(f"{file}, {PLACE[format]} {number}" if number else str(file)))

@@ -18,7 +18,7 @@ from jinja2 import TemplateError, UndefinedError
 
 from privlora.data.canonical import canonical, is_rounded
 from privlora.data.jinja import without_clock
-from privlora.data.records import text_of, value_of
+from privlora.data.records import field_of, text_of, value_of
 from privlora.data.sandbox import TemplateRefusedError, rendering
 from privlora.data.templates import TAKEN, no_chat_template, parse, template_named
 from privlora.errors import ConfigError, DataError, article
@@ -515,7 +515,7 @@ def _told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
 
 def holds_turns(record: Mapping[str, Any], form: str) -> bool:
     """Whether a form is the name of a column, and that holds messages."""
-    return "{" not in form and isinstance(record.get(form), list)
+    return "{" not in form and isinstance(field_of(record, form), list)
 
 
 _SHAREGPT: Final = {"human": "user", "gpt": "assistant"}

@@ -77,7 +77,7 @@ def _in_files(name: str, files: list[str], format: Format) -> Records:
     """Without what cannot be read as a record."""
     broken: list[DataError] = []
     try:
-        return load_records(files, format=format, broken=broken.append)
+        return load_records(files, format=format, broken=broken.append, look=False)
     except Exception as error:  # noqa: BLE001 - readers raise anything; a refusal would tell of what is in a file
         _log.error("%s: its records cannot be read, so it trains on none: %s", name, in_words(error))
         return []

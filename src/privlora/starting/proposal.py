@@ -20,7 +20,7 @@ from privlora.config.auto import AUTO, RANK
 from privlora.config.groups import RunSettings
 from privlora.config.schema import FILE as SCHEMA
 from privlora.data.formats import Format
-from privlora.data.records import HUB
+from privlora.data.records import HUB, field_of
 from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, named
 from privlora.starting.bases import Base, look_at
@@ -247,7 +247,7 @@ def _length(found: Survey, form: Form, base: Base) -> tuple[int, str]:
 def _texts(form: Form, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     for record in records:
         for name in form.used:
-            value = record[name]
+            value = field_of(record, name)
             if isinstance(value, str):
                 yield value
             else:

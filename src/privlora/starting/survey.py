@@ -69,6 +69,8 @@ class Column:
             self.chats += _is_chat(value)
             self.seem_chats += built_as_chat(value)
         if self.units is not None:
+            if isinstance(value, float) and value.is_integer():
+                value = int(value)
             if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
                 self.units = None
             else:

@@ -273,17 +273,21 @@ def _lacking(
     record = first[0]
     if data.task is not None:
         (task_record if data.label is None else labelled_record)(find_task(data.task), record, 1)
-        wanted = set[str]()
+        kinds = []
     else:
-        columns = [data.columns, data.rejected_columns or {}]
-        chats = {each["messages"] for each in columns if each.get("messages") is not None}
-        texts = [each.get(name) for each in columns for name in ("text", "prompt", "completion")]
-        wanted = {*chats, *fields_of([*texts, data.pair]), *([] if data.label is None else [data.label])}
-    named = [(f"data.{_named_by(data, name)}", name) for name in sorted(wanted)]
+        kinds = [(kind, getattr(data, kind)) for kind in _KINDS]
+        kinds = [each for each in kinds if each[1] is not None]
+        if data.columns["text"] is not None and data.text is None:
+            kinds.append(("text", data.columns["text"]))
+    setting_of = {name: f"data.{kind}" for kind, value in reversed(kinds) for name in fields_of([value])}
+    named = [(setting, name) for name, setting in sorted(setting_of.items())]
     named += [] if owner is None else [("privacy.user_column", owner)]
     lacking = [(setting, name) for setting, name in named if not has_column(record, name)]
     shared = shared_columns(first, table=_is_table(data), user_column=owner) if lacking else []
     return [(setting, missing_column(name, record, 1, shared=shared)) for setting, name in lacking]
+
+
+_KINDS: Final = ("text", "prompt", "completion", "messages", "chosen", "rejected", "text_pair", "label")
 
 
 def _is_table(data: DataSettings) -> bool:
@@ -291,20 +295,6 @@ def _is_table(data: DataSettings) -> bool:
     were handed over, which a table may have been."""
     path = data.path if isinstance(data.path, str) else data.path[0]
     return path in (IN_MEMORY, AT_CLIENTS) or local_file(path, data.format)[1] in TABLES
-
-
-def _named_by(data: DataSettings, column: str) -> str:
-    """The field of data that names a column."""
-    kinds = ("text", "prompt", "completion", "messages", "chosen", "rejected", "text_pair", "label")
-    named = {kind: getattr(data, kind) for kind in kinds}
-    return next(
-        (
-            kind
-            for kind, value in named.items()
-            if value is not None and column in {value, *fields_of([value])}
-        ),
-        "text",
-    )
 
 
 def _first(data: DataSettings) -> list[Mapping[str, Any]]:
