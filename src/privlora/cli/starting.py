@@ -12,7 +12,7 @@ import yaml
 
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
 from privlora.config import settings_from
-from privlora.errors import ConfigError, PrivloraError, in_one
+from privlora.errors import ConfigError, DataError, PrivloraError, in_one
 
 if TYPE_CHECKING:
     from privlora.starting.foreign.taken import Taken
@@ -157,13 +157,20 @@ def _example(content: str) -> list[tuple[str, str]]:
     """How a record is read by the settings in a YAML, where a tokenizer is at hand."""
     with quiet_libraries(told=True), loading():
         from privlora.cli.example import example_rows
+        from privlora.training.inputs import refuse_unrendered_first
         from privlora.training.models import load_tokenizer
 
         settings = settings_from(yaml.safe_load(content))
         try:
-            return example_rows(settings.data, load_tokenizer(settings.model))
+            tokenizer = load_tokenizer(settings.model)
+            rows = example_rows(settings.data, tokenizer)
         except PrivloraError:  # `plan` says what is wrong with the model
             return []
+        try:
+            refuse_unrendered_first(settings, tokenizer)
+        except DataError as error:
+            err().print(f"note: `privlora train` refuses these records as they are: {error}")
+        return rows
 
 
 def _of_init(call: Callable[..., _Found], *given: Any, **named: Any) -> _Found:

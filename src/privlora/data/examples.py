@@ -158,12 +158,6 @@ class Examples(Sequence[Example]):
         return self._tokens
 
     @property
-    def bytes_beside_ids(self) -> int:
-        """What all examples take beside their ids."""
-        more = 0 if self.preferences is None else self.preferences.rejected.bytes_beside_ids
-        return self._tokens.beside_ids + more + (0 if self._labels is None else self._labels.nbytes)
-
-    @property
     def largest_id(self) -> int:
         """The largest token id; -1 if there is no token."""
         more = -1 if self.preferences is None else self.preferences.rejected.largest_id

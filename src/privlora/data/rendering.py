@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import TemplateError, UndefinedError
 
 from privlora.data.canonical import canonical, is_rounded
-from privlora.data.jinja import without_clock
 from privlora.data.records import missing_column, text_of
-from privlora.data.sandbox import TemplateRefusedError, rendering
+from privlora.data.sandbox import DATE, TemplateRefusedError, rendering
 from privlora.data.templates import TAKEN, no_chat_template, parse, template_named
 from privlora.errors import ConfigError, DataError, article
 
@@ -177,20 +176,17 @@ class Renderer:
         return [{"role": role, "content": "".join(text for text, _ in self._fill(form, record, number))}]
 
     def _refuse_messages(self, record: Mapping[str, Any], number: int) -> None:
-        if not any(holds_turns(record, form) for form in self._template.forms):
-            return
-        if self._template.template == "none":
+        if any(holds_turns(record, form) for form in self._template.forms):
             raise DataError(
-                f"record {number} holds messages, and data.template=none joins texts",
-                fix="remove data.template",
+                f"record {number} holds messages, and no chat template renders them",
+                fix="use the tokenizer of an instruction-tuned model, or set data.chat_template; remove data.template",
             )
-        raise no_chat_template()
 
     def _apply(self, with_tools: bool) -> Apply:
         text = template_named(
             self._template.chat_template, self._tokenizer.chat_template, with_tools=with_tools
         )
-        return _applied(without_clock(text), self._tokenizer)
+        return _applied(text, self._tokenizer)
 
     def _talk(self, messages: list[dict[str, Any]], record: Mapping[str, Any], number: int) -> _Talk:
         tools = tools_of(record, number, self._template.tools)
@@ -253,6 +249,11 @@ def _applied(text: str, tokenizer: PreTrainedTokenizerBase) -> Apply:
             why="a record's text would depend on how many records came before",
             fix="give data.chat_template without it",
         )
+    text = (
+        f"{{%- macro strftime_now(form='') -%}}{DATE}{{%- endmacro -%}}{text}"
+        if "strftime_now" in text
+        else text
+    )
     return lambda messages, ask, tools, told: str(
         tokenizer.apply_chat_template(
             messages, tools=tools, tokenize=False, add_generation_prompt=ask, chat_template=text, **told
@@ -409,7 +410,7 @@ def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def read(arguments: Any) -> Any:
         with suppress(ValueError):
             found = json.loads(arguments) if isinstance(arguments, str) else None
-            return canonical(found) if isinstance(found, dict) else arguments
+            return found if isinstance(found, dict) else arguments
         return arguments
 
     def of(call: Any) -> Any:

@@ -196,7 +196,6 @@ def _data(
             "each line of a .txt that is not blank is one record, with a unit and an epsilon of its own: where blank "
             "lines divide records of several lines, add --format paragraphs"
         )
-        draft.remark("data", "format: paragraphs   # where blank lines divide records; else each line is one")
     for name, value in form.settings.items():
         why = "only answers are learnt" if name == "loss_on" else ""
         draft.put(f"data.{name}", value, why)
@@ -316,11 +315,6 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
     )
     if not asked.clients:
         draft.put("privacy.steps", numbers.steps, steps, written=written)
-        if not numbers.few:
-            draft.remark(
-                "privacy",
-                "bands: auto   # less noise in the sum of steps, in the place of method.metric_power (docs/privacy.md)",
-            )
     if asked.user is None and found.repeated is not None:
         notes.append(
             f"records repeat values of column {found.repeated}: if it names people, --user {found.repeated} protects "
@@ -398,11 +392,6 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
             "No learning_rate: the method's own stands for it, which follows from the number of steps. auto knows",
             "texts that a model writes, and no preferences (docs/preferences.md).",
         )
-    draft.remark(
-        "method",
-        "A learning rate of your own is a share of each weight's norm; with relative_rate: false it is in entries, as",
-        "AdamW's (docs/methods.md).",
-    )
     if numbers.noisy:
         draft.put(
             "method.clipping",
