@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -12,7 +13,7 @@ import yaml
 
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
 from privlora.config import settings_from
-from privlora.errors import ConfigError, DataError, PrivloraError, in_one
+from privlora.errors import ConfigError, DataError, ModelError, PrivloraError, in_one
 
 if TYPE_CHECKING:
     from privlora.starting.foreign.taken import Taken
@@ -161,15 +162,14 @@ def _example(content: str) -> list[tuple[str, str]]:
         from privlora.training.models import load_tokenizer
 
         settings = settings_from(yaml.safe_load(content))
-        try:
+        rows: list[tuple[str, str]] = []
+        with suppress(ConfigError, ModelError):  # `plan` says what is wrong with the model
             tokenizer = load_tokenizer(settings.model)
             rows = example_rows(settings.data, tokenizer)
-        except PrivloraError:  # `plan` says what is wrong with the model
-            return []
-        try:
-            refuse_unrendered_first(settings, tokenizer)
-        except DataError as error:
-            err().print(f"note: `privlora train` refuses these records as they are: {error}")
+            try:
+                refuse_unrendered_first(settings, tokenizer)
+            except DataError as error:
+                err().print(f"note: `privlora train` refuses these records as they are: {error}")
         return rows
 
 

@@ -202,7 +202,7 @@ def _data(
     if form.why:
         notes.append(f"columns: {', '.join(form.used)} ({form.why})")
     if base.chats is False and form.chats:
-        _chat_template(draft, asked, base, notes)
+        _chat_template(draft, asked, base)
     length, counted = _length(found, form, base)
     # By the length alone, which stands there: a word on how many are longer would tell more of the records.
     at_limit = length in (LONGEST, base.positions)
@@ -226,10 +226,6 @@ def _data(
         )
     labelled = found.label is not None and found.label not in form.used and not asked.clients
     if labelled and "text" in form.settings:
-        notes.append(
-            f"column {found.label} seems to hold labels: data.label and data.labels, a comment in the YAML, train a "
-            "classifier of them"
-        )
         draft.remark(
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
@@ -322,7 +318,7 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
         )
 
 
-def _chat_template(draft: Draft, asked: Asked, base: Base, notes: list[str]) -> None:
+def _chat_template(draft: Draft, asked: Asked, base: Base) -> None:
     """One of our own, for a tokenizer that has none. Raises DataError in a federation, which reads none."""
     if asked.clients:
         raise DataError(
@@ -336,10 +332,6 @@ def _chat_template(draft: Draft, asked: Asked, base: Base, notes: list[str]) -> 
         PLAIN_CHAT,
         "plain text, since this tokenizer has none: change it as you like; use the same one where you ask the model",
         written=f"|-\n{indented}",
-    )
-    notes.append(
-        f"the tokenizer of {base.name} has no chat template: data.chat_template in the YAML is a plain one, in lines "
-        "as “user: …” and “assistant: …”. An instruction-tuned model brings its own"
     )
 
 
