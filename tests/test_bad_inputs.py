@@ -121,14 +121,9 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         ["method.warmup_steps=4 (line ", ") exceeds privacy.steps=3"],
     ),
     "float16": ({"model": {"dtype": "float16"}}, ["model.dtype='float16'"]),
-    "double braces": ({"data": {"text": "{{ text }}"}}, ["run.yaml: data.text", "Fix: write {text}"]),
-    "double braces beside a column": (
-        {"data": {"prompt": "{question} {{text}}", "completion": "answer"}},
-        ["data.prompt", "Every record would hold that name", "Fix: write {text}"],
-    ),
-    "double braces of an answer": (
-        {"data": {"prompt": "question", "chosen": "{{a}}", "rejected": "b"}},
-        ["data.chosen", "Fix: write {a}"],
+    "double braces": (
+        {"data": {"text": "{{ text }}"}},
+        ["run.yaml: data.text", "Fix: name one in single braces"],
     ),
     "no column in a format": ({"data": {"text": "{{ }}"}}, ["data.text", "names no column"]),
 }
