@@ -22,7 +22,7 @@ from privlora.adapters.lowrank import LowRankAdapter
 from privlora.adapters.quantised import bits
 from privlora.adapters.targets import find_targets, is_conv1d
 from privlora.errors import ModelError, PrivloraError, named
-from privlora.names import ADAPTER_FILES, published_name
+from privlora.names import ADAPTER_FILES, base_to_load, is_local, published_name
 
 _PREFIX = "base_model.model."
 _LONGEST_PATH = 200  # of a folder that is not there, in an error
@@ -45,7 +45,7 @@ def write_adapter(
 ) -> None:
     """Write a plain LoRA adapter. factors: site name -> (A (m, k), B (n, k)) with W = W0 + A B^T.
 
-    base_model: a hub name, or a local folder; the adapter's note keeps only the last part of a folder's name.
+    base_model: a hub name, or a local folder, of which the adapter's note keeps a path to fill in.
     """
     from peft import LoraConfig  # takes seconds, which commands that write no adapter should not wait for
 
@@ -64,7 +64,7 @@ def write_adapter(
     config = LoraConfig(
         task_type="SEQ_CLS" if whole else "CAUSAL_LM",
         modules_to_save=whole or None,
-        base_model_name_or_path=published_name(base_model),
+        base_model_name_or_path=base_to_load(published_name(base_model), local=is_local(base_model)),
         r=rank,
         lora_alpha=lora_alpha,
         use_rslora=use_rslora,

@@ -18,8 +18,8 @@ from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked, rea
 from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
-from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line, reason_of
-from privlora.names import ADAPTER_FILES
+from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line
+from privlora.names import ADAPTER_FILES, HUB_NAME
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
 from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
@@ -460,22 +460,13 @@ def _base_of(adapter: Path) -> str:
         ) from None
     if not isinstance(name, str) or not name:
         raise ModelError(f"{str(file)!r} names no base model", fix="give --base")
-    if _was_local(adapter, name):
+    if HUB_NAME.fullmatch(name) is None and not Path(name).is_dir():
         raise ModelError(
             f"the base model {name!r} seems to be a folder of the machine that trained the adapter",
             why="of a local folder its name alone is published",
             fix="give that model with --base",
         )
     return name
-
-
-def _was_local(adapter: Path, name: str) -> bool:
-    """Whether the base model came from no hub, as the report beside the adapter says; without one, by its name."""
-    try:
-        report = json.loads((adapter / "privacy_report.json").read_text(encoding="utf-8"))
-        return bool(report["adapter"]["base_is_local"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "/" not in name and not Path(name).is_dir()
 
 
 def require_adapter(run: RunFolder) -> None:
@@ -560,24 +551,9 @@ def _read(path: str | list[str], data: DataSettings) -> list[Record]:
 def _load(
     settings: ModelSettings, adapter: Path | None, head: Head | None = None
 ) -> tuple[torch.nn.Module, Any]:
+    from privlora.training.base_weights import with_adapter
     from privlora.training.models import load_model
 
     with saying("loading the model", piped=True):
         model, tokenizer = load_model(settings, head)
-        return (model if adapter is None else with_adapter(model, adapter)), tokenizer
-
-
-def with_adapter(model: Any, adapter: Path) -> Any:
-    """The model under an adapter's files, as peft loads them. Raises ModelError."""
-    from peft import PeftModel
-
-    for name in ADAPTER_FILES:  # peft would ask the hub for a file that is missing
-        if not (adapter / name).exists():
-            raise ModelError(f"the adapter in {str(adapter)!r} lacks {name}", fix="restore its files")
-    try:
-        return PeftModel.from_pretrained(model, str(adapter))
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
-            fix="give the base model it was trained on with --base, or restore its files",
-        ) from None
+        return (model if adapter is None else with_adapter(model, adapter, head)), tokenizer

@@ -22,6 +22,7 @@ from privlora.adapters.headed import NEW_MODULES
 from privlora.adapters.quantised import bits, hold, let_go
 from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, reason_of
+from privlora.training.base_weights import refuse_other_weights
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
 from privlora.training.devices import device_of
 from privlora.training.model_checks import (
@@ -177,8 +178,10 @@ def given_or_loaded(
     ``head``: of a classifier.
 
     Raises ConfigError if the tokenizer is missing or the caller's model is not packed as the settings say, ModelError
-    for a model that cannot be loaded, holds an adapter, is in float16 or is not in memory as a whole.
+    for a model that cannot be loaded, holds an adapter, is in float16, is not in memory as a whole or has other weights
+    than the files of its name.
     """
+    given = model
     if model is None:
         model, own = load_model(settings, head)
         tokenizer = own if tokenizer is None else tokenizer
@@ -188,6 +191,8 @@ def given_or_loaded(
     refuse_adapted(model)  # a folder with an adapter is loaded with it
     refuse_float16(model)
     _refuse_offloaded(model)
+    if given is not None:
+        refuse_other_weights(settings, given, classifies=head is not None)
     return model, tokenizer
 
 
