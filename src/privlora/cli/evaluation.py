@@ -19,7 +19,7 @@ from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line
-from privlora.names import ADAPTER_FILES
+from privlora.names import ADAPTER_FILES, HUB_NAME
 from privlora.reporting.wording import faults, spoken
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
@@ -395,22 +395,13 @@ def _base_of(adapter: Path) -> str:
         ) from None
     if not isinstance(name, str) or not name:
         raise ModelError(f"{str(file)!r} names no base model", fix="give --base")
-    if _was_local(adapter, name):
+    if HUB_NAME.fullmatch(name) is None and not Path(name).is_dir():
         raise ModelError(
             f"the base model {name!r} seems to be a folder of the machine that trained the adapter",
             why="of a local folder its name alone is published",
             fix="give that model with --base",
         )
     return name
-
-
-def _was_local(adapter: Path, name: str) -> bool:
-    """Whether the base model came from no hub, as the report beside the adapter says; without one, by its name."""
-    try:
-        report = json.loads((adapter / "privacy_report.json").read_text(encoding="utf-8"))
-        return bool(report["adapter"]["base_is_local"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "/" not in name and not Path(name).is_dir()
 
 
 def require_adapter(run: RunFolder) -> None:
@@ -480,8 +471,9 @@ def _read(path: str | list[str], data: DataSettings) -> list[Record]:
 def _load(
     settings: ModelSettings, adapter: Path | None, head: Head | None = None
 ) -> tuple[torch.nn.Module, Any]:
-    from privlora.training.models import load_model, with_adapter
+    from privlora.training.base_weights import with_adapter
+    from privlora.training.models import load_model
 
     with saying("loading the model", piped=True):
         model, tokenizer = load_model(settings, head)
-        return (model if adapter is None else with_adapter(model, adapter)), tokenizer
+        return (model if adapter is None else with_adapter(model, adapter, head)), tokenizer

@@ -406,6 +406,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     ]
     rows = [
         ("Base model", adapter["base_model"] + revision),
+        *([("Its weights", f"SHA-256 {adapter['base_sha256']}")] if adapter.get("base_sha256") else []),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
         *([("Chosen", because(method["choice"]))] if "choice" in method else []),
         ("Optimizer", ", ".join([method["optimizer"], *settings])),
