@@ -52,12 +52,12 @@ class Peek:
         self.logits = torch.zeros(0)
         write = privlora.running.publish
 
-        def peek(folder: Any, parts: Any, *rest: Any) -> None:
+        def peek(folder: Any, parts: Any, *rest: Any, **named: Any) -> None:
             model = parts.adapter.model.eval()
             for group, (a, b) in zip(parts.adapter.groups, _exported(parts), strict=True):
                 parts.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
             self.logits = logits(model)
-            write(folder, parts, *rest)
+            write(folder, parts, *rest, **named)
 
         monkeypatch.setattr(privlora.running, "publish", peek)
 

@@ -194,7 +194,9 @@ def train_and_publish(
             known = plan
             if settings.privacy.private and known is None:
                 known = read_ledger(folder.ledger).plan
-            left = settings.privacy.steps if fresh or plan is None else read_ledger(folder.ledger).remaining
+            left = settings.privacy.steps
+            if settings.privacy.private and not fresh:
+                left = read_ledger(folder.ledger).remaining
             reported = loggers(settings.run.report_to, folder, settings.run.label)
             if (begin := getattr(given.observer, "on_run", None)) is not None:
                 begin(known, settings)
