@@ -44,7 +44,7 @@ from privlora.accounting import (
     epsilon,
     read_ledger,
 )
-from privlora.config import DataSettings, settings_from
+from privlora.config import settings_from
 from privlora.data.examples import Template, build_examples
 from privlora.demo import model_path
 from privlora.training.identity import identify
@@ -117,7 +117,7 @@ def tokenising(count: int, rounds: int, tokenizer_name: str) -> dict[str, float]
 
 
 def loading(count: int, tokenizer: str) -> dict[str, float]:
-    """All that a run does with a file of records before it trains, and what a resumed run does, in fresh processes.
+    """All that a run does with a file of records before it trains, in a fresh process.
 
     Records are ten times what ``sst2_like`` draws, with 100 public ones beside. Bytes are of the largest resident set,
     over that of the same process when it had loaded 2000 records.
@@ -130,8 +130,7 @@ def loading(count: int, tokenizer: str) -> dict[str, float]:
                     some = sst2_like(size // 10, seed=seed + 10 * (name == "public"))
                     file.writelines(json.dumps(record) + "\n" for record in some)
         first = _in_a_process(folder, tokenizer)
-        again = _in_a_process(folder, tokenizer) if (folder / "all.cache").exists() else {}
-    return {"records": count, **first} | {f"{name}_on_resume": value for name, value in again.items()}
+    return {"records": count, **first}
 
 
 def _in_a_process(folder: Path, tokenizer: str) -> dict[str, float]:
@@ -149,17 +148,15 @@ def _load(folder: Path, tokenizer_name: str) -> dict[str, float]:
         form = {"prompt": "{sentence}\nSentiment:", "completion": " {label}", "loss_on": "completion"}
         places = {"path": str(folder / f"{name}.jsonl"), "evaluation": str(folder / "public.jsonl")}
         sizes = {"delta": 0.1 / count, "steps": 5, "expected_batch_size": 16, "public_dataset_size": count}
-        # Older checkouts, whose figures stand beside these, have no cache.
-        keeps = {"cache": True} if "cache" in DataSettings.model_fields else {}
         settings = settings_from(
             {
                 "model": {"name": tokenizer_name},
-                "data": {**places, **form, **keeps, "max_length": 128},
+                "data": {**places, **form, "max_length": 128},
                 "privacy": {"target_epsilon": 3.0, **sizes},
                 "method": {"name": "prism", "relative_rate": False},
             }
         )
-        data = load_data(settings, tokenizer, **({"cache": folder / f"{name}.cache"} if keeps else {}))
+        data = load_data(settings, tokenizer)
         identify(data, torch.nn.Linear(1, 1))
         return data
 

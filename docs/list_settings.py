@@ -30,7 +30,7 @@ TOP = f"""# Settings
 
 Every setting of a run's YAML, from the words that stand beside it in the source. The same in a terminal:
 `privlora settings`, `privlora settings privacy`, `privlora settings privacy.delta`; by words of what one means,
-`privlora settings gradient checkpointing`. A name that is not listed here is
+`privlora settings gradient checkpointing`. Aliases (`*name`) are refused. A name that is not listed here is
 refused; one that another tool uses is answered with what it is called here. `null` leaves a setting to the method.
 All that is wrong with a file and with `group.name=value` on the command line is told at once, and where it stands;
 with it what is not there of the model, its layers, the files and their columns, and lines that hold no record that

@@ -101,13 +101,14 @@ _UNDRAWN = {
     "cli",
     "demo",
     "federated",
-    "profiling",
     "rehearsals",
     "reporting",
     "studies",
     "training",
 }
-_UNDRAWN |= {f"test_{name}.py" for name in ("api", "api_federated", "configs", "docs", "screen", "trainer")}
+_UNDRAWN |= {
+    f"test_{name}.py" for name in ("api", "api_federated", "configs", "docs", "profile", "screen", "trainer")
+}
 
 
 _now: dict[str, Any] = {"drawn": True, "room": ""}

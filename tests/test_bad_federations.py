@@ -92,16 +92,22 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         {"privacy": {"steps": 9}},
         ["a client of this federation takes 4", "remove privacy.steps"],
     ),
-    "dirichlet without a column": ({"federation": {"split": "dirichlet", "alpha": 0.5}}, ["none is named"]),
+    "dirichlet without a column": (
+        {"federation": {"split": "dirichlet", "alpha": 0.5}},
+        ["cuts by a column", "Fix: name it"],
+    ),
     "dirichlet without alpha": (
         {"federation": {"split": "dirichlet", "column": "patient"}},
-        ["split=dirichlet lacks alpha", "Fix: add alpha: 0.5"],
+        ["split=dirichlet takes alpha", "Fix: add alpha: 0.5"],
     ),
     "too many a round": (
         {"federation": {"clients_per_round": 4}},
         ["exceeds the 3 clients", "Fix: at most 3"],
     ),
-    "too few survivors": ({"federation": {**JOINT, "survivors": 1}}, ["above half of the 3", "Fix: 2 to 3"]),
+    "too few survivors": (
+        {"federation": {**JOINT, "survivors": 1}},
+        ["above two thirds of the 3", "Fix: survivors: 3, or more"],
+    ),
     "survivors of open sums": ({"federation": {"survivors": 2}}, ["secure sums", "secure_aggregation: true"]),
     "joint with more steps": ({"federation": {"rule": "joint"}}, ["one step a round", "Fix: local_steps: 1"]),
     "joint in open sums": (
@@ -114,7 +120,7 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
     ),
     "joint along a direction": (
         {"federation": JOINT, "method": {"name": "dp-zo"}},
-        ["federation.rule=joint cannot train by method.name=dp-zo", "a direction of its own", "use prism"],
+        ["federation.rule=joint cannot train by method.name=dp-zo", "a secret direction", "use prism"],
     ),
     "secure sums of a rule that cannot": (
         {"federation": {"rule": "flora", "secure_aggregation": True}},
@@ -218,12 +224,12 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "another column": (
         [{"note": "case 0"}, *SHORT],
         {},
-        ["south.jsonl, line 1: there is no column 'text'", 'Fix: set data.text="note"'],
+        ["south.jsonl, line 1: has no column 'text'", 'Fix: set data.text="note"'],
     ),
     "another column later": (
         [*SHORT, {"note": "case 0"}],
         {},
-        ["south.jsonl, line 17: there is no column 'text'"],
+        ["south.jsonl, line 17: has no column 'text'"],
     ),
     "nothing to train on": ([{"text": " "} for _ in range(50)], {}, ["nothing to train on"]),
     "long records": (
@@ -234,7 +240,7 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "no user": (
         SHORT,
         {"privacy": {"unit": "user", "user_column": "patient", "public_dataset_size": 18}},
-        ["south.jsonl, lines 1, 2, 3, 4, 5 and more: there is no column 'patient'"],
+        ["south.jsonl, lines 1, 2, 3, 4, 5 and more: has no column 'patient'"],
     ),
 }
 

@@ -31,7 +31,7 @@ from cli_cases import (
     write_config,
     write_records,
 )
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, T5Config
 
 import privlora
 from privlora.accounting import read_ledger
@@ -253,10 +253,21 @@ FILES = {
     ),
     "an alias of nothing": (
         b"a: *Zqsecret\n",
-        "line 1 is not valid YAML (found undefined alias what is not shown)",
+        "line 1 holds an alias. Fix: write out what stands behind each &name, in the place of its *name",
     ),
     "a tag": (b"a: !Zq'sec'ret x\n", "line 1 is not valid YAML"),
-    "lists in lists": (b"a: " + b"[" * 9999, "is not valid YAML (RecursionError)"),
+    "an alias": (b"a: &x [Zq]\nb:\n  c: *x\n", "line 3 holds an alias"),
+    "lists in lists": (
+        b"a:\n  " + b"[" * 9999,
+        "line 2 holds more than 20 lists and mappings in one another",
+    ),
+    "mappings in mappings": (
+        b"".join(b" " * n + b"a:\n" for n in range(99)),
+        "line 20 holds more than 20 lists and mappings in one another",
+    ),
+    "many values": (b"a:\n  [" + b"1," * 60_000 + b"]\n", "line 2 holds more than 50000 values"),
+    "a long value": (b"a:\n  " + b"1:59" * 30_000, "line 2 holds a value of more than 50000 characters"),
+    "a long text": (b"#" * 1_000_001, "holds more than 1000000 characters. Fix: shorten it"),
     "a Python object": (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
 }
 
@@ -323,9 +334,9 @@ RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {
     "empty": ("a.jsonl", b"", {}, "no records"),
     "blank lines": ("a.txt", b"\n \n", {}, "no records"),
     "bad JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', {}, "line 2"),
-    "a JSON list by lines": ("a.jsonl", b'[\n{"text": "x"}\n]', {}, "begins a JSON list: name it .json"),
+    "a JSON list by lines": ("a.jsonl", b'[\n{"text": "x"}\n', {}, "no JSON list of objects, from line 3 on"),
     "no objects": ("a.jsonl", b"[1, 2]\n", {}, "not an object"),
-    "JSON that is no list": ("a.json", b'{"text": "x"}', {}, "not a list of objects"),
+    "JSON that is no list": ("a.json", b'{"text": "x"}', {}, "no JSON list of objects"),
     "not UTF-8": ("a.jsonl", b'{"text": "\xff"}\n', {}, "not UTF-8"),
     "half a gzip": ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:40], {}, "not a whole gzip"),
     "no Parquet": ("a.parquet", b"PAR1", {}, "not a readable Parquet"),
@@ -371,14 +382,8 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
 
 
 FORMS = {
-    '{"prompt": "x", "chosen": "y", "rejected": "z"}': 'data.prompt="{prompt}\\n", data.chosen="chosen", data.reject',
-    '{"instruction": "x", "input": "", "output": "y"}': 'columns=dict(prompt="{instruction}\\n{input}\\n\\n", com',
-    '{"question": "x", "answer": "y"}': 'Fix: set data.prompt="Question: {question}\\nAnswer: ", data.comp',
-    '{"conversations": []}': 'Fix: set data.messages="conversations"',
-    '{"id": 4, "Note": "came late", "tags": ["flu"]}': 'set data.text="Note" (in Python columns=dict(text="Note"))',
-    '{"id": 4, "said": "came late"}': 'set data.text="said" (in Python',  # the only text
-    '{"a": "came late", "b": "left"}': "name one of its columns, as data.text=NAME",
-    '{"id": 4, "talk": [{"role": "user"}]}': 'set data.messages="talk"',
+    '{"question": "x", "answer": "y"}': "name those that are learnt: text; or prompt and completion; or messages",
+    '{"id": 4, "talk": [{"role": "user"}]}': "name those that are learnt",
     '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
 }
 
@@ -558,15 +563,44 @@ def test_a_misspelt_model_where_no_hub_can_be_reached(
 
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     settings = run_settings(Path("tinylama"), folder)
-    words = [
-        "it is no local folder, and the hub (huggingface.co) cannot be reached",
-        "the folder 'tinyllama'?",
-    ]
+    words = ["it is no local folder", "the hub (huggingface.co) cannot be reached", "the folder 'tinyllama'?"]
     refuses_settings(capsys, folder, settings, *words)
     assert asked == ["huggingface.co"]
-    assert (
-        "not a local folder; did you mean the folder 'tinyllama'?\n" in call(capsys, "plan", "run.yaml").out
-    )
+    refuses(capsys, folder, ["plan", "run.yaml"], *words)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    refuses(capsys, folder, ["plan", "run.yaml"], "HF_HUB_OFFLINE is set", words[-1])
+    assert len(asked) == 2
+
+
+def test_a_gguf_file_is_refused_with_what_makes_a_folder_of_it(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (folder / "packed").mkdir()
+    file = folder / "packed" / "tiny.gguf"
+    file.write_bytes(b"GGUF")
+    for place in (file, file.parent):
+        words = [
+            "GGUF file",
+            "`pip install gguf`",
+            "gguf_file=",
+            f'save_pretrained("{file.parent}/unpacked")',
+        ]
+        refuses_settings(capsys, folder, run_settings(place, folder), "cannot load model", *words)
+        refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+    init = ["init", folder / "records.jsonl", "--model", file, "--output", folder / "x.yaml"]
+    refuses(capsys, folder, init, "GGUF file")
+
+
+def test_an_encoder_with_a_decoder_is_refused_as_such(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    copy = Path(shutil.copytree(model, folder / "t5"))
+    T5Config(vocab_size=512, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8).save_pretrained(copy)
+    words = ["it is an encoder with a decoder (t5). Fix: use a decoder-only model"]
+    refuses_settings(capsys, folder, run_settings(copy, folder), *words)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+    init = ["init", folder / "records.jsonl", "--model", copy, "--output", folder / "x.yaml"]
+    refuses(capsys, folder, init, *words)
 
 
 def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -755,7 +789,13 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
         capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "Fix: name one of its columns"
     )
     other = ["evaluate", model, "--data", folder / "public.jsonl", "--text", "text"]
-    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", 'Fix: set data.text="note"')
+    refuses(
+        capsys,
+        folder,
+        other,
+        f"{str(folder / 'public.jsonl')!r}: record 1",
+        "Fix: name those that are learnt: text",
+    )
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
     refuses(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from datetime import date, datetime
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import pytest
+import transformers as hf
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.api import fine_tune, resume_run
@@ -18,7 +18,6 @@ from privlora.data.jinja import DATE
 from privlora.data.sandbox import rendering
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.training.files import RunFolder
-from privlora.training.token_cache import key_of
 
 OWN = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}{% if thinks %} hm{% endif %}\n{% endfor %}"
 RECORDS = [
@@ -49,32 +48,14 @@ def test_a_file_is_read_into_the_settings(tmp_path: Path) -> None:
         ({"chat_template": "no/such.jinja"}, "is no file that can be read"),
         ({"chat_template": "a patient came in with a cold"}, "not shown"),
         ({"chat_template": "{# nothing #}"}, "shows nothing of a message"),
-        (
-            {"chat_template": "{% for m in messages %}"},
-            r"line 1, is no Jinja \(Unexpected end of template.*'endfor' or 'else'.*to be closed is 'for'\)",
-        ),
-        (
-            {"chat_template": "{% patient %}{{ messages }}"},
-            r"line 1, is no Jinja \(Encountered unknown tag what is not shown\)",
-        ),
-        (
-            {"chat_template": "{{ messages }}\n{{ a patient }}"},
-            r"line 2, is no Jinja \(.*got what is not shown\)",
-        ),
-        ({"chat_template": "{{ messages[0] }"}, r"line 1, is no Jinja \(unexpected '}'\)"),
-        ({"chat_template": "{{ ['a', 'b']|random }}{{ messages }}"}, "draws at random"),
-        ({"chat_template": "{{ messages }}{{ lipsum(1) }}"}, "draws at random"),
-        ({"chat_template": "{{ [['a', 'b']]|map('random')|first }}{{ messages }}"}, "draws at random"),
-        ({"chat_template": "{{ [['a', 'b']]|map(f)|first }}{{ messages }}"}, "draws at random"),
-        ({"chat_template": "{{ [['a', 'b']]|map(*f)|first }}{{ messages }}"}, "draws at random"),
-        (
-            {"chat_template": "{%- generation -%}{{ 'ab'|random }}{%- endgeneration -%}{{ messages }}"},
-            "draws at random",
-        ),
+        ({"chat_template": "{% for m in messages %}"}, "line 1, is no Jinja"),
+        ({"chat_template": "{% patient %}{{ messages }}"}, "line 1, is no Jinja"),
+        ({"chat_template": "{{ messages }}\n{{ a patient }}"}, "line 2, is no Jinja"),
+        ({"chat_template": "{{ messages[0] }"}, "line 1, is no Jinja"),
         ({"chat_template_kwargs": {"strftime_now": "x"}}, "which is decided here"),
         ({"chat_template": 3}, "chat_template"),
-        ({"chat_template": OWN, "messages": None, "text": "text"}, "is read with messages alone"),
-        ({"chat_template_kwargs": {"a": 1}, "messages": None, "text": "text"}, "is read with messages alone"),
+        ({"chat_template": OWN, "messages": None, "text": "text"}, "is read for chats alone"),
+        ({"chat_template_kwargs": {"a": 1}, "messages": None, "text": "text"}, "is read for chats alone"),
         ({"chat_template_kwargs": {"tokenize": True}}, "which is decided here"),
         ({"chat_template_kwargs": {"tools": None}}, "which is decided here"),
         ({"chat_template_kwargs": {"a": ["b"]}}, "chat_template_kwargs"),
@@ -119,24 +100,6 @@ def test_it_stands_in_the_tokenizers_place() -> None:
     assert ids(chat_template_kwargs={"thinks": True}) == plain
 
 
-def test_kept_tokens_know_of_them(tmp_path: Path) -> None:
-    file = tmp_path / "x.jsonl"
-    file.write_text("\n".join(map(json.dumps, RECORDS)))
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = OWN
-    told: list[dict[str, Any]] = [
-        {},
-        {"chat_template": OWN + " "},
-        {"chat_template_kwargs": {"thinks": True}},
-    ]
-    keys = [key_of(read(path=str(file), **more), None, tokenizer) for more in told]
-    assert None not in keys
-    assert len(set(keys)) == 3
-    assert (
-        key_of(read(path=str(file), chat_template=OWN + "{{ strftime_now('%d') }}"), None, tokenizer) is None
-    )
-
-
 def test_a_run_is_of_its_template(tmp_path: Path) -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()  # without a template of its own
     columns = {
@@ -166,23 +129,35 @@ def test_a_run_is_of_its_template(tmp_path: Path) -> None:
         resume_run(folder.root, **given)
 
 
-def test_a_tokenizers_own_template_may_not_draw_either() -> None:
+DRAWS = [
+    "{{ ['a', 'b']|random }}{{ messages }}",
+    "{{ lipsum(1) }}{{ messages }}",
+    "{{ [['a', 'b']]|map('random')|first }}{{ messages }}",
+    "{% set f = 'random' %}{{ [['a', 'b']]|map(f)|first }}{{ messages }}",
+    "{%- generation -%}{{ 'ab'|random }}{%- endgeneration -%}{{ messages }}",
+]
+
+
+@pytest.mark.parametrize("template", DRAWS)
+def test_no_template_may_draw(template: str) -> None:
     """What it draws for a record depends on how many were rendered before it."""
+    with pytest.raises(DataError, match="draws at random"):
+        ids(chat_template=template)
     tokenizer = tiny_tokenizer()
-    for template in (
-        "{{ ['a', 'b']|random }}{{ messages }}",
-        {"default": "{{ lipsum(1) }}{{ messages }}"},
-        "{{ ['ab']|map('random')|first }}{{ messages }}",
-        "{%- generation -%}{{ 'ab'|random }}{%- endgeneration -%}{{ messages }}",
-    ):
-        tokenizer.chat_template = template
-        with pytest.raises(ConfigError, match="draws at random"):
-            build_examples(RECORDS[:1], Template(messages="talk"), tokenizer, max_length=90)
+    tokenizer.chat_template = template
+    with pytest.raises(DataError, match="draws at random"):
+        build_examples(RECORDS[:1], Template(messages="talk"), tokenizer, max_length=90)
 
 
-def test_each_of_several_named_templates_is_looked_through() -> None:
-    tokenizer = tiny_tokenizer()
-    tokenizer.chat_template = {"default": "{{ messages }}", "tool_use": "{{ 'ab'|random }}{{ messages }}"}
+def test_nor_one_that_a_tokenizer_renders_by_its_own_code() -> None:
+    class Own(hf.PreTrainedTokenizerFast):
+        def apply_chat_template(self, *given: Any, **named: Any) -> Any:
+            return super().apply_chat_template(*given, **named)
+
+    tokenizer = Own(tokenizer_object=tiny_tokenizer().backend_tokenizer, eos_token="</s>")
+    tokenizer.chat_template = OWN
+    build_examples(RECORDS[:1], Template(messages="talk"), tokenizer, max_length=90)
+    tokenizer.chat_template = DRAWS[0]
     with pytest.raises(ConfigError, match="draws at random"):
         build_examples(RECORDS[:1], Template(messages="talk"), tokenizer, max_length=90)
 
@@ -272,7 +247,7 @@ def test_all_else_is_rendered_as_by_transformers(text: str, ask: bool) -> None:
         answer,
         {"role": "tool", "content": "x"},
     ]
-    shown = rendering(text, tokenizer, {"thinks": True})(talk, ask)
+    shown = rendering(text, tokenizer)(talk, ask, None, {"thinks": True})
     assert shown
     assert shown == tokenizer.apply_chat_template(
         talk, tokenize=False, add_generation_prompt=ask, chat_template=text, thinks=True
@@ -290,13 +265,13 @@ def test_a_template_that_fails_names_the_record_and_shows_nothing_of_it(text: st
 def test_objects_of_a_table_are_words() -> None:
     said = {"role": "user", "content": "a", "when": datetime(2024, 1, 2), "dates": [date(2024, 1, 2)]}
     text = "{{ messages[0].when }} {{ messages[0].when.now is defined }} {{ messages[0].dates }}"
-    shown = rendering(text, tiny_tokenizer(), {})([said], False)
+    shown = rendering(text, tiny_tokenizer())([said], False, None, {})
     assert shown == "<datetime> False ['<date>']"
 
 
 def test_no_clock_reaches_a_text() -> None:
-    found = ids(chat_template="{{ strftime_now('%d %b %Y') }}{{ messages[0]['content'] }}")
-    assert found == ids(chat_template=f"{DATE}{{{{ messages[0]['content'] }}}}")
+    said = "{{ messages|map(attribute='content')|join }}"
+    assert ids(chat_template="{{ strftime_now('%d %b %Y') }}" + said) == ids(chat_template=DATE + said)
 
 
 def test_what_others_templates_do_is_taken() -> None:

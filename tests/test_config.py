@@ -694,3 +694,48 @@ def test_several_mistakes_stay_a_list_in_other_words() -> None:
 def test_no_file_is_no_path() -> None:
     with pytest.raises(ConfigError, match="path names no file"):
         settings_from({**GOOD, "data": {"path": [], "text": "text"}}, source="test")
+
+
+def test_home_is_known_in_every_path(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    settings = settings_from(
+        {
+            "model": {"name": "~/model"},
+            "data": {"path": ["~/a.jsonl", "b.jsonl"], "evaluation": "~/c.jsonl", "text": "~/{a}"},
+            "run": {"output": "~/runs/x"},
+            "adapter": {"init": "~/adapter"},
+            "privacy": {
+                "noise_multiplier": 1.0,
+                "delta": 1e-5,
+                "steps": 1,
+                "sample_rate": 0.1,
+                "public_dataset_size": 99,
+            },
+        },
+        ["auto.file=~/d.jsonl", "method.learning_rate=auto"],
+    )
+    assert settings.auto is not None
+    home, data = str(tmp_path), settings.data
+    paths = [settings.model.name, data.path, data.evaluation, settings.run.output, settings.adapter.init]
+    names = ["model", "a.jsonl", "c.jsonl", "runs/x", "adapter"]
+    model, files, *others = [f"{home}/{name}" for name in names]
+    assert paths == [model, [files, "b.jsonl"], *others]
+    assert settings.auto.file == f"{home}/d.jsonl"
+    assert data.text == "~/{a}"
+
+
+def test_labels_that_yaml_takes_for_truths_are_mended_by_quotes(tmp_path: Path) -> None:
+    def told(labels: str) -> str:
+        path = tmp_path / "a.yaml"
+        path.write_text(
+            f"model: {{name: m}}\ndata: {{path: a.jsonl, label: y, labels: {labels}}}\n"
+            "privacy: {noise_multiplier: 1.0, delta: 1e-5, steps: 1, sample_rate: 0.1, public_dataset_size: 99}\n"
+        )
+        try:
+            return str(load_settings(path).data.labels)
+        except ConfigError as error:
+            return str(error)
+
+    assert 'write them in quotes, as ["yes", "no"]' in told("[yes, no]")
+    assert told('["yes", "no"]') == "['yes', 'no']"
+    assert told("{0: negative, 1: positive}") == "{0: 'negative', 1: 'positive'}"

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+from collections import Counter
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ from privlora.config.one_place import misplaced, of_mapping
 from privlora.config.other_names import OTHER_NAMES
 from privlora.errors import ConfigError, DataError, named
 from privlora.federated.rules import RULES
+from privlora.federated.schedule import participants
 
 ROOT = Path(__file__).parent.parent
 SECRET = "the code is 481502"
@@ -122,7 +125,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     "a weight of nothing": (of(weights=[1, 0, 2]), ["3 positive numbers"]),
     "weights by name": (
         of(weights={"north": 1}),
-        ["federation.weights: it is not a list", "in the order of clients"],
+        ["federation.weights", "is no list", "Fix: a list"],
     ),
     "a weight in words": (
         of(weights=[1, "two", 3]),
@@ -166,7 +169,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     "letters of other alphabets": (owners("Köln", "b"), ["'Köln'", "letters a to z and A to Z"]),
     "names that some disks take for one": (
         owners("north", "North"),
-        ["small and capital letters alone", "one ledger", "Fix: rename one"],
+        ["perhaps but for capital letters", "Fix: rename one"],
     ),
     "neither clients nor data": (
         settings(data=None, federation={"clients": None}),
@@ -178,16 +181,16 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     ),
     "alpha without a split": (
         of(alpha=0.5),
-        ["alpha belongs to split=dirichlet", "Fix: add split: dirichlet"],
+        ["split=dirichlet takes alpha", "or add split: dirichlet"],
     ),
-    "a column without a split": (of(column="ward"), ["split=iid cuts at random", "Fix: add split"]),
+    "a column without a split": (of(column="ward"), ["split=iid cuts at random", "or add split: column"]),
     "a split without a column": (
         of(split="dirichlet", alpha=0.5),
-        ["split=dirichlet cuts by a column", "Fix: add column: label"],
+        ["split=dirichlet cuts by a column", "Fix: name it, as column: label"],
     ),
     "dirichlet without alpha": (
         of(split="dirichlet", column="ward"),
-        ["split=dirichlet lacks alpha", "Fix: add alpha: 0.5"],
+        ["split=dirichlet takes alpha", "Fix: add alpha: 0.5"],
     ),
     "no phases": (
         {**settings(federation=None), "federation": {"clients": 3, "rule": "tan", "phases": []}},
@@ -198,7 +201,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
         {**settings(), "federation": {"clients": 3, "rounds": 2, "rule": None}},
         ["federation.rule has no value", "Fix: give it one"],
     ),
-    "a space in a name": (owners("St Mary", "b"), ["federation.clients[0].name", "it holds ' '"]),
+    "a space in a name": (owners("St Mary", "b"), ["federation.clients[0].name", "digits, - and _"]),
     "limits of the server's making": (
         {**settings(), "limits": {"max_epsilon": 1}},
         ["unknown group 'limits'", "each client's owner", "node config"],
@@ -311,3 +314,16 @@ def test_every_refusal_says_how_to_mend_it() -> None:
 def test_an_error_of_one_client() -> None:
     error = DataError("there are no records", why="none", fix="give at least one").of("client north")
     assert str(error) == "client north: there are no records. None. Fix: give at least one"
+
+
+@pytest.mark.parametrize("clients", [2, 3, 5, 7])
+def test_no_client_is_in_more_rounds_than_its_plan_counts(clients: int) -> None:
+    """Its ledger would refuse the last one, for which all others were charged."""
+    for per_round in range(1, clients + 1):
+        for rounds in (1, 2, 3, 4, 7, 10):
+            chosen = FederationSettings(
+                clients=clients, clients_per_round=per_round, rounds=rounds, rule="fedavg"
+            )
+            counts = Counter(chain.from_iterable(participants(chosen.names, per_round, rounds, seed=3)))
+            assert chosen.participations == max(counts.values())
+            assert chosen.steps_of_a_client == [max(counts.values())]

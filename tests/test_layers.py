@@ -12,7 +12,18 @@ SOURCE = Path(__file__).parent.parent / "src" / "privlora"
 
 # From the bottom to the top; rooms of one layer do not know each other.
 LAYERS = (
-    {"consoles", "disk", "errors", "names", "randomness", "rounding", "sizes", "stages", "version"},
+    {
+        "consoles",
+        "disk",
+        "errors",
+        "names",
+        "precision",
+        "randomness",
+        "rounding",
+        "sizes",
+        "stages",
+        "version",
+    },
     {"ranges"},
     {"accounting", "adapters", "geometry", "pages"},
     {"coordinates", "data"},

@@ -248,7 +248,7 @@ def test_a_file_of_another_tool_is_told_in_one_sentence(tmp_path: Path) -> None:
             load_settings(path, ["privacy.steps=3"])
         assert not caught.value.parts
         assert (
-            f"holds settings of {tool}, and not of privlora. Fix: `privlora init records.jsonl --from {path}`"
+            f"holds settings of {tool}, and not of privlora. Fix: `privlora init records.jsonl --model NAME`"
             in str(caught.value)
         )
     own = tmp_path / "own.yaml"

@@ -116,7 +116,7 @@ def _splits() -> Any:
         (Path("none"), "no local file"),
         ([Path("none.jsonl")], "there is no file none.jsonl"),
         ([Path("none.jsonl"), {"text": SECRET}], "mixes files and records"),
-        ([SECRET, {"text": SECRET}], "mix texts and other records"),
+        ([SECRET, {"text": SECRET}], "record 2 is no text, as the others are"),
         (["a.jsonl", "b.csv"], "give files as pathlib.Path"),
         ({"text": SECRET}, "put a single record in a list"),
         (_splits, "give one split"),
@@ -253,6 +253,7 @@ def test_names_that_the_hub_may_have(tmp_path: Path, monkeypatch: pytest.MonkeyP
     with pytest.raises(ModelError):
         refuse_unknown_model("gpt2", owner=True)
     (tmp_path / "gpt2").mkdir()
+    (tmp_path / "gpt2" / "config.json").write_text("{}")
     refuse_unknown_model("gpt2", owner=True)
 
 

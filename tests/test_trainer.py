@@ -360,6 +360,7 @@ def test_public_records_are_no_part_of_the_private_ones(cut: str, tmp_path: Path
 
 
 TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
+PLAIN = {"prompt": "prompt", "completion": "completion", "template": "none"}
 
 
 @pytest.mark.parametrize(
@@ -370,12 +371,20 @@ TALK = [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]
         (
             {"prompt": "a", "completion": "b"},
             {},
-            {"prompt": "prompt", "completion": "completion", "loss_on": "completion"},
+            {**PLAIN, "loss_on": "completion"},
         ),
         (
             {"prompt": "a", "completion": "b"},
             {"completion_only_loss": False},
-            {"prompt": "prompt", "completion": "completion", "loss_on": "all"},
+            {**PLAIN, "loss_on": "all"},
+        ),
+        (
+            {"prompt": TALK[:1], "completion": TALK[1:]},
+            {"truncation_mode": "keep_end"},
+            {
+                **{"prompt": "prompt", "completion": "completion", "loss_on": "completion"},
+                "truncation_mode": "keep_end",
+            },
         ),
         ({"messages": TALK}, {}, {"messages": "messages"}),
         (

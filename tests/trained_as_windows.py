@@ -68,7 +68,7 @@ def run_of_commands(folder: Path) -> None:
     settings = {
         "model": {"name": str(model_path())},
         "adapter": {"r": 4},
-        "data": {"path": str(folder / "notes.jsonl"), "text": "text", "cache": True, "max_length": 128},
+        "data": {"path": str(folder / "notes.jsonl"), "text": "text", "max_length": 128},
         "privacy": {
             "noise_multiplier": 1.0,
             "delta": 1e-4,

@@ -40,7 +40,7 @@ from privlora.result import Result
 from privlora.training.files import AUDITED, RunFolder, no_run
 from privlora.training.loggers import refuse_missing_loggers
 from privlora.training.ranks import refuse_several, several_processes
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     import torch
@@ -97,7 +97,7 @@ def fine_tune(
         gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
     callbacks: functions that are called with a `PublicEvent`, or objects of ``transformers.TrainerCallback``. They are
         told public numbers alone, and may end the run as Ctrl-C does, to be resumed. observer: see `Observer`.
-    profile: leave a page in ``output/private/profile`` that shows where the time of a step goes. The run is the same.
+    profile: leave a trace in ``output/private/profile`` that shows where the time of a step goes. The run is the same.
     show_progress: show the run on standard error. None: unless there is an observer, or PRIVLORA_PROGRESS=0 in the
         environment. A terminal shows all that ``privlora train`` shows; a notebook or a log, which may be passed on,
         gets public numbers alone, and the place of the private ones.
@@ -129,10 +129,7 @@ def fine_tune(
     loaded = model if is_loaded(model) else None
     looks = not several_processes()  # of which the first one looks, once they have joined
     there = {"given": loaded is not None, "tokenizer": tokenizer}
-    beside = found_beside(records, evaluation_records, **there) if looks else None
-    settings = settings_of_call(
-        model, files, groups, output, source="fine_tune", problems=problems, beside=beside
-    )
+    settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
     if looks:
         looked = Together()
         looked.of(None, _refuse_who_cannot_be_told, settings, observer)
@@ -241,10 +238,7 @@ def federate(
     }
     loaded = model if is_loaded(model) else None
     there = {"given": loaded is not None, "tokenizer": tokenizer, "begins": False}
-    beside = found_beside(records, evaluation_records, **there)
-    settings = settings_of_call(
-        model, sources, groups, output, source="federate", problems=problems, beside=beside
-    )
+    settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
     refuse_first(settings, records, evaluation_records, **there)
     from privlora.federated.run import federate as run_federation
 
@@ -312,11 +306,11 @@ def train_run(
     records, evaluation: in memory, instead of data.path and data.evaluation. generator, callbacks: see `fine_tune`.
     on_data: told what the records are, which is private, once they are found fit. on_choice: told which row the run
     takes and why, where method.name stands for several, and how long micro-batches are, where that is auto.
-    on_profile: where it is given, the run's steps are profiled, and it is told of the page, also of a run that stops
+    on_profile: where it is given, the run's steps are profiled, and it is told of the trace, also of a run that stops
     early. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
     """
     from privlora.methods import far_rate
-    from privlora.profiling.run import refuse_without_steps
+    from privlora.profiling import refuse_without_steps
     from privlora.rehearsals.choosing import plan_run
     from privlora.running import Given, train_and_publish
     from privlora.training.callbacks import checked_callbacks
@@ -401,7 +395,7 @@ def resume_run(
     if not (several_processes() or folder.settings.exists()):
         raise no_run(folder.root)
     with loading_for_a_call(show_progress, observer):
-        from privlora.profiling.run import refuse_without_steps
+        from privlora.profiling import refuse_without_steps
         from privlora.running import Given, ask_finished_run, train_and_publish
         from privlora.screen import shown
         from privlora.training.promise import plan_privacy

@@ -26,7 +26,7 @@ from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, no_run
 from privlora.training.ranks import several_processes
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     import torch
@@ -120,10 +120,7 @@ def synthesize(
     files = {"path": path, "evaluation": public}
     there = {"given": loaded is not None, "tokenizer": tokenizer}
     looks = not several_processes()  # of which the first one looks, once they have joined
-    beside = found_beside(records, held, **there) if looks else None
-    settings = settings_of_call(
-        model, files, groups, output, source="synthesize", problems=problems, beside=beside
-    )
+    settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
     if looks:
         refuse_first(settings, records, held, **there)
     return synthesize_run(

@@ -7,13 +7,13 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeGuard, TypeVar
 
 from privlora.config import IN_MEMORY, Settings, adapter_settings, settings_from
 from privlora.config.in_calls import as_in_python
-from privlora.config.mistakes import Beside, Location, neutral_privacy
+from privlora.config.mistakes import neutral_privacy
 from privlora.config.nearby import whereabouts
 from privlora.data.records import GIVE_RECORDS, as_records
 from privlora.errors import ConfigError, DataError, PrivloraError, RunError, Together, in_one, named, nearest
@@ -50,9 +50,6 @@ OTHER_NAMES: Final = {
     "args": "give privacy, method, columns and run; or use PrivateTrainer, which takes args",
 }
 """Arguments of other trainers, and how to mend them in a call that begins a run."""
-
-_STAND_FOR: Final = {"data": "train_dataset", "root": "output_dir", "train_dataset": "data"}
-"""Of arguments that a call needs: what other trainers call them."""
 
 
 class _NotGiven:
@@ -137,9 +134,8 @@ _Found = TypeVar("_Found")
 
 
 def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
-    """The same function, which raises ConfigError for an argument that is given by its place and by its name, and
-    NoArgument for more by their places than there are, or for one that it needs and is not given: where another has
-    nearly its name, that stands for it, and is told. What errors advise is said as in Python where a run begins."""
+    """The same function; what it needs and is not given is told beside what else is wrong, or raises NoArgument. What
+    errors advise is said as in Python where a run begins."""
     kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
     known = {one.name: one for one in inspect.signature(call).parameters.values() if one.kind in kinds}
     of_class = next(iter(known), "") == "self"
@@ -149,24 +145,11 @@ def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
 
     @functools.wraps(call)
     def checked(*args: _Given.args, **options: _Given.kwargs) -> _Found:
-        for name in places[: len(args)]:
-            if name in options:
-                own = "; fields of the group data, as text or max_length, are the argument columns"
-                raise ConfigError(
-                    f"{who} is given {name} twice, by its place and by its name",
-                    why="which of the two is meant is not to be guessed",
-                    fix=f"leave out {name}=…{own if name == 'data' else ''}",
-                )
-        if len(args) > len(places):
-            more, taken = len(args) - of_class, places[of_class:]
-            raise NoArgument(
-                f"{who} is given {more} arguments by their places, and takes {len(taken)}: {', '.join(taken)}",
-                fix=f"give the others by name, as {' or '.join(f'{name}=…' for name in named_ones[:3])}",
-            )
-        # So that the call tells it, and not Python that one is missing.
         for name in needed:
             if name not in (*places[: len(args)], *options):
-                options[name] = _in_the_place_of(name, who, options, known)
+                if name not in _TOLD_BESIDE:
+                    raise not_given(name, who)
+                options[name] = NOT_GIVEN
         try:
             return call(*args, **options)
         except PrivloraError as error:
@@ -176,22 +159,6 @@ def once_each(call: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
             raise
 
     return checked
-
-
-def _in_the_place_of(name: str, who: str, options: Mapping[str, Any], known: Mapping[str, object]) -> Any:
-    """What was given by another name that means an argument which is needed, or nearly its own; else ``NOT_GIVEN``.
-
-    Raises NoArgument where the call does not tell that itself.
-    """
-    unknown = [other for other in options if other not in known]
-    if (other := _STAND_FOR.get(name)) in unknown:
-        return options[str(other)]
-    for other in unknown:
-        if nearest(other, known) == f"did you mean {name!r}?":
-            return options[other]
-    if name not in _TOLD_BESIDE:
-        raise not_given(name, who)
-    return NOT_GIVEN
 
 
 _NEEDED: Final = {
@@ -309,21 +276,16 @@ def settings_of_call(
     *,
     source: str,
     problems: Together | None = None,
-    beside: Beside | None = None,
 ) -> Settings:
     """Settings from the arguments of a call. data: where the records are. problems: what was found wrong before.
-    beside: where anything is wrong, finds what else is.
 
     Raises ConfigError for all that is wrong with them, and what was found before.
     """
     problems = Together() if problems is None else problems
-    taken_out = set[Location]()
     if problems.fails(_checked_model, model):
         model = UNNAMED
-        taken_out.add(("model", "name"))
     if problems.fails(_checked_output, output):
         output = "runs/run"
-        taken_out.add(("run", "output"))
     groups = {**groups, "adapter": problems.of(None, _adapter, groups, problems)}
     wrong = {name: error for name, group in groups.items() if (error := not_a_mapping(name, group))}
     problems.found += wrong.values()
@@ -348,18 +310,10 @@ def settings_of_call(
     }
     more = ("privacy", "adapter", "method", "synthesis", "federation", "auto")
     content |= {name: dict(group) for name in more if (group := groups.get(name)) is not None}
-    taken_out |= {({"columns": "data", "loading": "model"}.get(name, name),) for name in wrong}
-
-    def look(settings: Settings, places: frozenset[Location]) -> Sequence[PrivloraError]:
-        return () if beside is None else beside(settings, places | taken_out)
-
     try:
-        settings = settings_from(content, source=source, rows=True, beside=look)
+        settings = settings_from(content, source=source, rows=True)
     except ConfigError as error:
         raise (in_one([*problems.found, error], source if error.whom else "")) from None
-    # A single argument that nothing is called is a TypeError, as in Python.
-    if problems.found and not all(isinstance(error, NoArgument) for error in problems.found):
-        problems.found += look(settings, frozenset())
     problems.tell()
     return settings
 
@@ -425,10 +379,8 @@ def refuse_what_was_in_memory(settings: Settings, *given: Any) -> None:
 
 def refuse_moved(root: Path, settings: Settings, records: Any, evaluation: Any) -> None:
     """Raise DataError for a file that is no longer there, with the call that says where the records lie now."""
-    why, place = (
-        "a run goes on with the records that it began with",
-        "resume in the folder in which it was started",
-    )
+    why = "a run goes on with the records that it began with"
+    place = "resume in the folder in which it was started"
     try:
         check_sources(settings, [], [])  # what no call takes from another place
     except DataError as error:
@@ -436,14 +388,8 @@ def refuse_moved(root: Path, settings: Settings, records: Any, evaluation: Any) 
     try:
         check_sources(settings, records, evaluation)
     except DataError as error:
-        in_memory = of_memory(settings)
-        files = {"records": "--data FILE"} | (
-            {} if settings.data.evaluation is None else {"evaluation": "--evaluation FILE"}
-        )
-        given = "".join(f", {name}={'...' if in_memory[name] else 'FILE'}" for name in files)
-        ways = [f"resume_run({str(root)!r}{given})"]
-        if not any(in_memory.values()):
-            ways.insert(0, f"`privlora resume {shlex.quote(str(root))} {' '.join(files.values())}`")
-        raise DataError(
-            error.what, why=why, fix=f"{place}, or say where they lie now: {', or in Python '.join(ways)}"
-        ) from None
+        held_out = settings.data.evaluation is not None
+        command = f"`privlora resume {shlex.quote(str(root))} --data FILE{' --evaluation FILE' * held_out}`"
+        python = f"resume_run({str(root)!r}, records=...{', evaluation=...' * held_out})"
+        fix = f"{place}, or say where they lie now: {command}, or in Python {python}"
+        raise DataError(error.what, why=why, fix=fix) from None

@@ -64,6 +64,7 @@ from privlora.optimizers import (
     span_optimizers,
     weight_units,
 )
+from privlora.precision import own_context
 
 RATE_STEPS = 24
 """Of the runs in which default learning rates were measured."""
@@ -762,6 +763,7 @@ def uses_lora_alpha(name: str) -> bool:
     return name not in METHODS or _start_of(METHODS[name]) is factor_start
 
 
+@own_context()
 def build(
     method: Method,
     adapter: LowRankAdapter,

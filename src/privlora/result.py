@@ -26,7 +26,7 @@ class Result:
     release: folder that is safe to publish: a plain peft adapter, the privacy report, the card and the ledger. In the
         non-private mode and with repeatable noise, ``not-private`` beside where it would be.
     epsilon, delta: the statement under add-or-remove-one; None in the non-private mode or with repeatable noise.
-    profile: PRIVATE page that shows where the time of a step went, where it was asked for and a step was taken.
+    profile: PRIVATE trace that shows where the time of a step went, where it was asked for and a step was taken.
     base_was_given: whether the caller handed over a loaded model.
     """
 
@@ -77,16 +77,14 @@ class Result:
                 fix="PeftModel.from_pretrained(model, result.release) does, and its method unload() undoes it; "
                 "for a model of its own give fine_tune a folder or a hub name",
             )
-        from peft import PeftModel
-
         from privlora.training.classifier import head_of
-        from privlora.training.models import load_model
+        from privlora.training.models import load_model, with_adapter
 
         settings = kept_settings(folder.settings)
         base, _ = load_model(settings.model, head_of(settings))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks by names that transformers renames
-            return PeftModel.from_pretrained(base, str(self.release)).eval()
+            return with_adapter(base, self.release).eval()
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -19,14 +19,17 @@ from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.data.summary import DataSummary
 from privlora.methods import CHOICES
-from privlora.profiling.run import profiled, told_peak
+from privlora.precision import own_context
+from privlora.profiling import profiled
 from privlora.rehearsals.choosing import Chosen, choose
 from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, measuring, read_choice, with_cost
 from privlora.rehearsals.settling import settle
 from privlora.reporting import publish
+from privlora.reporting.answers import answers
 from privlora.reporting.facts import gather
 from privlora.reporting.finished import texts_of_finished_run
 from privlora.reporting.texts import publish_texts
+from privlora.reporting.wording import MEND, coverage_in_words, faults
 from privlora.result import Result
 from privlora.sizes import COUNTING
 from privlora.synthesis.embeddings import base_alone
@@ -52,6 +55,7 @@ from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loggers import Service, loggers
 from privlora.training.loop import Interrupted, Observer, finish_training, train_beside
 from privlora.training.models import (
+    adapter_for,
     check_model,
     given_or_loaded,
     refuse_other_logits,
@@ -60,6 +64,7 @@ from privlora.training.models import (
 from privlora.training.progress import WRITING
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks
+from privlora.training.reach import coverage
 from privlora.training.sharding import load_sharded, refuse_in_several
 from privlora.training.takeover import is_over, make_room
 from privlora.training.texts.final_texts import Progress, final_texts
@@ -82,6 +87,7 @@ class Given:
     progress: Progress | None
 
 
+@own_context()
 def train_and_publish(
     settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
 ) -> Result:
@@ -109,6 +115,9 @@ def train_and_publish(
     folder = RunFolder(Path(settings.run.output))
     ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
+    reached = coverage(adapter_for(settings, model))
+    if given.on_choice is not None and (reached["left_out"] or reached["experts"]):
+        given.on_choice(f"target_modules, {coverage_in_words(reached)}")
     asked = settings.run.tokens_per_micro_batch
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
     over = not fresh and is_over(folder)
@@ -133,12 +142,10 @@ def train_and_publish(
         given.on_choice(micro_batches.why)
 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
-        # A fresh run has no folder yet.
-        cache = None if fresh else folder.tokens
         whose = None if fresh else lambda data: refuse_others(folder, identify(data, model))
         sources = given.records, given.evaluation
         begins("reading the records")
-        data = load_data(settings, tokenizer, *sources, model=model, cache=cache, whose=whose)
+        data = load_data(settings, tokenizer, *sources, model=model, whose=whose)
         if given.on_data is not None:
             given.on_data(data.summary, settings)
         identity = identify(data, model)
@@ -160,8 +167,6 @@ def train_and_publish(
         return chosen.settings, named, data, chosen, identity
 
     settings, plan, data, chosen, identity = ranks.same(prepare)
-    profiles = ranks.first and given.on_profile is not None and not over
-    peak = told_peak(settings, model) if profiles else ""
     with unchanged_afterwards(model):
         if settings.data.label is not None:
             padded_as(model, tokenizer)
@@ -185,18 +190,18 @@ def train_and_publish(
                     of_steps.keep(folder)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
-                data.keep_tokens(folder.tokens)
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             known = plan
             if settings.privacy.private and known is None:
                 known = read_ledger(folder.ledger).plan
+            left = settings.privacy.steps if fresh or plan is None else read_ledger(folder.ledger).remaining
             reported = loggers(settings.run.report_to, folder, settings.run.label)
             if (begin := getattr(given.observer, "on_run", None)) is not None:
                 begin(known, settings)
             with (
                 _resumable(settings, given),
                 watching(given.observer, given.callbacks, reported, known, settings) as (observer, heard),
-                profiled(parts, folder, peak, ranks.size, given.on_profile) as pages,
+                profiled(folder, parts.adapter.device, left, given.on_profile) as traces,
             ):
                 finish_training(parts, data, folder, plan, observer=observer, ranks=ranks)
             rows = _rows(parts, folder, known) if reported else []
@@ -214,13 +219,19 @@ def train_and_publish(
                 with base_alone(model, parts.adapter) as base:
                     publish_texts(folder, report, texts, settings, base, tokenizer, summary)
             else:
+                begins("asking the model")
+                with parts.exported() as told_model:
+                    said = answers(told_model, tokenizer, settings.data, data.public, parts.adapter)
+                warn = getattr(given.observer, "on_warning", lambda _: None)  # observers of old have none
+                for odd in faults(said):
+                    warn(f"{odd}. {MEND}")
                 begins(WRITING)
-                publish(folder, parts, summary)
+                publish(folder, parts, summary, answers=said)
             for service in services if heard.begun else ():
                 service.end(rows)
     was_given = given.model is not None
     found = ranks.same(lambda: result_of(folder, summary, settings.privacy.steps, base_was_given=was_given))
-    return replace(found, profile=pages[0]) if pages else found
+    return replace(found, profile=traces[0]) if traces else found
 
 
 @contextmanager
@@ -259,6 +270,7 @@ def _as_asked(settings: Settings, tokens: int | Literal["auto"], *, relative: bo
     )
 
 
+@own_context()
 def ask_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
     """Texts of the adapter of the run in synthesis.source, at no further cost. given: model, tokenizer, progress."""
     folder, summary = texts_of_finished_run(settings, fresh=fresh, **given)

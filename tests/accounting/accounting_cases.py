@@ -15,14 +15,6 @@ from privlora.accounting import Plan, PoissonSampling, StepEvent
 _TESTS = Path(__file__).resolve().parents[1]
 
 
-def load_ledger(schema: int) -> str:
-    """As an older version wrote it: three charges; that of schema 1 was resumed after two."""
-    return (_TESTS / "vectors" / f"ledger-schema-{schema}.jsonl").read_text()
-
-
-OLD_LEDGER = load_ledger(1)
-
-
 def load_vectors() -> dict[str, Any]:
     return json.loads((_TESTS / "vectors" / "accounting.json").read_text())
 

@@ -1,7 +1,7 @@
 import shutil
 
 import pytest
-from accounting_cases import OLD_LEDGER, make_plan, poisson
+from accounting_cases import make_plan, poisson
 
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, compose_ledgers, epsilon
 from privlora.errors import PrivacyError
@@ -114,18 +114,6 @@ def test_copies_that_went_on_apart_count_with_all_their_steps(run):
     assert f"{paths[0]} (7), {paths[1]} (9)" in words
     assert "continued apart" in words
     assert "12 releases" in words
-
-
-def test_old_copies_that_went_on_apart_in_either_version(tmp_path):
-    """Its third charge follows a resume: two processes that ran at once may have written it alike, so each counts."""
-    path = tmp_path / "old"
-    path.write_text(OLD_LEDGER)
-    statement = compose_ledgers([path, copy_of(path, 1), copy_of(path, 2), path])
-    assert [budget.releases for budget in statement.runs] == [2 + (1) + (1 + 1) + (1 + 2)]
-    assert "do not tell what copies share after a resume" in statement.describe()
-    early = tmp_path / "early"
-    early.write_text("".join(OLD_LEDGER.splitlines(keepends=True)[:3]))
-    assert compose_ledgers([early, copy_of(early, 1), copy_of(early, 2)]).runs[0].releases == 2 + 1 + 2
 
 
 def test_one_run_with_two_plans_is_refused(run):

@@ -10,7 +10,7 @@ from datetime import date
 from pathlib import Path
 
 import pytest
-from accounting_cases import OLD_LEDGER, make_plan, poisson
+from accounting_cases import make_plan, poisson
 
 import privlora.accounting.ledger as ledger_module
 from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
@@ -432,22 +432,6 @@ def test_a_charge_knows_the_lines_before_it(path):
     assert one[1] != two[1]
     lines = path.read_bytes().splitlines(keepends=True)
     assert one == tuple(ledger_module.digest(line) for line in lines[1:])
-
-
-def test_an_old_ledger_is_read_and_continued_without_clocks(path):
-    path.write_text(OLD_LEDGER)
-    summary = read_ledger(path)
-    assert (summary.charges, summary.closed, summary.created) == (3, False, "2026-03-05")
-    with Ledger.open(path) as ledger:
-        assert ledger.charge(ledger.plan.event) == 4
-        ledger.finish()
-    assert (read_ledger(path).charges, read_ledger(path).closed) == (4, True)
-    added = path.read_text().removeprefix(OLD_LEDGER)
-    assert added != path.read_text()
-    assert "time" not in added
-    path.write_text(OLD_LEDGER.replace("13:07:41", "13:07:42"))
-    with pytest.raises(PrivacyError, match="line 4"):  # the one after the changed line
-        read_ledger(path)
 
 
 CHARGE_FOREVER = """

@@ -69,9 +69,9 @@ def audited(settings: Settings, trials: int, **options: Any) -> FederationAudit:
     [
         ("tan", 200, {}),
         pytest.param("fedavg", 300, {}, marks=pytest.mark.long),
-        pytest.param("joint", 100, {"clients": 3, "survivors": 2}, marks=pytest.mark.long),
+        pytest.param("joint", 100, {"clients": 4, "survivors": 3}, marks=pytest.mark.long),
         pytest.param(
-            "tan", 100, {"privacy_model": "client", "clients": 3, "survivors": 2}, marks=pytest.mark.long
+            "tan", 100, {"privacy_model": "client", "clients": 4, "survivors": 3}, marks=pytest.mark.long
         ),
     ],
 )
@@ -125,7 +125,7 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
 @pytest.mark.parametrize(
     ("rule", "group", "said"),
     [
-        ("joint", {"clients": 5, "survivors": 3}, "the shares of 3 of 5 clients"),
+        ("joint", {"clients": 7, "survivors": 5}, "the shares of 5 of 7 clients"),
         ("tan", {}, "the victim's own, in full"),
         ("tan", {"privacy_model": "client", "trusted_server": True}, "the server's, in full"),
     ],
@@ -148,8 +148,8 @@ def test_another_client_sees_less_than_the_server() -> None:
 
 
 def test_the_worst_case_of_a_statement_is_played() -> None:
-    joint = stage_of(federation("joint", clients=5, survivors=3))
-    assert (len(joint.names), len(joint.victims), len(joint.silent)) == (5, 1, 2)
+    joint = stage_of(federation("joint", clients=7, survivors=5))
+    assert (len(joint.names), len(joint.victims), len(joint.silent)) == (7, 1, 2)
     assert list(joint.attackers.values()) == ["the server and 2 other clients", "2 other clients"]
     clear = stage_of(federation("tan", clients=5))
     assert len(clear.victims) == len(clear.names) == 16
@@ -167,14 +167,14 @@ def rehearsal(settings: Settings, folder: Path, present: bool) -> Iterator[Rehea
 
 
 def test_colluding_clients_add_no_noise(tmp_path: Path) -> None:
-    settings = with_local_method(federation("joint", clients=3, survivors=2))
+    settings = with_local_method(federation("joint", clients=4, survivors=3))
     with rehearsal(settings, tmp_path, False) as played:
         opened = [played.play()[0].messages["sum of train sum"] for _ in range(4)]
         plan = played.statement().plan
     spread = torch.stack(opened).var(dim=0).mean().sqrt().item()
     lattice = lattice_of(federation_of(played.settings), plan, {"sum": (len(opened[0]),)})
     assert lattice is not None
-    assert spread == pytest.approx(lattice.share_std * 2**0.5, rel=0.1)  # of two shares, not of three
+    assert spread == pytest.approx(lattice.share_std * 3**0.5, rel=0.1)  # of three shares, not of four
 
 
 def test_worlds_have_noise_of_their_own(tmp_path: Path) -> None:
@@ -238,7 +238,7 @@ def scaled_noise(monkeypatch: pytest.MonkeyPatch, factor: float) -> None:
     [
         ("tan", 0.25, 60, {}),
         ("fedavg", 0.25, 100, {}),
-        pytest.param("joint", 0.5, 80, {"clients": 3, "survivors": 2}, marks=pytest.mark.long),
+        pytest.param("joint", 0.5, 80, {"clients": 4, "survivors": 3}, marks=pytest.mark.long),
         pytest.param("fedavg", 0.25, 40, {"privacy_model": "client"}, marks=pytest.mark.long),
     ],
 )
@@ -406,12 +406,12 @@ def test_what_cannot_be_audited_is_refused() -> None:
 
 
 def test_a_rehearsal_keeps_what_a_release_costs_and_nothing_of_the_records() -> None:
-    settings = with_local_method(federation("joint", clients=3, survivors=2))
+    settings = with_local_method(federation("joint", clients=4, survivors=3))
     found = rehearsed(settings, stage_of(settings), rounds=50)
     assert found.privacy.noise_multiplier == SIGMA
     assert (found.privacy.q, found.privacy.clip_norm) == (1.0, settings.privacy.clip_norm)
     assert found.federation is not None
-    assert (found.federation.threshold, found.federation.rounds) == (2, 50)
+    assert (found.federation.threshold, found.federation.rounds) == (3, 50)
     assert found.data.path == "(at the clients)"
     sampled = rehearsed(settings, stage_of(settings), rounds=50, sampled=True)
     assert sampled.privacy.q == settings.privacy.q

@@ -273,13 +273,14 @@ def test_a_release_says_in_which_form_it_is_asked(
     """The card names the form, and `evaluate` takes it from a release that lies alone."""
     pairs = [{"prompt": f"day {i}?", "completion": f"fine {i}"} for i in range(30)]
     write(tmp_path / "records.jsonl", pairs)
-    data = {"prompt": "{prompt}\n", "completion": "completion", "loss_on": "completion", "text": None}
+    form = {"prompt": "{prompt}\n", "completion": "completion"}
+    data = {**form, "loss_on": "completion", "text": None}
     settings = run_settings(model, tmp_path, data=data)
     assert main(["train", str(write_config(tmp_path, settings))]) == 0
     alone = tmp_path / "alone"
     shutil.copytree(tmp_path / "run" / "release", alone)
     report = json.loads((alone / "privacy_report.json").read_text())
-    assert report["method"]["form"] == {"prompt": "{prompt}\n", "completion": "completion"}
+    assert report["method"]["form"] == {**form, "template": "auto"}
     assert "ask it in the same form" in (alone / "README.md").read_text()
     assert verify(alone).passed
     capsys.readouterr()
@@ -290,4 +291,4 @@ def test_a_release_says_in_which_form_it_is_asked(
     assert asked.json["loss_per_example"] == pytest.approx(same.json["loss_per_example"], rel=1e-6)
     (alone / "privacy_report.json").unlink()
     lost = call(capsys, "evaluate", alone, "--base", model, *public).err
-    assert 'set data.prompt="{prompt}\\n", data.completion="completion"' in lost
+    assert "name those that are learnt" in lost

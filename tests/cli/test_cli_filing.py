@@ -208,7 +208,7 @@ KINDS: dict[str, tuple[Callable[[Path, Path], Path], dict[str, str]]] = {
     "texts": (_texts, {"subject/title": "9 synthetic texts", "subject/release": "texts"}),
     "clients' noise": (_federated(), {"subject/rule": "tan", "size/of": "each of 3 clients"}),
     "shares": (
-        _federated(rule="joint", local_steps=1, survivors=2, secure_aggregation=True),
+        _federated(rule="joint", local_steps=1, secure_aggregation=True),
         {"subject/rule": "joint", "size/of": "all data"},
     ),
     "server": (
@@ -260,7 +260,7 @@ def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         ("colluding/0/epsilon", 0.9, "epsilon"),
         ("colluding/0/noise_multiplier", 2.0, "epsilon"),
         ("colluding/0/clients", 2, "epsilon"),
-        ("threshold", 3, "epsilon"),
+        ("threshold", 2, "epsilon"),
         ("clients/1/epsilon", 0.1, "clients"),
         ("clients/1/epsilon_planned", 0.1, "clients"),
         ("clients/1/steps_charged", 1, "clients"),
@@ -299,6 +299,18 @@ def test_every_clients_ledger_is_read_to_its_end(
         failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
         assert "annex" in failed
         assert ("clients" in failed) == (changed != lines[:-1])  # a client may go before its ledger is closed
+
+
+def test_no_ledger_of_nobody_is_part_of_a_release(
+    together: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "pages_of", lambda report: {})
+    release = Path(shutil.copytree(together, tmp_path / "release"))
+    shutil.copy(release / "ledger-south.jsonl", release / "ledger-nobody.jsonl")
+    report = json.loads((release / "privacy_report.json").read_text())
+    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+    failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
+    assert failed == {"clients", "annex"}
 
 
 def test_no_name_of_a_client_leads_out_of_the_folder(together: Path, tmp_path: Path) -> None:

@@ -401,6 +401,7 @@ def test_one_factor_trains_its_own_numbers_only(
     assert memory["trained_numbers"] == sum(3 * m.out_features for m in layers)
 
 
+@pytest.mark.usefixtures("reachable")
 def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,6 +446,14 @@ def test_privacy_is_told_before_the_steps_on_paper_which_may_be_left_out(
     assert len(told) == 1
 
 
+@pytest.fixture
+def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A hub that could be asked, and is not."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    monkeypatch.setattr("socket.getaddrinfo", lambda *_: [])
+
+
+@pytest.mark.usefixtures("reachable")
 def test_a_model_of_the_hub_is_not_fetched(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     planned = call(capsys, "plan", config, "model.name=no-such-org/no-such-model")
     assert planned.code == 0, planned.err

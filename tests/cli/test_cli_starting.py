@@ -48,23 +48,23 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     ),
     "Alpaca": (
         lambda f: jsonl(f / "d.jsonl", rows(2500, instruction="Say", input=lambda i: "", output=SECRET)),
-        {"prompt": "{instruction}\n{input}\n\n", "completion": "output", "loss_on": "completion"},
+        {"prompt": "{instruction}\n{input}", "completion": "output", "loss_on": "completion"},
     ),
     "instruction alone": (
         lambda f: jsonl(f / "d.jsonl", rows(9, instruction="Say", response=SECRET)),
-        {"prompt": "{instruction}\n\n", "completion": "response"},
+        {"prompt": "instruction", "completion": "response"},
     ),
     "questions": (
         lambda f: table(f / "d.csv", rows(40_000, question="Who", answer=SECRET)),
-        {"prompt": "Question: {question}\nAnswer: ", "completion": "answer"},
+        {"prompt": "question", "completion": "answer"},
     ),
     "prompt and response": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", response=SECRET)),
-        {"prompt": "{prompt}\n", "completion": "response"},
+        {"prompt": "prompt", "completion": "response"},
     ),
     "set off already": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", completion=lambda i: f" {SECRET}")),
-        {"prompt": "{prompt}\n", "completion": "completion"},
+        {"prompt": "prompt", "completion": "completion"},
     ),
     "messages": (
         lambda f: jsonl(f / "d.jsonl", rows(60, messages=chat, source="x")),
@@ -80,7 +80,15 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     ),
     "preferences": (
         lambda f: jsonl(f / "d.jsonl", rows(60, question="Who?", better=SECRET, worse="Nobody.")),
-        {"prompt": "{question}\n", "chosen": "better", "rejected": "worse"},
+        {"prompt": "question", "chosen": "better", "rejected": "worse"},
+    ),
+    "prompts and completions of messages": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, prompt=chat, completion=chat)),
+        {"prompt": "prompt", "completion": "completion", "loss_on": "completion", "messages": None},
+    ),
+    "preferred chats with a prompt": (
+        lambda f: jsonl(f / "d.jsonl", rows(60, prompt=chat, chosen=chat, rejected=chat)),
+        {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
     ),
     "preferred chats": (
         lambda f: jsonl(f / "d.jsonl", rows(60, chosen=chat, rejected=chat)),
@@ -141,7 +149,7 @@ def test_a_file_of_this_shape(shape: str, base: Path, here: Path, capsys: pytest
     for said in (text, outcome.out, outcome.err):
         assert "Greta" not in said
         assert "cough" not in said
-    assert outcome.out.splitlines()[1:] == [
+    assert [line for line in outcome.out.splitlines()[1:] if not line.startswith("example:")] == [
         "next:     privlora plan run.yaml",
         "next:     privlora train run.yaml",
     ]
@@ -261,7 +269,6 @@ def test_users_are_proposed_where_they_repeat(
         "note: records repeat values of column patient_id: if it names people, --user patient_id" in told.err
     )
     assert "Mr" not in told.err
-    assert "# unit: user\n  # user_column: patient_id\n" in text
     assert "Mr" not in text
     (here / "run.yaml").unlink()
     settings, text, _ = started(capsys, records, "--model", base, "--user", "patient_id")
@@ -458,7 +465,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "d.jsonl, lines 2, 4: this is not JSON",
             "line 3: this is a JSON list",
-            "or give --format text",
+            "of a file that is one list of records, give --format json",
             "line 5: column 'text' is empty",
         ],
     ),
@@ -476,7 +483,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "d.jsonl, line 10: message 1 of column 'messages' has no content",
             "line 11: column 'messages' is not a list of messages",
-            "line 12: there is no column 'messages', which most records have",
+            "line 12: has no column 'messages', which most records have",
         ],
     ),
     "ShareGPT without one value": (
@@ -511,18 +518,12 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a preference without its worse answer": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt=SECRET, chosen=SECRET)),
         [],
-        [
-            "column 'chosen' is half of a pair of answers: add 'rejected'",
-            "--prompt COLUMN --completion chosen",
-        ],
+        ["most records have: prompt, chosen", "--prompt COLUMN --completion COLUMN"],
     ),
     "a preference whose worse answer is misspelt": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt=SECRET, chosen=SECRET, rejectd=SECRET)),
         [],
-        [
-            "most records have: prompt, chosen, rejectd",
-            "'rejected' is missing beside 'chosen': rename 'rejectd'",
-        ],
+        ["most records have: prompt, chosen, rejectd"],
     ),
     "a JSON list as text": (
         lambda f: _bytes(f / "d.txt", b'[\n  {"text": "a"},\n  {"text": "b"}\n]\n'),
@@ -568,7 +569,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"id": 4}]),
         [],
         [
-            "d.jsonl, line 4: there is no column 'text', which most records have. Fix: write a text there, or remove"
+            "d.jsonl, line 4: has no column 'text', which most records have. Fix: write a text there, or remove"
         ],
     ),
     "a null": (
@@ -844,7 +845,7 @@ def test_a_federation_that_runs_as_it_is(
     assert plan.steps == federation.rounds * federation.local_steps
     assert f"{plan.steps} in all are charged" in text
     assert settings.privacy.n == 2 * count
-    assert outcome.out.splitlines()[1:] == [
+    assert [line for line in outcome.out.splitlines()[1:] if not line.startswith("example:")] == [
         "next:     privlora plan run.yaml",
         "next:     privlora federate run.yaml",
     ]
@@ -877,7 +878,6 @@ def test_names_that_are_none_are_numbers(here: Path) -> None:
 
 FEDERATED_BAD: dict[str, tuple[list[str], list[str]]] = {
     "one owner": (["north.jsonl"], ["--clients, and 1 file of records", "at least two"]),
-    "another tool's": (["north.jsonl", "south.jsonl", "--from", "trl.yaml"], ["--clients and --from"]),
     "chats without a template": (["c.jsonl", "d.jsonl"], ["no chat template", "is a program"]),
     "preferences": (["p.jsonl", "q.jsonl"], ["data.chosen does not go with a federation"]),
 }
@@ -1017,13 +1017,15 @@ def test_a_record_in_the_place_of_an_option_is_not_shown(capsys: pytest.CaptureF
     assert SECRET not in outcome.err
 
 
-def test_no_slow_imports(here: Path, base: Path) -> None:
-    """Neither for settings nor for init, nor for what a run refuses for its files."""
-    jsonl(here / "d.jsonl", rows(9, text=SECRET))
+def test_no_slow_imports(here: Path) -> None:
+    """Neither for settings nor for what a run refuses for its files."""
+    (here / "d.yaml").write_text(
+        "{model: {name: m/m}, data: {path: d.jsonl}, privacy: {noise_multiplier: 1, delta: 1e-5, steps: 1, "
+        "expected_batch_size: 1, public_dataset_size: 9}}"
+    )
     code = (
         "import sys; from privlora.cli import main\n"
         "main(['settings', 'privacy']); main(['settings', '--schema'])\n"
-        f"main(['init', 'd.jsonl', '--model', {str(base)!r}])\n"
         "assert main(['train', 'd.yaml', 'data.path=none.jsonl']) == 2\n"
         "assert main(['compare', 'none.yaml', '--part', 'a/b']) == 2\n"
         "assert main(['compare', 'none.yaml']) == 2\n"
@@ -1036,11 +1038,8 @@ def test_no_slow_imports(here: Path, base: Path) -> None:
 def test_no_exact_number_of_records_or_users_is_told(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Users of which the true number would give another delta than their first digit; notes without numbers."""
     records = jsonl(here / "d.jsonl", rows(4307, text=SECRET, patient_id=lambda i: f"Mr{i % 950}"))
     _, text, outcome = started(capsys, records, "--model", base)
-    assert "# unit: user" in text
-    assert "# delta: 1e-5\n" in text  # of 1000; of 950 it is 1e-4
     for said in (text, outcome.out, outcome.err):
         assert "4307" not in said
         assert "950" not in said
@@ -1059,7 +1058,7 @@ def test_a_name_that_is_no_folder_is_said_to_be_the_hubs(
         "note: model 'stories260k' is no folder here, so the hub will be asked for it by that name. "
         in told.err
     )
-    assert "Did you mean a folder? Then give --model models/stories260K\n" in told.err
+    assert "Did you mean the folder 'models/stories260K'?\n" in told.err
     other = call(capsys, "init", "d.jsonl", "--model", "gpt2", "--output", "o.yaml")
     assert "for it by that name\n" in other.err
     local = call(capsys, "init", "d.jsonl", "--model", base, "--output", "l.yaml")

@@ -308,7 +308,6 @@ def test_a_finished_run_takes_no_steps_on_paper_either(
         raise AssertionError("no step is left")
 
     monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", refuse)
-    monkeypatch.setattr("privlora.profiling.run.peak_of_a_step", refuse)
     again = call(capsys, "resume", run, "--profile")
     assert again.code == 0, again.err
     assert "paper" not in again.err

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -268,3 +270,17 @@ def test_a_module_that_gets_no_gradient_is_refused_by_name(variant: tuple[str, s
 
     with pytest.raises(PrivacyError, match=r"model\.forgotten.*no gradient"):
         taken()
+
+
+@by_variant
+def test_a_step_inside_an_autocast_moves_as_outside(variant: tuple[str, str], tmp_path: Path) -> None:
+    """To the bit, in a loop of one's own: its gradients and what follows from its release."""
+    found = []
+    for where in (nullcontext, partial(torch.autocast, "cpu", dtype=torch.bfloat16)):
+        torch.manual_seed(0)
+        case = make_case(variant, tmp_path)
+        mechanism = case.mechanism(seed=3)
+        with where(), torch.no_grad():
+            releases = [flat(case.step(mechanism, uneven_examples(3)[:3]).vector) for _ in range(2)]
+        found.append(torch.cat([*releases, case.weights().flatten()]))
+    assert torch.equal(*found)

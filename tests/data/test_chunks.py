@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,23 +114,6 @@ def test_neighbours_differ_in_one_unit() -> None:
         return [{data.examples[k].digest for k in unit} for unit in data.units]
 
     assert [unit for unit in of(with_it) if len(unit) == 1] == of(without)
-
-
-def test_kept_tokens_are_those_of_chunks(tmp_path: Path) -> None:
-    path, cache = tmp_path / "x.jsonl", tmp_path / "tokens"
-    path.write_text("".join(f'{{"text": "{record["text"]}"}}\n' for record in RECORDS))
-    first, again = (
-        load_data(settings_of(path=str(path), cache=True), tiny_tokenizer(), cache=cache) for _ in range(2)
-    )
-    assert cache.exists()
-    assert [example.digest for example in first.examples] == [example.digest for example in again.examples]
-    assert [unit.tolist() for unit in first.units] == [unit.tolist() for unit in again.units]
-    assert first.proof == again.proof
-    assert first.summary == again.summary
-    whole = load_data(
-        settings_of(path=str(path), cache=True, chunk=False, unchecked=True), tiny_tokenizer(), cache=cache
-    )
-    assert len(whole.examples) == 3
 
 
 def test_what_a_unit_brings_is_public() -> None:

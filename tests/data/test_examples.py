@@ -5,7 +5,7 @@ import pytest
 import transformers as hf
 from tiny_models import byte_tokenizer, tiny_tokenizer
 
-from privlora.data.examples import IGNORED, Example, Template, build_examples
+from privlora.data.examples import IGNORED, Example, Template, build_examples, encode_asked
 from privlora.errors import ConfigError, DataError
 
 SPECIAL = ["<pad>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
@@ -85,10 +85,13 @@ class TestText:
         example = build({"text": "hé"}, Template(text="text"), tokenizer)
         assert shown(tokenizer, example) == (f"{begin}hé</s>", [f"{begin}hé</s>"])
 
-    def test_keeps_markers_that_the_text_has(self) -> None:
+    def test_markers_of_a_text_are_read_only_if_they_are_to_be(self) -> None:
         tokenizer = make_tokenizer()
         example = build({"text": "<s>hi</s>"}, Template(text="text"), tokenizer)
-        assert shown(tokenizer, example)[0] == "<s>hi</s>"
+        assert example.input_ids.tolist().count(BOS) == example.input_ids.tolist().count(EOS) == 1
+        assert shown(tokenizer, example)[0] == "<s><s>hi</s>"
+        read = Template(text="text", split_special_tokens=False)
+        assert shown(tokenizer, build({"text": "<s>hi</s>"}, read, tokenizer))[0] == "<s>hi</s>"
 
     def test_without_eos(self) -> None:
         tokenizer = make_tokenizer(eos=False)
@@ -136,41 +139,73 @@ class TestPromptAndCompletion:
         ("max_length", "text", "trained"),
         [
             (11, "<s>2+2? four</s>", "four</s>"),
-            (10, "<s>+2? four</s>", "four</s>"),
-            (7, "<s> four</s>", "four</s>"),
-            (6, "<s>four</s>", "four</s>"),
-            (5, "<s>four", "four"),
-            (3, "<s>fo", "fo"),
+            (10, "<s>2+2? four", "four"),
+            (8, "<s>2+2? fo", "fo"),
+            (6, "<s>2+2? ", ""),
+            (2, "<s>2", ""),
         ],
     )
-    def test_truncation_keeps_the_completion(
-        self, max_length: int, text: str, trained: str, loss_on: str
-    ) -> None:
+    def test_the_end_is_cut_off(self, max_length: int, text: str, trained: str, loss_on: str) -> None:
         tokenizer = make_tokenizer()
         example = build(QUESTION, PAIR, tokenizer, max_length=max_length, loss_on=loss_on)
-        assert len(example.input_ids) <= max_length
-        assert shown(tokenizer, example) == (text, [trained if loss_on == "completion" else text])
+        learnt = text if loss_on == "all" else trained
+        assert shown(tokenizer, example) == (text, [learnt] if learnt else [])
+        assert not example.blank
 
-    def test_truncation_without_bos(self) -> None:
-        tokenizer = make_tokenizer(adds_bos=False)
-        example = build(QUESTION, PAIR, tokenizer, max_length=6, loss_on="completion")
-        assert shown(tokenizer, example) == (" four</s>", ["four</s>"])
+    @pytest.mark.parametrize("adds_bos", [True, False])
+    @pytest.mark.parametrize(
+        ("room", "text", "trained", "unasked"),
+        [
+            (10, "2+2? four</s>", "four</s>", False),
+            (6, " four</s>", "four</s>", False),
+            (5, "four</s>", "four</s>", True),
+            (3, "ur</s>", "ur</s>", True),
+        ],
+    )
+    def test_or_the_beginning(
+        self, room: int, text: str, trained: str, unasked: bool, adds_bos: bool
+    ) -> None:
+        """An answer without any of its question counts as one that says nothing."""
+        tokenizer, begin = make_tokenizer(adds_bos=adds_bos), "<s>" if adds_bos else ""
+        example = build(
+            *(QUESTION, PAIR, tokenizer),
+            max_length=room + adds_bos,
+            loss_on="completion",
+            truncation_mode="keep_end",
+        )
+        assert shown(tokenizer, example) == (begin + text, [trained])
+        assert example.blank == unasked
 
-    def test_the_prompt_is_tokenised_as_when_it_is_asked(self) -> None:
-        """ "ab" is one token, but must not straddle a prompt that ends in a and a completion b."""
-        tokenizer = byte_tokenizer(SPECIAL, merges=[("a", "b")], eos_token="</s>", bos_token="<s>")
-        assert len(tokenizer("ab")["input_ids"]) == 1
-        example = build({"question": "a", "answer": "b"}, PAIR, tokenizer, loss_on="completion")
-        prompt = tokenizer("a")["input_ids"]
-        assert example.input_ids[: len(prompt)].tolist() == prompt
+    def test_a_token_across_the_boundary_is_learnt(self) -> None:
+        """As TRL has it: the text is read as a whole, and what is learnt begins where it differs from the prompt."""
+        tokenizer = byte_tokenizer(SPECIAL, merges=[("Ġ", "b")], eos_token="</s>", bos_token="<s>")
+        example = build({"question": "a ", "answer": "b"}, PAIR, tokenizer, loss_on="completion")
+        assert example.input_ids.tolist() == [*tokenizer("a b")["input_ids"], EOS]
         assert (example.labels != IGNORED).tolist() == [False, True, True]
+
+    @pytest.mark.parametrize(
+        ("question", "answer", "text"),
+        [
+            ("a", "b", "a\nb"),
+            ("a ", "b", "a b"),
+            ("a", "\tb", "a\tb"),
+            ("a\n", " b", "a\n b"),
+            ("", "b", "b"),
+        ],
+    )
+    def test_a_newline_stands_where_nothing_does(self, question: str, answer: str, text: str) -> None:
+        tokenizer, record = make_tokenizer(adds_bos=False), {"question": question, "answer": answer}
+        example = build(record, PAIR, tokenizer, loss_on="completion")
+        assert shown(tokenizer, example) == (f"{text}</s>", [f"{answer}</s>"])
+        (asked,) = encode_asked([record], PAIR, tokenizer, max_length=99)
+        assert f"{tokenizer.decode(asked)}{answer}" == text
 
     def test_an_empty_completion_trains_its_end(self) -> None:
         tokenizer = make_tokenizer()
         example = build({"question": "q", "answer": ""}, PAIR, tokenizer, loss_on="completion")
         assert shown(tokenizer, example)[1] == ["</s>"]
         silent = build({"question": "q", "answer": ""}, PAIR, tokenizer, loss_on="completion", add_eos=False)
-        assert shown(tokenizer, silent) == ("<s>q", [])
+        assert shown(tokenizer, silent) == ("<s>q\n", [])
 
 
 CHAT = Template(messages="messages")
@@ -237,8 +272,8 @@ class TestMessages:
     def test_without_an_answer_nothing_is_trained(self) -> None:
         assert self.spans(CHATML, TALK[:2])[1] == []
 
-    def test_truncation_drops_the_question_first(self) -> None:
-        text, spans = self.spans(INSTRUCT, TALK[1:3], max_length=12)
+    def test_the_question_may_be_cut(self) -> None:
+        text, spans = self.spans(INSTRUCT, TALK[1:3], max_length=12, truncation_mode="keep_end")
         assert text == "<s>NST] Hello</s>"
         assert spans == [" Hello</s>"]
 

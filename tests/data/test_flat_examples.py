@@ -12,7 +12,7 @@ import transformers as hf
 from test_examples import CHATML, INSTRUCT, make_tokenizer
 
 import privlora.data.assembling as assembling
-from privlora.data.assembling import assemble, frame_of, tokenize
+from privlora.data.assembling import Reader, assemble, frame_of
 from privlora.data.examples import (
     IGNORED,
     Example,
@@ -23,7 +23,7 @@ from privlora.data.examples import (
     encode_prompts,
     have_shared_tokens,
 )
-from privlora.data.rendering import renderer
+from privlora.data.rendering import Rendered, Renderer
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = [ROOT / "src/privlora/demo/model"]
@@ -55,35 +55,43 @@ def load(folder):
     return hf.AutoTokenizer.from_pretrained(folder)
 
 
-def one_by_one(parts, frame):
-    """(ids, labels, dropped) of one record, as `build_examples` describes them."""
-    ids = [token for tokens, _ in parts for token in tokens]
-    trained = [flag for tokens, flag in parts for _ in tokens]
+def one_by_one(ids, trained, frame, is_open=True):
+    """(ids, labels, dropped, whether the prompt is cut away) of one text, as `build_examples` describes them."""
     begins_with_bos = bool(ids) and ids[:1] == frame.bos
     if begins_with_bos:
         ids, trained = ids[1:], trained[1:]
     bos = frame.bos if frame.adds_bos or begins_with_bos else []
     prompt = trained.index(True) if True in trained else len(trained)
-    if ids[-1:] != frame.eos:
+    if ids[-1:] != frame.eos and is_open:
         ids, trained = ids + frame.eos, trained + [True] * len(frame.eos)
     excess = max(0, len(bos) + len(ids) - frame.max_length)
-    cut = min(excess, prompt)
+    cut = excess if frame.keeps == "end" else 0
     ids = (bos + ids[cut:])[: frame.max_length]
     trained = ([False] * len(bos) + trained[cut:])[: frame.max_length]
     labels = [i if frame.label_all or flag else IGNORED for i, flag in zip(ids, trained, strict=True)]
-    return ids, labels, excess
+    return ids, labels, excess, 0 < prompt <= cut
 
 
-def plainly(records, template, tokenizer, *, max_length, loss_on="all", add_eos=True):
-    frame = frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)
-    render = renderer(template, tokenizer, loss_on)
+def read_plainly(each, tokenizer):
+    """Ids of a text as a whole, and whether each has a part in what is learnt."""
+    if not each.spelled:
+        found = tokenizer(each.text, add_special_tokens=False, return_offsets_mapping=True)
+        flags = [any(a < y and x < b for a, b in each.trained) for x, y in found["offset_mapping"]]
+        return found["input_ids"], flags
+    (ids,), (flags,) = Reader(tokenizer)([each])
+    return ids, flags.tolist()
+
+
+def plainly(
+    records, template, tokenizer, *, max_length, loss_on="all", add_eos=True, truncation_mode="keep_start"
+):
+    keeps = truncation_mode.removeprefix("keep_")
+    render = Renderer(template, tokenizer, loss_on)
+    frame = frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=render.is_chat, keeps=keeps)
     for number, record in enumerate(records, 1):
-        segments = render(record, number)
-        parts = [
-            (tokenizer(one.text, add_special_tokens=False)["input_ids"], one.trained) for one in segments
-        ]
-        blank = not any(one.trained and one.text.strip() for one in segments)
-        yield *one_by_one(parts, frame), blank
+        each = render(record, number)
+        *made, unasked = one_by_one(*read_plainly(each, tokenizer), frame, each.open)
+        yield *made, unasked or not each.says
 
 
 def check(records, template, tokenizer, **options):
@@ -104,10 +112,10 @@ def check(records, template, tokenizer, **options):
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
 @pytest.mark.parametrize("max_length", [2, 3, 9, 1000])
-@pytest.mark.parametrize("add_eos", [True, False])
-def test_texts_and_pairs_are_what_they_are_one_by_one(folder, max_length, add_eos):
+@pytest.mark.parametrize(("add_eos", "mode"), [(True, "keep_start"), (True, "keep_end"), (False, "keep_end")])
+def test_texts_and_pairs_are_what_they_are_one_by_one(folder, max_length, add_eos, mode):
     tokenizer = load(folder)
-    options = {"max_length": max_length, "add_eos": add_eos}
+    options = {"max_length": max_length, "add_eos": add_eos, "truncation_mode": mode}
     check([{"text": text} for text in TEXTS], Template(text="text"), tokenizer, **options)
     pairs = [{"p": prompt, "c": answer} for prompt, answer in product(TEXTS, TEXTS)]
     template = Template(prompt="{p}\nanswer:", completion=" {c}")
@@ -145,23 +153,29 @@ def test_a_tokenizer_without_bos_and_texts_of_nothing():
 def test_asking_the_backend_gives_what_the_tokenizer_gives(folder):
     tokenizer = load(folder)
     assert assembling.plain_backend(tokenizer) is not None
-    assert list(tokenize(TEXTS, tokenizer)) == tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    texts = [Rendered(text) for text in TEXTS]
+    whole = tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    assert Reader(tokenizer)(texts)[0] == whole
     tokenizer(TEXTS, padding=True, truncation=True, max_length=4)  # leaves its settings behind
-    assert list(tokenize(TEXTS, tokenizer)) == tokenizer(TEXTS, add_special_tokens=False)["input_ids"]
+    assert Reader(tokenizer)(texts)[0] == whole
+    frame = frame_of(tokenizer, 6, False, False, is_chat=False, keeps="end")
+    split = tokenizer(TEXTS, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert [ids.tolist() for ids in encode_prompts(TEXTS, tokenizer, max_length=6)] == [
-        one_by_one([(ids, False)], frame_of(tokenizer, 6, False, False, is_chat=False))[0]
-        for ids in tokenize(TEXTS, tokenizer)
+        one_by_one(ids, [False] * len(ids), frame, is_open=False)[0] for ids in split
     ]
 
 
 def test_a_tokenizer_of_ones_own_is_asked_itself():
     class Shouting(hf.PreTrainedTokenizerFast):
         def __call__(self, text, **options):
-            return super().__call__([one.upper() for one in text], **options)
+            return super().__call__(text.upper(), **options)
 
     tokenizer = make_tokenizer()
     shouting = Shouting(tokenizer_object=tokenizer.backend_tokenizer)
-    assert list(tokenize(["ab", "c"], shouting)) == list(tokenize(["AB", "C"], tokenizer))
+    texts, upper = [Rendered("ab", ((1, 2),)), Rendered("c")], [Rendered("AB"), Rendered("C")]
+    ids, learnt = Reader(shouting)(texts)
+    assert ids == Reader(tokenizer)(upper)[0]
+    assert [flags.tolist() for flags in learnt] == [[False, True], [False]]
 
 
 def random_examples(count, seed=0):
@@ -199,18 +213,10 @@ def test_a_record_takes_less_than_100_bytes_beside_its_ids():
     assert found._tokens.ids.nbytes == 4 * found.lengths.sum()
 
 
-def test_text_that_repeats_is_read_once(monkeypatch):
-    tokenizer, read = make_tokenizer(), []
-    real = assembling._encode
-    monkeypatch.setattr(assembling, "_encode", lambda texts, t: read.append(texts) or real(texts, t))
-    records = [{"p": f"sentence {i}", "c": ("good", "bad")[i % 2]} for i in range(1500)]
-    build_examples(records, Template(prompt="p", completion="c"), tokenizer, max_length=64)
-    assert [len(texts) for texts in read] == [1002, 502]
-
-
-def test_records_without_a_segment_are_empty():
+def test_texts_without_a_token_are_empty():
     frame = frame_of(make_tokenizer(adds_bos=False), 4, True, False, is_chat=True)
-    found = assemble([[], [([5, 6], True)], []], [True, False, True], frame)
+    learnt = [np.zeros(0, bool), np.ones(2, bool), np.zeros(0, bool)]
+    found = assemble([[], [5, 6], []], learnt, frame, blank=[True, False, True], is_open=[True] * 3)
     assert (found.starts.tolist(), found.edges.tolist()) == ([0, 0, 2, 2], [0, 2])
 
 

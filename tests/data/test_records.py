@@ -96,9 +96,16 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("number.jsonl", "1" * 5000, "line 1"),
     ("deep.jsonl", "[" * 100_000, "line 1"),
     ("scalar.jsonl", f'"{SECRET}"', "line 1.*str, not an object"),
-    ("bad.json", '[{"text": "' + SECRET, "line 1.*not JSON.*jsonl"),
-    ("lines.json", f'{{"text": "{SECRET}"}}\n{{"text": "b"}}', "line 2.*jsonl"),
-    ("object.json", f'{{"text": "{SECRET}"}}', "not a list"),
+    ("bad.json", '[{"text": "' + SECRET, "no JSON list of objects, from line 1 on.*jsonl"),
+    (
+        "twice.jsonl",
+        f'{{"text": "a"}}\n{{"text": "{SECRET}", "text": "b"}}',
+        "line 2: an object has a key twice",
+    ),
+    ("inside.jsonl", f'{{"a": [{{"{SECRET}": 1, "{SECRET}": 2}}]}}', "line 1: an object has a key twice"),
+    ("twice.json", f'[{{"text": "{SECRET}", "text": "b"}}]', "item 1: an object has a key twice"),
+    ("lines.json", f'{{"text": "{SECRET}"}}\n{{"text": "b"}}', "from line 1 on.*jsonl"),
+    ("object.json", f'{{"text": "{SECRET}"}}', "no JSON list"),
     ("items.json", f'[{{}}, "{SECRET}"]', "item 2"),
     ("latin.jsonl", f'{{"text": "{SECRET}é"}}'.encode("latin-1"), "not UTF-8"),
     ("latin.txt", f"{SECRET}é".encode("latin-1"), "not UTF-8"),
@@ -110,7 +117,7 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("unnamed.csv", f"a,\n{SECRET},b\n", "line 1"),
     ("quotes.csv", f'text\n"{SECRET}"x\n', "line 2"),
     ("bad.parquet", SECRET, "not a readable Parquet"),
-    ("a.parquet.gz", SECRET, "Parquet inside gzip"),
+    ("a.parquet.gz", SECRET, "table inside gzip"),
     ("a.unknown", SECRET, "name it a.unknown.txt, or set data.format=text; .* data.format=csv"),
     ("only.gz", SECRET, "name it only.txt.gz, or set data.format=text"),
 ]
@@ -313,20 +320,22 @@ def _splits() -> object:
         (["a.jsonl", "b.csv.gz"], "strings in a list are records. Fix: give files as pathlib.Path"),
         ({"text": SECRET}, "put a single record in a list"),
         (_splits, r"give one split, as data\['train'\]"),
-        ([SECRET, {"text": SECRET}], "mix texts and other records"),
+        ([SECRET, {"text": SECRET}], "record 2 is no text, as the others are"),
         (
             [SECRET, None, SECRET, None],
-            r"records 2, 4 are None in the place of a text \(counted from 1\). Fix: leave such",
+            r"records 2, 4 are no text, as the others are \(counted from 1\). .* leave out what is missing",
         ),
-        ([SECRET, SECRET, float("nan")], r"record 3 is NaN in the place of a text .*column.dropna\(\)"),
+        ([SECRET, SECRET, float("nan")], "record 3 is no text"),
         (
             [SECRET, *[3] * 9],
-            "records 2, 3, 4, 5, 6 and more are of type int. Fix: write every record as a text",
+            "records 2, 3, 4, 5, 6 and more are no text.* Fix: write every record as a text",
         ),
-        ([{"text": SECRET}, None], "record 2 is None in the place of a record"),
-        ([{"text": SECRET}, {"text": SECRET}, SECRET], "record 3 is text alone"),
-        ([SECRET, None, 3], "2 mistakes"),
-        ([{"text": SECRET}, (SECRET,)], "record 2 is of type tuple"),
+        ([{"text": SECRET}, None], "record 2 is no mapping of columns"),
+        ([{"text": SECRET}, {"text": SECRET}, SECRET], "record 3 is no mapping of columns"),
+        ([(SECRET,), (SECRET,)], "records 1, 2 are of type tuple.*write every record as a mapping"),
+        ({"text": [SECRET], "label": []}, "of different lengths"),
+        ({"train": [{"text": SECRET}], "test": []}, r"give one split, as data\['train'\]"),
+        ([{"text": SECRET}, (SECRET,)], "record 2 is no mapping of columns"),
         (SECRET, "of type str"),
         (SECRET.encode(), "of type bytes"),
         (7, "of type int"),
@@ -473,13 +482,163 @@ def test_reads_real_files(name: str, count: int, check: Callable[[dict[str, obje
     assert all(map(check, records))
 
 
-def test_a_folder_that_datasets_saved(tmp_path: Path) -> None:
-    for name in ("dataset_info.json", "dataset_dict.json"):
-        folder = tmp_path / name.removesuffix(".json")
-        folder.mkdir()
-        (folder / name).write_text("{}")
-        with pytest.raises(DataError, match=r"not a file but a folder.*datasets.load_from_disk"):
-            load_records(str(folder))
+def test_folders_and_files_that_datasets_saved(tmp_path: Path) -> None:
+    """Read where they lie: nothing of them is copied to another folder."""
+    import datasets
+
+    data = datasets.Dataset.from_list([*ROWS, ROWS[0]])
+    datasets.DatasetDict(train=data, test=data.select([1])).save_to_disk(tmp_path / "both")
+    data.select([2, 1]).save_to_disk(tmp_path / "one", num_shards=2)
+    before = sorted(tmp_path.rglob("*"))
+    assert load_records(str(tmp_path / "one")) == ROWS
+    assert load_records(str(tmp_path / "both" / "train"), limit=2) == ROWS
+    assert load_records(str(tmp_path / "both" / "test" / "data-00000-of-00001.arrow")) == ROWS[1:]
+    with pytest.raises(DataError, match=r"several splits.*Fix: name one of them, as .*/both/test"):
+        load_records(str(tmp_path / "both"))
+    refuse_missing(str(tmp_path / "one"), look=True)
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_arrow_files(tmp_path: Path) -> None:
+    import pyarrow.feather
+    import pyarrow.ipc
+
+    table = pyarrow.Table.from_pylist(ROWS)
+    pyarrow.feather.write_feather(table, tmp_path / "a.feather")
+    with pyarrow.ipc.new_file(tmp_path / "b.arrow", table.schema) as file:
+        file.write_table(table)
+    write(tmp_path / "c.arrow", SECRET)
+    for name in ("a.feather", "b.arrow"):
+        assert load_records(str(tmp_path / name)) == ROWS
+    with pytest.raises(DataError, match=r"c.arrow: this is not a readable Arrow file") as caught:
+        load_records(str(tmp_path / "c.arrow"))
+    assert SECRET not in str(caught.value)
+
+
+def test_a_list_in_a_file_of_lines_is_read_as_one(tmp_path: Path) -> None:
+    for content in (json.dumps(ROWS), json.dumps(ROWS, indent=1)):
+        assert load_records(write(tmp_path / "a.jsonl", content)) == ROWS
+        assert load_records(write(tmp_path / "a.jsonl.gz", gzip.compress(content.encode()))) == ROWS
+    broken: list[DataError] = []  # a client's first record decides nothing for the others
+    path = write(tmp_path / "b.jsonl", f'["a"]\n{JSONL}')
+    assert load_records(path, broken=broken.append) == ROWS
+    assert len(broken) == 1
+
+
+class _Frame:
+    """As polars, duckdb and others hand a table over."""
+
+    def __init__(self, table: Any) -> None:
+        self._table = table
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+class _Query(_Frame):
+    __arrow_c_stream__ = None  # type: ignore[assignment]
+
+    def collect(self) -> _Frame:
+        return _Frame(self._table)
+
+
+class _Items:
+    """As a data set of torch."""
+
+    def __len__(self) -> int:
+        return len(ROWS)
+
+    def __getitem__(self, at: int) -> dict[str, Any]:
+        assert at < len(ROWS)
+        return dict(ROWS[at])
+
+
+def test_tables_and_data_sets_of_others() -> None:
+    import pyarrow
+
+    table = pyarrow.Table.from_pylist(ROWS)
+    columns = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+    given = [columns, table, table.to_reader(), table.to_batches()[0], _Frame(table), _Query(table), _Items()]
+    for data in given:
+        assert [dict(row) for row in as_records(data)] == ROWS, type(data)
+    assert as_records(table["text"]) == [{"text": row["text"]} for row in ROWS]
+
+
+def test_a_loader_of_batches_is_refused() -> None:
+    from torch.utils.data import DataLoader
+
+    with pytest.raises(DataError, match=r"a DataLoader, which gives batches.*as loader.dataset"):
+        as_records(DataLoader(ROWS))  # type: ignore[arg-type]
+    assert as_records(DataLoader(_Items()).dataset) == ROWS  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["polars", "duckdb"])
+def test_frames_of_others(name: str) -> None:
+    module = pytest.importorskip(name)
+    if name == "polars":
+        frame = module.DataFrame(ROWS)
+        assert as_records(frame) == as_records(frame.lazy()) == ROWS
+        assert as_records(frame["text"]) == [{"text": row["text"]} for row in ROWS]
+    else:
+        assert as_records(module.sql("select 'one' as text, 'a' as label")) == ROWS[:1]
+
+
+def test_arrays_in_cells_are_lists() -> None:
+    import numpy as np
+    import pandas
+
+    chat = [{"role": "user", "content": "a", "parts": ["x", "y"]}]
+    table = pandas.DataFrame({"messages": [chat, chat], "n": [np.int64(3), np.int64(4)]})
+    held = np.array([{**chat[0], "parts": np.array(["x", "y"])}], dtype=object)
+    records: list[object] = [
+        table,
+        table.assign(messages=[held, held]),
+        [{"messages": held, "n": np.int64(3)}] * 2,
+    ]
+    for data in records:
+        first = as_records(data)[0]
+        assert first == {"messages": chat, "n": 3}
+        assert type(first["messages"]) is list
+        assert type(first["n"]) is int
+
+
+def test_one_value_of_a_table_changes_no_other() -> None:
+    import pandas
+
+    for more in (2.5, "a", None):
+        assert as_records(pandas.DataFrame({"a": pandas.Series([1, more], dtype=object)}))[0] == {"a": 1}
+        assert as_records({"a": [1, more]})[0] == {"a": 1}
+
+
+def test_what_is_inside_a_column_has_a_name_with_a_dot() -> None:
+    record = {"note": {"text": "a", "by": {"name": "b"}}, "x.y": "c", "x": {"y": "d"}}
+    assert [text_of(record, name, 1) for name in ("note.text", "note.by.name", "x.y")] == ["a", "b", "c"]
+    with pytest.raises(
+        DataError, match=r"record 2: column 'note' holds dict, not text. Fix: .* as note.text"
+    ):
+        text_of(record, "note", 2)
+    with pytest.raises(DataError, match=r"record 2 has no column 'note.title'"):
+        text_of(record, "note.title", 2)
+    assert content_hash(record, {"note.text"}) == content_hash({"note.text": "a"}, {"note.text"})
+    assert content_hash(record, {"note.title"}) is None
+
+
+def test_a_text_that_is_too_long_to_tokenise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privlora.data.records.MOST_CHARACTERS", 1000)
+    with pytest.raises(
+        DataError, match=r"record 3: column 'text' has more than 1,000 characters. Fix: divide"
+    ):
+        text_of({"text": "a" * 4815}, "text", 3)
+    assert text_of({"text": "a" * 1000}, "text", 3)
+
+
+def test_the_files_of_a_folder_are_named(tmp_path: Path) -> None:
+    for name in ("b.jsonl", "a.jsonl", "readme.md"):
+        write(tmp_path / name, "x")
+    with pytest.raises(
+        DataError, match=r"as path: \[.*/a.jsonl, .*/b.jsonl\], in Python as sorted\(.*glob\('\*.jsonl'\)\)"
+    ):
+        load_records(str(tmp_path))
 
 
 @pytest.mark.parametrize(

@@ -52,6 +52,7 @@ def test_counts() -> None:
         "mostly_cut": 0.2,
         "empty": 0.2,
         "repeated": pytest.approx(0.4),
+        "spelled": 0.0,
         "chunks": None,
     }
     assert found.to_dict() == asdict(found)

@@ -205,10 +205,10 @@ def test_training_and_asking_see_the_same_prompt() -> None:
     tokenizer = tiny_tokenizer()
     records = [GLUE[2][1], {**GLUE[2][1], "sentence1": "a much longer sentence than the other one is"}]
     for max_length in (512, 60):
-        data = DataSettings(path="x.jsonl", task="mrpc", max_length=max_length)
+        data = DataSettings(path="x.jsonl", task="mrpc", max_length=max_length, truncation_mode="keep_end")
         examples = tokenise(records, data, tokenizer)
         asked = questions(TASKS["mrpc"], records)
-        (yes,) = encode_completions([asked[0].completion], tokenizer)
+        (yes,) = encode_completions([asked[0].completion], tokenizer, prompt=asked[0].prompt)
         prompts = encode_prompts([q.prompt for q in asked], tokenizer, max_length=max_length - len(yes) - 1)
         for example, prompt in zip(examples, prompts, strict=True):
             labelled = example.labels != IGNORED

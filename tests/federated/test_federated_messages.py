@@ -150,14 +150,15 @@ CHANGES: dict[str, Callable[[Reply], Reply]] = {
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("change", sorted(CHANGES))
 def test_a_server_drops_answers_with_more_than_is_listed(change: str, secure: bool, tmp_path: Path) -> None:
-    federation = {"rounds": 1, "secure_aggregation": secure, **({"survivors": 2} if secure else {})}
-    made = Federation(tmp_path, settings_of("tan", NAMES, federation=federation), owners(3))
+    federation = {"rounds": 1, "secure_aggregation": secure, **({"survivors": 3} if secure else {})}
+    names = [*NAMES, "owner-3"]
+    made = Federation(tmp_path, settings_of("tan", names, federation=federation), owners(4))
     made.exchange.change = lambda reply: (
         CHANGES[change](reply) if (reply.client, reply.kind) == ("owner-1", "train") else reply
     )
     made.run()
     (only,) = made.done()
-    assert only.answered == ("owner-0", "owner-2")
+    assert only.answered == ("owner-0", "owner-2", "owner-3")
 
 
 def test_a_server_takes_no_joining_with_more_than_is_listed(tmp_path: Path) -> None:

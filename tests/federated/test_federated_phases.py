@@ -409,16 +409,18 @@ def test_a_client_that_missed_a_round_is_in_the_next_phase(tmp_path: Path) -> No
 
 def test_a_ledger_without_a_phase_that_was_answered_is_left_out(tmp_path: Path) -> None:
     """It has as many charges as rounds that the client answered, but they stand in the earlier phase."""
-    made = Federation(tmp_path, phased("joint", federation={"survivors": 2}), owners(3))
+    names = [*NAMES, "owner-3"]
+    clients = [{"name": name} for name in names]
+    made = Federation(tmp_path, phased("joint", federation={"clients": clients, "survivors": 3}), owners(4))
     made.exchange.drop = lambda request: request.client == "owner-0" and request.round in (1, 2)
     made.run()
     texts = {
-        name: (made.clients[name].folder / made.history.run / "ledger.jsonl").read_text() for name in NAMES
+        name: (made.clients[name].folder / made.history.run / "ledger.jsonl").read_text() for name in names
     }
     cut = "\n".join(texts["owner-0"].split("\n")[:4]) + "\n"  # the plan, and three charges
     assert made.plan is not None
     found = keep_ledgers(made.folder, made.settings, made.history, made.plan, {**texts, "owner-0": cut})
-    assert set(found) == set(NAMES[1:])
+    assert set(found) == set(names[1:])
 
 
 def test_a_server_cannot_go_by_another_timetable(tmp_path: Path) -> None:

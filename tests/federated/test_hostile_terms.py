@@ -6,6 +6,7 @@ import logging
 import os
 from dataclasses import replace
 from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.client import Client
 from privlora.federated.desk import Desk, read_terms
 from privlora.federated.limits import ANYTHING, Limits
-from privlora.federated.messages import Reply, Request, refuse_unlisted
+from privlora.federated.messages import REFUSED, Reply, Request, refuse_unlisted
 from privlora.federated.plans import client_plan, public_settings, server_plan, with_local_method
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate
@@ -460,3 +461,36 @@ def test_terms_ask_nothing_about_files_of_this_machine(
             read_terms(yaml.safe_dump(raw))
         assert not joined(run, yaml.safe_dump(raw))
     assert not [path for path in looked if path.startswith(str(place))]
+
+
+# --- how long it takes to read them ---
+
+BILLIONS = "x0: &x0 [1,1,1,1,1,1,1,1,1,1]\n" + "".join(
+    f"x{n}: &x{n} [{','.join([f'*x{n - 1}'] * 10)}]\n" for n in range(1, 9)
+)
+TEDIOUS = {
+    "aliases": BILLIONS + "federation: {clients: [{name: a}, {name: b}], rounds: 2, weights: *x8}\n",
+    "an alias of what holds it": "federation: &x {clients: [*x], rounds: 2}\n",
+    "lists in lists": "federation: " + "[" * 50_000,
+    "many values": "federation: {weights: [" + "1," * 100_000 + "]}",
+    "many names": "run: {" + ",".join(f"lable{n}: 1" for n in range(20_000)) + "}",
+    "many clients": "federation: {clients: [" + ",".join("{name: '?'}" for _ in range(15_000)) + "]}",
+    "many phases": "federation: {phases: [" + ",".join("{rounds: 1}" for _ in range(12_000)) + "]}",
+    "a number with base 60": "run: {seed: 1" + ":59" * 300_000 + "}",
+    "a long text": "a: '" + " " * 2_000_000 + "'",
+}
+
+
+@pytest.mark.parametrize("case", TEDIOUS)
+def test_terms_are_read_in_seconds_whatever_they_hold(case: str, tmp_path: Path) -> None:
+    """A client reads them under its lock. Processor time, since others may be at work here."""
+    client = Client("a", tmp_path / "a", records=records(0), limits=ANYTHING)
+    values = {"run": "run", "settings": TEDIOUS[case]}
+    began = process_time()
+    assert client.answer(Request("a", "join", 0, values=values)).refused == REFUSED
+    assert process_time() - began < 30
+
+
+def test_terms_that_are_refused_name_the_line() -> None:
+    with pytest.raises(RunError, match=r"settings, line 2, hold an alias\. Fix: let the server write out"):
+        read_terms("model: {name: &name x}\nrun: {label: *name}\n")

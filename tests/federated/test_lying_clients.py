@@ -151,14 +151,14 @@ MASKED: list[Lie] = [
 
 
 def test_lies_about_a_masked_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    options = {"rule": "joint", "survivors": 2}
+    options = {"rule": "joint", "clients": 4, "survivors": 3}
     without = result_of(tmp_path / "without", [silent] * len(MASKED), monkeypatch, **options)
     assert_equal(without, result_of(tmp_path / "lied", MASKED, monkeypatch, **options))
 
 
 @pytest.mark.parametrize("kind", ["share", "agree", "unmask"])
 def test_lies_about_keys_and_signatures(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each field wrong in turn. With two of three left the sum opens; what does not fit voids the round at most."""
+    """Each field wrong in turn. With three of four left the sum opens; what does not fit voids the round at most."""
 
     def wrong(field: int, value: Any) -> Lie:
         def lie(reply: Reply, _: list[Reply]) -> list[Reply]:
@@ -175,7 +175,7 @@ def test_lies_about_keys_and_signatures(kind: str, tmp_path: Path, monkeypatch: 
 
     values = [flipped, lambda old: b"", lambda old: old + b"\0", lambda old: "text"]
     lies = [wrong(field, value) for field in range(2) for value in values]
-    found = result_of(tmp_path, lies, monkeypatch, kind, rule="joint", survivors=2)
+    found = result_of(tmp_path, lies, monkeypatch, kind, rule="joint", clients=4, survivors=3)
     assert all(bool(tensor.isfinite().all()) for tensor in found.values())
     rounds = History(tmp_path / "private/rounds.jsonl").rounds()
     assert len(rounds) == len(lies)

@@ -25,8 +25,8 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
         {"privacy_model": "client", "secure_aggregation": False},
         "share of the noise",
     ),
-    "few survivors": ("joint", {"survivors": 2}, "above half"),
-    "more survivors than clients": ("joint", {"survivors": 5}, "above half"),
+    "few survivors": ("joint", {"survivors": 2}, "above two thirds"),
+    "more survivors than clients": ("joint", {"survivors": 5}, "at most all of them"),
     "a sum over one client": ("joint", {"clients_per_round": 1}, "is its update"),
     "joint clients": ("joint", {"privacy_model": "client"}, "records, not clients"),
     "weighted clients": ("tan", {"privacy_model": "client", "weights": [1, 2, 3, 4]}, "no weights"),
@@ -187,6 +187,28 @@ def test_a_client_masks_for_the_sum_that_it_began(tmp_path: Path) -> None:
     for other in (replace(train, round=2), replace(train, values={**train.values, "stage": "sketch"})):
         with pytest.raises(PrivacyError, match="was not begun"):
             session._participant(other)
+
+
+@pytest.mark.parametrize(
+    ("rule", "group"),
+    [
+        ("joint", {}),
+        ("tan", {"secure_aggregation": True}),
+        ("tan", {"privacy_model": "client", "rounds": 1}),
+    ],
+)
+def test_nobody_is_charged_for_a_sum_that_never_began(
+    rule: str, group: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Nothing could leave without masks, so a client does not train for it either."""
+    made = Federation(tmp_path, settings_of(rule, NAMES, federation=group), owners(4)).join()
+    tensors = made.server.tensors("train")
+    mask = {"run": made.history.run, "stage": "train", "length": 1, "names": ",".join(NAMES)}
+    keys = {"keys": b"", "seals": b"", "signatures": b"", "letters": b""}
+    asked = Request("owner-0", "train", 1, tensors, {**mask, **keys})
+    assert made.clients["owner-0"].answer(asked).refused == REFUSED
+    assert "a secure sum that was not begun" in caplog.text
+    assert made.ledger_of("owner-0").charges == 0
 
 
 class Sketched:

@@ -305,12 +305,26 @@ def test_it_is_never_copied() -> None:
         copy.deepcopy(CorrelatedNoise((1.0,), Flat()))
 
 
-def test_where_shapes_change_it_begins_anew() -> None:
-    stream = CorrelatedNoise(band_coefficients(2, 6), Flat())
-    stream.next(1, lambda: [(torch.ones(2, dtype=torch.float64),)])
-    ((row,),) = stream.next(2, lambda: [(torch.ones(3, dtype=torch.float64),)])
-    assert torch.allclose(row, torch.ones(3, dtype=torch.float64) / stream.coefficients[0])
+@pytest.mark.parametrize("sizes", [(2, 3), (1, 3), (3, 1), (1, 3, 1), (2, 2, 1, 3)])
+def test_where_shapes_change_it_begins_anew(sizes: tuple[int, ...]) -> None:
+    """Also where one direction could be taken for each of many, so that one noise would be taken from all of them."""
+    stream = CorrelatedNoise(band_coefficients(3, 6), Flat())
+    for step, size in enumerate(sizes, start=1):
+        ((row,),) = stream.next(step, lambda size=size: [(torch.ones(size, dtype=torch.float64),)])
+    assert torch.allclose(row, torch.ones(sizes[-1], dtype=torch.float64) / stream.coefficients[0])
     assert stream.row_norm == pytest.approx(1 / stream.coefficients[0])
+
+
+def test_no_part_of_what_is_taken_up_is_copied_into_another_shape() -> None:
+    """One noise of the past has the shape that is drawn now, an older one has a single entry."""
+    white, bands = torch.ones(3, dtype=torch.float64), band_coefficients(3, 6)
+    stream, resumed = CorrelatedNoise(bands, Flat()), CorrelatedNoise(bands, Flat())
+    for step in (1, 2):
+        stream.next(step, lambda: [(white,)])
+    resumed.load_state_dict({**stream.state_dict(), "1.0.0": white[:1]})
+    ((row,),) = resumed.next(3, lambda: [(white,)])
+    assert torch.equal(row, white / resumed.coefficients[0])
+    assert resumed.row_norm == pytest.approx(1 / resumed.coefficients[0])
 
 
 @pytest.mark.parametrize("coefficients", [(), (0.0, 0.5), (-0.5, 0.5), (1.0, 0.01), (0.8, 0.61)])

@@ -66,6 +66,18 @@ def test_no_unit_moves_the_sum_by_more_than_one(index: int) -> None:
     assert np.array_equal(mechanism().clipped_sum([*votes[index + 1 :], *votes[: index + 1]], N), with_it)
 
 
+@pytest.mark.parametrize("entries", [*range(70, 80), 100, 144, 200, 333, 500, 1000, 1001, 4096, 10_000])
+def test_no_vote_on_many_candidates_is_rounded_beyond_one(entries: int) -> None:
+    """Each entry may be half a step away from the grid: up, a thousand of them would be more than what is kept back."""
+    draw, steps = np.random.default_rng(entries), 2.0**32
+    for halves in (0.25, 0.5, 0.75, 0.999):
+        # Just within the norm that is not scaled down, each entry the same part of a step above the grid.
+        flat = np.full(entries, (math.floor(steps * (1 - 2e-9) / math.sqrt(entries)) + halves - 1) / steps)
+        for vote in (flat, -flat, 2 * flat, draw.standard_normal(entries)):
+            total = mechanism().clipped_sum([vote], entries)
+            assert math.isqrt(sum(int(entry * steps) ** 2 for entry in total)) < 2**32
+
+
 @pytest.mark.parametrize("norm", [1e-6, 0.5, 1.0, 1.5, 1e9])
 def test_a_vote_is_scaled_down_to_one_and_never_up(norm: float) -> None:
     vote = np.full(N, norm / N**0.5)

@@ -251,12 +251,6 @@ def test_an_infinite_epsilon_is_not_filed(report: dict[str, Any], private_run: R
         made(report, private_run)
 
 
-def test_a_ledger_with_times_is_not_filed(report: dict[str, Any], private_run: Run) -> None:
-    book = read_book(private_run.folder.ledger, private_run.folder.ledger.read_bytes())
-    with pytest.raises(PrivacyError, match="holds the time of each release"):
-        annex_of(report, type(book)(book.summary, book.head, 1), {})
-
-
 def test_only_finished_whole_runs_are_filed(run: RunFolder, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="no run in"):
         file_annex(RunFolder(tmp_path / "nowhere"))

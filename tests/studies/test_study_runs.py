@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -30,7 +29,7 @@ from privlora.studies.settings import Cell, Study, study_from
 from privlora.studies.shares import Part
 from privlora.studies.study import StudyReport, missing_runs, report_study, run_study
 from privlora.studies.workers import Workers
-from privlora.training import assembly, inputs
+from privlora.training import assembly
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
 
@@ -539,32 +538,3 @@ def test_the_example_runs(tmp_path: Path) -> None:
 def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="metric"):
         study_from(on_disk(tmp_path, metric="bleu"))
-
-
-def test_cells_and_sessions_share_their_tokens(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    given = on_disk(tmp_path / "files", **{**SMALL, "tasks": {"one": None}})
-    given["base"]["data"]["cache"] = True
-    study = study_from(given, "tiny.yaml")
-    cell = selection_cells(study)[0]
-    made: list[int] = []
-    build = inputs._build
-
-    def counted(*named: Any) -> Any:
-        found = build(*named)
-        made.append(len(found))
-        return found
-
-    monkeypatch.setattr(inputs, "_build", counted)
-    folder = tmp_path / "study"
-    (folder / "private").mkdir(parents=True)
-    (folder / "private").chmod(0o755)
-    running.Runner().run(job_of(study, cell, "selection", folder, claim_in(tmp_path)))
-    assert sorted(made) == [10, 40]
-    made.clear()
-    running.Runner().run(
-        job_of(study, cell, "selection", folder, claim_in(tmp_path))
-    )  # as another process, or another day
-    assert made == [10]
-    (kept,) = folder.rglob("tokens.cache")
-    assert kept.is_relative_to(folder / "private")
-    assert stat.S_IMODE((folder / "private").stat().st_mode) == 0o700

@@ -85,9 +85,21 @@ def test_adapters_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
     assert np.array_equal(hidden_states(wrapped, TOKENIZER, TEXTS), base)
 
 
+def package(model: Any, version: str = "6.0.0") -> SimpleNamespace:
+    """Stands for sentence-transformers."""
+    return SimpleNamespace(SentenceTransformer=model, __version__=version)
+
+
+def test_sentence_transformers_that_trust_a_folder_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before version 6 modules.json of a local folder names code that runs."""
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package(None, "5.4.1"))
+    with pytest.raises(ConfigError, match="from version 6 on"):
+        SentenceEmbedding("folder")
+
+
 def test_sentence_transformers_are_asked_for_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sentence_transformers", None)
-    with pytest.raises(ConfigError, match="pip install sentence-transformers"):
+    with pytest.raises(ConfigError, match="pip install -U sentence-transformers"):
         SentenceEmbedding("tiny")
 
 
@@ -96,7 +108,8 @@ def test_sentence_vectors_show_no_progress(monkeypatch: pytest.MonkeyPatch) -> N
     loaded: list[tuple[str, str | None]] = []
 
     class Model:
-        def __init__(self, name: str, device: str | None) -> None:
+        def __init__(self, name: str, device: str | None, trust_remote_code: bool) -> None:
+            assert not trust_remote_code
             loaded.append((name, device))
 
         def modules(self) -> list[Any]:
@@ -110,7 +123,7 @@ def test_sentence_vectors_show_no_progress(monkeypatch: pytest.MonkeyPatch) -> N
             }
             return np.ones((len(texts), 3))
 
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package(Model))
     embed = SentenceEmbedding("tiny", device="cpu")
     for _ in range(2):  # loaded once, for private records are embedded one by one
         found = embed(TEXTS)
@@ -122,7 +135,7 @@ def test_a_text_without_a_token_is_not_handed_to_a_sentence_model(monkeypatch: p
     """It would fail on it, and so tell that there is such a record."""
 
     class Model:
-        def __init__(self, name: str, device: str | None) -> None: ...
+        def __init__(self, name: str, device: str | None, trust_remote_code: bool) -> None: ...
 
         def modules(self) -> list[Any]:
             return []
@@ -134,14 +147,14 @@ def test_a_text_without_a_token_is_not_handed_to_a_sentence_model(monkeypatch: p
             assert all(text.strip() for text in texts)
             return np.ones((len(texts), 3))
 
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Model))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package(Model))
     assert SentenceEmbedding("tiny")(["hello", " ", ""]).tolist() == [[1.0] * 3, [0.0] * 3, [0.0] * 3]
 
 
 def test_a_sentence_model_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
-    def fail(name: str, device: str | None) -> None:
+    def fail(name: str, device: str | None, trust_remote_code: bool) -> None:
         raise OSError("long advice of a library\non many lines")
 
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=fail))
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package(fail))
     with pytest.raises(ConfigError, match=r"synthesis.embedding='nowhere' cannot be loaded \(OSError\)"):
         SentenceEmbedding("nowhere")

@@ -39,7 +39,8 @@ class Stretching:
 
 
 def test_positions_that_a_long_record_would_stretch_for_later_ones(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "sentence_transformers", SimpleNamespace(SentenceTransformer=Stretching))
+    package = SimpleNamespace(SentenceTransformer=Stretching, __version__="6.0")
+    monkeypatch.setitem(sys.modules, "sentence_transformers", package)
     with pytest.raises(ConfigError, match="stretches its positions with the longest text"):
         SentenceEmbedding("any")
     alone = record_directions(["a cold and a cough."], Stretching("any").encode)

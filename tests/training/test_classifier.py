@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import json
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -35,6 +37,7 @@ from privlora.adapters import write_adapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.api import resume_run
 from privlora.class_losses import class_logits, class_losses
+from privlora.config.in_calls import as_in_python
 from privlora.data.batching import collate
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.evaluation import evaluate_classes
@@ -350,8 +353,44 @@ def test_pairs_are_read_as_the_tokenizer_reads_them() -> None:
 def test_a_label_that_is_none_is_refused_and_not_shown(value: Any, names: Any) -> None:
     with pytest.raises(DataError, match="record 1") as error:
         examples_of([{"text": "a", "label": value}], labels=names)
-    assert "other" not in str(error.value)
+    assert "other" not in error.value.what
     assert "nan" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("labels", "values", "places"),
+    [
+        ({0: "no", 1: "yes"}, [0, "1", 1.0, True], [0, 1, 1, 1]),
+        ({-1: "no", 1: "yes"}, [-1, 1, -1.0, "1"], [0, 1, 0, 1]),
+        (["0", "1"], [0, "1", 1.0], [0, 1, 1]),
+        (["1.0", "2.0"], [1.0, "2.0"], [0, 1]),
+        (["false", "true"], [True, "false"], [1, 0]),
+    ],
+)
+def test_numbers_with_names(labels: Any, values: list[Any], places: list[int]) -> None:
+    found = examples_of([{"text": "a", "label": value} for value in values], labels=labels)
+    assert found.answers is not None
+    assert found.answers.values.tolist() == places
+
+
+def test_what_is_advised_of_labels_works() -> None:
+    """Each fix, as it is told in a call: numbers where names are given, names where numbers are, and others."""
+    for records, labels in (([0, 1], ["neg", "pos"]), (["negative", "positive"], 2), ([-1, 1], 2)):
+        rows = [{"text": "a", "label": value} for value in records]
+        with pytest.raises(DataError) as error:
+            examples_of(rows, labels=labels)
+        as_in_python(error.value)
+        told = re.findall(r"columns=dict\(labels=(.*?)\)", str(error.value))
+        assert told
+        fitting = [ast.literal_eval(each) for each in told]
+        assert any(_fits(rows, each) for each in fitting), told
+
+
+def _fits(rows: list[dict[str, Any]], labels: Any) -> bool:
+    try:
+        return examples_of(rows, labels=labels).answers is not None
+    except DataError:
+        return False
 
 
 @pytest.mark.parametrize(("value", "number"), [(0, 0), ("1", 1), (True, 1), (2.0, 2)])
@@ -404,7 +443,6 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"data": {"text": "t", "label": "l", "labels": 1}}, "two different classes"),
     ({"data": {"prompt": "p", "completion": "c", "label": "l", "labels": 2}}, "class of a text"),
     ({"data": {"messages": "m", "label": "l", "labels": 2}}, "class of a text"),
-    ({"data": {"text": "t", "label": "l", "labels": 2, "cache": True}}, "no labels beside them"),
     ({"data": {"task": "gsm8k", "label": "label"}}, "no labels to classify"),
     ({"data": {"task": "sst2", "label": "gold"}}, "write label: label"),
     ({"data": {"task": "sst2", "label": "label", "labels": 2}}, "write label: label"),

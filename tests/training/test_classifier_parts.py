@@ -81,6 +81,25 @@ def test_a_unit_that_is_not_finite_in_one_part_moves_nothing(part: str, clipping
     torch.testing.assert_close(found, total(gradients(coordinates, [0, 1, 3, 4])), rtol=1e-4, atol=atol)
 
 
+@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic", "per-module"])
+@pytest.mark.parametrize("method", ["dp-adamw", "prism"])
+@pytest.mark.parametrize("size", [1.0, 1e-3, 1e-5, 1e-6, 1e-8])
+def test_a_unit_whose_body_is_far_below_its_last_layer_moves_no_more_than_c(
+    size: float, clipping: str, method: str
+) -> None:
+    """Whatever brings weak modules up: below 1e-4 of the last layer's it brings the body up by less."""
+    _, coordinates, _ = started(classifier(), method)
+    mechanism = mechanism_on(coordinates, clipping)
+    whole = gradients(coordinates, [2])
+    sides = ([*(t * size for t in side[:-1]), side[-1]] for side in (whole.p, whole.q))
+    mechanism.accumulate(Captured(*sides, whole.dense_squares))
+    vector = mechanism.take().spend().vector
+    assert vector is not None
+    norm = torch.cat([t.flatten() for parts in vector for t in parts]).double().norm()
+    assert norm <= 0.7
+    assert norm > 0.6 or clipping == "per-module"  # where the body's part of C is lost with it
+
+
 def test_a_sum_is_of_the_last_layer_that_it_was_taken_at() -> None:
     _, coordinates, _ = started(classifier(), "dp-adamw")
     mechanism = mechanism_on(coordinates)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.errors import RunError
+from privlora.precision import _backends
 from privlora.randomness import counter_generator, private_generator
 from privlora.training import forward
 from privlora.training.forward import training_passes
@@ -91,7 +92,7 @@ def test_the_adapters_dropout_does_not_need_the_models() -> None:
 
 def precisions() -> list[str]:
     return [torch.get_float32_matmul_precision(), str(torch.backends.cudnn.allow_tf32)] + [
-        each.fp32_precision for each in forward._backends()
+        each.fp32_precision for each in _backends()
     ]
 
 
@@ -99,7 +100,7 @@ def precisions() -> list[str]:
 def own_precision() -> Iterator[None]:
     """Whatever a test sets is taken back."""
     before = torch.get_float32_matmul_precision()
-    own = [(each, each.fp32_precision) for each in forward._backends()]
+    own = [(each, each.fp32_precision) for each in _backends()]
     yield
     torch.set_float32_matmul_precision(before)
     for each, precision in own:
@@ -112,7 +113,7 @@ def test_products_are_exact_inside_and_the_users_precision_comes_back(precision:
     torch.set_float32_matmul_precision(precision)
     before = precisions()
     with training_passes(tiny_model(), private_generator()):
-        assert precisions() == ["highest", "False", *["ieee"] * len(forward._backends())]
+        assert precisions() == ["highest", "False", *["ieee"] * len(_backends())]
         assert not torch.backends.cuda.matmul.allow_tf32
     assert precisions() == before
     with pytest.raises(KeyError), training_passes(tiny_model(), private_generator()):
@@ -129,11 +130,11 @@ def test_precisions_that_are_set_apart_come_back() -> None:
         "tf32"  # torch's older interface has no word for this beside "ieee"
     )
     torch.backends.mkldnn.matmul.fp32_precision = "ieee"
-    before = [each.fp32_precision for each in forward._backends()]
+    before = [each.fp32_precision for each in _backends()]
     with training_passes(tiny_model(), private_generator()):
         assert torch.get_float32_matmul_precision() == "highest"
-        assert {each.fp32_precision for each in forward._backends()} == {"ieee"}
-    assert [each.fp32_precision for each in forward._backends()] == before
+        assert {each.fp32_precision for each in _backends()} == {"ieee"}
+    assert [each.fp32_precision for each in _backends()] == before
 
 
 @pytest.mark.usefixtures("own_precision")

@@ -271,8 +271,8 @@ def test_chats_are_rendered_with_both_answers() -> None:
     data = settings_of(data={"prompt": None}).data
     (example,) = tokenise([{"good": chat("yes"), "bad": chat("no")}], data, tokenizer)
     assert example.rejected is not None
-    assert tokenizer.decode(example.input_ids).endswith("uhi ayes ")
-    assert tokenizer.decode(example.rejected.input_ids).endswith("uhi ano ")
+    assert tokenizer.decode(example.input_ids).endswith("uhi ayes </s>")
+    assert tokenizer.decode(example.rejected.input_ids).endswith("uhi ano </s>")
     assert (example.rejected.labels != IGNORED).sum() < len(example.rejected.labels)
 
 
@@ -365,12 +365,14 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"chosen": "c", "rejected": "r", "task": "sst2"}, "another form of records"),
     ({"chosen": "c", "rejected": "r", "text": "t", "label": "l", "labels": 2}, "another form of records"),
     ({"chosen": "c", "rejected": "r", "prompt": "p", "loss_on": "all"}, "about answers alone"),
-    ({"chosen": "c", "rejected": "r", "prompt": "p", "cache": True}, "one text a record"),
     ({"chosen": "c", "rejected": "r", "prompt": "p", "chunk": True}, "chunk divides whole texts"),
     ({"text": "t", "dpo_beta": 0.2}, "read with chosen and rejected only"),
     (
-        {"chosen": "c", "rejected": "r", "prompt": "p", "chat_template": "{{ messages }}"},
-        "read with messages",
+        {
+            **{"chosen": "c", "rejected": "r", "prompt": "p", "template": "none"},
+            "chat_template": "{{ messages }}",
+        },
+        "read for chats",
     ),
 ]
 

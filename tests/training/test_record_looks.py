@@ -41,7 +41,7 @@ def test_all_that_is_wrong_is_told_by_its_lines(tmp_path: Path) -> None:
     assert said(path) == [
         "FILE, lines 2, 5: column 'text' is empty (null)",
         "FILE, line 4: this is not JSON",
-        "FILE, line 6: there is no column 'text'; its columns are: note",
+        "FILE, line 6: has no column 'text'; its columns are: note",
         "FILE, line 7: this is a JSON list, not an object with columns",
         "FILE, line 8: this is a JSON int, not an object with columns",
     ]
@@ -87,7 +87,7 @@ def test_five_places_and_five_mistakes_are_told(tmp_path: Path) -> None:
         (
             {"label": "y", "labels": 2},
             {"text": "", "y": SECRET},
-            "lines 1, 2, 3: the label in column 'y' is no number from 0 to 1, as data.labels=2 has them",
+            "lines 1, 2, 3: the label in column 'y' is none of the numbers of data.labels",
         ),
         (
             {"label": "y", "labels": "score"},
@@ -126,7 +126,7 @@ def test_who_has_no_owner(tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", {"text": "", "who": 1}, {"text": "", "who": ""}, {"text": ""})
     assert said(path, "who") == [
         "FILE, line 2: unit column 'who' names no unit: it is an empty text",
-        "FILE, line 3: there is no column 'who'; its columns are: text",
+        "FILE, line 3: has no column 'who'; its columns are: text",
     ]
 
 
@@ -135,7 +135,7 @@ def test_who_has_no_owner(tmp_path: Path) -> None:
     [
         ("a.csv", 'text,n\n"one\ntwo",1\nthree\n', "line 4: fewer fields"),
         ("a.json", '[{"text": "a"}, {"text": null}]', "item 2: column"),
-        ("a.csv", "note,n\none,1\n", "line 2: there is no column"),
+        ("a.csv", "note,n\none,1\n", "line 2: has no column"),
     ],
 )
 def test_places_of_other_files(name: str, content: str, where: str, tmp_path: Path) -> None:
@@ -161,7 +161,7 @@ def test_bytes_that_are_no_text_are_told_once(tmp_path: Path) -> None:
             settings_from({**given, "run": {"output": str(tmp_path / "run")}}, source="test"), given=True
         )
     (one,) = caught.value.each()
-    assert one.what == f"{path}, lines 1, 2, 3, 4, 5 and more are not UTF-8 text"
+    assert one.what == f"{path}, lines 1, 2, 3, 4, 5 and more: this is not UTF-8 text"
 
 
 def test_a_file_without_records_is_told(tmp_path: Path) -> None:
@@ -231,7 +231,7 @@ def test_every_file_is_looked_at_for_what_it_is_read_for(tmp_path: Path) -> None
     assert refused(settings.model_copy(update={"privacy": privacy})) == [
         f"{private}, line 2: unit column 'who' names no unit: it is empty (null)",
         f"{public}, line 2: column 'text' is empty (null)",
-        f"{written}, line 2: there is no column 'story'; its columns are: text",
+        f"{written}, line 2: has no column 'story'; its columns are: text",
     ]
 
 
@@ -240,7 +240,7 @@ def test_lists_in_the_place_of_files(tmp_path: Path) -> None:
     told = refused(settings, [{"text": SECRET}, {"text": None}], [SECRET, SECRET, 3])
     assert told == [
         "record 2: column 'text' is empty (null)",
-        "evaluation: record 3 is of type int",
+        "evaluation: record 3 is no text, as the others are (counted from 1)",
     ]
 
 

@@ -53,10 +53,8 @@ class RunBudget:
         named = ", ".join(f"{copy.path} ({copy.charges})" for copy in self.copies)
         if self.releases == max(copy.charges for copy in self.copies):
             what = "they continue one another, so the longest counts"
-        elif not any(copy.unsure for copy in self.copies):
-            what = "continued apart, so what they share counts once and the rest of each counts as well"
         else:
-            what = "ledgers of schema 1 do not tell what copies share after a resume, so all of that counts in each"
+            what = "continued apart, so what they share counts once and the rest of each counts as well"
         return f"Copies of run {self.run_id}, with their releases: {named}; {what}: {self.releases} releases."
 
 
@@ -138,13 +136,11 @@ def compose_ledgers(
 
 
 def _releases(copies: Sequence[LedgerSummary]) -> tuple[tuple[StepEvent, int], ...]:
-    """Distinct charged steps of the copies of one run's ledger; what may be another release in each counts in each."""
+    """Distinct charged steps of the copies of one run's ledger."""
     plan = copies[0].plan
     _refuse_broken_cycles(copies)
     charged = {
-        (line, copy.path.resolve() if line in copy.unsure else None): plan.event_of(step)
-        for copy in copies
-        for step, line in enumerate(copy.charge_hashes, start=1)
+        line: plan.event_of(step) for copy in copies for step, line in enumerate(copy.charge_hashes, start=1)
     }
     counts = Counter(charged.values())
     return tuple((event, counts[event]) for event in dict.fromkeys(event for event, _ in plan.phases))

@@ -12,9 +12,6 @@ file rewritten as a whole, cut at its end, or replaced by an older copy; the fil
 
 A ledger is public: it holds no private count, only the plan and how many steps of it were taken, and no clock but the
 day it was begun on. How long a step took, or how often a run had to be resumed, depends on private records.
-
-Ledgers of schemas 1 and 2 are read and may be continued; their plans repeat one event. Those of schema 1 hold times and
-lines of type "resume", which say nothing about releases; what is added to them is written as in later schemas.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
-from datetime import date, datetime
+from datetime import date
 from itertools import accumulate, groupby, repeat
 from pathlib import Path
 from typing import Any, Literal, TypeGuard, get_args
@@ -49,7 +46,6 @@ from privlora.errors import PrivacyError, RunError
 from privlora.ranges import BATCHES, CLIP_NORMS
 
 SCHEMA_VERSION = 3
-_WITH_CLOCKS, _ONE_EVENT = 1, 2
 _MALFORMED = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError, PrivacyError)
 Unit = Literal["record", "user", "client"]
 
@@ -180,15 +176,10 @@ class Plan:
         return {**asdict(self), "phases": events_to_dicts(self.phases)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any], schema: int = SCHEMA_VERSION) -> Plan:
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
         """The plan that `to_dict` wrote; PrivacyError for missing, unknown or unusable fields."""
-        names, of_phase = {field.name for field in fields(cls)}, {"event", "steps"}
-        if schema <= _ONE_EVENT:
-            names = names - {"phases"} | of_phase
-        values = dict(exact_fields(data, names, "plan"))
-        old = "event" in values
-        listed = [{name: values.pop(name) for name in of_phase}] if old else values.pop("phases")
-        phases = [exact_fields(phase, of_phase, "phase") for phase in listed]
+        values = dict(exact_fields(data, {field.name for field in fields(cls)}, "plan"))
+        phases = [exact_fields(phase, {"event", "steps"}, "phase") for phase in values.pop("phases")]
         found = tuple((StepEvent.from_dict(phase["event"]), phase["steps"]) for phase in phases)
         return cls(phases=found, **values)
 
@@ -206,8 +197,6 @@ class LedgerSummary:
         charge_hashes: of each charged step's line. A hash covers all lines before it, so it is that of no other run,
             and of no copy that was continued apart.
         closed: whether the run is over.
-        unsure: those of charge_hashes that another copy may have, too, for another release: of schema 1, after a
-            resume, where processes that ran at once wrote equal lines.
     """
 
     path: Path
@@ -217,7 +206,6 @@ class LedgerSummary:
     plan: Plan
     charge_hashes: tuple[str, ...] = field(default=(), repr=False)
     closed: bool = False
-    unsure: frozenset[str] = field(default=frozenset(), repr=False)
 
     @property
     def charges(self) -> int:
@@ -323,43 +311,36 @@ class _Reader:
     def __init__(self, record: dict[str, Any]) -> None:
         expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
         exact_fields(record, expected, "first line")
-        self._schema = record["schema_version"]
-        if not _is_integer(self._schema) or not isinstance(record["run_id"], str):
+        schema = record["schema_version"]
+        if not _is_integer(schema) or not isinstance(record["run_id"], str):
             raise PrivacyError("is not a plan with a version and the identifier of a run")
-        if record["type"] != "plan" or self._schema not in (_WITH_CLOCKS, _ONE_EVENT, SCHEMA_VERSION):
-            raise PrivacyError(f"is not a plan of schema version {_WITH_CLOCKS} to {SCHEMA_VERSION}")
-        begun = datetime.fromisoformat if self._schema == _WITH_CLOCKS else date.fromisoformat
-        self._created = begun(record["created"]).strftime("%Y-%m-%d")
+        if record["type"] != "plan" or schema != SCHEMA_VERSION:
+            raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION}")
+        self._created = date.fromisoformat(record["created"]).strftime("%Y-%m-%d")
         self._run_id, self._versions = record["run_id"], record["versions"]
-        self._plan = Plan.from_dict(record["plan"], self._schema)
+        self._plan = Plan.from_dict(record["plan"])
         phases = self._plan.phases
         self._planned = (name for event, count in phases for name in repeat(fingerprint(event), count))
         self._steps = self._plan.steps
         self._charges: list[str] = []
-        self._unsure: list[str] = []
-        self._resumed = self._closed = False
+        self._closed = False
 
     def advance(self, record: dict[str, Any], line_hash: str) -> None:
         """Take in one more line."""
         if self._closed:
             raise PrivacyError("follows the end of the run")
-        kind, old = record["type"], self._schema == _WITH_CLOCKS and "time" in record
+        kind = record["type"]
         if kind == "charge":
-            exact_fields(record, {"type", "step", "event", "time" if old else "salt", "prev"}, "charge")
-            if not old and not re.fullmatch(r"[0-9a-f]{16}", record["salt"]):
+            exact_fields(record, {"type", "step", "event", "salt", "prev"}, "charge")
+            if not re.fullmatch(r"[0-9a-f]{16}", record["salt"]):
                 raise PrivacyError("has no salt of 16 hexadecimal digits")
             self._check_charge(record)
             self._charges.append(line_hash)
-            if old and self._resumed:
-                self._unsure.append(line_hash)
             return
-        exact_fields(record, {"type", "time", "prev"} if old else {"type", "prev"}, "line")
-        if kind == "close":
-            self._closed = True
-        elif kind == "resume" and old:
-            self._resumed = True
-        else:
+        exact_fields(record, {"type", "prev"}, "line")
+        if kind != "close":
             raise PrivacyError(f"has the unknown type {kind!r}")
+        self._closed = True
 
     def _check_charge(self, record: dict[str, Any]) -> None:
         done, planned = len(self._charges), self._steps
@@ -377,7 +358,6 @@ class _Reader:
             self._plan,
             tuple(self._charges),
             self._closed,
-            frozenset(self._unsure),
         )
 
 

@@ -154,6 +154,8 @@ class LowRankAdapter:
     """Names of sites that may be given one state a row, (rows, features): of classifiers, behind the pooled text."""
     compared: Compared | None = field(default=None, init=False)
     """What losses are compared at in the place of gradients, where coordinates take none."""
+    left_out: Mapping[str, str] = field(default_factory=dict, init=False)
+    """Layer -> why a word in target_modules leaves it out."""
     one_by_one: bool = field(default=False, init=False)
     """Whether each unit goes through the model by itself, so that no bit of its gradient depends on the others; always
     where layers of 8 bits look at all rows at once (`quantised.mixes_rows`)."""
@@ -440,8 +442,11 @@ class LowRankAdapter:
                 y = y - (x @ b0) @ a0.T
             if self.dropout and self._rows is not None:  # in training: gradients are being gathered
                 x = torch.nn.functional.dropout(x, self.dropout)
-            operands = self._operands(site, y.shape[0])
-            return _LowRankTerm.apply(y, x.to(site.left.dtype), self._anchor, self, site, operands)
+            operands, shape = self._operands(site, y.shape[0]), y.shape
+            if x.dim() > 3:  # as of heads: they are further places of the same row
+                x, y = x.flatten(1, -2), y.flatten(1, -2)
+            y = _LowRankTerm.apply(y, x.to(site.left.dtype), self._anchor, self, site, operands)
+            return y if y.shape == shape else y.view(shape)
 
         return add_term
 

@@ -6,9 +6,12 @@ rsLoRA), lora_B.weight (m, r) and lora_A.weight (r, n). Here the scale is shared
 
 from __future__ import annotations
 
+import copy
 import json
 import os
-from collections.abc import Mapping, Sequence
+import tempfile
+import warnings
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +24,7 @@ from privlora.adapters.headed import NEW_MODULES, HeadedAdapter
 from privlora.adapters.lowrank import LowRankAdapter
 from privlora.adapters.quantised import bits
 from privlora.adapters.targets import find_targets, is_conv1d
-from privlora.errors import ModelError, PrivloraError, named
+from privlora.errors import ModelError, PrivloraError, named, reason_of
 from privlora.names import ADAPTER_FILES, published_name
 
 _PREFIX = "base_model.model."
@@ -47,8 +50,6 @@ def write_adapter(
 
     base_model: a hub name, or a local folder; the adapter's note keeps only the last part of a folder's name.
     """
-    from peft import LoraConfig  # takes seconds, which commands that write no adapter should not wait for
-
     rank = next(iter(factors.values()))[0].shape[-1]
     scale = lora_scaling(lora_alpha, rank, use_rslora)
     whole = _whole_modules(adapter)
@@ -61,20 +62,113 @@ def write_adapter(
         tensors[f"{_PREFIX}{name}.lora_A.weight"] = (b.T / root).float().contiguous().cpu()
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
-    config = LoraConfig(
-        task_type="SEQ_CLS" if whole else "CAUSAL_LM",
-        modules_to_save=whole or None,
-        base_model_name_or_path=published_name(base_model),
-        r=rank,
-        lora_alpha=lora_alpha,
-        use_rslora=use_rslora,
-        lora_dropout=0.0,
-        fan_in_fan_out=any(is_conv1d(site.module) for site in adapter.sites),
-        inference_mode=True,
-    )
-    # peft makes a set of it, whose order would be another one in every process.
-    config.target_modules = sorted(_short_names(adapter, whole))
-    config.save_pretrained(str(folder))
+    # What differs from peft's defaults alone, as versions of peft refuse keys that later ones have added.
+    config: dict[str, Any] = {
+        "peft_type": "LORA",
+        "task_type": "SEQ_CLS" if whole else "CAUSAL_LM",
+        "base_model_name_or_path": published_name(base_model),
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": int(lora_alpha) if lora_alpha == int(lora_alpha) else lora_alpha,
+        "target_modules": sorted(_short_names(adapter, whole)),
+    }
+    transposed = any(is_conv1d(site.module) for site in adapter.sites)
+    own = {"use_rslora": use_rslora, "fan_in_fan_out": transposed, "modules_to_save": whole}
+    config |= {name: value for name, value in own.items() if value}
+    (folder / CONFIG_NAME).write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
+
+
+def refuse_unloadable(adapter: LowRankAdapter) -> None:
+    """Raise ModelError for an adapter that peft would not load beside the base model, or not onto its layers.
+
+    What a run would release is written with empty factors of rank 1, and loaded beside the model's modules without
+    their weights. The model may be without weights too; it is not changed.
+    """
+    from peft import PeftModel  # takes a second
+
+    empty = {
+        site.name: (torch.zeros(site.m, 1), torch.zeros(site.n, 1))
+        for part in adapter.parts
+        for site in part.sites
+    }
+    whole = _whole_modules(adapter)
+    names = {name for name in empty if not _is_within(name, whole)}
+    reason, missed = "", sorted(names)
+    with tempfile.TemporaryDirectory(prefix="privlora-") as folder, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        write_adapter(Path(folder), adapter, empty, base_model="base", lora_alpha=1.0)
+        try:
+            model = _without_weights(adapter.model)
+            loaded = PeftModel.from_pretrained(model, folder, low_cpu_mem_usage=True, torch_device="cpu")
+            missed = sorted(names ^ _adapted(loaded))
+        except Exception as error:  # noqa: BLE001 - peft raises anything
+            reason = f": {reason_of(error)}"
+    if missed:
+        refused = peft_refuses(adapter.model, names) if reason else missed
+        raise ModelError(
+            f"peft does not load an adapter of these layers beside this model{reason}",
+            why="the budget would be spent on an adapter that nothing loads",
+            fix=f"leave out {', '.join(sorted({name.rsplit('.', 1)[-1] for name in refused}))} with "
+            "adapter.exclude_modules, or write target_modules: all-linear, which leaves them out"
+            if refused
+            else "use a model of transformers that peft knows",
+        )
+
+
+def peft_refuses(model: torch.nn.Module, names: Collection[str]) -> list[str]:
+    """Those of the linear layers ``names`` that peft attaches nothing to in this model, as of state-space models."""
+    kinds: dict[tuple[str, type], list[str]] = {}
+    for name in names:
+        kinds.setdefault((name.rsplit(".", 1)[-1], type(model.get_submodule(name))), []).append(name)
+    if not kinds or _attaches(model, names):
+        return []
+    return [name for alike in kinds.values() if not _attaches(model, alike[:1]) for name in alike]
+
+
+def _attaches(model: torch.nn.Module, names: Collection[str]) -> bool:
+    from peft import LoraConfig, LoraModel
+
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            config = LoraConfig(r=1, target_modules=list(names))
+            loaded = LoraModel(_without_weights(model), config, "default", low_cpu_mem_usage=True)
+    except Exception:  # noqa: BLE001 - as above
+        return False
+    return _adapted(loaded) == set(names)
+
+
+def _adapted(loaded: torch.nn.Module) -> set[str]:
+    """Names of the layers that peft has put LoRA beside."""
+    found = (name for name, module in loaded.named_modules() if hasattr(module, "lora_A"))
+    return {name.removeprefix("base_model.").removeprefix("model.") for name in found}
+
+
+def _without_weights(model: Any) -> Any:
+    """Modules of the same classes and names, whose weights are on no device unless they are packed. What is done to
+    them leaves the model alone."""
+    seen: dict[int, Any] = {}
+
+    def copied(module: Any) -> Any:
+        if id(module) not in seen:
+            new = seen[id(module)] = object.__new__(type(module))
+            new.__dict__ = {
+                key: copy.copy(v) if isinstance(v, dict) else v for key, v in vars(module).items()
+            }
+            new._parameters = {name: p if bits(module) else bare(p) for name, p in module._parameters.items()}
+            new._modules = {name: each and copied(each) for name, each in module._modules.items()}
+        return seen[id(module)]
+
+    def bare(parameter: Any) -> Any:
+        if parameter is None:
+            return None
+        empty = torch.empty(parameter.shape, dtype=parameter.dtype, device="meta")
+        return torch.nn.Parameter(empty, requires_grad=False)
+
+    root = copied(model)
+    root.__dict__.pop("hf_device_map", None)  # of what was loaded over several devices
+    root.__dict__ |= {"config": copy.deepcopy(model.config)} if hasattr(model, "config") else {}
+    return root
 
 
 def read_adapter(folder: str | Path) -> dict[str, tuple[Tensor, Tensor]]:
@@ -158,7 +252,8 @@ def _whole_weights(
     found: dict[str, Tensor] = {}
     for module in modules:
         for name, parameter in model.get_submodule(module).named_parameters(prefix=module):
-            value = parameter.detach().float().cpu().clone()
+            empty = parameter.is_meta  # of a model without weights
+            value = torch.zeros(parameter.shape) if empty else parameter.detach().float().cpu().clone()
             learned = factors.get(name.removesuffix(".weight")) if name.endswith(".weight") else None
             if learned is not None:
                 a, b = (t.float().cpu() for t in learned)

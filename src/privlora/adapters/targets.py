@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -73,7 +73,7 @@ def find_targets(
     if isinstance(target_modules, str) and not is_pattern(target_modules):
         raise no_pattern(target_modules)
     if target_modules in KINDS:
-        inner = _inner(model)
+        inner = linear_layers(model)
         chosen = [name for name in inner if is_of(str(target_modules), name)]
         if target_modules == FEED_FORWARD and len(chosen) in (0, len(inner)):
             raise no_feed_forward(inner)
@@ -91,14 +91,18 @@ def find_targets(
     return chosen
 
 
-def settled_targets(model: torch.nn.Module, target_modules: str | Sequence[str]) -> str | Sequence[str]:
-    """What `find_targets` takes: for "auto" the word that it stands for with this model, else as given."""
+def settled_targets(
+    model: torch.nn.Module, target_modules: str | Sequence[str], without: Collection[str] = ()
+) -> str | Sequence[str]:
+    """What `find_targets` takes: for "auto" the word that it stands for with this model, else as given. without: layers
+    that cannot be adapted."""
     if target_modules != EITHER:
         return target_modules
-    return kind_for(_inner(model), (name for name, _ in model.named_modules()))
+    linear = [name for name in linear_layers(model) if name not in without]
+    return kind_for(linear, (name for name, _ in model.named_modules()))
 
 
-def _inner(model: torch.nn.Module) -> list[str]:
+def linear_layers(model: torch.nn.Module) -> list[str]:
     """Names of all linear layers but the output, in the model's own order."""
     output = output_layer_name(model)
     return [

@@ -35,6 +35,7 @@ from privlora.data.records import refuse_missing
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
+from privlora.precision import own_context
 from privlora.rehearsals.settling import settled
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import AUDIT_MARK as MARK
@@ -56,6 +57,7 @@ Its ledger counts what its releases would cost: they were computed from the priv
 """
 
 
+@own_context()
 def audit_run(
     settings: Settings,
     *,

@@ -17,8 +17,7 @@ High exposure is evidence of memorising; low exposure is no proof of privacy.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -29,6 +28,7 @@ from transformers import PreTrainedTokenizerBase
 
 from privlora.auditing.membership import Floats
 from privlora.errors import DataError, ModelError
+from privlora.evaluation.batches import evaluating
 
 
 class PlantedSecret(Protocol):
@@ -145,11 +145,10 @@ def log_likelihood_scorer(
     where some candidate's tokens leave the prefix's: a token that spans the boundary is scored in full.
     """
 
-    @torch.no_grad()
     def score(prefix: str, candidates: Sequence[str]) -> list[float]:
         rows = [_encode(tokenizer, prefix + candidate) for candidate in candidates]
         start = _boundary(_encode(tokenizer, prefix), rows)
-        with _evaluating(model):
+        with evaluating(model):
             parts = [
                 _suffix_log_likelihoods(model, rows[at : at + batch_size], start)
                 for at in range(0, len(rows), batch_size)
@@ -160,7 +159,6 @@ def log_likelihood_scorer(
     return score
 
 
-@torch.no_grad()
 def greedy_extraction(
     model: nn.Module, tokenizer: PreTrainedTokenizerBase, secrets: Sequence[PlantedSecret]
 ) -> list[bool]:
@@ -168,7 +166,7 @@ def greedy_extraction(
 
     Plain argmax: the model's own generation settings (repetition penalty, forced tokens) are not applied.
     """
-    with _evaluating(model):
+    with evaluating(model):
         return [_extracts(model, tokenizer, planted) for planted in secrets]
 
 
@@ -218,15 +216,3 @@ def _boundary(prefix: list[int], rows: Sequence[list[int]]) -> int:
 
 def _device(model: nn.Module) -> torch.device:
     return next(model.parameters()).device
-
-
-@contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
-    """Dropout off inside; every module's former mode after."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    try:
-        yield
-    finally:
-        for module, training in modes:
-            module.training = training

@@ -53,6 +53,7 @@ from privlora.errors import ConfigError, PrivacyError
 from privlora.federated.plans import federation_of, with_local_method
 from privlora.federated.workplace import Workplace
 from privlora.methods import METHODS
+from privlora.precision import own_context
 
 _STATISTICS = {"alignment": 0.9, "learnt": 0.06, "energy": 0.04}  # parts of the error probability
 _VIEWS = {"messages": 0.8, "broadcasts": 0.2}  # where there are both
@@ -145,6 +146,7 @@ class FederationAudit:
         }
 
 
+@own_context()
 def audit_federation(
     settings: Settings,
     *,

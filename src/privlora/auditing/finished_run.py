@@ -21,10 +21,11 @@ from privlora.auditing.text_canaries import record_losses
 from privlora.config import Settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records, text_of
-from privlora.errors import DataError, ModelError, reason_of
+from privlora.errors import DataError
+from privlora.precision import own_context
 from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise
-from privlora.training.models import load_model
+from privlora.training.models import load_model, with_adapter
 
 _GUESSED = 0.2  # of the records; chosen before any score was seen
 _DELTA = 1e-5  # of the bound, for a run that claims nothing
@@ -144,6 +145,7 @@ def read_secrets(path: str) -> list[Secret]:
     return secrets
 
 
+@own_context()
 def audit_finished(
     root: str | Path,
     *,
@@ -209,7 +211,7 @@ def _measure(
     leakages, losses = [], []
     for stage in ("the base model", "the adapter"):
         if stage == "the adapter":
-            model = _with_adapter(model, folder)
+            model = with_adapter(model, folder.release)
         if planted is not None:
             on_stage(f"secrets under {stage}")
             report = measure_exposure(planted, log_likelihood_scorer(model, tokenizer))
@@ -231,18 +233,6 @@ def _refuse_shared(members: Examples, non_members: Examples) -> None:
             why="no attack tells a record from itself, so that a run which gives away everything would look safe",
             fix="give records that took part, and others of their kind that did not",
         )
-
-
-def _with_adapter(model: Any, folder: RunFolder) -> Any:
-    from peft import PeftModel
-
-    try:
-        return PeftModel.from_pretrained(model, str(folder.release))
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"the adapter in {str(folder.release)!r} does not load: {reason_of(error)}",
-            fix="restore its files",
-        ) from None
 
 
 def _memberships(losses: _Losses, delta: float, confidence: float) -> tuple[Membership, Membership]:

@@ -23,6 +23,7 @@ from privlora.auditing.shadows import epsilon_of_errors
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError
 from privlora.mechanisms import GaussianMechanism
+from privlora.precision import own_context
 from privlora.training.state import TrainState
 from privlora.training.step import Step
 
@@ -49,6 +50,7 @@ class RunsAudit:
         return self.epsilon_lower > self.epsilon_claimed
 
 
+@own_context()
 def audit_runs(
     state: TrainState,
     mechanism: GaussianMechanism,

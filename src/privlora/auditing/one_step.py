@@ -39,6 +39,7 @@ from privlora.auditing.gradient_canaries import GradientCanaries, bounded
 from privlora.coordinates import Vector
 from privlora.errors import ConfigError
 from privlora.mechanisms import GaussianMechanism
+from privlora.precision import own_context
 
 # The part of the error probability that goes to each statistic.
 _SHARES = {"alignment": 0.9, "energy": 0.05, "replay": 0.05}
@@ -90,6 +91,7 @@ def trials_for(
     return _PILOT + math.ceil(_MARGIN * judged)
 
 
+@own_context()
 def audit_step(
     mechanism: GaussianMechanism,
     claimed: StepEvent,

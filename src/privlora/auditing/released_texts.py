@@ -34,6 +34,7 @@ from privlora.config import Settings, SynthesisSettings, kept_settings
 from privlora.errors import ConfigError, RunError
 from privlora.methods import find_row
 from privlora.names import published_name
+from privlora.precision import own_context
 from privlora.rehearsals.settling import settled
 from privlora.reporting.finished import refuse_another_writer
 from privlora.synthesis.generators import ResumableGenerator, build_generator
@@ -134,6 +135,7 @@ def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
     return trained, Writer(chosen, settings.run.seed)
 
 
+@own_context()
 def audit_texts(
     settings: Settings,
     writer: Writer | None = None,
@@ -248,11 +250,8 @@ def _asked(
     """Texts of the trained adapter."""
     generator = _generator(parts, writer, tokenizer)
     wanted = writer.synthesis.samples or writer.synthesis.count
-    parts.install_result()
-    try:
+    with parts.exported():
         return gather_texts(generator, lambda: Population([]), wanted, folder, run_id, progress)
-    finally:
-        parts.coordinates.install()
 
 
 def _judge(

@@ -40,6 +40,7 @@ from privlora.config import Settings
 from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.methods import find_method
+from privlora.precision import own_context
 from privlora.randomness import private_generator
 from privlora.rehearsals.settling import settled
 from privlora.stacked import train_adapters
@@ -97,6 +98,7 @@ class ShadowAudit:
         return {**facts, "mechanism": self.event and self.event.describe(), **asdict(self.result)}
 
 
+@own_context()
 def audit_shadows(
     settings: Settings,
     *,

@@ -14,10 +14,12 @@ from privlora.auditing.gradient_canaries import GradientCanaries, draw_canaries
 from privlora.coordinates import Coordinates, Vector
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import clipping_slack
+from privlora.precision import own_context
 
 LARGEST = 1000  # entries of a noise vector: so many are made, and a decomposition of that size
 
 
+@own_context()
 def check_space(coordinates: Coordinates) -> None:
     """Compare what ``coordinates`` say of themselves with what they do to random gradients, at their present state.
 

@@ -14,11 +14,10 @@ from privlora.auditing.kinds import GRADIENT, OF_ONE_RUN, OF_SHADOWS, check_kind
 from privlora.cli.console import WITHIN, JsonOption, counted, emit, err, loading, out, quiet_libraries
 from privlora.cli.stops import Stopped
 from privlora.config import Settings, load_settings
-from privlora.config.mistakes import Beside
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.model_names import refuse_unknown_model
+from privlora.training.sources import refuse_first
 
 
 def audit(
@@ -114,7 +113,7 @@ def audit(
         raise ConfigError("--one-run and --shadows are two audits", fix="give one of them")
     rounds = {"--attacker": attacker, "--trials": trials, "--sampled": sampled or None}
     if not one_run and shadows is None and target.is_file():
-        settings = load_settings(target, overrides or (), beside=_beside())
+        settings = load_settings(target, overrides or ())
         settings.refuse_labels("an audit")
         if settings.federation is not None:
             _refuse({**files, **written, "--canaries": canaries}, "does not go with a federation")
@@ -362,7 +361,6 @@ def _federation(
     as_json: bool,
 ) -> None:
     refuse_unknown_model(settings.model.name)
-    refuse_other_folder(settings.model.name)
     RunFolder(folder).refuse_if_used()
     with quiet_libraries(told=True):
         with loading():
@@ -419,17 +417,13 @@ def _refuse_folder_of_a_federation(target: Path) -> None:
         )
 
 
-_NOT_ITS_OWN: Final = frozenset({("run", "output"), ("data", "evaluation")})
+_NOT_ITS_OWN: Final = ("run.output", "data.evaluation")
 """Settings that an audit replaces: it has a folder of its own, and evaluates nothing."""
-
-
-def _beside() -> Beside:
-    return found_beside(begins=False, unread=_NOT_ITS_OWN)
 
 
 def _settings(config: Path, overrides: list[str] | None, output: Path | None, suffix: str) -> Settings:
     """Of an audit: a folder of its own, and no evaluation."""
-    settings = load_settings(config, overrides or (), beside=_beside())
+    settings = load_settings(config, overrides or ())
     settings.refuse_labels("an audit")
     if settings.federation is not None:
         option = "--one-run" if suffix == "audit" else "--shadows"
@@ -437,7 +431,7 @@ def _settings(config: Path, overrides: list[str] | None, output: Path | None, su
             f"{option} trains in one place, and {str(config)!r} has a group federation",
             fix=f"leave out {option}: `privlora audit {config}` plays rounds of the federation with a canary",
         )
-    refuse_first(settings, begins=False, wrong=_NOT_ITS_OWN)
+    refuse_first(settings, begins=False, unread=_NOT_ITS_OWN)
     folder = str(output) if output is not None else f"{settings.run.output}-{suffix}"
     return settings.model_copy(
         update={

@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -16,11 +17,12 @@ from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
 from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
-from privlora.errors import ConfigError, ModelError, RunError, Together, in_one_line, reason_of
+from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line
 from privlora.names import ADAPTER_FILES
+from privlora.reporting.wording import faults, spoken
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.training.model_names import refuse_unknown_model
 from privlora.training.sources import check_parts
 
 if TYPE_CHECKING:
@@ -33,19 +35,8 @@ if TYPE_CHECKING:
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
-_FORMS = (
-    "task",
-    "text",
-    "prompt",
-    "completion",
-    "messages",
-    "label",
-    "labels",
-    "text_pair",
-    "chosen",
-    "rejected",
-    "dpo_beta",
-)
+_FORMS_NAMES = """task text prompt completion messages label labels text_pair chosen rejected dpo_beta"""
+_FORMS: Final = tuple(_FORMS_NAMES.split())
 
 
 def evaluate(
@@ -135,7 +126,7 @@ def evaluate(
         chosen_labels = labels if labels == "score" else None if labels is None else _labels(labels)
         given |= {"label": label, "labels": chosen_labels, "text_pair": text_pair}
     if any(given.values()):  # another form of records replaces the run's
-        run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on")}
+        run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on", "template")}
     chosen = {k: v for k, v in {**given, **others}.items() if v is not None}
     if data and named_twice(data) is not None:
         problems.found.append(ConfigError("--data names a file twice", fix="give each file once"))
@@ -183,12 +174,8 @@ def evaluate(
         with loading():
             import privlora.training.models  # noqa: F401 - what takes seconds of all that is imported below
 
-        if settings.label is not None:
-            result = _classes(model_settings, adapter, settings, seed)
-        elif settings.chosen is not None:
-            result = _preferences(model_settings, adapter, settings)
-        elif settings.task is None:
-            result = _next_token(model_settings, adapter, settings)
+        if settings.task is None or settings.label is not None:
+            result = _held_out(model_settings, adapter, settings, seed, shows=not own)
         else:
             scored = _task(model_settings, adapter, settings, asked)
             result = scored.to_dict(per_example=per_example)
@@ -202,7 +189,8 @@ def evaluate(
         if settings.task is None
         else _task_lines
     )
-    for line in lines(result):
+    said = result.get("answers")
+    for line in (*lines(result), *spoken(said), *(f"WARNING: {words}" for words in faults(said))):
         out().print(line)
     out().print(
         f"PRIVATE: computed without noise on {_listed(own)}, which this run was trained on. Do not publish them."
@@ -262,7 +250,11 @@ def _refuse_early(
         for path in [data.path] if isinstance(data.path, str) else data.path:
             problems.of(None, lambda path=path: refuse_missing(path, format=data.format))
         return
-    problems.of(None, check_parts, data)
+    try:
+        check_parts(data)
+    except DataError as error:
+        error.mend_by(lambda one: [fix.replace("data.text=NAME", "--text NAME") for fix in one.fixes])
+        problems.found.append(error)
 
 
 def _labels(told: str) -> list[str] | int:
@@ -345,7 +337,6 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         )
     try:
         refuse_unknown_model(target, owner=True)
-        refuse_other_folder(target)
     except ModelError as error:
         ways = [f"of a run give its folder, which run.output names; of a model: {error.fix}"]
         raise ModelError(error.what, why=error.why, fix=ways) from None
@@ -357,7 +348,8 @@ def _form_in(release: Path) -> dict[str, Any]:
     try:
         method = json.loads((release / "privacy_report.json").read_text(encoding="utf-8"))["method"]
         told = {name: method["form"][name] for name in ("prompt", "completion")} | {
-            "loss_on": method["loss_on"]
+            "loss_on": method["loss_on"],
+            "template": method["form"].get("template", "none"),
         }
     except (OSError, ValueError, LookupError, TypeError):
         return {}
@@ -428,44 +420,29 @@ def require_adapter(run: RunFolder) -> None:
         )
 
 
-def _next_token(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
-    from privlora.evaluation import evaluate_next_token
-    from privlora.training.inputs import tokenise
-
-    records = _read(data.path, data)
-    model, tokenizer = _load(model_settings, adapter)
-    examples = tokenise(records, data, tokenizer)
-    found: dict[str, Any] = evaluate_next_token(model, examples).to_dict()
-    if adapter is not None:
-        bare: Any = model.disable_adapter
-        with saying("measuring the base model on the same records", piped=True), bare():
-            found["base"] = evaluate_next_token(model, examples).to_dict()
-    return found
-
-
-def _classes(
-    model_settings: ModelSettings, adapter: Path | None, data: DataSettings, seed: int
+def _held_out(
+    model_settings: ModelSettings, adapter: Path | None, data: DataSettings, seed: int, *, shows: bool
 ) -> dict[str, Any]:
-    from privlora.evaluation import evaluate_classes
+    """Of classes, preferences or texts. shows: whether answers may be shown with the records' prompts."""
+    from privlora.evaluation import evaluate_held_out
+    from privlora.reporting.answers import answers
     from privlora.training.classifier import Head, padded_as
     from privlora.training.inputs import tokenise
 
-    classes = data.classes
-    assert classes is not None
-    records = _read(data.path, data)
-    model, tokenizer = _load(model_settings, adapter, Head(classes.outputs, classes.names, seed))
-    padded_as(model, tokenizer)
-    return evaluate_classes(model, tokenise(records, data, tokenizer)).to_dict()
-
-
-def _preferences(model_settings: ModelSettings, adapter: Path | None, data: DataSettings) -> dict[str, Any]:
-    from privlora.evaluation import evaluate_preferences
-    from privlora.training.inputs import tokenise
-
-    records = _read(data.path, data)
-    model, tokenizer = _load(model_settings, adapter)
-    reference: Any = model.disable_adapter
-    return evaluate_preferences(model, tokenise(records, data, tokenizer), reference).to_dict()
+    classes, records = data.classes, _read(data.path, data)
+    head = None if classes is None else Head(classes.outputs, classes.names, seed)
+    model, tokenizer = _load(model_settings, adapter, head)
+    if head is not None:
+        padded_as(model, tokenizer)
+    examples = tokenise(records, data, tokenizer)
+    bare: Any = nullcontext if adapter is None else model.disable_adapter
+    found: dict[str, Any] = evaluate_held_out(model, examples, bare).to_dict()
+    if adapter is None or classes is not None:
+        return found
+    if data.chosen is None:
+        with saying("measuring the base model on the same records", piped=True), bare():
+            found["base"] = evaluate_held_out(model, examples).to_dict()
+    return found | ({"answers": answers(model, tokenizer, data, records)} if shows else {})
 
 
 def _task(
@@ -491,24 +468,8 @@ def _read(path: str | list[str], data: DataSettings) -> list[Record]:
 def _load(
     settings: ModelSettings, adapter: Path | None, head: Head | None = None
 ) -> tuple[torch.nn.Module, Any]:
-    from privlora.training.models import load_model
+    from privlora.training.models import load_model, with_adapter
 
     with saying("loading the model", piped=True):
         model, tokenizer = load_model(settings, head)
         return (model if adapter is None else with_adapter(model, adapter)), tokenizer
-
-
-def with_adapter(model: Any, adapter: Path) -> Any:
-    """The model under an adapter's files, as peft loads them. Raises ModelError."""
-    from peft import PeftModel
-
-    for name in ADAPTER_FILES:  # peft would ask the hub for a file that is missing
-        if not (adapter / name).exists():
-            raise ModelError(f"the adapter in {str(adapter)!r} lacks {name}", fix="restore its files")
-    try:
-        return PeftModel.from_pretrained(model, str(adapter))
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
-            fix="give the base model it was trained on with --base, or restore its files",
-        ) from None

@@ -17,8 +17,9 @@ from privlora.cli.training import OverridesArgument, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.federated.used import is_over, refuse_used
+from privlora.reporting.wording import spoken
 from privlora.training.files import RunFolder
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     from privlora.federated.history import Round
@@ -89,7 +90,7 @@ def federate(
         )
     if config is None:
         raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
-    settings = load_settings(config, overrides or (), beside=found_beside(begins=False))
+    settings = load_settings(config, overrides or ())
     if settings.federation is None:
         raise ConfigError(
             f"{config} has no group federation, so nothing says who its clients are",
@@ -186,7 +187,7 @@ def _entries(settings: Settings) -> int | None:
     from privlora.cli.federation_plan import entries_of
     from privlora.cli.planning import local_model
 
-    settings, model = local_model(settings)
+    settings, model, _ = local_model(settings)
     return None if model is None else entries_of(settings, model)
 
 
@@ -216,7 +217,8 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
     }
     rounds = History(folder.private / ROUNDS).rounds()
     plan = _charged(folder)
-    facts = json.loads((result.release / folder.report.name).read_text(encoding="utf-8"))["federation"]
+    report = json.loads((result.release / folder.report.name).read_text(encoding="utf-8"))
+    facts = report["federation"]
     if as_json:
         statement: dict[str, Any] = {"private": result.epsilon is not None}
         if result.epsilon is not None and plan is not None:
@@ -237,6 +239,8 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
             }
         )
         return
+    for line in spoken(report.get("answers")):
+        out().print(line)
     if ledgers:
         places["ledgers"] = f"{result.release}/ledger-*.jsonl, one of each of {len(ledgers)} clients"
     for name, place in places.items():

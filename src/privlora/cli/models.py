@@ -159,11 +159,10 @@ def _write_report(report: dict[str, Any], folder: Path) -> None:
 def _write_merged(settings: Settings, release: Path, report: dict[str, Any], folder: Path) -> None:
     with loading(piped=True):
         from privlora.adapters.peft_files import merge, read_adapter
-        from privlora.cli.evaluation import with_adapter
         from privlora.reporting.card import card
         from privlora.reporting.seals import CARD_NAME
         from privlora.training.classifier import head_of
-        from privlora.training.models import load_model
+        from privlora.training.models import load_model, with_adapter
 
     head = head_of(settings)
     # Packed weights cannot take an update: it goes into those that they were packed from.

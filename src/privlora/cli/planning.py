@@ -15,17 +15,17 @@ from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions
 from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.accounting import facts_of_bands, words_of_bands
 from privlora.cli.console import JsonOption, accounting, emit, err, loading, out, quiet_libraries, saying
+from privlora.cli.example import example_rows
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
-from privlora.config.mistakes import Location
-from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, Together
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, Together
 from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
 from privlora.sizes import COUNTING, in_one_unit
 from privlora.training.model_files import refuse_unfit_files
-from privlora.training.model_names import near_folder, refuse_other_folder, refuse_unknown_model
-from privlora.training.sources import Known, check_sources
+from privlora.training.model_names import refuse_no_model
+from privlora.training.sources import check_sources
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -59,7 +59,7 @@ def plan(
     as_json: JsonOption = False,
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
-    asked = settings = load_settings(config, overrides or (), beside=_beside)
+    asked = settings = load_settings(config, overrides or ())
     with settings.placing():
         _refuse_missing(settings)
     if settings.federation is not None:
@@ -112,9 +112,12 @@ def plan(
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory, with_peak
             from privlora.reporting.limits import not_protected
+            from privlora.training.models import adapter_for
+            from privlora.training.reach import coverage
 
         with _reading(settings):
-            settings, model = local_model(settings)
+            settings, model, tokenizer = local_model(settings)
+        shows = [] if tokenizer is None else example_rows(settings.data, tokenizer)
         refused = refused_here(settings, model) + ([] if missing is None else [missing])
         if not shown.is_terminal:
             _print(rows, shown)
@@ -135,9 +138,11 @@ def plan(
         limits = not_protected(statement, hyper.init, written=settings.synthesis is not None)
         content = {
             **facts,
+            "example": dict(shows),
             "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
             "refused_here": refused,
             "memory": memory.to_dict() if memory is not None else None,
+            "coverage": None if model is None else coverage(adapter_for(settings, model)),
             "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
             "not_protected": limits,
         }
@@ -148,7 +153,8 @@ def plan(
     if as_json:
         emit(content)
         return
-    of_memory = _NO_MEMORY if no_memory else _memory_line(memory, near_folder(settings.model.name))
+    of_memory = _NO_MEMORY if no_memory else _memory_line(memory)
+    _print(shows, shown)
     _print(_machine_rows(content, memory, None if fitted is None else fitted.why, of_memory), shown)
     _print_list("not protected:", limits, shown)
     if advise:
@@ -159,36 +165,18 @@ def plan(
         _print_list("`privlora train` is refused on this machine:", refused, shown)
 
 
-def _refuse_missing(settings: Settings, wrong: frozenset[Location] = frozenset()) -> None:
+def _refuse_missing(settings: Settings) -> None:
     """Raise what `refuse_first` would of a model that cannot be, of what its own files rule out, and of public files
-    that are not there: a plan reads no private record, nor a client's. wrong: as there."""
-    problems, known = Together(), Known(settings, wrong)
-    if known("model.name"):
-        problems.of(None, refuse_unknown_model, settings.model.name)
-        if not problems.found:
-            problems.of(None, refuse_other_folder, settings.model.name)
-        for error in problems.found:
-            settings.placed(error, "model.name")
-        if not problems.found:
-            own = known("data.chat_template")
-            problems.of(None, lambda: refuse_unfit_files(settings, own_template=own))
+    that are not there: a plan reads no private record, nor a client's."""
+    problems = Together()
+    problems.of(None, refuse_no_model, settings.model)
+    for error in problems.found:
+        settings.placed(error, "model.name")
+    if not problems.found:
+        problems.of(None, refuse_unfit_files, settings)
     if settings.federation is None:
-        problems.of(None, lambda: check_sources(settings, records=(), known=known))
+        problems.of(None, check_sources, settings, ())
     problems.tell()
-
-
-def _beside(settings: Settings, wrong: frozenset[Location]) -> list[PrivloraError]:
-    """The same of settings in which something is wrong, and private files that are not there."""
-    problems, known = Together(), Known(settings, wrong)
-    problems.of(None, _refuse_missing, settings, wrong)
-    if settings.federation is None and known("data.path"):
-        problems.of(None, lambda: check_sources(settings, evaluation=()))
-    try:
-        with settings.placing():
-            problems.tell()
-    except PrivloraError as error:
-        return [error]
-    return []
 
 
 def _missing_records(settings: Settings) -> str | None:
@@ -226,7 +214,7 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
             from privlora.cli.federation_plan import plan_federation
 
         with _reading(settings):
-            settings, model = local_model(settings)
+            settings, model, _ = local_model(settings)
         with accounting(settings.privacy.steps):
             content, rows = plan_federation(settings, model, _opinions if cross_check else None)
     if as_json:
@@ -241,26 +229,28 @@ def _reading(settings: Settings) -> AbstractContextManager[None]:
     return saying("reading the model's configuration") if here else nullcontext()
 
 
-def local_model(settings: Settings) -> tuple[Settings, Any]:
-    """The base model without weights, checked as far as it goes without them; None if it is not a local folder.
+def local_model(settings: Settings) -> tuple[Settings, Any, Any]:
+    """The base model without weights, checked as far as it goes without them, and its tokenizer; None and None if it is
+    not a local folder.
 
     Also the settings, as far as they follow from the model.
     """
     from privlora.training.classifier import head_of
     from privlora.training.inputs import fitted
     from privlora.training.model_checks import refuse_out_of_reach
-    from privlora.training.models import adapter_for, load_skeleton, load_tokenizer
+    from privlora.training.models import load_skeleton, load_tokenizer, loadable_adapter
 
     if not Path(settings.model.name).expanduser().is_dir():
-        return settings, None
+        return settings, None, None
     try:
         model = load_skeleton(settings.model, settings.model.attn_implementation, head_of(settings))
     except ModelError:  # what else is wrong is raised here; the attention is in `refused_here`
         model = load_skeleton(settings.model, head=head_of(settings))
     settings = fitted(settings, model)
-    refuse_out_of_reach(model, load_tokenizer(settings.model), max_length=settings.data.max_length)
-    adapter_for(settings, model)  # what it refuses is no matter of memory, which may not be asked for
-    return settings, model
+    tokenizer = load_tokenizer(settings.model)
+    refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
+    loadable_adapter(settings, model)  # what it refuses is no matter of memory, which may not be asked for
+    return settings, model, tokenizer
 
 
 def refused_here(settings: Settings, model: Any) -> list[str]:
@@ -498,6 +488,8 @@ def _machine_rows(
     content: dict[str, Any], memory: MemoryEstimate | None, chosen: str | None, of_memory: str
 ) -> list[tuple[str, str]]:
     """The model, and what a run takes of a machine. chosen: why micro-batches are as long as they are."""
+    from privlora.reporting.wording import coverage_in_words
+
     rows = [
         ("dropout", _dropout_line(content["dropout"], content["lora_dropout"])),
         ("model", _model_line(content["model"])),
@@ -509,6 +501,8 @@ def _machine_rows(
     if memory is not None and "bands" in content:
         kept = memory.kept_noise_bytes
         of_memory += f"; kept noise {in_one_unit(kept)(kept)}"
+    if content["coverage"] is not None:
+        rows.append(("adapts", coverage_in_words(content["coverage"])))
     rows.append(("memory", of_memory))
     if chosen is not None:
         rows.append(("auto", chosen))
@@ -617,10 +611,9 @@ def _packing_words(packing: Mapping[str, Any]) -> str:
     )
 
 
-def _memory_line(memory: MemoryEstimate | None, near: str) -> str:
-    """near: as ``near_folder``."""
+def _memory_line(memory: MemoryEstimate | None) -> str:
     if memory is None:
-        return f"unknown: the model is not a local folder; {near}".removesuffix("Else ").rstrip("; ")
+        return "unknown: the model is not a local folder"
     kept = (memory.update_bytes, memory.public_bytes, memory.embedding_bytes, memory.cache_bytes)
     gradients = (memory.gradient_bytes, memory.gradient_bytes_at_most)
     say = in_one_unit(memory.weight_bytes, *kept, *gradients)

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import typer
+import yaml
 
-from privlora.cli.console import JsonOption, emit, err, out
+from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
+from privlora.config import settings_from
 from privlora.errors import ConfigError, PrivloraError, in_one
-
-if TYPE_CHECKING:
-    from privlora.starting.foreign.taken import Taken
 
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
@@ -36,10 +34,6 @@ def init(
         typer.Option("--output", "-o", help="The YAML; the name of DATA unless given.", show_default=False),
     ] = None,
     epsilon: Annotated[float, typer.Option("--epsilon", help="The promise; smaller is stronger.")] = 3.0,
-    source: Annotated[
-        Path | None,
-        typer.Option("--from", help="A YAML of TRL, axolotl or litgpt to take over.", show_default=False),
-    ] = None,
     text: Annotated[
         str | None, typer.Option("--text", help="Column of the whole text, or a format.", show_default=False)
     ] = None,
@@ -72,7 +66,6 @@ def init(
     from privlora.data.records import format_of
     from privlora.starting.columns import fitting_form
     from privlora.starting.files import refuse_existing, write_new
-    from privlora.starting.foreign.reading import data_of, lay_over, read_foreign
     from privlora.starting.owners import owners_of
     from privlora.starting.proposal import Asked, checked_text, look_at, propose, refuse_epsilon, top_of
     from privlora.starting.survey import refuse_no_files, survey
@@ -81,18 +74,9 @@ def init(
     wrong = _Wrong()
     wrong.from_(refuse_epsilon, epsilon)
     form = wrong.from_(format_of, file_format) or "auto"
-    taken = None if source is None else read_foreign(source)
-    model = model or _model_of(taken)
-    paths = tuple(data) if data else tuple(data_of(taken)) if taken is not None else ()
+    paths = tuple(data or ())
     if not paths:
         wrong.append(ConfigError("no DATA is given", fix="`privlora init records.jsonl --model NAME`"))
-    if clients and taken is not None:
-        wrong.append(
-            ConfigError(
-                "--clients and --from: settings of another tool are of a run in one place",
-                fix="leave out one of them",
-            )
-        )
     owners = wrong.from_(owners_of, paths) if clients and paths else None
     paths = tuple(each.path for each in owners) if owners else paths
     if paths and (owners or not clients):
@@ -106,53 +90,58 @@ def init(
         raise in_one(wrong)
     asked = Asked(paths, epsilon, user, output, owners or (), form)
     found = _of_init(survey, paths, user, form)
-    hints = {} if taken is None or any((text, prompt, completion, messages)) else taken.form(found)
-    told = {
-        "text": text or hints.get("text"),
-        "prompt": prompt or hints.get("prompt"),
-        "completion": completion or hints.get("completion"),
-        "messages": messages or hints.get("messages"),
-    }
+    told = {"text": text, "prompt": prompt, "completion": completion, "messages": messages}
     chosen = _of_init(fitting_form, paths, form, found, user, **told)
-    given_length = taken is not None and "data.max_length" in taken.settings
-    end: list[str] = []
-    draft, notes = propose(asked, found, chosen, base, long_given=given_length)
-    if "{" in chosen.settings.get("prompt", "") and "completion" in chosen.settings:
-        joined = json.dumps(chosen.settings["prompt"], ensure_ascii=False)
-        notes.append(
-            f"a prompt is written as {joined} before its answer (data.prompt): ask the model in the same form"
-        )
+    draft, notes = propose(asked, found, chosen, base)
     if (assumed := told_to_be_of_the_hub(model)) is not None:
         notes.insert(0, assumed)
     words = ", ".join(Path(path).name for path in paths)
-    if taken is not None:
-        lay_over(draft, taken, base.positions)
-        notes.insert(0, f"{source} reads as settings of {taken.dialect}")
-        end = taken.remarks()
-        words += f" and the {taken.dialect} settings in {source}"
     command = "federate" if owners else "train"
-    content = checked_text(draft, top_of(target, words, command), end)
+    content = checked_text(draft, top_of(target, words, command))
+    if base.unproven:
+        _refuse_unfit(content)
     write_new(target, content)
+    shown = _example(content) if base.local and base.tokenizer is not None else []
     following = [f"privlora plan {target}", f"privlora {command} {target}"]
     if as_json:
         emit(
             {
                 "settings": str(target),
-                "dialect": None if taken is None else taken.dialect,
                 "groups": draft.content(),
                 "notes": notes,
-                "not_taken": end,
+                "example": dict(shown),
                 "next": following,
             }
         )
         return
     for note in notes:
         err().print(f"note: {note}")
-    for line in end:
-        err().print(f"not taken over: {line}")
     out().print(f"{'settings:':<10}{target}")
-    for command in following:
-        out().print(f"{'next:':<10}{command}")
+    for name, text in [*((f"{name}:", text) for name, text in shown), *(("next:", one) for one in following)]:
+        out().print(f"{name:<10}{text}")
+
+
+def _example(content: str) -> list[tuple[str, str]]:
+    """How a record is read by the settings in a YAML, where a tokenizer is at hand."""
+    with quiet_libraries(told=True), loading():
+        from privlora.cli.example import example_rows
+        from privlora.training.models import load_tokenizer
+
+        settings = settings_from(yaml.safe_load(content))
+        try:
+            return example_rows(settings.data, load_tokenizer(settings.model))
+        except PrivloraError:  # `plan` says what is wrong with the model
+            return []
+
+
+def _refuse_unfit(content: str) -> None:
+    """Raise ModelError for a model that `privlora plan` and `train` would refuse with these settings."""
+    with loading():
+        from privlora.training.first_looks import look_at_model
+        from privlora.training.models import load_skeleton
+    settings = settings_from(yaml.safe_load(content))
+    load_skeleton(settings.model)
+    look_at_model(settings)
 
 
 def _of_init(call: Callable[..., _Found], *given: Any, **named: Any) -> _Found:
@@ -176,8 +165,3 @@ class _Wrong(list[PrivloraError]):
         except PrivloraError as error:
             self.append(error)
             return None
-
-
-def _model_of(taken: Taken | None) -> str | None:
-    line = None if taken is None else taken.settings.get("model.name")
-    return None if line is None else str(line.value)

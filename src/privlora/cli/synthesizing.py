@@ -33,8 +33,8 @@ from privlora.cli.training import (
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, refuse_no_run
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.model_names import refuse_unknown_model
+from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     from privlora.auditing.released_texts import TextAudit
@@ -68,15 +68,10 @@ def synthesize(
 
     The texts are the last population of methods whose texts evolve; with others, the trained adapter writes them.
     """
-    # Of a finished run no record is read, and an audit's folder is another.
-    unread = [*[("run",)] * (audit or source is not None), *[("data",)] * (source is not None)]
-    beside = found_beside(unread=frozenset(unread))
     problems = Together()
     if source is not None:
         problems.of(None, refuse_no_run, RunFolder(source.expanduser()))
-    settings = problems.of(
-        None, lambda: _publishing(load_settings(config, overrides or (), beside=beside), source)
-    )
+    settings = problems.of(None, lambda: _publishing(load_settings(config, overrides or ()), source))
     if settings is not None:
         problems.of(None, _refuse_early, settings, source is None and not audit)
     problems.tell()
@@ -125,7 +120,6 @@ def _refuse_early(settings: Settings, trains: bool) -> None:
         refuse_first(settings)
         return
     refuse_unknown_model(settings.model.name)
-    refuse_other_folder(settings.model.name)
 
 
 def _publishing(settings: Settings, source: Path | None) -> Settings:

@@ -18,8 +18,9 @@ from privlora.cli.stops import Stopped
 from privlora.config import Settings, kept_settings, load_settings
 from privlora.config.groups import IN_MEMORY
 from privlora.errors import ConfigError, DataError, RunError
+from privlora.reporting.wording import spoken
 from privlora.training.files import RunFolder, no_run
-from privlora.training.sources import check_sources, found_beside, refuse_first
+from privlora.training.sources import check_sources, refuse_first
 from privlora.training.takeover import OVER, is_over
 
 if TYPE_CHECKING:
@@ -44,7 +45,7 @@ WRITING = "writing texts"
 
 ProfileOption = Annotated[
     bool,
-    typer.Option("--profile", help="Leave a page in private/ that shows where the time of a step goes."),
+    typer.Option("--profile", help="Leave a trace in private/ that shows where the time of a step goes."),
 ]
 
 
@@ -86,7 +87,7 @@ def train(
 
 
 def _settings(config: Path, overrides: list[str] | None) -> Settings:
-    settings = load_settings(config, overrides or (), beside=found_beside())
+    settings = load_settings(config, overrides or ())
     settings.refuse_a_federation()
     if settings.synthesis is not None and settings.synthesis.publish:
         raise ConfigError(
@@ -247,9 +248,12 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
     if result.profile is not None:
         places["profile"] = str(result.profile)
     statement, words = _statement(folder, result)
+    said = result.report.get("answers")
     if as_json:
-        emit({**places, "steps": result.steps, **statement})
+        emit({**places, "steps": result.steps, "answers": said, **statement})
         return
+    for line in spoken(said):
+        out().print(line)
     for name, place in places.items():
         if place is not None:
             out().print(f"{name + ':':<10}{place}")

@@ -23,6 +23,7 @@ from privlora.config.groups import (
     Settings,
 )
 from privlora.config.peft_config import adapter_settings
+from privlora.config.plain_yaml import UnboundedError, read_plain
 from privlora.config.reading import checked, kept_settings, load_settings, read_yaml, settings_from
 from privlora.config.synthesis import SynthesisSettings
 
@@ -43,10 +44,12 @@ __all__ = [
     "RunSettings",
     "Settings",
     "SynthesisSettings",
+    "UnboundedError",
     "adapter_settings",
     "checked",
     "kept_settings",
     "load_settings",
+    "read_plain",
     "read_yaml",
     "settings_from",
 ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_args
 
@@ -64,8 +65,25 @@ class Truth:
         return str(self.value).lower()
 
 
+_PATHS = ("path", "evaluation", "public_text", "file", "source", "init", "output", "name", "chat_template")
+"""Settings that may name a file or a folder; ~ in them is the user's home, as in a shell."""
+
+
+def _from_home(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_from_home(each) for each in value]
+    return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
+
+
 class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+    @model_validator(mode="before")
+    @classmethod
+    def _paths_from_home(cls, values: Any) -> Any:
+        if not isinstance(values, Mapping):
+            return values
+        return {**values, **{name: _from_home(values[name]) for name in _PATHS if name in values}}
 
     @model_validator(mode="before")
     @classmethod

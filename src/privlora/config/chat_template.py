@@ -8,24 +8,6 @@ from typing import Final
 
 from privlora.errors import named
 
-TAKEN: Final = frozenset(
-    {
-        *(
-            "messages",
-            "conversation",
-            "tools",
-            "documents",
-            "chat_template",
-            "strftime_now",
-            "tokenize",
-            "tokenizer_kwargs",
-        ),
-        *("add_generation_prompt", "continue_final_message", "padding", "truncation", "max_length"),
-        *("return_tensors", "return_dict", "return_assistant_tokens_mask"),
-    }
-)
-"""Arguments of apply_chat_template that are no variables of a template."""
-
 _LONGEST_PATH: Final = 200
 _LARGEST: Final = 1 << 20  # bytes
 
@@ -33,8 +15,10 @@ _LARGEST: Final = 1 << 20  # bytes
 def read_template(given: str) -> str:
     """The template. Raises ValueError with what to mend for a file that is not there, or text that is no template.
 
-    given: a template, which has braces, or the path of a file that holds one.
+    given: a template, which has braces, the path of a file that holds one, or the name of one of the tokenizer's.
     """
+    if re.fullmatch(r"\w{1,40}", given) and not Path(given).exists():
+        return given
     text = given if "{" in given else _of_file(given)
     if "{{" not in text and "{%" not in text:
         raise ValueError("chat_template shows nothing of a message. Fix: give a Jinja template, or its file")
@@ -59,40 +43,12 @@ def _of_file(given: str) -> str:
 def _parse(text: str) -> None:
     from jinja2 import TemplateSyntaxError
 
-    from privlora.data.jinja import draws
+    from privlora.data.sandbox import Environment
 
     try:
-        found = draws(text)
-    except TemplateSyntaxError as error:
+        Environment().parse(text)
+    except TemplateSyntaxError as error:  # whose words may quote a file of records
         raise ValueError(
-            f"chat_template, line {error.lineno}, is no Jinja{_reason(error.message or '')}. Fix: mend the template, "
-            "or leave it out for the tokenizer's own"
+            f"chat_template, line {error.lineno}, is no Jinja. Fix: mend the template, or leave it out for the "
+            "tokenizer's own"
         ) from None
-    if found is not None:
-        raise ValueError(
-            f"chat_template uses {found}, which draws at random, or may: a record's text would depend on the records "
-            "before it. Fix: remove it"
-        )
-
-
-_QUOTED: Final = re.compile(r"'([^']*)'")
-_TAGS: Final = "for if set macro block call filter raw generation"
-_OF_JINJA: Final = frozenset(
-    [
-        *(f"{end}{tag}" for tag in _TAGS.split() for end in ("", "end")),
-        *("elif", "else", "in", "end of print statement", "end of statement block", "end of template"),
-        *("name", "string", "integer"),
-    ]
-)
-
-
-def _reason(said: str) -> str:
-    """What Jinja says, in brackets, without words of the template: the file may be one of records."""
-    if not said or "\\" in said or '"' in said or said.count("'") % 2:  # an apostrophe is no quote
-        return ""
-
-    def word(found: re.Match[str]) -> str:
-        own = found[1] in _OF_JINJA or not any(map(str.isalnum, found[1]))
-        return found[0] if own else "what is not shown"
-
-    return f" ({_QUOTED.sub(word, said).strip().rstrip('.')})"

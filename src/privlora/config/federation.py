@@ -36,6 +36,16 @@ RULE_NAMES: Final = (
 _OF_ONE_RULE: Final = {"oversampling": "fedask", "warm_sketch": "fedask", "proximal": "fedprox"}
 
 
+def honest_left(clients: int, threshold: int, colluding: int) -> int:
+    """How many honest clients are in the smallest sum that a server opens with the help of ``colluding`` of a round's
+    clients; 1 where it opens single answers.
+
+    A list of survivors takes the signatures of threshold - colluding honest clients. Two lists of one sum, which open
+    single answers, take twice as many, and there are clients - colluding.
+    """
+    return threshold - colluding if 2 * threshold > clients + colluding else 1
+
+
 class ClientSettings(Group):
     """One owner of records."""
 
@@ -50,11 +60,7 @@ class ClientSettings(Group):
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         if not _NAME.fullmatch(name):
-            wrong = re.search("[^A-Za-z0-9_-]", name)
-            holds = f": it holds {wrong.group()!r}" if wrong else ""
-            raise ValueError(
-                f"{named(name)} is not a name that a folder may have{holds}. Fix: {_NAME_IN_WORDS}"
-            )
+            raise ValueError(f"{named(name)} is not a name that a folder may have. Fix: {_NAME_IN_WORDS}")
         return name
 
 
@@ -91,7 +97,7 @@ class FederationSettings(Group):
     """How many; where there are phases, the sum of theirs, which nobody gives."""
     local_steps: Countable = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
-    phases: list[PhaseSettings] | None = Field(default=None, min_length=1)
+    phases: list[PhaseSettings] | None = Field(default=None, min_length=1, max_length=32)
     """In the place of rounds and local_steps: rounds of several kinds, in their order, each as “- {rounds: 4,
     local_steps: 3, expected_batch_size: 128}”."""
     clients_per_round: int | None = Field(default=None, ge=1)
@@ -107,8 +113,9 @@ class FederationSettings(Group):
     secure_aggregation: bool | None = None
     """Whether the server sees sums only; null: where the rule or the privacy model needs it."""
     survivors: int | None = Field(default=None, ge=1)
-    """t: of the clients of a round, how many honest ones' noise the statement counts on where noise is distributed;
-    rounds with fewer are void. Null: all of them, so that a round in which a client drops out is void."""
+    """t: how many clients of a round have to be in a secure sum, else the round is void; where noise is distributed,
+    the statement counts on their noise. Above two thirds of them, so that a server cannot open single answers with the
+    help of the others. Null: all of them, so that a round in which a client drops out is void."""
     weights: list[float] | None = None
     """PUBLIC weights of the clients, in their order; null: equal. Never the private numbers of records."""
     oversampling: int = Field(default=0, ge=0)
@@ -184,6 +191,11 @@ class FederationSettings(Group):
         return self.survivors or self.per_round
 
     @property
+    def colluding(self) -> int:
+        """Clients of a round that may work for the server, without which it could open no single answer."""
+        return self.per_round - self.threshold
+
+    @property
     def of_other_rules(self) -> list[str]:
         """Settings that are without effect, because they belong to another rule."""
         return [name for name, rule in _OF_ONE_RULE.items() if rule != self.rule]
@@ -240,15 +252,6 @@ class FederationSettings(Group):
             )
         return clients
 
-    @field_validator("weights", mode="before")
-    @classmethod
-    def _numbers_in_order(cls, weights: Any) -> Any:
-        if weights is not None and not isinstance(weights, list | tuple):
-            raise ValueError(
-                "it is not a list. Fix: write one number for each client, in the order of clients, as [1, 1, 2]"
-            )
-        return weights
-
     @field_validator("rule")
     @classmethod
     def _is_in_the_table(cls, rule: str) -> str:
@@ -262,14 +265,10 @@ class FederationSettings(Group):
         names = [] if isinstance(clients, int) else [client.name for client in clients]
         if (clients if isinstance(clients, int) else len(clients)) < 2:
             raise ValueError("a federation has at least 2 clients. Fix: `privlora train` serves one")
-        if len(set(names)) < len(names):
-            raise ValueError(
-                "two clients have the same name, so one would be charged for the other. Fix: rename one"
-            )
         if len({name.lower() for name in names}) < len(names):
             raise ValueError(
-                "names of two clients differ in small and capital letters alone, and some disks would give them one "
-                "folder, with one ledger. Fix: rename one"
+                "two clients have the same name, perhaps but for capital letters, so one would be charged for the "
+                "other. Fix: rename one"
             )
         return clients
 
@@ -294,23 +293,15 @@ class FederationSettings(Group):
                 "split, column and alpha cut data.path, and clients have paths of their own. Fix: remove either",
             ),
             (
-                self.alpha is not None and self.split != "dirichlet",
-                f"alpha belongs to split=dirichlet, and split={self.split} would ignore it. Fix: add split: dirichlet "
-                "and column: the column of labels; or remove alpha",
+                (self.alpha is None) == (self.split == "dirichlet"),
+                f"split=dirichlet takes alpha, and no other split does; this is split={self.split}. Fix: "
+                + ("remove alpha, or add split: dirichlet" if self.alpha else "add alpha: 0.5"),
             ),
             (
-                self.column is not None and self.split == "iid",
-                "column says by what data.path is cut, and split=iid cuts at random. Fix: add split: dirichlet or "
-                "split: column; or remove column",
-            ),
-            (
-                self.column is None and self.split != "iid",
-                f"split={self.split} cuts by a column of data.path, and none is named. Fix: add column: label, or "
-                "what the column is called",
-            ),
-            (
-                self.split == "dirichlet" and self.alpha is None,
-                "split=dirichlet lacks alpha. Fix: add alpha: 0.5, which gives clients uneven shares",
+                (self.column is None) == (self.split != "iid"),
+                f"split={self.split} {'cuts at random, and not by' if self.column else 'cuts by'} a column of "
+                "data.path. Fix: "
+                + ("remove column, or add split: column" if self.column else "name it, as column: label"),
             ),
             (
                 self.per_round > self.size,
@@ -339,8 +330,9 @@ class FederationSettings(Group):
                 "rule=joint hides records, not clients. Fix: remove privacy_model, or choose another rule",
             ),
             (
-                self.joint and self.weights is not None,
-                "rule=joint adds records up, whoever has them, so clients have no weights. Fix: remove weights",
+                self.weights is not None and (self.joint or self.privacy_model == "client"),
+                f"{'rule=joint' if self.joint else 'privacy_model=client'} counts all clients alike, so they have no "
+                "weights. Fix: remove weights",
             ),
             (
                 self.trusted_server and self.privacy_model != "client",
@@ -352,11 +344,6 @@ class FederationSettings(Group):
                 "trusted_server adds noise to updates that it sees. Fix: remove it, so that clients add their shares",
             ),
             (
-                self.privacy_model == "client" and self.weights is not None,
-                "privacy_model=client clips all clients to one norm and adds them up, so they have no weights. "
-                "Fix: remove weights",
-            ),
-            (
                 self.weights is not None and self.secure and max(self.weights) > 100 * min(self.weights),
                 "secure sums with weights that differ by more than a factor of 100 would be nearly one client's "
                 "update. Fix: make them more alike",
@@ -366,10 +353,10 @@ class FederationSettings(Group):
                 "survivors goes with secure sums. Fix: remove it, or add secure_aggregation: true",
             ),
             (
-                self.survivors is not None and not self.per_round / 2 < self.survivors <= self.per_round,
-                f"survivors must be above half of the {self.per_round} clients of a round, and at most all of them: "
-                "with less, a server could open two sums of one round. "
-                f"Fix: {self.per_round // 2 + 1} to {self.per_round}",
+                not 2 * self.per_round < 3 * self.threshold <= 3 * self.per_round,
+                f"survivors must be above two thirds of the {self.per_round} clients of a round, and at most all of "
+                "them: with less, a server could open single answers with the help of the other clients. "
+                f"Fix: survivors: {2 * self.per_round // 3 + 1}, or more; removed, it is all {self.per_round}",
             ),
         ]
         all_of(ValueError(what) for wrong, what in problems if wrong)

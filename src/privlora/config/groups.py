@@ -14,16 +14,16 @@ from pydantic import Field, PrivateAttr, ValidationError, field_validator, model
 
 from privlora.config.auto import AUTO, AutoSettings, OrAuto, OrTrue, without_auto
 from privlora.config.base import Countable, Group, Lacking, Wrong, all_of
-from privlora.config.chat_template import TAKEN, read_template
+from privlora.config.chat_template import read_template
 from privlora.config.federation import FederationSettings
 from privlora.config.one_place import MICRO_BATCH, misplaced, of_mapping
 from privlora.config.places import Places, Where, placed
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
-from privlora.data.labels import Classes, classes_of
-from privlora.data.records import HUB, shown
+from privlora.data.labels import Classes, Labels, classes_of
+from privlora.data.records import shown
 from privlora.data.tasks import TASKS
-from privlora.data.templates import parse
+from privlora.data.templates import TAKEN, parse
 from privlora.errors import ConfigError, PrivloraError, echoed, nearest
 from privlora.names import EITHER, KINDS, in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
@@ -211,6 +211,9 @@ class AdapterSettings(Group):
         return self
 
 
+_OF_TEMPLATES: Final = ("tools", "split_special_tokens", "chat_template", "chat_template_kwargs")
+
+
 class DataSettings(Group):
     """The private records."""
 
@@ -224,11 +227,18 @@ class DataSettings(Group):
     text: str | None = None
     """Column that holds the whole text, or a format such as "{title}\\n{body}"."""
     prompt: str | None = None
-    """Column or format of the prompt; goes with completion."""
+    """Column or format of the prompt, or column of a list of messages; goes with completion."""
     completion: str | None = None
-    """Column or format of the answer that follows the prompt, with nothing between the two."""
+    """Column or format of the answer, or column of a list of messages, of which the assistant's are learnt."""
+    template: Literal["auto", "chat", "none"] = "auto"
+    """How prompt and completion meet. auto: as turns of a user and an assistant where there is a chat template; what a
+    format such as "Question: {q}\\nAnswer:" makes is a turn, too, unless it writes control tokens itself. chat: the
+    same, and a tokenizer without one is refused. none, and auto without one: as they stand, with a newline between if
+    neither has white space there. A task's are as none."""
     messages: str | None = None
     """Column of chat messages, rendered by the tokenizer's chat template."""
+    tools: str | None = "tools"
+    """Column with the tools that a chat may call, for the chat template; records need not have it."""
     chosen: str | None = None
     """Column or format of the better one of two answers to prompt, and rejected of the other: the run then learns the
     preference (DPO). Without prompt both are columns of chat messages. A record is a unit with both of its answers."""
@@ -241,20 +251,26 @@ class DataSettings(Group):
     """Column of a label. The run then trains a classifier (AutoModelForSequenceClassification) on text, or on the pair
     text and text_pair: the model's last layer learns with the adapter, under the same clipping and noise. With task,
     write label: texts and labels are the task's own."""
-    labels: list[str] | int | Literal["score"] | None = None
-    """All labels that there can be: their names in order, how many if records hold the numbers from 0 on, or score for
-    a number that is to be predicted. PUBLIC, since a label that a single record has would show that record."""
+    labels: Labels | None = None
+    """All labels that there can be: names, as ["no", "yes"]; a name for each number that records hold, as
+    {0: negative, 1: positive}; how many, if they hold the numbers from 0 on; or score, of a number. PUBLIC, since a
+    label that a single record has would show that record."""
     text_pair: str | None = None
     """Column or format of the second text of a pair, with label."""
     chat_template: str | None = None
-    """A chat template in the place of the tokenizer's: a file, which is read once, or the template itself. It is a
-    setting and public: reports tell its SHA-256. The base model's own tokenizer stays as it is."""
+    """A chat template instead of the tokenizer's: a file, which is read once, the template itself, or the name of one
+    of several that the tokenizer has. It is public: reports tell its SHA-256. The tokenizer itself stays as it is."""
     chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(default={})
     """What the template is told beside messages, as {enable_thinking: false}."""
+    split_special_tokens: bool = True
+    """Read control tokens that a record spells, such as "<|im_end|>", as its text, so that no record forges a turn. Set
+    it to false for texts that a chat template has already rendered."""
     loss_on: Literal["all", "completion"] = "all"
     """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns)."""
     max_length: int = Field(default=512, ge=2)
-    """Longest text in tokens; prompts are cut before completions. The default gives way to a model's smaller limit."""
+    """Longest text in tokens. The default gives way to a model's smaller limit."""
+    truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
+    """What stays of a longer text: its first tokens, or its last ones."""
     chunk: bool = False
     """Divide texts that are longer than max_length into chunks of like length, and train on all of them; else they are
     cut. All chunks of a text are one unit, with one clip and one charge, and with unit=user they are the user's."""
@@ -268,11 +284,6 @@ class DataSettings(Group):
     against replacing a record, not against adding or removing one. Refused with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
-    cache: bool = False
-    """Keep the tokens of the private records in the run's folder private/, so that `privlora resume` reads them there;
-    in a study, its cells and workers share them. Off by default: nothing else that a run writes holds a record, and
-    tokens are the records' texts in another spelling. They stay until the folder is removed. Methods that release
-    votes take the texts themselves, and keep nothing."""
     unchecked: bool = False
     """Train even if the records do not fit the settings: more than twice or fewer than half as many units as the public
     number, most of them without a token to train on, or most of them cut to less than half by max_length. This setting
@@ -284,14 +295,20 @@ class DataSettings(Group):
         if self.task is not None and self.label is not None:  # what data.tasks.labelled_record makes
             return {"text": "text", "prompt": None, "completion": None, "messages": None}
         if self.task is not None:  # what data.tasks.task_record makes
-            return {"text": None, "prompt": "prompt", "completion": "completion", "messages": None}
+            names = {"text": None, "prompt": "prompt", "completion": "completion", "messages": None}
+            return names | self._said(template="none")
         if self.chosen is not None:
             return self._answers_in(self.chosen)
         named = {k: getattr(self, k) for k in ("text", "prompt", "completion", "messages")}
-        if self.messages is not None:
-            chat = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
-            return named | {name: value for name, value in chat.items() if value}
-        return named if any(named.values()) else {**named, "text": "text"}
+        return (named if any(named.values()) else {**named, "text": "text"}) | self._said(
+            template=self.template
+        )
+
+    def _said(self, template: str) -> dict[str, Any]:
+        """Further arguments of the template that are not at their defaults."""
+        told = {"template": template, **{name: getattr(self, name) for name in _OF_TEMPLATES}}
+        fields = {**type(self).model_fields}
+        return {name: value for name, value in told.items() if value != fields[name].default}
 
     @property
     def beta(self) -> float:
@@ -304,12 +321,9 @@ class DataSettings(Group):
         return None if self.rejected is None else self._answers_in(self.rejected)
 
     def _answers_in(self, column: str) -> dict[str, Any]:
-        if self.prompt is not None:
-            return {"text": None, "prompt": self.prompt, "completion": column, "messages": None}
-        chat = {"chat_template": self.chat_template, "chat_template_kwargs": self.chat_template_kwargs}
-        return {"text": None, "prompt": None, "completion": None, "messages": column} | {
-            name: value for name, value in chat.items() if value
-        }
+        alone = self.prompt is None
+        names = {"text": None, "prompt": self.prompt, "completion": None if alone else column}
+        return names | {"messages": column if alone else None} | self._said(template=self.template)
 
     @property
     def pair(self) -> str | None:
@@ -326,7 +340,7 @@ class DataSettings(Group):
         if self.task is None:
             assert self.labels is not None
             return classes_of(self.label, self.labels)
-        return Classes("label", TASKS[self.task].names, numbered=True)
+        return Classes("label", TASKS[self.task].names, tuple(range(len(TASKS[self.task].names))))
 
     @model_validator(mode="before")
     @classmethod
@@ -352,7 +366,7 @@ class DataSettings(Group):
 
     @field_validator("labels")
     @classmethod
-    def _two_classes(cls, given: list[str] | int | Literal["score"] | None) -> Any:
+    def _two_classes(cls, given: Labels | None) -> Any:
         if given is not None:
             try:
                 classes_of("label", given)
@@ -427,21 +441,20 @@ class DataSettings(Group):
                 f"prompt and completion go together. Fix: name the column {lacking}, or use text"
             )
         chat = [k for k in ("chat_template", "chat_template_kwargs") if getattr(self, k)]
-        if chat and self.messages is None and (self.chosen is None or self.prompt is not None):
+        if chat and (self.text is not None or not any(forms) or self.template == "none"):
             yield ValueError(
-                f"{chat[0]} is read with messages alone, and no column of messages is named. Fix: name it, as "
-                f"messages: messages, or remove {chat[0]}"
+                f"{chat[0]} is read for chats alone, and these records are none. Fix: name a column of messages, or "
+                f"prompt and completion without template=none, or remove {chat[0]}"
+            )
+        if self.template != "auto" and self.prompt is None:
+            yield ValueError(
+                "template says how prompt and completion meet. Fix: name their columns, or remove it"
             )
         trains = self.task is None and self.label is None and self.loss_on == "completion"
         if trains and (self.text is not None or not any(forms)):
             yield ValueError(
                 "loss_on=completion needs prompt and completion, or messages. Fix: name their columns, or remove "
                 "loss_on"
-            )
-        if self.cache and any(path == IN_MEMORY or path.startswith(HUB) for path in _strings(self.path)):
-            yield ValueError(
-                "cache keeps the tokens of files, which are known by their bytes, and these records are in none. "
-                "Fix: give local files as data.path, or remove data.cache"
             )
         shared = _shared(self.path, self.evaluation)
         if shared is not None:
@@ -473,8 +486,6 @@ class DataSettings(Group):
             )
         if self.loss_on != "completion":
             yield ValueError("a preference is about answers alone. Fix: remove loss_on")
-        if self.cache:
-            yield ValueError("cache keeps the tokens of one text a record. Fix: remove data.cache")
 
     def _other_than_labels(self) -> Iterator[Wrong]:
         if self.label is None:
@@ -493,8 +504,6 @@ class DataSettings(Group):
             yield ValueError(
                 "loss_on and add_eos are of texts that the model learns to write. Fix: remove them, or label"
             )
-        if self.cache:
-            yield ValueError("cache keeps tokens, and no labels beside them. Fix: remove data.cache")
         if self.task is None:
             if self.labels is None:
                 yield ValueError(

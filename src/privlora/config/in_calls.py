@@ -24,11 +24,10 @@ _OWN: Final = {
     ("run", "output"): "output",
 }
 """Settings that are arguments of their own."""
-_BOTH_FORMS: Final = re.compile(
-    r"(?:set |name one of its columns, as )(data\.[^(]*?) \(in Python (columns=dict\(.*?\))\)"
-)
-_VALUE: Final = r"([^\s,;]+)(?=$|[,;]| in the group )"
-_SETTING: Final = re.compile(rf"\b{_PLACE}\b(?:=([^\s,;()]+))?")
+_WHOLE: Final = r"\[[^\]]*\]|\{[^}]*\}"
+"""A list or a mapping."""
+_VALUE: Final = rf"({_WHOLE}|[^\s,;]+)(?=$|[,;]| in the group )"
+_SETTING: Final = re.compile(rf"\b{_PLACE}\b(?:=({_WHOLE}|[^\s,;()]+))?")
 _LINE: Final = re.compile(rf"^(add |)(\w+): {_VALUE}|(, as |Write )(\w+): {_VALUE}(?: in the group (\w+))?")
 _VERBATIM: Final = re.compile(r"[-+.\d][-+.\de_]*|[A-Z]+|…|'.*'|\".*\"")
 """Numbers, strings and what stands for a value are written alike."""
@@ -69,8 +68,6 @@ def as_in_python(error: PrivloraError, names: Mapping[tuple[str, str], str] | No
         return field_of(Settings.model_fields, f"{group}.{name}") is not None
 
     def mended(one: PrivloraError, fix: str) -> str:
-        if one.what.endswith(" is no local file"):
-            fix += '; a text itself goes in a list, as ["one text", "another"]'
         of_what = re.search(_PLACE, one.what)
 
         def line(found: re.Match[str]) -> str:
@@ -80,11 +77,7 @@ def as_in_python(error: PrivloraError, names: Mapping[tuple[str, str], str] | No
             group = found[7] or (of_what[1] if of_what else "")
             return f"{before}{argument(group, name, value)}" if known(group, name) else found[0]
 
-        def both(found: re.Match[str]) -> str:
-            text = re.fullmatch(r"columns=dict\(text=(.*)\)", found[2])
-            return f"pass {argument('data', 'text', text[1]) if text else found[2]}"
-
-        fix = _LINE.sub(line, _BOTH_FORMS.sub(both, fix))
+        fix = _LINE.sub(line, fix)
         return _SETTING.sub(
             lambda found: argument(found[1], found[2], found[3]) if known(found[1], found[2]) else found[0],
             fix,
@@ -97,8 +90,8 @@ def _as_python(value: str) -> str:
     """
     >>> _as_python("1e-5"), _as_python("true"), _as_python("prism")
     ('1e-5', 'True', "'prism'")
-    >>> _as_python("[negative")
-    '[negative'
+    >>> _as_python("{0: bad, 1: good}"), _as_python("[negative, positive]")
+    ("{0: 'bad', 1: 'good'}", "['negative', 'positive']")
     """
     if _VERBATIM.fullmatch(value):
         return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -47,9 +47,6 @@ _WHY_UNKNOWN: Final = "were it ignored, the run might lack a protection that you
 _MORE_SAID = re.compile(r"\.? Fix: ")
 
 Location = tuple[int | str, ...]
-Beside = Callable[[Settings, frozenset[Location]], Sequence[PrivloraError]]
-"""What else is wrong, of settings of which some, as (group, name), or whole groups, as (group,), are not as they were
-given: what is wrong was taken out."""
 Problem = Mapping[str, Any]
 """One of pydantic's errors."""
 
@@ -108,11 +105,9 @@ def _keys(root: Any) -> Iterator[tuple[Location, yaml.Node]]:
                 yield (group.value, name.value), name
 
 
-def checked_settings(
-    values: Mapping[str, Any], origin: Origin, rows: bool = False, beside: Beside | None = None
-) -> Settings:
+def checked_settings(values: Mapping[str, Any], origin: Origin, rows: bool = False) -> Settings:
     """The settings of a run. rows: whether to ask what the method's row can have. Raises ConfigError for all that is
-    wrong with them; where anything is, for what is found beside it as well."""
+    wrong with them."""
     no_groups = _no_groups(values, origin)
     groups = Located((group, v) for group, v in values.items() if group not in no_groups)
     groups.where = origin.where
@@ -125,7 +120,7 @@ def checked_settings(
         if (group,) not in unknown and group not in no_groups
     }
     rest |= {group: _stands_in(group, values) for group in no_groups if group not in _MAY_LACK}
-    problems, found, replaced = _problems(rest)
+    problems, found = _problems(rest)
     method, privacy = rest.get("method", {}), rest.get("privacy", {})
     of_row = []
     if rows and isinstance(method, Mapping) and isinstance(privacy, Mapping):
@@ -144,11 +139,6 @@ def checked_settings(
     told += [_of_row(name, error, origin) for name, error in of_row]
     places = [*unknown, *((group,) for group in no_groups), *map(_of_what, problems)]
     places += [("method", name) for name, _ in of_row]
-    if beside is not None and found is not None:
-        found.given_at(origin.where)
-        more = beside(found, frozenset(place[:2] for place in (*places, *replaced)))
-        if more:
-            raise _of([*told, *more], origin.source) from None
     raise _one_of(told, origin, places)
 
 
@@ -267,11 +257,10 @@ _NEUTRAL: Final[Mapping[str, Any]] = {
 _ROUNDS: Final = 5  # problems of values, of groups, of all groups together, and what is left of each
 
 
-def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None, frozenset[Location]]:
-    """All of pydantic's; the settings without what is wrong, if that makes any; and all of which something else stands
-    in those. It looks at values first, then at each group and then at all of them, so each time what is wrong is mended
-    and the rest looked at again."""
-    found, seen, replaced = list[Any](), set[tuple[Any, ...]](), set[Location]()
+def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None]:
+    """All of pydantic's; and the settings without what is wrong, if that makes any. It looks at values first, then at
+    each group and then at all of them, so each time what is wrong is mended and the rest looked at again."""
+    found, seen = list[Any](), set[tuple[Any, ...]]()
     federated = "federation" in values
     for number in range(_ROUNDS):
         try:
@@ -279,30 +268,17 @@ def _problems(values: Mapping[str, Any]) -> tuple[list[Any], Settings | None, fr
         except ValidationError as error:
             new = [p for p in error.errors() if (p["loc"], p["type"], p["msg"]) not in seen]
         else:
-            return found, settings, frozenset(replaced)
+            return found, settings
         if not new:
             break
         seen |= {(p["loc"], p["type"], p["msg"]) for p in new}
-        replaced |= {_of_what(p) for p in new}
         # What lacks beside a contradiction of all groups was not looked at before; later it was taken out here.
         hidden = number == 1 and {p["loc"] for p in found} == {()} and not federated
         found += [
             p for p in new if number == 0 or hidden or not (p["type"] in _TAKEN_OUT or _follows(p, found))
         ]
         values = _mended(values, new)
-    return found, _not_together(values), frozenset(replaced)
-
-
-def _not_together(values: Mapping[str, Any]) -> Settings | None:
-    """Settings whose groups contradict one another; None where one of them is none."""
-    groups = dict[str, Any]()
-    for name, field in Settings.model_fields.items():
-        given, kind = values.get(name), group_in(field.annotation)
-        try:
-            groups[name] = None if given is None and name in _MAY_LACK else kind and kind(**(given or {}))
-        except (ValidationError, TypeError):
-            return None
-    return Settings.model_construct(**groups)
+    return found, None
 
 
 _LACKS_LABELS: Final = "Value error, label needs labels"
@@ -422,11 +398,12 @@ def _told(
     groups = list(Settings.model_fields)
     lacking.sort(key=lambda place: groups.index(str(place[0])) if place[0] in groups else 0)
     found = _missing(lacking, federated=values.get("federation") is not None)
-    wrong = [_wrong(problem, problems, origin) for problem in _furthest(problems)]
-    if len(wrong) > _SHOWN:
-        last = wrong[_SHOWN - 1]
-        more = ConfigError(f"{last.what}, and {len(wrong) - _SHOWN} more", why=last.why, fix=last.fixes)
-        wrong = [*wrong[: _SHOWN - 1], more]
+    problems = _furthest(problems)
+    wrong = [_wrong(problem, problems, origin) for problem in problems[:_SHOWN]]
+    if len(problems) > _SHOWN:
+        last = wrong.pop()
+        more = f"{last.what}, and {len(problems) - _SHOWN} more"
+        wrong.append(ConfigError(more, why=last.why, fix=last.fixes))
     return found + wrong
 
 
@@ -434,10 +411,10 @@ def _furthest(problems: list[Any]) -> list[Any]:
     """One of each setting: of a value that may be several things, the one that was read furthest."""
     wrong = [problem for problem in problems if problem["type"] not in ("missing", "lacking")]
     places = [_place(problem["loc"]) for problem in wrong]
+    around = {place[:end] for place in places for end, sign in enumerate(place) if sign in ".["}
     found: dict[tuple[str, str], Any] = {}
     for place, problem in zip(places, wrong, strict=True):
-        inner = "." in place and any(other.startswith((f"{place}.", f"{place}[")) for other in places)
-        if inner:
+        if "." in place and place in around:
             continue
         key = place, "" if "." in place else problem["msg"]  # of a group, or all of them, each is another
         if key not in found or len(problem["loc"]) > len(found[key]["loc"]):
@@ -486,7 +463,8 @@ def _unknown_in(values: Mapping[str, Any]) -> dict[tuple[Any, ...], str]:
         assert issubclass(kind, BaseModel)
         for key in inner or ():
             if key not in kind.model_fields:
-                unknown[(group, key)] = named_here(group, key, inner[key], values)
+                told = len(unknown) < _NAMES_SHOWN  # of thousands it would take minutes
+                unknown[(group, key)] = named_here(group, key, inner[key], values) if told else ""
     return unknown
 
 
@@ -646,6 +624,8 @@ def _to_mend(problem: Problem) -> str:
         return elsewhere or nearest(named(given).strip("'"), options)
     shown = not _hides(problem["loc"]) and echoed(given) == repr(given)
     if kind == "string_type" and isinstance(given, int | float) and shown:
+        if isinstance(given, bool):
+            return 'YAML reads yes, no, on and off as true and false: write them in quotes, as ["yes", "no"]'
         return f'write it in quotes: "{given}"'
     if kind == "string_type" and isinstance(given, Mapping) and problem["loc"][0] == "data":
         name = _plain_place(problem["loc"])

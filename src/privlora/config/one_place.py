@@ -106,11 +106,6 @@ _TABLE: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
         "are",
         "give all clients a base model whose tokenizer has it",
     ),
-    "data.cache": (
-        _true,
-        "data.cache does not go with a federation, whose clients keep no tokens",
-        "remove it",
-    ),
     "privacy.steps": (
         _given,
         "privacy.steps is of a run in one place, and a federation's follows from its rounds",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import difflib
 import re
 from collections.abc import Iterable, Mapping
-from functools import cache
 from pathlib import Path
 from typing import Any, Final, TypeVar
 
@@ -13,27 +12,24 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from privlora.config.auto import spelt_out, with_all_auto
-from privlora.config.base import group_in
 from privlora.config.foreign_names import tool_of
 from privlora.config.groups import Settings
-from privlora.config.mistakes import Beside, Origin, checked_settings, mistakes, natural
+from privlora.config.mistakes import Origin, checked_settings, mistakes, natural
 from privlora.config.nearby import whereabouts
 from privlora.config.not_settings import refuse_other_than_settings, refuse_settings_first
+from privlora.config.plain_yaml import TWICE, UnboundedError, read_plain
 from privlora.errors import ConfigError, Together, named, typed
 
 _Checked = TypeVar("_Checked", bound=BaseModel)
 
 
-def load_settings(
-    path: str | Path, overrides: Iterable[str] = (), *, beside: Beside | None = None
-) -> Settings:
-    """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError; beside:
-    see `settings_from`."""
+def load_settings(path: str | Path, overrides: Iterable[str] = ()) -> Settings:
+    """Read a YAML file, apply ``group.key=value`` overrides and ask what its row can have. Raises ConfigError."""
     overrides = list(overrides)
     refuse_settings_first(path, overrides)
     content = read_yaml(path)
     _refuse_other_tool(path, content)
-    return settings_from(content, overrides, str(path), Path(path), rows=True, beside=beside)
+    return settings_from(content, overrides, str(path), Path(path), rows=True)
 
 
 def _refuse_other_tool(path: str | Path, content: Mapping[str, Any]) -> None:
@@ -43,8 +39,7 @@ def _refuse_other_tool(path: str | Path, content: Mapping[str, Any]) -> None:
     if tool is not None and own < 2 and "privacy" not in content:  # of litgpt, data is a group, too
         raise ConfigError(
             f"{str(path)!r} holds settings of {tool}, and not of privlora",
-            fix=f"`privlora init records.jsonl --from {path}`, with your own records, takes over what means the same "
-            "here, and says why the rest does not",
+            fix="`privlora init records.jsonl --model NAME`, with your own records, proposes settings of privlora",
         )
 
 
@@ -70,7 +65,7 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
     text = ""
     try:
         text = Path(path).read_text(encoding="utf-8")
-        content = yaml.load(text, Loader=_StrictLoader)
+        content = read_plain(text)
     except (OSError, UnicodeDecodeError) as error:
         near = _near(Path(path)) if isinstance(error, FileNotFoundError) else None
         raise ConfigError(
@@ -81,14 +76,16 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
             if near is None
             else f"did you mean {near!r}?",
         ) from None
-    except (yaml.YAMLError, RecursionError) as error:
+    except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         colonless = _line_without_a_colon(error, text)
         line = colonless or (mark.line + 1 if mark else None)
         where = f", line {line}" if line else ""
         problem = getattr(error, "problem", None) or type(error).__name__
+        if isinstance(error, UnboundedError):
+            raise ConfigError(f"{str(path)!r}{where} holds {problem}", fix=error.fix) from None
         if not quoted:
-            problem = "a key is given twice" if problem.endswith(_TWICE) else type(error).__name__
+            problem = "a key is given twice" if problem.endswith(TWICE) else type(error).__name__
         tab = "\\t" in problem
         problem = _QUOTED.sub(
             "what is not shown", _OWN.sub(r"\1", problem)
@@ -136,11 +133,9 @@ def settings_from(
     file: Path | None = None,
     *,
     rows: bool = False,
-    beside: Beside | None = None,
 ) -> Settings:
     """Check plain nested mappings (as from YAML) and overrides. file: where they stand, whose lines errors name. rows:
-    whether what the method's row cannot have is wrong, too. beside: where anything is wrong, finds what else is.
-    Raises ConfigError for all that is wrong with them."""
+    whether what the method's row cannot have is wrong, too. Raises ConfigError for all that is wrong with them."""
     merged: dict[str, Any] = {}
     for group, values in spelt_out(content).items():
         merged[group] = dict(values) if isinstance(values, Mapping) else values
@@ -149,7 +144,7 @@ def settings_from(
     merged = dict(with_all_auto(merged))
     origin = Origin(source, frozenset(place for place in overridden if place is not None), file)
     with typed(override.partition("=")[2].strip() for override in overrides):
-        settings = unread.of(None, checked_settings, merged, origin, rows, beside)
+        settings = unread.of(None, checked_settings, merged, origin, rows)
     unread.tell()
     assert settings is not None
     return settings
@@ -186,8 +181,8 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
         fix = _GENERAL if told is None else _as_written(told, value)
         raise ConfigError(f"cannot read override {named(override)}", fix=fix)
     try:
-        parsed = yaml.load(value, Loader=_StrictLoader)
-    except (yaml.YAMLError, RecursionError):
+        parsed = read_plain(value)
+    except yaml.YAMLError:
         raise ConfigError(
             f"the value of override {named(key)} is not valid YAML",
             fix="""put quotes inside those of the shell, as 'data.text="{title}"'""",
@@ -216,45 +211,6 @@ def _as_written(told: str, value: str) -> str:
     return f"write {found[1]}{found[2] or f'={shown}'} (group.key=value){found[3] or ''}"
 
 
-_TWICE: Final = "is given twice"
 _OWN: Final = re.compile(r"'(<[a-z ]+>)'")
 """YAML's own words, among what it quotes."""
 _QUOTED: Final = re.compile(r"""['"].{3,}['"]""", re.DOTALL)
-
-
-class _StrictLoader(yaml.SafeLoader):
-    """YAML's plain types, and no key twice in a mapping: one of two clip_norm would be lost silently."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen = set()
-        for key_node, _ in node.value:
-            if not isinstance(key_node, yaml.ScalarNode):
-                continue  # a list or a mapping, which yaml itself refuses as a key
-            if key_node.value in seen:
-                key = (
-                    key_node.value if key_node.value in _names() else "a key"
-                )  # of records it may be a person's name
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key} {_TWICE}", problem_mark=key_node.start_mark
-                )
-            seen.add(key_node.value)
-        return super().construct_mapping(node, deep)
-
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """A value that is none of its kind is an error of YAML, without the value."""
-        try:
-            return super().construct_object(node, deep)
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-            raise yaml.constructor.ConstructorError(
-                problem="a value that is none of its kind, as a day that no month has",
-                problem_mark=node.start_mark,
-            ) from None
-
-
-@cache
-def _names() -> frozenset[str]:
-    """Of all groups and their settings."""
-    groups = [group_in(field.annotation) for field in Settings.model_fields.values()]
-    return frozenset(Settings.model_fields).union(
-        *(group.model_fields for group in groups if group is not None)
-    )

@@ -1,15 +1,18 @@
-"""From the token ids of segments to examples, many records at a time: BOS, EOS, what is cut, and where the loss is."""
+"""From texts to examples, many records at a time: token ids, BOS, EOS, what is cut, and where the loss is."""
 
 from __future__ import annotations
 
+import json
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import chain, pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from privlora.data.rendering import Rendered, Span, control_tokens
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -27,6 +30,8 @@ class Frame:
     eos: list[int]
     max_length: int
     label_all: bool
+    keeps: Literal["start", "end"] = "start"
+    """Which part of a text that is too long stays."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +49,7 @@ class Tokens:
     dropped: NDArray[np.int32]
     """(N,) tokens that did not fit into max_length."""
     blank: NDArray[np.bool_]
-    """(N,) whether the trained part is empty."""
+    """(N,) whether the trained part is empty, or the prompt before it is cut away altogether."""
 
     @property
     def beside_ids(self) -> int:
@@ -105,32 +110,123 @@ def edges_of(labelled: NDArray[np.bool_], starts: Integers) -> tuple[NDArray[np.
 
 
 def frame_of(
-    tokenizer: PreTrainedTokenizerBase, max_length: int, label_all: bool, add_eos: bool, *, is_chat: bool
+    tokenizer: PreTrainedTokenizerBase,
+    max_length: int,
+    label_all: bool,
+    add_eos: bool,
+    *,
+    is_chat: bool,
+    keeps: Literal["start", "end"] = "start",
 ) -> Frame:
     encoded = tokenizer("a", return_special_tokens_mask=True)
     adds_bos = not is_chat and encoded["special_tokens_mask"][:1] == [1]
     bos = encoded["input_ids"][0] if adds_bos else tokenizer.bos_token_id
-    eos = [tokenizer.eos_token_id] if add_eos and not is_chat else []
-    return Frame([] if bos is None else [bos], adds_bos, eos, max_length, label_all)
+    eos = [] if not add_eos or tokenizer.eos_token_id is None else [tokenizer.eos_token_id]
+    return Frame([] if bos is None else [bos], adds_bos, eos, max_length, label_all, keeps)
 
 
-def tokenize(texts: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> Iterator[list[int]]:
-    """The token ids of each text by itself, without special tokens around it; a text that repeats is read once."""
-    distinct = list(dict.fromkeys(texts))
-    found = dict(zip(distinct, _encode(distinct, tokenizer), strict=True))
-    return (found[text] for text in texts)
+class Reader:
+    """Token ids of texts, each read as a whole, so that they are those that transformers gives.
+
+    What is learnt is found by the offsets of tokens: one that begins in a prompt and ends in what is learnt is learnt.
+    A tokenizer without offsets reads a text in parts, which end where what is learnt does.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self._backend = plain_backend(tokenizer)
+        self._apart: dict[int, Any] = {}
+
+    def __call__(self, texts: Sequence[Rendered]) -> tuple[list[list[int]], list[NDArray[np.bool_]]]:
+        """Of each text the ids, without special tokens around it, and (T,) whether each is learnt."""
+        if self._backend is None:
+            read = [self._in_parts(each) for each in texts]
+        else:
+            self._ids("")  # brings the settings of a call: no padding, no truncation
+            plain = [each.text for each in texts if not each.spelled]
+            found = iter(self._backend.encode_batch(plain, add_special_tokens=False))
+            read = [
+                self._apart_from_spelled(each) if each.spelled else _learnt(next(found), each)
+                for each in texts
+            ]
+        return [ids for ids, _ in read], [flags for _, flags in read]
+
+    def _ids(self, text: str, **options: Any) -> list[int]:
+        # verbose=False: the warning about long texts would print the length of a private one.
+        found: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False, **options)[
+            "input_ids"
+        ]
+        return found
+
+    def _in_parts(self, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+        cuts = sorted({0, len(given.text), *chain.from_iterable((*given.trained, *given.spelled))})
+        ids, flags = list[int](), list[bool]()
+        for part in pairwise(cuts):
+            some = self._ids(
+                given.text[slice(*part)], **({"split_special_tokens": True} if part in given.spelled else {})
+            )
+            ids += some
+            flags += [any(a <= part[0] and part[1] <= b for a, b in given.trained)] * len(some)
+        return ids, np.array(flags, bool)
+
+    def _apart_from_spelled(self, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+        """By a tokenizer whose control tokens are spelled by characters that the text lacks, in all places but those
+        where the record spells one."""
+        control, held = control_tokens(self._tokenizer), {ord(sign) // _SIGNS for sign in given.text}
+        block = next((block for block in _BLOCKS if block not in held), None)
+        if control is None or block is None:
+            return self._in_parts(given)
+        if block not in self._apart:
+            self._apart[block] = _renamed(self._backend, block * _SIGNS)
+        backend, names = self._apart[block]
+        text = control.sub(
+            lambda match: match[0] if match.span() in given.spelled else names.get(match[0], match[0]),
+            given.text,
+        )
+        return _learnt(backend.encode(text, add_special_tokens=False), given)
 
 
-def _encode(texts: list[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    backend = plain_backend(tokenizer)
-    # verbose=False: the warning about long texts would print the length of a private one.
-    whole = texts if backend is None else texts[:1]
-    ids: list[list[int]] = (
-        tokenizer(whole, add_special_tokens=False, verbose=False)["input_ids"] if whole else []
-    )
-    if backend is not None:  # its settings (no padding, no truncation) were made for the first text
-        ids += [encoding.ids for encoding in backend.encode_batch_fast(texts[1:], add_special_tokens=False)]
-    return ids
+_SIGNS: Final = 1 << 13  # more than a tokenizer has special tokens
+_BLOCKS: Final = range(0x100000 // _SIGNS, 0x10E000 // _SIGNS)  # of private use
+
+
+def _renamed(backend: Any, first: int) -> tuple[Any, dict[str, str]]:
+    """A copy of a fast tokenizer whose special tokens have other names, of the same length, and these."""
+    told = json.loads(backend.to_str())
+    special = [token for token in told["added_tokens"] if token["special"]]
+    names = {
+        token["content"]: chr(first + i) * len(token["content"]) for i, token in enumerate(special[:_SIGNS])
+    }
+    for token in special:
+        token["content"] = names.get(token["content"], token["content"])
+    model, vocab = told["model"], told["model"]["vocab"]
+    if isinstance(vocab, dict):
+        model["vocab"] = {names.get(name, name): number for name, number in vocab.items()}
+    else:
+        model["vocab"] = [[names.get(name, name), score] for name, score in vocab]
+    if "unk_token" in model:
+        model["unk_token"] = names.get(model["unk_token"], model["unk_token"])
+    told |= {"post_processor": None, "truncation": None, "padding": None}
+    return type(backend).from_str(json.dumps(told)), names
+
+
+def _learnt(encoding: Any, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+    ids: list[int] = encoding.ids
+    if given.trained == ((0, len(given.text)),):
+        return ids, np.ones(len(ids), bool)
+    return ids, _within(np.array(encoding.offsets, np.int64).reshape(-1, 2), given.trained)
+
+
+def _within(offsets: Integers, spans: Sequence[Span]) -> NDArray[np.bool_]:
+    """(T,) whether each token has a part in one of the spans. offsets: (T, 2) in characters; a token without any stands
+    for what is between the one before it and its end, as a blank that was trimmed."""
+    begins, ends = offsets.T
+    before = np.maximum.accumulate(np.concatenate([[0], ends]))[:-1]
+    begins = np.where(begins == ends, np.minimum(before, begins), begins)
+    inside = np.zeros(len(offsets), bool)
+    for a, b in spans:
+        inside |= ((begins < b) & (ends > a)) | ((begins == ends) & (a <= begins) & (begins < b))
+    return inside
 
 
 def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
@@ -152,30 +248,38 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 
 def assemble(
-    segments: Sequence[Sequence[tuple[list[int], bool]]], blank: Sequence[bool], frame: Frame
+    texts: Sequence[Sequence[int]],
+    learnt: Sequence[NDArray[np.bool_]],
+    frame: Frame,
+    *,
+    blank: Sequence[bool],
+    is_open: Sequence[bool],
 ) -> Tokens:
-    """Examples of records whose (token ids, whether they are trained on) are given segment by segment."""
-    parts = list(chain.from_iterable(segments))
-    sizes = np.array([len(ids) for ids, _ in parts], np.int64)
-    source = np.fromiter(chain.from_iterable(ids for ids, _ in parts), np.int32, count=int(sizes.sum()))
-    trained = np.repeat(np.array([flag for _, flag in parts], bool), sizes)
-    ends_of_parts = starts_of(sizes)[np.cumsum([0, *map(len, segments)])]
-    begins, ends = ends_of_parts[:-1], ends_of_parts[1:]
+    """Examples of N texts: token ids of each, and whether each is learnt; whether it says nothing, and whether nothing
+    in it ends it."""
+    sizes = np.array([len(ids) for ids in texts], np.int64)
+    source = np.fromiter(chain.from_iterable(texts), np.int32, count=int(sizes.sum()))
+    trained = np.concatenate([np.empty(0, bool), *learnt])
+    ends_of_texts = starts_of(sizes)
+    begins, ends = ends_of_texts[:-1], ends_of_texts[1:]
 
-    begins_with_bos = np.zeros(len(segments), bool)  # a chat template or the text itself wrote it
+    begins_with_bos = np.zeros(len(texts), bool)  # a chat template or the text itself wrote it
     if frame.bos:
         some = begins < ends
         begins_with_bos[some] = source[begins[some]] == frame.bos[0]
     begins = begins + begins_with_bos
     bos = (begins_with_bos | frame.adds_bos) & bool(frame.bos)
-    prompt = _before_trained(trained, begins, ends)
-    lacks_eos = np.full(len(segments), bool(frame.eos))
+    lacks_eos = np.array(is_open, bool) & bool(frame.eos)
     if frame.eos:
         some = begins < ends
-        lacks_eos[some] = source[ends[some] - 1] != frame.eos[0]
+        lacks_eos[some] &= source[ends[some] - 1] != frame.eos[0]
 
     excess = np.maximum(0, bos + (ends - begins) + lacks_eos - frame.max_length)
-    begins = begins + np.minimum(excess, prompt)
+    unasked = np.zeros(len(texts), bool)
+    if frame.keeps == "end":
+        prompt = _before_trained(trained, begins, ends)
+        unasked = (prompt > 0) & (excess >= prompt)
+        begins = begins + np.minimum(excess, ends - begins)
     kept = np.minimum(ends - begins, frame.max_length - bos)
     adds_eos = lacks_eos & (bos + kept < frame.max_length)
     starts = starts_of(bos + kept + adds_eos)
@@ -190,7 +294,8 @@ def assemble(
     ids[starts[1:][adds_eos] - 1], labelled[starts[1:][adds_eos] - 1] = frame.eos or 0, True
     if frame.label_all:
         labelled[:] = True
-    return Tokens(ids, starts, *edges_of(labelled, starts), excess.astype(np.int32), np.array(blank, bool))
+    empty = np.array(blank, bool) | unasked
+    return Tokens(ids, starts, *edges_of(labelled, starts), excess.astype(np.int32), empty)
 
 
 def _before_trained(trained: NDArray[np.bool_], begins: Integers, ends: Integers) -> Integers:

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from privlora.data.assembling import Frame, Tokens, assemble, divided, edges_of, frame_of, starts_of, tokenize
-from privlora.data.rendering import Segment, renderer
-from privlora.data.templates import fields_of, no_chat_template, parse
+from privlora.data.assembling import Frame, Reader, Tokens, assemble, divided, edges_of, frame_of, starts_of
+from privlora.data.rendering import Rendered, Renderer, control_tokens
+from privlora.data.templates import fields_of, parse
 from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 IGNORED = -100
 """The label of a position that carries no loss (the value that torch and transformers ignore)."""
+
+TruncationMode = Literal["keep_start", "keep_end"]
 
 _CHUNK = 1000  # records handed to the tokenizer at once
 _ONE = 1 << 40  # a token more, in a sum of ids
@@ -39,7 +41,7 @@ class Example:
     dropped: int = 0
     """Tokens of the record that did not fit into max_length."""
     blank: bool = False
-    """Whether the trained part is empty: only blanks and the end of the text."""
+    """Whether what is learnt says nothing, or its prompt is cut away altogether."""
     answer: float | None = None
     """Of a labelled text: its class's number, or its score."""
     second: int = 0
@@ -100,6 +102,7 @@ class Examples(Sequence[Example]):
             None  # (records,) int64: how many examples each became, where they are divided
         )
         self.preferences: Preferences | None = None
+        self.spelled = 0  # records that spell control tokens, which are read as text
         self._tokens = self._flat(list(examples))
 
     @classmethod
@@ -263,13 +266,20 @@ class Template:
     text: str | None = None
     """All of it is trained on."""
     prompt: str | None = None
-    """What the model is given."""
+    """What the model is given; also a column with a list of messages."""
     completion: str | None = None
-    """What the model should answer."""
+    """What the model should answer; also a column with a list of messages."""
     messages: str | None = None
-    """Column with a list of ``{"role": ..., "content": ...}``, rendered by the tokenizer's chat template."""
+    """Column with a list of ``{"role": ..., "content": ...}``, rendered by the chat template."""
+    tools: str | None = "tools"
+    """Column with descriptions of tools for the chat template, in records that have it."""
+    template: Literal["auto", "chat", "none"] = "auto"
+    """How prompt and completion meet, as ``data.template``: as turns of a chat if there is a chat template (auto), or
+    else it is refused (chat); or as they stand, with a newline where no white space is between (none)."""
+    split_special_tokens: bool = True
+    """Whether control tokens that a record spells are read as its text."""
     chat_template: str | None = None
-    """In the place of the tokenizer's."""
+    """Instead of the tokenizer's, or the name of one of its own."""
     chat_template_kwargs: Mapping[str, Any] = field(default_factory=dict)
     """Further variables of the chat template."""
 
@@ -281,16 +291,20 @@ class Template:
                 "the template names no column, or those of several kinds of record",
                 fix="give text, or prompt and completion, or messages",
             )
-        for value in (self.text, self.prompt, self.completion):
-            if value is not None:
-                parse(value)
+        for value in self.forms:
+            parse(value)
+
+    @property
+    def forms(self) -> tuple[str, ...]:
+        """Columns or formats of texts, in their order."""
+        return tuple(form for form in (self.text, self.prompt, self.completion) if form is not None)
 
     @property
     def used(self) -> frozenset[str]:
         """Names of the columns that an example is made of."""
         if self.messages is not None:
             return frozenset({self.messages})
-        return fields_of([self.text, self.prompt, self.completion])
+        return fields_of(self.forms)
 
 
 def build_examples(
@@ -302,15 +316,14 @@ def build_examples(
     loss_on: Literal["all", "completion"] = "all",
     add_eos: bool = True,
     chunk: bool = False,
+    truncation_mode: TruncationMode = "keep_start",
 ) -> Examples:
     """Tokenise every record; none is dropped, whatever it holds.
 
-    Prompt and completion (and, with ``loss_on="completion"``, each assistant turn) are tokenised separately:
-    the prompt's ids are those that the model meets when it is asked, and no token straddles the boundary.
-    A tokenizer that starts sequences with BOS does so once. Chat templates write their own BOS and ends.
-
-    Too long examples lose tokens of the prompt first, from its left (after BOS); only if the completion alone
-    is too long is it cut, at its end (and then its EOS with it: the text did not end there).
+    A text is tokenised as a whole, as transformers does. With ``loss_on="completion"`` what is learnt begins where the
+    completion (an assistant's turn) does; a token that begins in the prompt and ends in the completion is learnt, as in
+    TRL. A tokenizer that starts sequences with BOS does so once. Chat templates write their own BOS and ends; where one
+    does not end the last answer, EOS does.
 
     Args:
         records: what ``load_records`` returns or ``iterate_records`` yields; a thousand of them are held at a time.
@@ -318,42 +331,59 @@ def build_examples(
         tokenizer: a Hugging Face tokenizer.
         max_length: most tokens of an example, at least 2.
         loss_on: ``"all"`` tokens, or only those of the ``"completion"`` (of the assistant's turns in a chat).
-        add_eos: end text and completions with EOS; chat messages never get one here.
+        add_eos: end with EOS what nothing else ends.
         chunk: of whole texts, divide too long ones instead; ``Examples.chunks`` says into how many.
+        truncation_mode: whether too long examples keep their first tokens or (after BOS) their last ones.
 
     Raises:
         ConfigError: a setting is out of range, or does not go with the template or the tokenizer.
-        DataError: a record lacks a column, or holds something that is not text (its contents are not shown).
+        DataError: a record lacks a column, or holds something that is not text, or the chat template leaves out what it
+            says (its contents are not shown).
     """
     if chunk and template.text is None:
         raise ConfigError("chunk divides whole texts alone", fix="give a template with text, or remove chunk")
-    frame = frame_for(template, tokenizer, max_length=max_length, loss_on=loss_on, add_eos=add_eos)
-
-    render, numbered = renderer(template, tokenizer, loss_on), enumerate(records, start=1)
-
-    counts = list[int]()
+    frame, render = framed(
+        template,
+        tokenizer,
+        max_length=max_length,
+        loss_on=loss_on,
+        add_eos=add_eos,
+        truncation_mode=truncation_mode,
+    )
+    read, numbered = Reader(tokenizer), enumerate(records, start=1)
+    counts, spelled = list[int](), 0
 
     def chunks() -> Iterator[Tokens]:
+        nonlocal spelled
         while rendered := [render(record, number) for number, record in islice(numbered, _CHUNK)]:
+            spelled += sum(bool(each.spelled) for each in rendered)
             if not chunk:
-                yield tokens_of(rendered, tokenizer, frame)
+                yield tokens_of(rendered, read, frame)
                 continue
-            ids, blank = _token_ids(rendered, tokenizer)
-            parts = [divided(text, frame) for ((text, _),) in ids]
+            parts = [divided(ids, frame) for ids in read(rendered)[0]]
             counts.extend(map(len, parts))
-            flags = [flag for flag, some in zip(blank, parts, strict=True) for _ in some]
-            each = [[(list(part), True)] for some in parts for part in some]
-            yield assemble(each, flags, replace(frame, eos=[]))
+            blank = [not each.says for each, some in zip(rendered, parts, strict=True) for _ in some]
+            texts = [part for some in parts for part in some]
+            learnt = [np.ones(len(part), bool) for part in texts]
+            yield assemble(texts, learnt, frame, blank=blank, is_open=[False] * len(texts))
 
     found = Examples.of(Tokens.joined(chunks()), pad_token_id=pad_token(tokenizer))
+    found.spelled = spelled
     found.chunks = np.array(counts, np.int64) if chunk else None
     return found
 
 
-def frame_for(
-    template: Template, tokenizer: PreTrainedTokenizerBase, *, max_length: int, loss_on: str, add_eos: bool
-) -> Frame:
-    """What is the same for all examples of a template. Raises the ConfigErrors of `build_examples`."""
+def framed(
+    template: Template,
+    tokenizer: PreTrainedTokenizerBase,
+    *,
+    max_length: int,
+    loss_on: str,
+    add_eos: bool,
+    truncation_mode: TruncationMode,
+) -> tuple[Frame, Renderer]:
+    """What is the same for all examples of a template, and what renders them. Raises the ConfigErrors of
+    `build_examples`."""
     if max_length < 2:
         raise ConfigError(f"max_length={max_length} leaves nothing to predict", fix="set it to 2 or more")
     if loss_on not in ("all", "completion"):
@@ -363,27 +393,18 @@ def frame_for(
             'loss_on="completion" needs a template with a completion',
             fix='give prompt and completion columns, or set loss_on to "all"',
         )
-    if add_eos and template.messages is None and tokenizer.eos_token_id is None:
+    render = Renderer(template, tokenizer, loss_on)
+    if add_eos and not render.is_chat and tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no EOS token", fix="set tokenizer.eos_token, or add_eos=False")
-    if template.messages is not None and not (template.chat_template or tokenizer.chat_template):
-        raise no_chat_template()
-    return frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=template.messages is not None)
+    keeps: Literal["start", "end"] = "end" if truncation_mode == "keep_end" else "start"
+    label_all = loss_on == "all"
+    return frame_of(tokenizer, max_length, label_all, add_eos, is_chat=render.is_chat, keeps=keeps), render
 
 
-def tokens_of(
-    rendered: Sequence[Sequence[Segment]], tokenizer: PreTrainedTokenizerBase, frame: Frame
-) -> Tokens:
+def tokens_of(rendered: Sequence[Rendered], read: Reader, frame: Frame) -> Tokens:
     """Examples of rendered records."""
-    return assemble(*_token_ids(rendered, tokenizer), frame)
-
-
-def _token_ids(
-    rendered: Sequence[Sequence[Segment]], tokenizer: PreTrainedTokenizerBase
-) -> tuple[list[list[tuple[list[int], bool]]], list[bool]]:
-    """Of each record the ids of its segments and whether they are trained on, and whether that says nothing."""
-    token_ids = tokenize([segment.text for segments in rendered for segment in segments], tokenizer)
-    ids = [[(next(token_ids), segment.trained) for segment in segments] for segments in rendered]
-    return ids, [not any(one.trained and one.text.strip() for one in segments) for segments in rendered]
+    blank, is_open = ([not each.says for each in rendered], [each.open for each in rendered])
+    return assemble(*read(rendered), frame, blank=blank, is_open=is_open)
 
 
 def pad_token(tokenizer: Any) -> int:
@@ -416,24 +437,48 @@ def have_shared_tokens(private: Examples, public: Examples) -> bool:
     return any(not hashes.isdisjoint(token_hashes([private[i]])) for i in alike)
 
 
-def encode_prompts(
-    prompts: Sequence[str],
+def encode_asked(
+    records: Iterable[Mapping[str, Any]],
+    template: Template,
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int,
-    is_chat: bool = False,
 ) -> list[np.ndarray]:
-    """The token ids, (T,) int32 each, with which a trained model is asked: those that stand before its completions.
+    """The token ids, (T,) int32 each, with which a trained model is asked about records: those that stand before their
+    completions (before a chat's last answer) in training. Records need no completion; of whole texts nothing is asked.
 
-    Too long prompts lose tokens from their left (after BOS), as in ``build_examples``. is_chat: a chat template has
-    rendered them, and has written what begins them.
+    Prompts of more than max_length tokens lose some from their left (after BOS). Raises what `build_examples` does.
     """
-    frame = frame_of(tokenizer, max_length, label_all=False, add_eos=False, is_chat=is_chat)
-    ids = [[(tokens, False)] for tokens in tokenize(prompts, tokenizer)]
-    found = assemble(ids, [True] * len(ids), frame)
-    return np.split(found.ids, found.starts[1:-1])[: len(ids)]
+    render = Renderer(template, tokenizer, "completion")
+    asked = [render.asked(record, number) for number, record in enumerate(records, start=1)]
+    return _encode(asked, tokenizer, max_length, is_chat=render.is_chat)
 
 
-def encode_completions(completions: Sequence[str], tokenizer: PreTrainedTokenizerBase) -> list[list[int]]:
-    """The token ids of completions as they follow a prompt: without BOS, without EOS."""
-    return list(tokenize(completions, tokenizer))
+def encode_prompts(
+    prompts: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, max_length: int
+) -> list[np.ndarray]:
+    """The token ids, (T,) int32 each, of prompts as they stand, for a model that was trained without a chat template.
+    Those of records are `encode_asked`; the rest is as there."""
+    control = control_tokens(tokenizer)
+    found = (
+        () if control is None else [match.span() for match in control.finditer(each)] for each in prompts
+    )
+    asked = [Rendered(each, (), tuple(spans)) for each, spans in zip(prompts, found, strict=True)]
+    return _encode(asked, tokenizer, max_length, is_chat=False)
+
+
+def _encode(
+    asked: Sequence[Rendered], tokenizer: PreTrainedTokenizerBase, max_length: int, *, is_chat: bool
+) -> list[np.ndarray]:
+    frame = frame_of(tokenizer, max_length, False, False, is_chat=is_chat, keeps="end")
+    found = tokens_of(asked, Reader(tokenizer), frame)
+    return np.split(found.ids, found.starts[1:-1])[: len(asked)]
+
+
+def encode_completions(
+    completions: Sequence[str], tokenizer: PreTrainedTokenizerBase, *, prompt: str = ""
+) -> list[list[int]]:
+    """The token ids of completions as they follow this prompt: without BOS, without EOS."""
+    texts = [Rendered(prompt + each, ((len(prompt), len(prompt + each)),)) for each in completions]
+    read = zip(*Reader(tokenizer)(texts), strict=True)
+    return [[token for token, is_own in zip(ids, flags, strict=True) if is_own] for ids, flags in read]

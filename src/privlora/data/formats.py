@@ -1,8 +1,8 @@
-"""Local files as records, by their format. What cannot be read as a record is told to `Broken`, which may raise.
+"""Local files as records, by their format.
 
-Where it does not, what is broken counts as no record and, as far as the format lets one tell records apart, moves no
-other: lines, paragraphs, items of a JSON list, rows of CSV and of Parquet. Errors name files, lines and columns, never
-contents.
+What cannot be read as a record is given as the error that says so. As far as the format lets one tell records apart, it
+moves no other: lines, paragraphs, items of a JSON list, rows of CSV and of Arrow. So no reader infers a type from a
+whole column: one record would change another's text. Errors name lines and columns, never contents.
 """
 
 from __future__ import annotations
@@ -14,22 +14,21 @@ import json
 import re
 import zlib
 from collections import deque
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from pathlib import Path
-from typing import Any, Final, Literal, TextIO
+from typing import Any, Final, Literal
 
 from privlora.errors import DataError
 
 Record = dict[str, Any]
-Format = Literal["auto", "jsonl", "json", "csv", "parquet", "text", "paragraphs"]
-Placed = tuple[int, Record]
-"""A record and where it stands, from 1."""
-Broken = Callable[[DataError], None]
+Format = Literal["auto", "jsonl", "json", "csv", "parquet", "arrow", "text", "paragraphs"]
+Placed = tuple[int, Record | DataError]
+"""A record, or what is wrong instead, and where it stands, from 1; 0 is the whole file."""
 
 PLACE: Final[dict[Format, str]] = {
     **dict.fromkeys(("jsonl", "csv", "text", "paragraphs"), "line"),
     "json": "item",
-    "parquet": "row",
+    **dict.fromkeys(("parquet", "arrow"), "row"),
 }
 """What of a file is counted to say where a record stands: of CSV its last line, of paragraphs the first one."""
 
@@ -39,26 +38,30 @@ FORMAT_OF_SUFFIX: Final[dict[str, Format]] = {
     ".json": "json",
     ".csv": "csv",
     ".parquet": "parquet",
+    ".arrow": "arrow",
+    ".feather": "arrow",
     ".txt": "text",
 }
 
-_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{},]', re.DOTALL)
+SAVED: Final = ("dataset_info.json", "dataset_dict.json")
+"""In a folder that ``datasets`` saved: of one split, and of several."""
+
+_TOKEN: Final = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"?|[\[\]{}]', re.DOTALL)
 """What a JSON text is nested by; strings as a whole, one that is never closed to the end of the text."""
+_BLANK: Final = re.compile(r"[ \t\r\n]*")
 
 _MARK: Final = "\ufeff"
 """Of the byte order; spreadsheet programs begin a file with it."""
-
 _UTF16: Final = ("\udcff\udcfe", "\udcfe\udcff")
 """Its byte order marks, as ``surrogateescape`` reads them."""
-
 _NO_UTF8 = re.compile("[\udc80-\udcff]")
 """What ``surrogateescape`` makes of bytes that are no UTF-8."""
-
 
 SAID: Final[dict[Format, str]] = {
     "jsonl": "JSON, an object a line",
     "json": "JSON",
     "parquet": "Parquet",
+    "arrow": "Arrow",
 }
 """What a file `seems` to be, in words."""
 
@@ -68,37 +71,38 @@ _OBJECT: Final = re.compile(r"\{\s*\"[^\"\\]*\"\s*:")
 
 
 def seems(file: Path) -> Format:
-    """What a file's first 64 KiB look like: Parquet, JSON (a list, or an object a line), else text, which may be CSV.
-    A line of prose may well begin with a bracket, so what JSON has behind it is sought."""
-    zipped = file.name.lower().endswith(".gz")
+    """What a file's first 64 KiB look like: Parquet, Arrow, JSON (a list, or an object a line), else text, which may be
+    CSV. A line of prose may well begin with a bracket, so what JSON has behind it is sought."""
     try:
-        with gzip.open(file) if zipped else open(file, "rb") as stream:
+        with gzip.open(file) if is_zipped(file) else open(file, "rb") as stream:
             head = stream.read(_HEAD)
     except (OSError, zlib.error, EOFError):  # told where it is read
         return "text"
-    if head.startswith(b"PAR1"):
-        return "parquet"
+    for begins, format in (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"):
+        if head.startswith(begins):
+            return format  # type: ignore[return-value]
     text = head.decode("utf-8", "replace").lstrip(_MARK).lstrip()
-    line = text.partition("\n")[0]
-    if _OBJECT.match(text):
-        return "jsonl" if _is_flat_json(line) or "\n" not in text else "json"
-    return "json" if _LIST.match(text) else "text"
+    line, more, _ = text.partition("\n")
+    if not _OBJECT.match(text):
+        return "json" if _LIST.match(text) else "text"
+    try:
+        json.loads(line, parse_int=_number)
+    except ValueError:
+        return "json" if more else "jsonl"
+    return "jsonl"
 
 
-def read_file(file: Path, format: Format, broken: Broken) -> Iterator[Record]:
-    """The records of `read_placed`."""
-    return (record for _, record in read_placed(file, format, broken))
+def is_zipped(file: Path) -> bool:
+    return file.name.lower().endswith(".gz")
 
 
-def read_placed(file: Path, format: Format, broken: Broken) -> Iterator[Placed]:
-    """The records of a file that is there, in order, each with the number of its `PLACE`; ``.gz`` is unpacked on the
-    fly. format: not ``auto``.
+def read_placed(file: Path, format: Format) -> Iterator[Placed]:
+    """The records of a file or folder that is there, in order; ``.gz`` is unpacked on the fly. format: not ``auto``.
 
     Damage that is of no record, as that of a compressed file, is told once, and ends the file.
     """
-    zipped = file.name.lower().endswith(".gz")
-    if format == "parquet":
-        yield from _read_parquet(file, zipped, broken)
+    if format in ("parquet", "arrow"):
+        yield from _read_arrow(file, format)
         return
     readers = {
         "jsonl": _read_jsonl,
@@ -108,32 +112,20 @@ def read_placed(file: Path, format: Format, broken: Broken) -> Iterator[Placed]:
         "paragraphs": _read_paragraphs,
     }
     # surrogateescape: else nothing could be read of the lines around one that is not UTF-8.
-    how: dict[str, str] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
+    how: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     try:
-        with gzip.open(file, "rt", **how) if zipped else open(file, **how) as stream:  # type: ignore[call-overload]
-            yield from readers[format](_unmarked(stream), file, broken)
+        with gzip.open(file, "rt", **how) if is_zipped(file) else open(file, **how) as stream:
+            # Of every line, and not of the first alone: where files were joined, a record would change when the one
+            # before it is removed.
+            yield from readers[format](line.lstrip(_MARK) for line in stream)
     except (gzip.BadGzipFile, zlib.error, EOFError):
-        broken(DataError(f"{file} is not a whole gzip file", fix="copy or compress it again"))
+        yield 0, DataError("this is not a whole gzip file", fix="copy or compress it again")
     except OSError as error:
-        broken(
-            DataError(
-                f"{file} cannot be read: {error.strerror or type(error).__name__}",
-                fix="check its permissions and its disk",
-            )
-        )
+        what = f"this cannot be read: {error.strerror or type(error).__name__}"
+        yield 0, DataError(what, fix="check its permissions and its disk")
 
 
-def _unmarked(stream: TextIO) -> Iterator[str]:
-    """Lines without the marks at their beginning, which belong to no text.
-
-    Of every line, and not of the first alone: where such files were joined, a record would change when the one before
-    it is removed.
-    """
-    for line in stream:
-        yield line.lstrip(_MARK)
-
-
-def _no_utf8(where: str, text: str) -> DataError:
+def _no_utf8(text: str) -> DataError:
     begins = text.startswith(_UTF16)
     how = (
         "iconv -f UTF-16 -t UTF-8"
@@ -141,112 +133,20 @@ def _no_utf8(where: str, text: str) -> DataError:
         else "iconv -f WINDOWS-1252 -t UTF-8, where that is what it is in"
     )
     return DataError(
-        f"{where} is not UTF-8 text" + (" but seems to be UTF-16" if begins else ""),
+        "this is not UTF-8 text" + (" but seems to be UTF-16" if begins else ""),
         fix=f"convert it, for example with {how}",
     )
 
 
-def _read_jsonl(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
-    for number, line in _lines(stream, file, broken):
-        where = f"{file}, line {number}"
-        try:
-            record = json.loads(line, parse_int=_number)
-        except (ValueError, RecursionError):
-            # Only which line: the error itself holds it, and a column in it tells how long a record is.
-            fix, begins = "mend or remove the line", line.lstrip()[:2]
-            if number == 1 and begins.startswith("["):
-                fix = "the file begins a JSON list: name it .json, or set data.format=json"
-            elif begins == "{'":
-                fix = "it is written as Python prints it; write each record with json.dumps(record)"
-            broken(DataError(f"{where}: this is not JSON", fix=fix))
-        else:
-            yield from _objects(record, number, where, broken)
+class _Twice(ValueError):
+    """A JSON object has a key twice."""
 
 
-def _read_json(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
-    content = "".join(stream)
-    if not content.strip():
-        return
-    if _NO_UTF8.search(content):
-        broken(_no_utf8(str(file), content))  # what holds such bytes is no valid text; the rest is
-    try:
-        records = json.loads(content, parse_int=_number)
-    except RecursionError:
-        if _is_json(content):  # whether the whole is JSON follows from no depth
-            yield from _read_items(content, file, broken)
-        else:
-            broken(_no_json(str(file)))
-        return
-    except ValueError as error:
-        where = f", line {error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        broken(_no_json(f"{file}{where}"))
-        return
-    if not isinstance(records, list):
-        broken(_no_list(file))
-        return
-    for number, record in enumerate(records, start=1):
-        yield from _objects(record, number, f"{file}, item {number}", broken)
-
-
-def _no_list(file: Path) -> DataError:
-    return DataError(
-        f"{file} is not a list of objects", fix="write [{...}, {...}], or one object a line as .jsonl"
-    )
-
-
-def _no_json(where: str) -> DataError:
-    return DataError(f"{where}: this is not JSON", fix="if it holds one object a line, set data.format=jsonl")
-
-
-def _is_json(content: str) -> bool:
-    """However deeply it is nested: brackets are read from the innermost on, each with null in the place of what it
-    holds in brackets."""
-    levels: list[list[str]] = [[]]
-    begin = 0
-    for token in _TOKEN.finditer(content):
-        if token[0] in "[{":
-            levels[-1].append(content[begin : token.start()])
-            levels.append([])
-            begin = token.start()
-        elif token[0] in "]}":
-            levels[-1].append(content[begin : token.end()])
-            if not _is_flat_json("".join(levels.pop())) or not levels:
-                return False
-            levels[-1].append("null")
-            begin = token.end()
-    levels[-1].append(content[begin:])
-    return _is_flat_json("".join(levels.pop())) and not levels
-
-
-def _is_flat_json(text: str) -> bool:
-    try:
-        json.loads(text, parse_int=_number)
-    except ValueError:
-        return False
-    return True
-
-
-def _read_items(content: str, file: Path, broken: Broken) -> Iterator[Placed]:
-    """Of JSON that is nested too deeply somewhere: what is between the list's commas, each by itself."""
-    if content.lstrip()[0] != "[":
-        broken(_no_list(file))
-        return
-    depth = number = begin = 0
-    for token in _TOKEN.finditer(content):
-        mark = token[0]
-        depth += (mark in "[{") - (mark in "]}")
-        if depth == 1 and mark == "[":
-            begin = token.end()
-        elif (depth == 1 and mark == ",") or (depth == 0 and mark == "]"):
-            number += 1
-            where = f"{file}, item {number}"
-            try:
-                record = json.loads(content[begin : token.start()], parse_int=_number)
-            except RecursionError:
-                broken(DataError(f"{where}: this is too deeply nested", fix="mend or remove it"))
-            else:
-                yield from _objects(record, number, where, broken)
-            begin = token.end()
+def _object(pairs: list[tuple[str, Any]]) -> Record:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        raise _Twice
+    return found
 
 
 def _number(digits: str) -> int | float:
@@ -257,44 +157,111 @@ def _number(digits: str) -> int | float:
         return float(digits)
 
 
-def _objects(record: object, number: int, where: str, broken: Broken) -> Iterator[Placed]:
-    """The record, if it is one."""
-    if isinstance(record, dict):
-        yield number, record
-        return
-    broken(
-        DataError(
-            f"{where}: this is a JSON {type(record).__name__}, not an object with columns",
-            fix='write {"text": ...}, or set data.format=text',
-        )
+_JSON: Final = json.JSONDecoder(parse_int=_number, object_pairs_hook=_object)
+_NO_RECORD: Final = {
+    _Twice: DataError(
+        "an object has a key twice", why="one of its two values would be lost", fix="name every key once"
+    ),
+    RecursionError: DataError("this is too deeply nested", fix="mend or remove it"),
+}
+
+
+def _record(found: Any) -> Record | DataError:
+    """What JSON holds, if it is a record."""
+    if isinstance(found, dict):
+        return found
+    return DataError(
+        f"this is a JSON {type(found).__name__}, not an object with columns",
+        fix='write {"text": ...}; of a file that is one list of records, set data.format=json',
     )
 
 
-def _read_csv(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
-    rows = _rows(stream, file, broken)
-    _, header = next(rows, (1, None))
-    if header is None:  # an empty file, or one of which no row says anything
+def _read_jsonl(stream: Iterable[str]) -> Iterator[Placed]:
+    for number, line in _lines(stream):
+        if isinstance(line, DataError):
+            yield number, line
+            continue
+        try:
+            yield number, _record(_JSON.decode(line))
+        except (_Twice, RecursionError) as error:
+            yield number, _NO_RECORD[type(error)]
+        except ValueError:
+            # Only which line: the error itself holds it, and a column in it tells how long a record is.
+            as_python = line.lstrip().startswith("{'")
+            fix = "write each record with json.dumps(record)" if as_python else "mend or remove the line"
+            yield number, DataError("this is not JSON", fix=fix)
+
+
+def _read_json(stream: Iterable[str]) -> Iterator[Placed]:
+    content = "".join(stream)
+    if not content.strip():
         return
-    if len(set(header)) != len(header) or (header and "" in header):
-        fix = "name every column once"
-        broken(DataError(f"{file}, line 1: a column has no name, or two have the same", fix=fix))
+    if _NO_UTF8.search(content):
+        yield 0, _no_utf8(content)  # what holds such bytes is no valid text; the rest is
+    try:
+        yield from enumerate(list(_items(content)), start=1)
+    except json.JSONDecodeError as error:
+        fix = "write a list, [{...}, {...}]; if it holds one object a line, set data.format=jsonl"
+        yield 0, DataError(f"this is no JSON list of objects, from line {error.lineno} on", fix=fix)
+
+
+def _items(content: str) -> Iterator[Record | DataError]:
+    """Of a JSON list. Raises JSONDecodeError for what is none."""
+
+    def after(at: int) -> int:
+        found = _BLANK.match(content, at)
+        return found.end() if found else at
+
+    at = after(0)
+    if not content.startswith("[", at):
+        raise json.JSONDecodeError("", content, at)
+    at = after(at + 1)
+    more = not content.startswith("]", at)
+    while more:
+        try:
+            item, at = _JSON.raw_decode(content, after(at))
+            yield _record(item)
+        except (_Twice, RecursionError) as error:
+            yield _NO_RECORD[type(error)]
+            at = _end(content, after(at))
+        at = after(at)
+        more = content.startswith(",", at)
+        at += more
+    if content[at : at + 1] != "]" or content[at + 1 :].strip():
+        raise json.JSONDecodeError("", content, at)
+
+
+def _end(content: str, at: int) -> int:
+    """Behind the list or object that begins at ``at``, however deep it is."""
+    depth = 0
+    for token in _TOKEN.finditer(content, at):
+        depth += (token[0] in "[{") - (token[0] in "]}")
+        if depth == 0:
+            return token.end()
+    return len(content)
+
+
+def _read_csv(stream: Iterator[str]) -> Iterator[Placed]:
+    rows = _rows(stream)
+    _, header = next(rows, (1, []))
+    if isinstance(header, DataError):  # the next row is none
+        yield 1, header
+        return
+    if len(set(header)) != len(header) or "" in header:
+        yield 1, DataError("a column has no name, or two have the same", fix="name every column once")
         return
     mark = separator_of(header)
     fix = 'quote fields that contain a comma or a line break with "..."'
     if mark is not None:
         fix = f"the table seems to be separated by {mark!r}; write it with commas, or as JSONL"
     for number, row in rows:
-        if not row:
-            continue
-        if len(row) == len(header):
+        if isinstance(row, DataError):
+            yield number, row
+        elif len(row) == len(header):
             yield number, dict(zip(header, row, strict=True))
-            continue
-        broken(
-            DataError(
-                f"{file}, line {number}: {'more' if len(row) > len(header) else 'fewer'} fields than the header has",
-                fix=fix,
-            )
-        )
+        elif row:
+            more = "more" if len(row) > len(header) else "fewer"
+            yield number, DataError(f"{more} fields than the header has", fix=fix)
 
 
 def separator_of(columns: Collection[str]) -> str | None:
@@ -304,108 +271,108 @@ def separator_of(columns: Collection[str]) -> str | None:
     return next((mark for mark in (";", "\t", "|") if mark in next(iter(columns))), None)
 
 
-def _rows(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[int, list[str] | None]]:
-    """Rows with the number of their last line; None for one that is broken.
+def _rows(stream: Iterator[str]) -> Iterator[tuple[int, list[str] | DataError]]:
+    """Rows with the number of their last line.
 
     A wrong quote may have drawn whole rows into a broken one, so reading goes on at its second line.
     """
-    ahead: deque[str] = deque()
-    taken: list[str] = []
-    reader, number = csv.reader(_taking(stream, ahead, taken), strict=True), 0
+    ahead, taken, number = deque[str](), list[str](), 0
+
+    def lines() -> Iterator[str]:
+        while line := ahead.popleft() if ahead else next(stream, ""):
+            taken.append(line)
+            yield line
+
+    reader = csv.reader(lines(), strict=True)
     while True:
         taken.clear()
+        # Whatever its length: of a long field that is refused, which has line breaks, the rest would be read as rows.
+        limit = csv.field_size_limit(2**31 - 1)
         try:
-            row = _next_row(reader)
+            row: list[str] | DataError | None = next(reader, None)
         except csv.Error as error:
-            where = f"{file}, line {number + len(taken)}"
-            broken(DataError(f"{where}: {error}", fix="mend the quotes, or use jsonl"))
             ahead.extendleft(reversed(taken[1:]))
-            reader = csv.reader(_taking(stream, ahead, taken), strict=True)
-            number += 1
-            yield number, None
-            continue
+            del taken[1:]
+            reader = csv.reader(lines(), strict=True)
+            row = DataError(str(error), fix="mend the quotes, or use jsonl")
+        finally:
+            csv.field_size_limit(limit)
         if row is None:
             return
         number += len(taken)
-        if any(map(_NO_UTF8.search, row)):
-            broken(_no_utf8(f"{file}, line {number}", row[0]))
-            row = None
+        if isinstance(row, list) and any(map(_NO_UTF8.search, row)):
+            row = _no_utf8(row[0])
         yield number, row
 
 
-def _next_row(reader: Iterator[list[str]]) -> list[str] | None:
-    """Whatever its length: of a long field that is refused, which has line breaks, the rest would be read as rows."""
-    limit = csv.field_size_limit(2**31 - 1)
-    try:
-        return next(reader, None)
-    finally:
-        csv.field_size_limit(limit)
-
-
-def _taking(stream: Iterator[str], ahead: deque[str], taken: list[str]) -> Iterator[str]:
-    """Lines, those ``ahead`` first; each is also put into ``taken``."""
-    while line := ahead.popleft() if ahead else next(stream, ""):
-        taken.append(line)
-        yield line
-
-
-def _read_parquet(file: Path, zipped: bool, broken: Broken) -> Iterator[Placed]:
+def _read_arrow(file: Path, format: Format) -> Iterator[Placed]:
+    """Parquet; an Arrow file or stream; or a folder that ``datasets`` saved. Nothing is copied to another place."""
     import pyarrow
+    import pyarrow.ipc
     import pyarrow.parquet
 
-    if zipped:
-        fix = "unpack it; Parquet is compressed inside"
-        broken(DataError(f"{file}: Parquet inside gzip cannot be read", fix=fix))
+    if is_zipped(file):
+        yield 0, DataError("this is a table inside gzip", fix="unpack it; such files are compressed inside")
         return
-    before = 0
     try:
-        for batch in pyarrow.parquet.ParquetFile(file).iter_batches():
-            try:
-                rows: Iterator[Placed] = enumerate(batch.to_pylist(), start=before + 1)
-            except Exception:  # noqa: BLE001 - a text that is not UTF-8, a date that Python does not have, …
-                rows = _each(batch, f"{file}, row", before, broken)
-            yield from rows
-            before += batch.num_rows
-    except (pyarrow.ArrowException, OSError) as error:
-        wrong = f"{file} is not a readable Parquet file ({type(error).__name__})"
-        broken(DataError(wrong, fix="write or copy it again"))
+        if file.is_dir():
+            import datasets
 
-
-def _each(batch: Any, where: str, before: int, broken: Broken) -> Iterator[Placed]:
-    """Rows of a batch that has one which is no record. before: rows of earlier batches."""
-    for number in range(batch.num_rows):
-        try:
-            (row,) = batch.slice(number, 1).to_pylist()
-        except Exception:  # noqa: BLE001 - as in _read_parquet
-            fix = "mend or remove the row"
-            broken(
-                DataError(f"{where} {before + number + 1}: it holds what is no value of its column", fix=fix)
-            )
+            saved = datasets.load_from_disk(str(file)).with_format("arrow")
+            batches: Iterable[Any] = (batch for table in saved.iter(1000) for batch in table.to_batches())
+        elif format == "parquet":
+            batches = pyarrow.parquet.ParquetFile(file).iter_batches()
         else:
-            yield before + number + 1, row
+            with pyarrow.memory_map(str(file)) as source:
+                begins = source.read(6)
+            mapped = pyarrow.memory_map(str(file))
+            if begins == b"ARROW1":
+                held = pyarrow.ipc.open_file(mapped)
+                batches = map(held.get_batch, range(held.num_record_batches))
+            else:
+                batches = pyarrow.ipc.open_stream(mapped)
+        yield from rows_of(batches)
+    except (pyarrow.ArrowException, OSError, ValueError) as error:
+        kind = "Parquet" if format == "parquet" else "Arrow"
+        what = f"this is not a readable {kind} file ({type(error).__name__})"
+        yield 0, DataError(what, fix="write or copy it again")
 
 
-def _lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[tuple[int, str]]:
+def rows_of(batches: Iterable[Any]) -> Iterator[Placed]:
+    """Rows of Arrow's record batches, with their numbers."""
+    number = 0
+    for batch in batches:
+        try:
+            rows: Iterable[Record | DataError] = batch.to_pylist()
+        except Exception:  # noqa: BLE001 - a text that is not UTF-8, a date that Python does not have, …
+            rows = (_row(batch.slice(at, 1)) for at in range(batch.num_rows))
+        for row in rows:
+            number += 1
+            yield number, row
+
+
+def _row(one: Any) -> Record | DataError:
+    try:
+        return one.to_pylist()[0]
+    except Exception:  # noqa: BLE001 - as in rows_of
+        return DataError("this holds what is no value of its column", fix="mend or remove the row")
+
+
+def _lines(stream: Iterable[str]) -> Iterator[tuple[int, str | DataError]]:
     """Lines that are not blank, with their numbers."""
     for number, line in enumerate(stream, start=1):
-        if _NO_UTF8.search(line):
-            broken(_no_utf8(f"{file}, line {number}", line))
-        elif line.strip():
-            yield number, line
+        if line.strip():
+            yield number, _no_utf8(line) if _NO_UTF8.search(line) else line
 
 
-def _read_lines(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
-    for number, line in _lines(stream, file, broken):
-        yield number, {"text": line.rstrip("\r\n")}
+def _read_lines(stream: Iterable[str]) -> Iterator[Placed]:
+    for number, line in _lines(stream):
+        yield number, line if isinstance(line, DataError) else {"text": line.rstrip("\r\n")}
 
 
-def _read_paragraphs(stream: Iterator[str], file: Path, broken: Broken) -> Iterator[Placed]:
+def _read_paragraphs(stream: Iterable[str]) -> Iterator[Placed]:
     for blank, group in itertools.groupby(enumerate(stream, start=1), key=lambda line: not line[1].strip()):
-        if blank:
-            continue
-        lines = list(group)
-        text = "\n".join(line.rstrip("\r\n") for _, line in lines)
-        if _NO_UTF8.search(text):
-            broken(_no_utf8(f"{file}, the paragraph that begins in line {lines[0][0]}", text))
-        else:
-            yield lines[0][0], {"text": text}
+        if not blank:
+            lines = list(group)
+            text = "\n".join(line.rstrip("\r\n") for _, line in lines)
+            yield lines[0][0], _no_utf8(text) if _NO_UTF8.search(text) else {"text": text}

@@ -13,13 +13,9 @@ COLUMN: Final = re.compile(r"[^\W\d][\w.-]{0,39}")
 _LONGEST: Final = 40  # characters
 _TEXT: Final = 5  # words, one more than names have
 _WORDS: Final = re.compile(r"[^\W\d][\w.-]*(?: [\w.-]+){0,3}")
-_USUAL: Final = frozenset(
-    {
-        *("id", "uid", "user", "user_id", "patient", "patient_id", "author", "customer", "customer_id"),
-        *("client_id", "age", "sex", "gender", "date", "year", "time", "timestamp", "title", "label"),
-        *("labels", "category", "input_ids"),
-    }
-)
+_USUAL_NAMES = """id uid user user_id patient patient_id author customer customer_id client_id age sex gender date year
+time timestamp title label labels category input_ids"""
+_USUAL: Final = frozenset(_USUAL_NAMES.split())
 """Beside its texts, what a table usually has."""
 
 # In the order of preference.
@@ -35,42 +31,17 @@ _PAIRS: Final = (
 )
 _MORE: Final = {"instruction": ("input", "context"), "question": ("context", "passage", "input")}
 """A prompt's column -> columns that belong to the prompt, too."""
-_TEXTS: Final = (
-    *(
-        "text",
-        "content",
-        "body",
-        "note",
-        "notes",
-        "document",
-        "message",
-        "review",
-        "abstract",
-        "report",
-        "comment",
-    ),
-    *("post", "article", "email", "transcript", "letter", "story", "description", "summary", "sentence"),
-)
+_TEXTS_NAMES = """text content body note notes document message review abstract report comment post article email
+transcript letter story description summary sentence"""
+_TEXTS: Final = tuple(_TEXTS_NAMES.split())
 _TITLES: Final = ("title", "subject", "headline")
 _CHATS: Final = ("messages", "conversations", "conversation", "chat", "dialog", "dialogue", "turns")
 PREFERENCES: Final = (
-    ("chosen", "rejected"),
-    ("preferred", "rejected"),
-    ("accepted", "rejected"),
-    ("better", "worse"),
-    ("winner", "loser"),
+    *(("chosen", "rejected"), ("preferred", "rejected"), ("accepted", "rejected")),
+    *(("better", "worse"), ("winner", "loser")),
 )
 _ASKED: Final = ("prompt", "question", "instruction", "query", "input")
-_KNOWN: Final = frozenset(
-    {
-        *_USUAL,
-        *_TEXTS,
-        *_TITLES,
-        *_CHATS,
-        *_ASKED,
-        *(each for pair in (*_PAIRS, *PREFERENCES) for each in pair),
-    }
-)
+_KNOWN: Final = _USUAL.union(_TEXTS, _TITLES, _CHATS, _ASKED, *_PAIRS, *PREFERENCES)
 
 
 @dataclass(frozen=True)
@@ -86,13 +57,17 @@ def spoken(texts: Sequence[str], chats: Sequence[str]) -> Named | None:
     why = "a better and a worse answer, by their names: learnt by DPO"
     of_text = {name.lower(): name for name in texts}
     of_chat = {name.lower(): name for name in chats}
-    asked = next((of_text[each] for each in _ASKED if each in of_text), None)
+    of_text["prompt"] = asked = next((of_text[each] for each in _ASKED if each in of_text), "")
     for names in PREFERENCES:
         for columns in (of_chat, of_text):
-            if not all(each in columns for each in names) or (columns is of_text and asked is None):
+            if not all(each in columns for each in names) or (columns is of_text and not asked):
                 continue
+            prompt = {"prompt": columns["prompt"]} if "prompt" in columns else {}
             pair = dict(zip(("chosen", "rejected"), (columns[each] for each in names), strict=True))
-            return Named(pair if columns is of_chat else {"prompt": f"{{{asked}}}\n", **pair}, why)
+            return Named({**prompt, **pair}, why)
+    if {"prompt", "completion"} <= of_chat.keys():
+        parts = {each: of_chat[each] for each in ("prompt", "completion")}
+        return Named({**parts, "loss_on": "completion"}, "a prompt and its answer, as messages")
     found = [of_chat[each] for each in _CHATS if each in of_chat] or list(chats)
     return (
         Named({"messages": found[0], "loss_on": "completion"}, "messages, by their form") if found else None
@@ -115,22 +90,10 @@ def written(texts: Sequence[str], plain: Sequence[str]) -> Named | None:
 
 
 def _pair(texts: Mapping[str, str], plain: Sequence[str], first: str, second: str) -> dict[str, str]:
-    """Formats in which the answer is set off from the prompt."""
-    prompt, completion = texts[first], texts[second]
     known = {name.lower(): name for name in plain}
     more = next((known[each] for each in _MORE.get(first, ()) if each in known), None)
-    if first == "question" and more is None:
-        form = f"Question: {{{prompt}}}\nAnswer: "
-    elif more is not None:
-        form = f"{{{prompt}}}\n{{{more}}}\n\n"
-    else:  # whatever stands between them in these records: one of them would decide what is published
-        form = f"{{{prompt}}}\n\n" if first == "instruction" else f"{{{prompt}}}\n"
-    return {"prompt": form, "completion": completion, "loss_on": "completion"}
-
-
-def _is_chat(name: str, value: Any) -> bool:
-    """Whether a list seems to hold messages: by what it is called, or by how its entries are built."""
-    return isinstance(value, list) and (name.lower() in _CHATS or built_as_chat(value))
+    prompt = texts[first] if more is None else f"{{{texts[first]}}}\n{{{more}}}"
+    return {"prompt": prompt, "completion": texts[second], "loss_on": "completion"}
 
 
 def built_as_chat(value: object) -> bool:
@@ -168,16 +131,3 @@ def _holds_texts(column: str, rows: Sequence[Mapping[str, Any]]) -> bool:
     values = [row.get(column) for row in rows]
     texts = sum(isinstance(v, str) and len(v.split()) >= _TEXT for v in values)
     return len(values) > 1 and texts >= 0.9 * len(values)
-
-
-def of_one(record: Mapping[str, Any]) -> Named | None:
-    """Of which form a record seems to be; its only text, where nothing else tells. What texts say plays no part. None
-    for a value stands for any text."""
-    names = [name for name in record if isinstance(name, str) and COLUMN.fullmatch(name)]
-    plain = [name for name in names if record[name] is None or isinstance(record[name], str)]
-    texts = [name for name in plain if record[name] is None or record[name].strip()]
-    chats = [name for name in names if _is_chat(name, record[name])]
-    found = spoken(texts, chats) or written(texts, plain)
-    if found is None and len(texts) == 1 and len(names) == len(record):
-        return Named({"text": texts[0]}, "the only column of text")
-    return found

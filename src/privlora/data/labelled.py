@@ -11,7 +11,7 @@ import numpy as np
 from privlora.data.assembling import Tokens, edges_of, starts_of
 from privlora.data.examples import Answers, Examples, Template, pad_token
 from privlora.data.labels import Classes
-from privlora.data.rendering import Render, renderer
+from privlora.data.rendering import Renderer
 from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,10 +66,10 @@ def _renderer(
     template: Template, pair: Template | None, classes: Classes, tokenizer: Any
 ) -> Callable[[Mapping[str, Any], int], _Rendered]:
     """A function from a record and its number to its one or two texts and its answer."""
-    parts: list[Render] = [renderer(each, tokenizer, "all") for each in (template, pair) if each is not None]
+    parts = [Renderer(each, tokenizer, "all") for each in (template, pair) if each is not None]
 
     def rendered(record: Mapping[str, Any], number: int) -> _Rendered:
-        texts = tuple("".join(segment.text for segment in part(record, number)) for part in parts)
+        texts = tuple(part(record, number).text for part in parts)
         return texts, classes.answer_of(record, number)
 
     return rendered

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from math import isfinite
 from typing import Any, Final, Literal
 
-from privlora.data.records import missing_column
+from privlora.data.records import value_of
 from privlora.errors import ConfigError, DataError, named
 
 MOST_CLASSES: Final = 100_000
@@ -15,17 +16,21 @@ SCORE = "score"
 """In the place of the classes: the label is a number, learned by its squared error."""
 
 
+Labels = list[str] | dict[int, str] | int | Literal["score"]
+"""As data.labels: names that records hold; a name for each number that they hold; how many numbers from 0 on."""
+
+
 @dataclass(frozen=True)
 class Classes:
     """What labels may be. PUBLIC: a class that only a private record has must not show.
 
-    column: of the label. names: of the classes, by their number; () of a score. numbered: whether records hold the
-    numbers, 0 to K - 1, and not the names.
+    column: of the label. names: of the classes; () of a score. numbers: what records hold, one for each name; () where
+    they hold the names.
     """
 
     column: str
     names: tuple[str, ...]
-    numbered: bool = False
+    numbers: tuple[int, ...] = ()
 
     @property
     def outputs(self) -> int:
@@ -33,44 +38,46 @@ class Classes:
         return len(self.names) or 1
 
     def answer_of(self, record: Mapping[str, Any], number: int) -> float:
-        """The class's number, or the score. number: of the record, from 1. Raises DataError, which shows no value."""
-        if self.column not in record:
-            raise missing_column(self.column, record, number)
-        value = record[self.column]
+        """The class's place among the names, or the score. number: of the record, from 1. Raises DataError, which shows
+        no value."""
+        value = value_of(record, self.column, number)
         found = self._score(value) if not self.names else self._class(value)
         if found is None:
             what, fix = self._wanted()
             raise DataError(
                 f"record {number}: the label in column {self.column!r} is {what}",
                 why="what labels may be is public; one that is found in private records would be published with them",
-                fix=fix,
+                fix=f"{fix}; else mend the record",
             )
         return found
 
     def _wanted(self) -> tuple[str, str]:
-        """What a label is not that is none, and how to mend it."""
-        mend, count = "mend the record, or give all labels that there can be as data.labels", len(self.names)
+        """What a label is not that is none, and what to set if all are otherwise."""
         if not self.names:
-            return "not a finite number", mend
-        if self.numbered:
+            return "not a finite number", "if labels are names, set data.labels=[negative, positive]"
+        if self.numbers:
             return (
-                f"no number from 0 to {count - 1}, as data.labels={count} has them",
-                "if the records hold names, give all that there can be, as data.labels=[negative, positive]; else mend "
-                "the record",
+                "none of the numbers of data.labels",
+                "if records hold other numbers, name them, as data.labels={-1: negative, 1: positive}; if they hold "
+                "names, set data.labels=[negative, positive]",
             )
-        return f"none of data.labels, which has {count}", mend
+        # Quoted, as JSON is also YAML and Python.
+        named = ", ".join(f"{at}: {json.dumps(name)}" for at, name in enumerate(self.names))
+        return (
+            f"none of the {len(self.names)} names of data.labels",
+            f"if records hold numbers from 0 on, set data.labels={{{named}}}",
+        )
 
     def _class(self, value: Any) -> float | None:
+        if self.numbers:
+            number = self._score(int(value) if isinstance(value, bool) else value)
+            return float(self.numbers.index(int(number))) if number in self.numbers else None
         if isinstance(value, bool):
-            value = int(value) if self.numbered else str(value).lower()
-        if self.numbered:
-            try:
-                number = float(value)
-            except (TypeError, ValueError, OverflowError):
-                return None
-            return number if number in range(len(self.names)) else None
+            value = str(value).lower()
+        elif isinstance(value, float) and value.is_integer() and str(value) not in self.names:
+            value = int(value)  # a table makes fractions of whole numbers once one of them is missing
         try:
-            text = str(value) if isinstance(value, str | int) else None
+            text = str(value) if isinstance(value, str | int | float) else None
         except ValueError:  # an integer of thousands of digits
             return None
         return float(self.names.index(text)) if text in self.names else None
@@ -86,7 +93,7 @@ class Classes:
         return number if isfinite(number) else None
 
 
-def classes_of(column: str, labels: list[str] | int | Literal["score"]) -> Classes:
+def classes_of(column: str, labels: Labels) -> Classes:
     """From data.label and data.labels. Raises ConfigError."""
     if labels == SCORE:
         return Classes(column, ())
@@ -95,10 +102,14 @@ def classes_of(column: str, labels: list[str] | int | Literal["score"]) -> Class
             f"data.labels: there cannot be more than {MOST_CLASSES} classes",
             fix="give how many there can be, or score for a number that is to be predicted",
         )
-    names = tuple(map(str, range(labels))) if isinstance(labels, int) else tuple(labels)
+    if isinstance(labels, int):
+        labels = {number: str(number) for number in range(labels)}
+    numbers, names = (
+        (tuple(labels), tuple(labels.values())) if isinstance(labels, dict) else ((), tuple(labels))
+    )
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(
             f"data.labels names {named(labels)}: there have to be two different classes or more",
             fix="give all labels that there can be, as labels: [negative, positive], their number, or score",
         )
-    return Classes(column, names, numbered=isinstance(labels, int))
+    return Classes(column, names, numbers)

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from privlora.data.records import missing_column
+from privlora.data.records import value_of
 from privlora.data.units import Units, group_units
 from privlora.errors import ConfigError, DataError
 from privlora.randomness import counter_generator
@@ -109,9 +109,10 @@ def _units_of_each_value(records: Sequence[_Record], units: Units, column: str) 
 
 
 def _value(record: _Record, column: str, number: int) -> str | int:
-    if column not in record:
-        raise missing_column(column, record, number).of("federation.column, in data.path")
-    value = record[column]
+    try:
+        value = value_of(record, column, number)
+    except DataError as error:
+        raise error.of("federation.column, in data.path") from None
     if not isinstance(value, str | int):
         raise DataError(
             f"record {number}: column {column!r} holds {type(value).__name__}, which is nothing to cut by",

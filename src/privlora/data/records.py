@@ -14,7 +14,7 @@ import json
 import re
 import sys
 import warnings
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Final, NoReturn, get_args
@@ -22,16 +22,19 @@ from typing import Any, Final, NoReturn, get_args
 from privlora.data.canonical import canonical
 from privlora.data.formats import (
     FORMAT_OF_SUFFIX,
+    PLACE,
     SAID,
-    Broken,
+    SAVED,
     Format,
     Record,
-    read_file,
+    is_zipped,
+    read_placed,
+    rows_of,
     seems,
     separator_of,
 )
-from privlora.data.forms import COLUMN, are_names, is_usual, of_one
-from privlora.errors import ConfigError, DataError, in_one, is_a_slip, named
+from privlora.data.forms import COLUMN, are_names, is_usual
+from privlora.errors import ConfigError, DataError, is_a_slip, named
 
 HUB = "hf://"
 """Begins the name of a hub dataset; nothing else is ever sought there."""
@@ -40,7 +43,8 @@ CONTENT_BYTES = 16
 """Of a content hash."""
 
 GIVE_RECORDS: Final = (
-    "give a list of mappings or of texts, a table (pandas, datasets), or the path of a file of records"
+    "give a list of mappings or of texts, a table (datasets, pandas, polars, Arrow), or the path of a "
+    "file of records"
 )
 
 _OTHER_ENDINGS: Final = {
@@ -49,9 +53,6 @@ _OTHER_ENDINGS: Final = {
         "save the sheet as CSV (UTF-8), or in Python pass pandas.read_excel(...) as the records",
     ),
     ".tsv": "write it with commas as .csv, or as JSONL",
-    **dict.fromkeys(
-        (".arrow", ".feather"), "write it as .parquet, or in Python pass the table as the records"
-    ),
     **dict.fromkeys(
         (".pdf", ".docx", ".doc", ".html", ".md"),
         'write its texts as JSON lines, one record each, as {"text": ...}; or, of plain text, rename it to .txt',
@@ -63,11 +64,17 @@ _OTHER_ENDINGS: Final = {
 _HUB_NAME = re.compile(
     HUB + r"(?P<name>[\w.-]+(/[\w.-]+)?)(@(?P<config>[\w.-]+))?(:(?P<split>[\w.%\[\]:+-]+))?"
 )
-TABLES: Final = frozenset({"csv", "parquet"})
+TABLES: Final = frozenset({"csv", "parquet", "arrow"})
 """Formats of files whose columns may be those of a first line, which may have been a record."""
 
 _SHOWN_COLUMNS = 20
 _ENOUGH: Final = 8  # records that have a column which is no matter of one of them
+
+MOST_CHARACTERS: Final = 10_000_000
+"""Of one text: tokenizers need minutes for more, of which a model would read a few thousand tokens."""
+
+Broken = Callable[[DataError], None]
+"""Is told what of a file cannot be read as a record, and may raise."""
 
 
 def _refuse(error: DataError) -> NoReturn:
@@ -94,14 +101,14 @@ def iterate_records(
 ) -> Iterator[Record]:
     """Read records, one dictionary each, in the order of the files; nothing is kept of those that were yielded.
 
-    Lines, paragraphs, CSV, Parquet and hub datasets are read piece by piece; a JSON list is one piece.
+    Lines, paragraphs, CSV, Parquet, Arrow and hub datasets are read piece by piece; a JSON list is one piece.
 
     Args:
-        path: a local file (``.gz`` is unpacked on the fly), several of them, or a hub dataset as ``hf://name``,
-            ``hf://name:split`` or ``hf://name@config:split`` (the split is ``train`` unless given).
-        format: ``auto`` goes by the file's ending. ``jsonl`` is one object a line, ``json`` a list of
-            objects, ``text`` one record a non-blank line and ``paragraphs`` one between blank lines (both
-            as column "text").
+        path: a local file (``.gz`` is unpacked on the fly), a folder that ``datasets`` saved, several of them, or a
+            hub dataset as ``hf://name``, ``hf://name:split`` or ``hf://name@config:split`` (the split is ``train``
+            unless given).
+        format: ``auto`` goes by the file's ending; of JSON, lines and a list are told apart by how the file begins.
+            ``text`` is one record a non-blank line and ``paragraphs`` one between blank lines (both as column "text").
         limit: keep only the first ``limit`` records.
         broken: is told what of a file that is there cannot be read as a record, and may raise. What it does not raise
             for counts as no record (`privlora.data.formats` says how far the others stay as they are).
@@ -150,81 +157,120 @@ def refuse_missing(path: str | list[str], *, format: Format = "auto", look: bool
             local_file(source, format, look=look)
 
 
+class Records(list[Mapping[str, Any]]):
+    """What `as_records` gave, which is not looked at again."""
+
+
 def as_records(data: Any) -> list[Mapping[str, Any]]:
     """Records that a Python caller has in memory, as a list of mappings; strings become the column "text".
 
-    data: any iterable of mappings or of strings, for example a list, a generator or a ``datasets.Dataset``; or a
-    ``pandas.DataFrame``. A string is a text, whatever it holds: it is never looked up as a file.
+    data: any iterable of mappings or of strings, for example a list, a generator or a ``datasets.Dataset``; a data set
+    of torch; a mapping from columns to lists; or a table of pandas, polars, pyarrow, duckdb or what else has Arrow's
+    ``__arrow_c_stream__``. A string is a text, whatever it holds: it is never looked up as a file.
 
     Raises DataError for anything else, without showing any of it.
     """
-    pandas = sys.modules.get("pandas")  # who passes a table has imported it
-    if pandas is not None and isinstance(data, pandas.DataFrame):
-        data = data.to_dict("records")
-    refuse_splits(data)
-    if isinstance(data, Mapping):
-        raise DataError(
-            "the data are one mapping, not a list of records",
-            fix="give one split, as data['train'], of a DatasetDict; put a single record in a list",
-        )
-    if inspect.isroutine(data):
-        raise DataError("the data are a function, and not what it gives", fix="call it, as records()")
-    if isinstance(data, str | bytes | Path) or not isinstance(data, Iterable):
-        raise DataError(f"records in memory cannot be of type {type(data).__name__}", fix=GIVE_RECORDS)
-    items = list(data)
+    if isinstance(data, Records):
+        return data
+    items = list(_items_of(data))
     if not items:
         raise DataError("there are no records", fix="give at least one")
-    texts = sum(isinstance(item, str) for item in items)
-    if wrong := _wrong_items(items):
-        raise in_one(wrong) from None
+    texts, mappings = (sum(isinstance(item, kind) for item in items) for kind in (str, Mapping))
+    kind, called = (Mapping, "mapping of columns") if mappings > texts else (str, "text")
+    wrong = [str(number) for number, item in enumerate(items, start=1) if not isinstance(item, kind)]
+    if len(wrong) == len(items):
+        what, called = f"of type {type(items[0]).__name__}", "mapping of columns"
+    else:
+        what = f"no {called}, as the others are"
+    if wrong:
+        raise DataError(
+            f"{places('record', wrong[:SHOWN], len(wrong) - SHOWN)} {'are' if len(wrong) > 1 else 'is'} {what} "
+            "(counted from 1)",
+            fix=f"write every record as a {called}, and leave out what is missing (None, NaN)",
+        )
     if texts and all(map(is_data_file_name, items)):
         raise DataError(
             "the data are a list of strings that all end like names of data files",
             why="strings in a list are records",
             fix="give files as pathlib.Path",
         )
-    return [{"text": item} for item in items] if texts else items
+    try:
+        return Records({"text": item} for item in items) if texts else Records(map(without_arrays, items))
+    except RecursionError:
+        raise DataError("a record is too deeply nested", fix="give records of fewer levels") from None
 
 
-def _wrong_items(items: Sequence[Any]) -> list[DataError]:
-    """What of a list cannot be a record beside the others, each kind with its places, counted from 1."""
-    texts, mappings = (sum(isinstance(item, kind) for item in items) for kind in (str, Mapping))
-    of_texts = texts >= max(1, mappings)
-    kind, where = str if of_texts else Mapping, dict[str, list[str]]()
-    for number, item in enumerate(items, start=1):
-        if not isinstance(item, kind):
-            what = missing_as(item) or (_MIXED if isinstance(item, Mapping | str) else type(item).__name__)
-            where.setdefault(what, []).append(str(number))
-    return [_wrong_item(what, numbers, of_texts=of_texts) for what, numbers in where.items()]
-
-
-_MIXED: Final = "mixed"
-
-
-def _wrong_item(what: str, numbers: Sequence[str], *, of_texts: bool) -> DataError:
-    be = "are" if len(numbers) > 1 else "is"
-    told = f"{places('record', numbers[:SHOWN], len(numbers) - SHOWN)} {be}"
-    if what == _MIXED:
-        told = f"the data mix texts and other records: {told} {'no text' if of_texts else 'text alone'}"
-        return DataError(told, fix='write every record as {"text": ...}')
-    if what in (NULL, NAN):
-        one = "text" if of_texts else "record"
-        return DataError(
-            f"{told} {what} in the place of a {one} (counted from 1)",
-            fix="leave such out, as "
-            + (
-                f"[{one} for {one} in data if {one} is not None]"
-                if what == NULL
-                else "column.dropna() of a table"
-            ),
+def _items_of(data: Any) -> Iterable[Any]:
+    """Mappings or strings, as far as they are; what else there is, too. Raises DataError for what holds no records."""
+    refuse_splits(data)
+    if isinstance(data, Mapping):
+        return _rows_of_columns(data)
+    pandas = sys.modules.get("pandas")  # who passes a table has imported it
+    if pandas is not None and isinstance(data, pandas.DataFrame):
+        return data.to_dict("records")  # and not by Arrow, which finds one type for a column
+    if callable(getattr(data, "collect", None)):  # a query of polars that did not run yet
+        data = data.collect()
+    if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
+        return _rows_of_table(data)
+    if hasattr(data, "collate_fn") and hasattr(data, "dataset"):
+        raise DataError(
+            f"the data are a {type(data).__name__}, which gives batches and not records",
+            fix="give what it was made from, as loader.dataset",
         )
-    fix = "write every record as a text" if of_texts else "write it as a mapping of columns"
-    return DataError(f"{told} of type {what}", fix=fix)
+    if inspect.isroutine(data):
+        raise DataError("the data are a function, and not what it gives", fix="call it, as records()")
+    if isinstance(data, Iterable) and not isinstance(data, str | bytes | Path):
+        return data
+    if hasattr(data, "__getitem__") and hasattr(data, "__len__") and not isinstance(data, str | bytes):
+        return (data[at] for at in range(len(data)))  # a data set of torch
+    raise DataError(f"records in memory cannot be of type {type(data).__name__}", fix=GIVE_RECORDS)
+
+
+def _rows_of_columns(data: Mapping[str, Any]) -> Iterable[Record]:
+    columns = {name: without_arrays(column) for name, column in data.items()}
+    if not all(isinstance(column, list) for column in columns.values()):
+        raise DataError(
+            "the data are one mapping that holds no lists, and not several records",
+            fix="give a list of mappings, or a mapping from columns to lists; put a single record in a list",
+        )
+    try:
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
+    except ValueError:
+        fix = "give each column one value for each record"
+        raise DataError("the columns of the data are of different lengths", fix=fix) from None
+
+
+def _rows_of_table(data: Any) -> Iterable[Any]:
+    import pyarrow
+
+    try:
+        rows = rows_of(pyarrow.table(data).to_batches())
+    except (TypeError, ValueError, pyarrow.ArrowException):  # a single column
+        return data.to_pylist() if hasattr(data, "to_pylist") else data
+    items = []
+    for number, row in rows:
+        if isinstance(row, DataError):
+            raise row.of(f"record {number}") from None
+        items.append(row)
+    return items
+
+
+def without_arrays(value: Any) -> Any:
+    """Lists and Python's own numbers in the place of what numpy or torch holds, also inside; else the same value."""
+    if isinstance(value, Mapping):
+        found = {key: without_arrays(part) for key, part in value.items()}
+        return found if any(found[key] is not part for key, part in value.items()) else value
+    if isinstance(value, list):
+        parts = [without_arrays(part) for part in value]
+        return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
+    if isinstance(value, tuple):
+        return without_arrays(list(value))
+    return without_arrays(value.tolist()) if hasattr(value, "tolist") else value
 
 
 SHOWN: Final = 5
-_BLANKS: Final = 2  # in a path that is shown
 """Places of one mistake that are told."""
+_BLANKS: Final = 2  # in a path that is shown
 NULL: Final = "None"
 NAN: Final = "NaN"
 
@@ -246,10 +292,14 @@ def places(kind: str, where: Sequence[str], more: int = 0) -> str:
     return f"{kind}{'s' * (len(where) > 1)} {', '.join(where)}" + (" and more" if more > 0 else "")
 
 
+_SPLITS: Final = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
+
+
 def refuse_splits(data: Any) -> None:
-    """Raise DataError for a ``datasets.DatasetDict`` or the streaming kind of it, naming its splits."""
-    datasets = sys.modules.get("datasets")
-    if datasets is None or not isinstance(data, datasets.DatasetDict | datasets.IterableDatasetDict):
+    """Raise DataError for a ``datasets.DatasetDict``, the streaming kind of it, or a mapping that is like one."""
+    if not isinstance(data, Mapping) or not data:
+        return
+    if not type(data).__module__.startswith("datasets.") and not _SPLITS.issuperset(data):
         return
     splits = [str(name) for name in data if COLUMN.fullmatch(str(name))][:_SHOWN_COLUMNS]
     one = "train" if "train" in splits or not splits else splits[0]
@@ -278,10 +328,36 @@ def content_hash(record: Mapping[str, Any], columns: Collection[str]) -> bytes |
     Upper case, the number of blanks and what Arrow adds to nested values make no difference: copies through other
     programs differ in them.
     """
-    if not all(c in record for c in columns):
+    found = {name: field_of(record, name) for name in sorted(columns)}
+    if any(value is _NONE for value in found.values()):
         return None
-    plain = [_plain(canonical(record[c])) for c in sorted(columns)]
+    plain = [_plain(canonical(value)) for value in found.values()]
     return hashlib.sha256(json.dumps(plain, sort_keys=True, default=repr).encode()).digest()[:CONTENT_BYTES]
+
+
+_NONE: Final = object()
+
+
+def field_of(record: Mapping[str, Any], name: str) -> Any:
+    """What a record has in a column, or, by a name such as ``note.text``, inside one; ``_NONE`` where it has not."""
+    if name in record:
+        return record[name]
+    outer, dot, inner = name.partition(".")
+    held = record.get(outer) if dot else None
+    return field_of(held, inner) if isinstance(held, Mapping) else _NONE
+
+
+def has_column(record: Mapping[str, Any], name: str) -> bool:
+    """Whether `value_of` gives anything."""
+    return field_of(record, name) is not _NONE
+
+
+def value_of(record: Mapping[str, Any], name: str, number: int) -> Any:
+    """What record ``number`` (from 1) has in a column, or by a name with dots inside one. Raises DataError."""
+    found = field_of(record, name)
+    if found is _NONE:
+        raise missing_column(name, record, number)
+    return found
 
 
 def _plain(value: Any) -> Any:
@@ -295,13 +371,9 @@ def _plain(value: Any) -> Any:
 
 def synthesis_texts(path: str | list[str], column: str) -> list[str]:
     """The texts of synthesis.file in synthesis.column, which its errors name. Raises DataError."""
-    records = load_records(path)
     try:
-        return [text_of(record, column, number) for number, record in enumerate(records, start=1)]
+        return [text_of(record, column, number) for number, record in enumerate(load_records(path), start=1)]
     except DataError as error:
-        if column not in records[0]:
-            fix = "name the column that holds its texts, as synthesis.column=NAME"
-            error = DataError(error.what, why=error.why, fix=fix)
         raise error.of("synthesis.file, read by synthesis.column") from None
 
 
@@ -311,20 +383,26 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
     Raises:
         DataError: the column is missing, or holds no valid Unicode string.
     """
-    if column not in record:
-        raise missing_column(column, record, number)
-    value = record[column]
+    value = value_of(record, column, number)
     if not isinstance(value, str):
-        empty = {
-            None: f"holds {type(value).__name__}, not text",
-            NULL: "is empty (null)",
-            NAN: "is empty (NaN)",
-        }
         what = missing_as(value)
+        held = (
+            f"is empty ({'null' if what == NULL else what})"
+            if what
+            else f"holds {type(value).__name__}, not text"
+        )
         fix = "write every value of it as a string (an empty one if there is nothing to say)"
+        if isinstance(value, Mapping):
+            inner = next((name for name in value if isinstance(name, str) and is_usual(name)), "FIELD")
+            fix = f"name what is in it with a dot, as {column}.{inner}"
         if what == NAN:  # as a table of pandas has it
             fix += f", or leave such records out, of a table of pandas as table.dropna(subset=[{column!r}])"
-        raise DataError(f"record {number}: column {column!r} {empty[what]}", fix=fix)
+        raise DataError(f"record {number}: column {column!r} {held}", fix=fix)
+    if len(value) > MOST_CHARACTERS:
+        raise DataError(
+            f"record {number}: column {column!r} has more than {MOST_CHARACTERS:,} characters",
+            fix="divide the text into several records, or remove it",
+        )
     try:
         value.encode()
     except UnicodeEncodeError:
@@ -337,34 +415,46 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
 
 
 def missing_column(
-    column: str, record: Mapping[str, Any], number: int, *, shared: Collection[str] = ()
+    column: str,
+    record: Mapping[str, Any],
+    number: int,
+    *,
+    shared: Collection[str] = (),
+    mend: str | None = None,
 ) -> DataError:
     """The error for a record without ``column``: the nearest name, and its columns that may be shown.
 
-    shared: columns of other records, too (`shared_columns`). A key of one record may be about a person: of the others
-    those alone are shown that are called as columns usually are, or that differ from what was asked for by one letter.
+    mend: how one is named. shared: columns of other records, too (`shared_columns`). A key of one record may be about a
+    person: of the others those alone are shown that are called as columns usually are, or that differ from what was
+    asked for by one letter.
     """
-    values = {str(name): value for name, value in record.items()}
-    slips = [name for name in values if COLUMN.fullmatch(name) and is_a_slip(name, column)]
+    names = [str(name) for name in record]
+    slips = [name for name in names if COLUMN.fullmatch(name) and is_a_slip(name, column)]
     nearest = difflib.get_close_matches(column, shared, n=1) or slips[:1]
-    shown = [name for name in values if name in shared or name in nearest or is_usual(name)]
+    shown = [name for name in names if name in shared or name in nearest or is_usual(name)]
     listed = ", ".join(shown[:_SHOWN_COLUMNS]) + (" and more" if len(shown) > _SHOWN_COLUMNS else "")
-    if len(shown) < len(values):
-        left = "not shown, since they look like contents: does the file have a header line?"
-        if shown:
-            left = "not shown, since few records may have them"
-        listed = f"{listed} and others ({left})" if shown else f"({left})"
-    mend = "name one of its columns"
-    if column == "text":
-        # None for any text, also for one that says nothing: the form follows from names and kinds alone.
-        mend = _form_of({name: None if isinstance(values[name], str) else values[name] for name in shown})
-    if nearest:
-        mend = f"did you mean {nearest[0]!r}?"
-    separator = separator_of(list(values))
-    if separator is not None:
-        mend = f"the table seems to be separated by {separator!r}; write it with commas, or as JSONL"
+    if len(shown) < len(names):
+        left = (
+            "few records may have them"
+            if shown
+            else "they look like contents: does the file have a header line?"
+        )
+        listed = f"{listed}{' and others ' * bool(shown)}(not shown, since {left})"
+    fix = "name one of its columns"
+    if (separator := separator_of(names)) is not None:
+        fix = f"the table seems to be separated by {separator!r}; write it with commas, or as JSONL"
+    elif nearest:
+        fix = f"did you mean {nearest[0]!r}?"
+    elif "input_ids" in names:
+        fix = "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
+    elif "[" in column:
+        fix = (
+            f"name what is inside a column with a dot, as {named(column.replace('[', '.').replace(']', ''))}"
+        )
+    elif mend is not None or column == "text":
+        fix += f", as {mend or 'data.text=NAME; `privlora init FILE` proposes all that a run needs'}"
     return DataError(
-        f"record {number} has no column {named(column)}; its columns are: {listed or 'none'}", fix=mend
+        f"record {number} has no column {named(column)}; its columns are: {listed or 'none'}", fix=fix
     )
 
 
@@ -395,25 +485,17 @@ def is_there(value: Any) -> bool:
     return missing_as(value) is None and not (isinstance(value, str) and not value)
 
 
-def _form_of(record: Mapping[str, Any]) -> str:
-    """How to name columns where records are of a usual form, in settings and in Python."""
-    if "input_ids" in record:
-        return "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
-    form = of_one(record)
-    if form is None:
-        return "name one of its columns, as data.text=NAME (in Python columns=dict(text=NAME))"
-    values = {name: json.dumps(value, ensure_ascii=False) for name, value in form.settings.items()}
-    settings = ", ".join(f"data.{name}={value}" for name, value in values.items())
-    python = ", ".join(f"{name}={value}" for name, value in values.items())
-    return f"set {settings} (in Python columns=dict({python}))"
-
-
 def _read(source: str, format: Format, broken: Broken) -> Iterator[Record]:
     if source.startswith(HUB):
         yield from _read_hub(source)
-    else:
-        # Where broken records count as none, no record may decide how the others are read.
-        yield from read_file(*local_file(source, format, look=broken is _refuse), broken)
+        return
+    # Where broken records count as none, no record may decide how the others are read.
+    file, format = local_file(source, format, look=broken is _refuse)
+    for number, record in read_placed(file, format):
+        if isinstance(record, DataError):
+            broken(record.of(f"{file}, {PLACE[format]} {number}" if number else str(file)))
+        else:
+            yield record
 
 
 def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path, Format]:
@@ -430,9 +512,11 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
             f"there is no file {source}"
             if shown(source) == source and is_data_file_name(source)
             else f"{shown(source)} is no local file",
-            fix=f"check the path; a hub dataset is written {HUB}name:split",
+            fix=f"check the path; a hub dataset is written {HUB}name:split, and in Python texts are a list of strings",
         )
     if not is_file:
+        if (file / SAVED[0]).is_file():
+            return file, "arrow"
         # What is there on the disk is a path, whatever it looks like.
         raise _no_file(source, file)
     if format == "auto":
@@ -447,7 +531,14 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
             else f"{source} is no file of records that can be read, by its ending",
             fix=other or _to_name(file, seems(file) if look else None),
         )
+    if format == "jsonl" and look and seems(file) == "json":
+        format = "json"
     return file, format
+
+
+def files_in(place: Path) -> list[Path]:
+    """A file by itself, or those of a folder that ``datasets`` saved. Raises OSError."""
+    return sorted(each for each in place.iterdir() if each.is_file()) if place.is_dir() else [place]
 
 
 def _to_name(file: Path, format: Format | None) -> str:
@@ -459,7 +550,7 @@ def _to_name(file: Path, format: Format | None) -> str:
         )
     ending = next(suffix for suffix, each in FORMAT_OF_SUFFIX.items() if each == format)
     stem = file.name.removesuffix(".gz").removesuffix(".txt")
-    zipped = ".gz" if file.name.endswith(".gz") else ""
+    zipped = ".gz" if is_zipped(file) else ""
     named_so = f"name it {stem}{ending}{zipped}, or set data.format={format}"
     if format == "text":
         return f"if it is a text a line, {named_so}; of a table with commas, {stem}.csv{zipped} or data.format=csv"
@@ -479,11 +570,23 @@ def _refuse_json(source: str, file: Path) -> None:
 
 def _no_file(source: str, place: Path) -> DataError:
     """The error for what is there and no file."""
-    if any((place / name).exists() for name in ("dataset_info.json", "dataset_dict.json")):
-        fix = "it was saved by datasets: in Python pass datasets.load_from_disk(...), or one split of it"
-    else:
-        fix = "name the files of records in it, as a list: .jsonl, .json, .csv, .parquet or .txt"
-    return DataError(f"{source!r} is not a file" + (" but a folder" if place.is_dir() else ""), fix=fix)
+    if not place.is_dir():
+        return DataError(f"{source!r} is not a file", fix="name a file of records")
+    if (place / SAVED[1]).is_file():
+        splits = sorted(each.parent.name for each in place.glob(f"*/{SAVED[0]}"))
+        return DataError(
+            f"{source!r} holds several splits",
+            why="which of them are private is yours to say",
+            fix=f"name one of them, as {place / (splits or ['train'])[0]}",
+        )
+    files = [str(each) for each in sorted(place.glob("*")) if is_data_file_name(each.name)] or ["a.jsonl"]
+    listed = ", ".join(files[:SHOWN]) + ", …" * (len(files) > SHOWN)
+    return DataError(
+        f"{source!r} is not a file but a folder",
+        fix=f"name the files in it, as path: [{listed}], in Python as sorted(pathlib.Path({str(place)!r}).glob("
+        f"'*{Path(files[0]).suffix}')), for `privlora init` one after the other, with --clients if each is of "
+        "another owner",
+    )
 
 
 @contextmanager
@@ -495,12 +598,10 @@ def _without_bars() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # the environment may have the last word on them
         disable_progress_bars()
-    try:
-        yield
-    finally:
-        if not before:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        try:
+            yield
+        finally:
+            if not before:
                 enable_progress_bars()
 
 
@@ -515,7 +616,7 @@ def _read_hub(source: str) -> Iterator[Record]:
     name, config, split = hub["name"], hub["config"], hub["split"] or "train"
     try:
         with _without_bars():  # which tell how many records there are, and how fast they are read
-            rows = datasets.load_dataset(name, config, split=split)
+            rows = datasets.load_dataset(name, config, split=split, trust_remote_code=False)
     except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
         # Only the kind of error: the message of a failed conversion may quote a record.
         wanted = f"{name}@{config}" if config else name

@@ -175,24 +175,25 @@ class Environment(ImmutableSandboxedEnvironment):
 
 
 def rendering(
-    text: str, tokenizer: PreTrainedTokenizerBase, told: Mapping[str, Any]
-) -> Callable[[list[dict[str, Any]], bool], str]:
-    """What transformers' `apply_chat_template` makes of messages of JSON's kinds, and whether an answer is asked for.
-
-    told: variables beside its own. Raises jinja2's errors; those of the record, when the result is called.
-    """
+    text: str, tokenizer: PreTrainedTokenizerBase
+) -> Callable[[list[dict[str, Any]], bool, Any, Mapping[str, Any]], str]:
+    """What transformers' `apply_chat_template` makes of messages of JSON's kinds, whether an answer is asked for, tools
+    and further variables. Raises jinja2's errors; those of the record, when the result is called."""
     from transformers.utils import chat_template_utils as theirs
 
     template = Environment().from_string(text)
     # Newer ones give a field of thoughts several names.
     alias = getattr(theirs, "_alias_reasoning_fields", list)
-    variables = {"tools": None, "documents": None, **tokenizer.special_tokens_map, **told}
+    variables = {"documents": None, **tokenizer.special_tokens_map}
 
-    def render(messages: list[dict[str, Any]], add_generation_prompt: bool) -> str:
+    def render(
+        messages: list[dict[str, Any]], add_generation_prompt: bool, tools: Any, told: Mapping[str, Any]
+    ) -> str:
         return template.render(
             messages=alias([_inert(message) for message in messages]),
             add_generation_prompt=add_generation_prompt,
-            **variables,
+            tools=_inert(tools),
+            **{**variables, **told},
         )
 
     return render

@@ -19,7 +19,8 @@ class DataSummary:
 
     records, units: how many. median_tokens, p95_tokens: of the records as they are trained on. cut: share of records
     that max_length shortens. mostly_cut: share that loses more than half of its tokens. empty: share without a word to
-    train on. repeated: share that says what an earlier record says. chunks: into how many all records are divided,
+    train on. repeated: share that says what an earlier record says. spelled: share that spells control tokens, read as
+    text. chunks: into how many all records are divided,
     where they are; the rest is then of chunks.
     """
 
@@ -31,6 +32,7 @@ class DataSummary:
     mostly_cut: float
     empty: float
     repeated: float
+    spelled: float = 0.0
     chunks: int | None = None
 
     def to_dict(self) -> dict[str, float]:
@@ -45,6 +47,7 @@ class DataSummary:
             "are cut by max_length": self.cut,
             "have nothing to train on": self.empty,
             "repeat an earlier one": self.repeated,
+            "spell control tokens, which are read as text": self.spelled,
         }
         told = [f"{share:.1%} {words}" for words, share in shares.items() if share > 0]
         return (
@@ -67,6 +70,7 @@ def summarise(examples: Examples, units: int) -> DataSummary:
         mostly_cut=float((examples.dropped > examples.lengths).mean()),
         empty=float(((examples.label_counts == 0) | examples.blank).mean()),
         repeated=float((said[1:] == said[:-1]).sum() / len(examples)),
+        spelled=examples.spelled / (len(examples) if examples.chunks is None else len(examples.chunks)),
         chunks=None if examples.chunks is None else len(examples),
     )
 
@@ -97,8 +101,15 @@ def refuse_implausible(
         raise DataError(
             "more than half of the records have nothing to train on",
             why="they would be trained on as if they said something, with noise and budget spent on nothing",
-            fix=f"check the columns and loss_on, and that data.max_length={max_length} leaves room for what is learnt; "
-            "remove empty records, or set data.unchecked=true",
+            fix=f"check the columns and loss_on, and that data.max_length={max_length} leaves room for a prompt and "
+            "its answer (data.truncation_mode says which is cut); remove empty records, or set data.unchecked=true",
+        )
+    if summary.spelled > _MOST:
+        raise DataError(
+            "more than half of the records spell control tokens, such as the ends of turns, which are read as text",
+            why="a chat template seems to have rendered them already, whose tokens would be learnt letter by letter",
+            fix="set data.split_special_tokens=false if that is so, give the messages themselves as data.messages, or "
+            "set data.unchecked=true",
         )
     if summary.mostly_cut > _MOST:
         raise DataError(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import re
 import string
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
 
 from privlora.errors import ConfigError, named
 
@@ -54,10 +55,36 @@ def fields_of(templates: Iterable[str | None]) -> frozenset[str]:
     return frozenset(field for pieces in given for _, field in pieces if field is not None)
 
 
+_TAKEN = """messages conversation tools documents chat_template strftime_now tokenize tokenizer_kwargs padding
+truncation add_generation_prompt continue_final_message max_length return_tensors return_dict
+return_assistant_tokens_mask"""
+TAKEN: Final = frozenset(_TAKEN.split())
+"""Arguments of apply_chat_template that are no variables of a template."""
+
+
 def no_chat_template() -> ConfigError:
     """The error for messages that nothing renders."""
     return ConfigError(
         "the tokenizer has no chat template, so messages cannot be rendered",
         fix="use the tokenizer of an instruction-tuned model, set data.chat_template, or use prompt and completion "
-        "columns",
+        "columns of text",
     )
+
+
+def template_named(own: str | None, tokenizers: Any, *, with_tools: bool) -> str:
+    """The chat template to render with. own: data.chat_template, a template or the name of one of the tokenizer's.
+    tokenizers: a template, or several by their names. with_tools: whether a record has tools.
+
+    Raises ConfigError for a name that the tokenizer does not have, and where it has several without a default.
+    """
+    if own is not None and "{" in own:
+        return own
+    named = tokenizers if isinstance(tokenizers, Mapping) else {"default": tokenizers}
+    name = own or ("tool_use" if with_tools and "tool_use" in named else "default")
+    if name not in named:
+        raise ConfigError(
+            f"the tokenizer has no chat template {name!r}",
+            fix=f"set data.chat_template to the name of one of its own ({', '.join(sorted(named))}), or to another "
+            "template",
+        )
+    return str(named[name])

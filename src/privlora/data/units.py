@@ -8,10 +8,11 @@ from typing import Any, Final, overload
 
 import numpy as np
 
-from privlora.data.records import NULL, missing_as, missing_column
+from privlora.data.records import NULL, missing_as, value_of
 from privlora.errors import ConfigError, DataError, article
 from privlora.stages import DRAW, staged
 
+_EXACT: Final = 2**53  # above it, whole numbers share one float
 _DIGEST: Final = 16  # bytes, of which no two values share all
 _BLOCK: Final = 1 << 16  # records at a time, where as many bytes as records would be in the way
 
@@ -162,9 +163,9 @@ def unit_value(record: Mapping[str, Any], column: str, number: int) -> str | int
     Raises:
         DataError: the column is missing, or holds neither a non-empty string nor an integer.
     """
-    if column not in record:
-        raise missing_column(column, record, number)
-    value = record[column]
+    value = value_of(record, column, number)
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        value = int(value)  # a table makes fractions of whole numbers once one of them is missing
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
         raise DataError(
             f"record {number}: unit column {column!r} names no unit: it is {_instead(value)}",

@@ -12,11 +12,10 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privlora.accounting import epsilon
 from privlora.api import train_run
-from privlora.config import Settings, settings_from
+from privlora.config import ModelSettings, Settings, settings_from
 from privlora.demo import model_path
 from privlora.demo.clinics import CLINICS, clinic_records
 from privlora.demo.run import fresh_folder
@@ -29,6 +28,7 @@ from privlora.federated.words import what_colluding_costs
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise
+from privlora.training.models import load_model
 
 EPSILON, DELTA = 3.0, 1e-5
 _RECORDS_PER_PATIENT = 1
@@ -224,8 +224,7 @@ def _losses(
 def _losses_of(adapter: Path | None, held_out: dict[str, list[dict[str, str]]]) -> dict[str, float]:
     from peft import PeftModel
 
-    model = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32")
-    tokenizer = AutoTokenizer.from_pretrained(str(model_path()))
+    model, tokenizer = load_model(ModelSettings(name=str(model_path()), dtype="float32"))
     tuned = model if adapter is None else PeftModel.from_pretrained(model, str(adapter))
     data = _settings(
         Path("unused"), {"private": False, "public_dataset_size": 1, "expected_batch_size": 1, "steps": 1}

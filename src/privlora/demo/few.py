@@ -17,11 +17,10 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privlora.accounting import compose_ledgers
 from privlora.api import train_run
-from privlora.config import Settings, settings_from
+from privlora.config import ModelSettings, Settings, settings_from
 from privlora.demo import model_path
 from privlora.demo.clinics import CLINICS, clinic_records
 from privlora.demo.run import fresh_folder
@@ -30,6 +29,7 @@ from privlora.pages.figures import ACCENT, MUTED, SECOND, THIRD, grid, in_style,
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder, read_lines
 from privlora.training.inputs import tokenise
+from privlora.training.models import load_model
 from privlora.training.progress import RichObserver
 from privlora.training.promise import plan_privacy
 
@@ -174,8 +174,7 @@ def _settings(output: Path, method: str, public: Path, sizes: Sizes) -> Settings
 
 def _untouched(held_out: list[dict[str, str]]) -> float:
     """Loss per example of the model before anything was learnt."""
-    model = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32")
-    tokenizer = AutoTokenizer.from_pretrained(str(model_path()))
+    model, tokenizer = load_model(ModelSettings(name=str(model_path()), dtype="float32"))
     data = _settings(Path("unused"), "prism", Path("unused"), Sizes()).data
     return evaluate_next_token(model, tokenise(held_out, data, tokenizer)).loss_per_example
 

@@ -155,8 +155,8 @@ def main() -> None:
     train(model, encode(tokenizer, texts))
     save(model, tokenizer, arguments.out)
 
-    tokenizer = hf.AutoTokenizer.from_pretrained(arguments.out)
-    model = hf.AutoModelForCausalLM.from_pretrained(arguments.out)
+    tokenizer = hf.AutoTokenizer.from_pretrained(arguments.out, trust_remote_code=False)
+    model = hf.AutoModelForCausalLM.from_pretrained(arguments.out, trust_remote_code=False)
     notes = [record["text"] for record in private_records(HELD_OUT, VALIDATION_SEED)]
     public = public_texts(HELD_OUT, VALIDATION_SEED)
     for label, held_out in (("public texts", public), ("private notes", notes)):

@@ -12,16 +12,18 @@ import torch
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privlora.accounting import read_ledger
 from privlora.api import Result, train_run
 from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
-from privlora.config import Settings, settings_from
+from privlora.config import ModelSettings, Settings, settings_from
+from privlora.data.examples import encode_prompts
 from privlora.demo import Canary, make_canaries, model_path, private_records
 from privlora.errors import RunError
+from privlora.evaluation.generation import generate
 from privlora.pages.figures import ACCENT, INK, MUTED, SECOND, WIDTH, grid, in_style, png
 from privlora.training.files import RunFolder, append_line, read_lines
+from privlora.training.models import load_model
 from privlora.training.progress import RichObserver
 from privlora.training.promise import plan_privacy
 
@@ -122,8 +124,7 @@ def _leakage(adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
     """Exposure of the canaries' secrets, how many greedy decoding recites, and what it writes for each."""
     from peft import PeftModel
 
-    tokenizer = AutoTokenizer.from_pretrained(str(model_path()))
-    base = AutoModelForCausalLM.from_pretrained(str(model_path()), dtype="float32")
+    base, tokenizer = load_model(ModelSettings(name=str(model_path()), dtype="float32"))
     tuned = base if adapter is None else PeftModel.from_pretrained(base, str(adapter))
     report = measure_exposure(canaries, log_likelihood_scorer(tuned, tokenizer))
     extracted = sum(greedy_extraction(tuned, tokenizer, canaries))
@@ -138,10 +139,8 @@ def _leakage(adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
 
 def _answer(model: Any, tokenizer: Any, prefix: str) -> str:
     """What greedy decoding writes after the prefix: a few words, without a line's end in them."""
-    ids = tokenizer(prefix.rstrip(), return_tensors="pt")
-    with torch.no_grad():
-        written = model.generate(**ids, max_new_tokens=_WORDS, do_sample=False)[0]
-    return " ".join(tokenizer.decode(written[ids.input_ids.shape[1] :], skip_special_tokens=True).split())
+    asked = encode_prompts([prefix.rstrip()], tokenizer, max_length=512)
+    return " ".join(generate(model, tokenizer, asked, max_new_tokens=_WORDS)[0].split())
 
 
 def most_telling(shown: dict[str, dict[str, Any]], canaries: list[Canary]) -> int:

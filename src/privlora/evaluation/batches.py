@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from privlora.data.examples import pad_token
+from privlora.precision import own_context
 
 # Kinds of rotary positions that depend on how long the longest row of a batch is.
 _STRETCHED: Final = ("dynamic", "longrope")
@@ -71,14 +72,15 @@ def prompt_batches(
 
 @contextmanager
 def evaluating(model: torch.nn.Module) -> Iterator[torch.device]:
-    """Without dropout and gradients; yields the device of the inputs and restores the model's mode afterwards."""
-    was_training = model.training
+    """Without dropout and gradients; yields the device of the inputs and restores every module's mode."""
+    modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:
-        with torch.no_grad():
+        with own_context(), torch.no_grad():
             yield next(model.parameters()).device
     finally:
-        model.train(was_training)
+        for module, training in modes:
+            module.training = training
 
 
 def stretched_by_length(config: Any) -> bool:

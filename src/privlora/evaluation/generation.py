@@ -145,6 +145,7 @@ def generate_tokens(
                 input_ids=batch.input_ids,
                 attention_mask=batch.attention_mask,
                 generation_config=settings,
+                trust_remote_code=False,
                 logits_processor=LogitsProcessorList(
                     [_Draw(sampling, batch, max_new_tokens)] if sampling is not None else []
                 ),

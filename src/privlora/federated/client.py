@@ -24,6 +24,7 @@ from privlora.federated.readiness import NotReadyError, in_words
 from privlora.federated.secure import Identity
 from privlora.federated.session import Session, Work
 from privlora.federated.workplace import Workplace
+from privlora.precision import own_context
 from privlora.training.files import temporary_files
 
 _log = logging.getLogger(__name__)
@@ -131,6 +132,7 @@ def _told(error: Exception) -> str:
     return f"{in_words(error)} at {' > '.join(lines)}"
 
 
+@own_context()
 def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> list[Reply]:
     """The replies of clients in one process; those that train do so side by side."""
     replies: list[Reply] = []

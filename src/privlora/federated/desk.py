@@ -21,7 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.config import AT_CLIENTS, Settings, settings_from
+from privlora.config import AT_CLIENTS, Settings, UnboundedError, read_plain, settings_from
 from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.federated.messages import KINDS, Request
 from privlora.federated.plans import server_plan
@@ -338,8 +338,12 @@ def read_terms(text: str) -> Settings:
     Raises RunError or ConfigError, and PrivacyError where they name a file; nothing is looked up on the disk.
     """
     try:
-        content = yaml.safe_load(text)
-    except (RecursionError, yaml.YAMLError):
+        content = read_plain(text)
+    except UnboundedError as error:
+        raise RunError(
+            f"the server's settings{error.where}, hold {error.problem}", fix=f"let the server {error.fix}"
+        ) from None
+    except yaml.YAMLError:
         content = None
     if not isinstance(content, dict):
         raise RunError("the server's settings are not readable", fix="look at the server")

@@ -28,20 +28,13 @@ from privlora.federated.plans import (
     server_plan,
     weight_of,
 )
+from privlora.federated.rule_facts import rule_facts
 from privlora.federated.server import RuleServer, Server
 from privlora.federated.shares import colluding, lattices_of, update_noise
 from privlora.federated.words import warnings
 from privlora.pages.numbers import finite
 
-_JOINT = {
-    "name": "joint",
-    "summary": "One step of central training, whose sum is taken over all clients; accuracy and noise are central.",
-    "reference": "DP-SGD with distributed noise: Kairouz, Liu and Steinke 2021 (arXiv:2102.06387)",
-    "exact": True,
-    "two_sided": True,
-    "stages": ["train"],
-    "common": True,
-}
+_OF_A_RULE = ("name", "summary", "reference", "exact", "two_sided", "stages", "common")
 
 
 def federation_facts(
@@ -74,7 +67,7 @@ def federation_facts(
         "ring_bits": None if not federation.secure else FIXED_BITS if lattice is None else lattice.bits,
         "lattice": None if lattice is None else lattice.describe(),
         "share_noise_std": None if lattice is None else lattice.noise_std(1),
-        "colluding": [] if most is None else colluding(lattices, plan, ledgers[most].events()),
+        "colluding": [] if most is None else colluding(federation, lattices, plan, ledgers[most].events()),
         "update_noise": None if noise is None else asdict(noise),
         "warnings": warnings(settings, plan, own, entries),
         "size": federation.size,
@@ -90,18 +83,9 @@ def federation_facts(
 
 def _rule(settings: Settings) -> dict[str, Any]:
     federation = federation_of(settings)
-    if federation.joint:
-        return dict(_JOINT)
-    rule = rule_of(federation)
-    return {
-        "name": rule.name,
-        "summary": rule.summary,
-        "reference": rule.reference,
-        "exact": rule.is_exact(rule_settings(settings), federation.per_round),
-        "two_sided": rule.two_sided,
-        "stages": list(rule.stages),
-        "common": rule.common,
-    }
+    row = next(row for row in rule_facts() if row["name"] == federation.rule)
+    exact = federation.joint or rule_of(federation).is_exact(rule_settings(settings), federation.per_round)
+    return {name: row[name] for name in _OF_A_RULE} | {"exact": exact}
 
 
 def _kinds(settings: Settings) -> dict[str, Any]:

@@ -8,32 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Final
 
 from privlora.accounting import LedgerSummary, Plan
-from privlora.accounting.accountants import epsilon
-from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger_format import Unit
 from privlora.config import Settings
 from privlora.errors import PrivacyError
 from privlora.federated.plans import federation_of, server_plan
+from privlora.federated.shares import epsilon_of
 
 ANY_COLUMN: Final = "*"
-
-_Events = tuple[tuple[StepEvent, int], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Limits:
     """max_epsilon: of this run and of all others in the client's folder together, as if each went to the end of its
     plan, or to where the client left it; of a trusted server's run all that it stated at joining. max_delta: of one
-    run. least_clients: in a round. must_be_private: refuse runs without noise, or whose noise comes from a seed that
-    the server chose. needs_secure_sums: whether the server may see sums only. trusts_server: whether it may see this
-    client's update as it is, and add the noise itself. unit: whose presence has to be hidden; None: whatever the terms
-    say. user_column: the column that tells users apart, or ANY_COLUMN: by another one a user would be many. pins_model:
-    whether the owner has to say where the base model lies; else it is loaded from the hub, by the name that the server
-    gives.
+    run. least_clients: in a round, and in a secure sum that is opened. must_be_private: refuse runs without noise, or
+    whose noise comes from a seed that the server chose. needs_secure_sums: whether the server may see sums only.
+    trusts_server: whether it may see this client's update as it is, and add the noise itself. unit: whose presence has
+    to be hidden; None: whatever the terms say. user_column: the column that tells users apart, or ANY_COLUMN: by
+    another one a user would be many. pins_model: whether the owner has to say where the base model lies; else it is
+    loaded from the hub, by the name that the server gives.
     """
 
     max_epsilon: float = 8.0
@@ -55,8 +51,9 @@ class Limits:
         what trusted servers stated.
         """
         federation, privacy = federation_of(settings), settings.privacy
-        if federation.per_round < self.least_clients:
-            raise _beyond(f"rounds of {federation.per_round} clients", "least_clients")
+        fewest = federation.threshold if federation.secure else federation.per_round
+        if fewest < self.least_clients:
+            raise _beyond(f"{'sums' if federation.secure else 'rounds'} of {fewest} clients", "least_clients")
         if self.needs_secure_sums and not federation.secure:
             raise _beyond("answers that the server sees one by one", "needs_secure_sums")
         if federation.trusted_server and not self.trusts_server:
@@ -85,7 +82,7 @@ class Limits:
         events = [*plan.events(plan.steps)]
         for other in others:
             events += other.plan.events(other.charges if other.closed else other.plan.steps)
-        total = _epsilon(tuple(events), plan.delta, plan.adjacency)
+        total = epsilon_of(tuple(events), plan.delta, plan.adjacency)
         # What was calibrated to a target ends within the grid's width of it.
         if total > self.max_epsilon * (1 + 1e-3):
             raise _beyond(f"epsilon={total:.3g} with {len(others)} other runs", "max_epsilon")
@@ -101,11 +98,6 @@ ANYTHING: Final = Limits(
     user_column=ANY_COLUMN,
 )
 """For an owner who is also the server, and has written the settings."""
-
-
-@lru_cache(maxsize=64)
-def _epsilon(events: _Events, delta: float, adjacency: str) -> float:
-    return epsilon(list(events), delta, adjacency=adjacency)  # type: ignore[arg-type]
 
 
 def _beyond(what: str, limit: str) -> PrivacyError:

@@ -49,7 +49,7 @@ def against(federation: FederationSettings, *, private: bool) -> str:
         )
     return (
         "whoever sees no more than sums over clients and what follows from them, as long as every sum holds the noise "
-        f"of {t} honest clients"
+        f"of {t} clients that work with nobody; a server that works with clients can open sums with less noise"
     )
 
 

@@ -68,16 +68,10 @@ def with_local_method(settings: Settings) -> Settings:
         settings = settings.model_copy(update={"federation": federation})
     if federation.joint:
         method = find_method(settings.method.name)
-        if method.coordinates.forward_only:
-            raise ConfigError(
-                f"federation.rule=joint cannot train by method.name={method.name}",
-                why="each round has a direction of its own, and messages have no place for its key",
-                fix="use prism, or another method of low-rank factors",
-            )
         if method.name not in joint_methods():
             raise ConfigError(
                 f"federation.rule=joint cannot train by method.name={method.name}",
-                why="its clients would have to share a secret projection, or send whole weight matrices",
+                why="its clients would have to share a secret direction or projection, or send whole weight matrices",
                 fix="use prism, or another method of low-rank factors",
             )
         return settings

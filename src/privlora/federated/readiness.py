@@ -14,7 +14,7 @@ from typing import Any
 from privlora.config import Settings
 from privlora.data.examples import Template
 from privlora.data.formats import Format
-from privlora.data.records import HUB, load_records, missing_column, refuse_missing
+from privlora.data.records import HUB, load_records, refuse_missing, value_of
 from privlora.data.tasks import find_task, task_record
 from privlora.errors import DataError, ModelError, PrivloraError
 from privlora.federated.messages import NO_MODEL, NO_RECORDS
@@ -72,8 +72,7 @@ def warn_of_unreadable(
         needed = [(record, column) for record in shown for column in sorted(Template(**data.columns).used)]
         needed += [(record, privacy.user_column) for record in first if privacy.user_column is not None]
         for record, column in needed:
-            if column not in record:
-                raise missing_column(column, record, 1)
+            value_of(record, column, 1)
     except Exception as problem:  # noqa: BLE001 - a record may raise anything; a refusal would tell of it
         _log.error(
             "%s joins, but its first record cannot be read as the terms say: %s. Such records count as none: %s",

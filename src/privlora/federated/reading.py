@@ -16,7 +16,7 @@ from privlora.config import Settings
 from privlora.data.examples import Examples, pad_token
 from privlora.data.formats import Format
 from privlora.data.records import as_records, load_records, refuse_missing
-from privlora.data.units import Units
+from privlora.data.units import Units, unit_value
 from privlora.errors import DataError
 from privlora.federated.plans import client_settings
 from privlora.federated.readiness import in_words
@@ -87,16 +87,18 @@ def _in_files(name: str, files: list[str], format: Format) -> Records:
 
 
 def _in_memory(name: str, records: Records) -> Records:
-    """Mappings as they are, strings as texts, and nothing else: each by itself."""
+    """Mappings and texts, each by itself."""
     try:
         items: Sequence[Any] = list(records) if isinstance(records, Sequence) else as_records(records)
     except Exception as error:  # noqa: BLE001 - as in _in_files
         _log.error("%s: its records cannot be read, so it trains on none: %s", name, in_words(error))
         return []
-    found = [{"text": item} if isinstance(item, str) else item for item in items]
-    kept = [item for item in found if isinstance(item, Mapping)]
-    if len(kept) < len(found):
-        _log.error("%s: what is no mapping of columns counts as no record", name)
+    kept = []
+    for item in items:
+        try:
+            kept += as_records([item])
+        except Exception as error:  # noqa: BLE001 - as in _in_files
+            _log.error("%s: what is no record counts as none: %s", name, in_words(error))
     return kept
 
 
@@ -104,12 +106,12 @@ def _named_users(name: str, records: Records, column: str | None) -> Records:
     """With users as plain strings: a record more, whose user is a number, must not spoil all others."""
     if column is None:
         return records
-    found = []
+    found = list[Mapping[str, Any]]()
     for record in records:
         try:
-            user = record.get(column)
-            plain = isinstance(user, str | int) and not isinstance(user, bool)
-            found.append({**record, column: str(user)} if plain else record)
+            found.append({**record, column: str(unit_value(record, column, 1))})
+        except DataError:
+            found.append(record)  # it counts as none where it is read
         except Exception as error:  # noqa: BLE001 - as in _readable
             _log.error("%s: a record whose user cannot be read counts as none: %s", name, in_words(error))
     return found

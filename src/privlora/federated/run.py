@@ -12,7 +12,6 @@ import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import Settings, kept_settings
-from privlora.data.examples import Examples
 from privlora.data.records import load_records
 from privlora.errors import PrivacyError, RunError, Together
 from privlora.federated.client import Client, answer_all
@@ -39,9 +38,12 @@ from privlora.federated.sources import Records, records_of, refuse_missing_sourc
 from privlora.federated.used import refuse_used
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
+from privlora.precision import own_context
 from privlora.reporting import publish
+from privlora.reporting.answers import answers
 from privlora.reporting.publication import read_report
 from privlora.reporting.seals import HTML_NAME, is_whole
+from privlora.reporting.wording import MEND, faults
 from privlora.rounding import rounded_up
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
@@ -133,7 +135,9 @@ def _serve(
     plan, own = client_plan(settings, model), server_plan(settings)
     parts = build_parts(settings, model, PublicStart(tokenizer))
     parts.adapter.detach()  # clients of this process need the model as it is
-    server = server_of(settings, parts, plan)
+    server, data = server_of(settings, parts, plan), settings.data
+    if evaluation is None and data.evaluation is not None:
+        evaluation = load_records(data.evaluation, format=data.format)
     rounds = Rounds(
         settings,
         exchange,
@@ -141,7 +145,7 @@ def _serve(
         folder,
         history,
         plan=plan,
-        evaluation=_examples(settings, tokenizer, evaluation),
+        evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
         observer=observer,
     )
     ledgers = _to_the_end(rounds, own)
@@ -152,7 +156,11 @@ def _serve(
     summary = read_ledger(folder.ledger) if found else released
     folder.hide_settings()
     facts = federation_facts(settings, server, history.rounds(), found)
-    publish(folder, server.parts, summary, federation=facts)
+    with server.exported() as asked:
+        said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)
+    for odd in faults(said):
+        _log.warning("%s. %s", odd, MEND)
+    publish(folder, server.parts, summary, federation=facts, answers=said)
     return _left(folder, history, summary, facts)
 
 
@@ -174,13 +182,7 @@ def _to_the_end(rounds: Rounds, own: Plan | None) -> dict[str, str]:
     return given
 
 
-def _examples(settings: Settings, tokenizer: Any, evaluation: Records | None) -> Examples | None:
-    data = settings.data
-    if evaluation is None and data.evaluation is not None:
-        evaluation = load_records(data.evaluation, format=data.format)
-    return None if evaluation is None else tokenise(evaluation, data, tokenizer)
-
-
+@own_context()
 def federate(
     settings: Settings,
     *,
@@ -277,6 +279,7 @@ def _left(
     return Federated(folder.release, history.begun, spent, summary.plan.delta, against)
 
 
+@own_context()
 def serve_run(
     settings: Settings, exchange: Exchange, folder: Path, observer: RoundObserver | None = None
 ) -> Federated:

@@ -52,12 +52,8 @@ class Server(ABC):
     @contextmanager
     def exported(self) -> Iterator[torch.nn.Module]:
         """The model, computing with what would be exported now."""
-        self.parts.install_result()
-        try:
-            with self.parts.adapter:
-                yield self.parts.adapter.model
-        finally:
-            self.parts.coordinates.install()
+        with self.parts.exported() as model, self.parts.adapter:
+            yield model
 
 
 @dataclass(kw_only=True)

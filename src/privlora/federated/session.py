@@ -322,6 +322,7 @@ class Session:
             turn=Which(self.run, request.round, stage),
             answered=(),  # the desk has refused whatever came before
             pins=self.client.pins,
+            colluding=federation.colluding,
             earlier=earlier,
         )
         self._keep(participant)

@@ -11,12 +11,11 @@ from typing import Any, Final
 
 from privlora.accounting import Adjacency, Plan, StepEvent, epsilon
 from privlora.config import FederationSettings, Settings
+from privlora.config.federation import honest_left
 from privlora.federated.plans import federation_of, plan_in
 from privlora.mechanisms import Lattice, lattice_for
 from privlora.pages.numbers import finite
 
-# Clients that know their own noise and tell it to others: up to how many it is said what epsilon becomes.
-_COLLUDING = 3
 ANY: Final[Mapping[str, tuple[int, ...]]] = {"sum": (1,)}
 """An answer for where the model is not at hand. What is left of the noise does not depend on its size: rounding is
 calibrated away, and of the noise that covers it less than 1e-9 is."""
@@ -54,30 +53,34 @@ def lattices_of(
 
 
 def colluding(
-    lattices: Sequence[Lattice], plan: Plan | None, events: Sequence[tuple[StepEvent, int]]
+    federation: FederationSettings,
+    lattices: Sequence[Lattice],
+    plan: Plan | None,
+    events: Sequence[tuple[StepEvent, int]],
 ) -> list[dict[str, Any]]:
-    """Epsilon of the same releases for c = 1, 2, 3 clients together that take off their own noise, in a sum of t.
+    """Epsilon of the same releases for c clients and a server that work together and take off their own noise, in the
+    smallest sum that they can open: for c = 1, 2, 3, the n - t that the threshold allows for, and all but one.
 
     lattices: of each phase. events: what was, or will be, charged. Rows have ``clients``, ``noise_multiplier`` (what is
-    left) and ``epsilon``; none where nobody knows a share, or nothing is promised. Less than sigma sqrt((t - c) / t) is
-    never left.
+    left: sigma sqrt(`honest_left` / t)) and ``epsilon``; none where nobody knows a share, or nothing is promised.
     """
     if not lattices or plan is None or plan.insecure_noise:
         return []
-    rows, t = [], lattices[0].survivors
-    for count in range(1, min(_COLLUDING, t - 1) + 1):
+    rows, n = [], federation.per_round
+    for count in sorted({1, 2, 3, federation.colluding, n - 1} & set(range(1, n))):
+        honest = honest_left(n, federation.threshold, count)
         # Phases differ in what rounding adds alone; the least noise bounds all of them.
         left = min(
-            replace(lattice, survivors=t - count).noise_multiplier(plan.clip_norm) for lattice in lattices
+            replace(lattice, survivors=honest).noise_multiplier(plan.clip_norm) for lattice in lattices
         )
         weaker = tuple((replace(event, noise_multiplier=left), number) for event, number in events)
-        found = _epsilon(weaker, plan.delta, plan.adjacency)
+        found = epsilon_of(weaker, plan.delta, plan.adjacency)
         rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})
     return rows
 
 
 @lru_cache(maxsize=64)
-def _epsilon(events: tuple[tuple[StepEvent, int], ...], delta: float, adjacency: Adjacency) -> float:
+def epsilon_of(events: tuple[tuple[StepEvent, int], ...], delta: float, adjacency: Adjacency) -> float:
     """It takes seconds, and a plan is asked for it several times."""
     return epsilon(events, delta, adjacency=adjacency)
 

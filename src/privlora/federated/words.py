@@ -78,8 +78,8 @@ def who_is_protected(settings: Settings) -> str:
     )
     # A client can take its own share of the noise off a sum, so for what it sees itself it is not one of the t.
     honest = (
-        f"This holds while each sum has the noise of {federation.threshold} clients that tell it to nobody. A client "
-        "knows its own noise: against it, count without it"
+        f"This holds while each sum has the noise of {federation.threshold} clients that tell it to nobody. Clients "
+        "know their own noise: against them, and a server that works with them, count without it"
     )
     if federation.privacy_model == "record" and not federation.joint:
         return f"hidden: {unit}, from the server, the other clients and whoever gets the adapter"
@@ -93,9 +93,10 @@ def what_the_server_sees(settings: Settings) -> str:
     federation = federation_of(settings)
     if not federation.secure:
         return "no secure sums: the server sees each client's message"
+    n, t = federation.per_round, federation.threshold
     return (
-        f"secure sums: the server sees the sum of at least {federation.threshold} of {federation.per_round} clients' "
-        "messages, and no single message"
+        f"secure sums: the server sees the sum of at least {t} of {n} clients' messages, and no single message. If it "
+        f"works with c of them, it sees the sum of at least {t} - c others, as long as c is below {2 * t - n}"
     )
 
 
@@ -105,26 +106,25 @@ def against_whom(spent: float | None, rows: Sequence[Mapping[str, Any]]) -> str:
     rows: of `shares.colluding`; without any epsilon is one number.
 
     >>> against_whom(3.0, [{"clients": 1, "epsilon": 4.705}, {"clients": 2, "epsilon": 7.1}])
-    '3.000 against the server and whoever gets the adapter; 4.705 against another client, which knows its own share of \
-the noise; 7.100 against 2 clients that collude'
+    '3.000 against the server and whoever gets the adapter; also with the server: 4.705 against another client, which \
+knows its own share of the noise; 7.100 against 2 clients that collude'
     """
     if not rows:
         return rounded_up(spent)
-    others = [
-        f"{rounded_up(row['epsilon'])} against {row['clients']} clients that collude" for row in rows[1:]
-    ]
+    first, *others = (f"{rounded_up(row['epsilon'])} against {row['clients']}" for row in rows)
     return "; ".join(
         [
             f"{rounded_up(spent)} against the server and whoever gets the adapter",
-            f"{rounded_up(rows[0]['epsilon'])} against another client, which knows its own share of the noise",
-            *others,
+            f"also with the server: {first[:-1]}another client, which knows its own share of the noise",
+            *(f"{other} clients that collude" for other in others),
         ]
     )
 
 
 def what_colluding_costs(settings: Settings, plan: Plan | None) -> list[dict[str, Any]]:
     """Of all that is planned: see `shares.colluding`. plan: of a client's ledger."""
-    return [] if plan is None else colluding(lattices_of(settings, plan), plan, plan.phases)
+    phases = () if plan is None else plan.phases
+    return colluding(federation_of(settings), lattices_of(settings, plan), plan, phases)
 
 
 def what_it_costs(settings: Settings, plan: Plan | None, own: Plan | None) -> str:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import io
 import re
+import struct
+from base64 import b64decode, b64encode
 from typing import Any
+from xml.etree import ElementTree
+from zlib import adler32, crc32
 
-import matplotlib
+import numpy as np
 from markupsafe import Markup, escape
+from matplotlib import style
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
+from PIL import Image
 
 # A figure is drawn in the colours of the light theme; in inline SVG each of them becomes its CSS variable.
 # The hues are Okabe and Ito's, darkened: told apart with any colour vision, and readable on white.
@@ -59,8 +65,8 @@ STYLE: dict[Any, Any] = {
 _DPI = 160  # of a PNG
 
 
-in_style = matplotlib.rc_context(STYLE)
-"""Decorator of a function that draws."""
+in_style = style.context(["default", STYLE])
+"""Decorator of a function that draws, whatever the machine's own matplotlibrc says."""
 
 
 def grid(rows: int, columns: int, width: float, height: float, **options: Any) -> tuple[Figure, list[Axes]]:
@@ -70,26 +76,102 @@ def grid(rows: int, columns: int, width: float, height: float, **options: Any) -
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)
 
 
+@in_style
 def inline_svg(figure: Figure, label: str) -> Markup:
-    """The figure as an <svg> element without identifiers of its own, sized and coloured by the page."""
+    """The figure as an <svg> element, sized and coloured by the page; label: names it, and no other on its page.
+
+    Written anew from what matplotlib draws, so that all versions of it write the same up to ``drawn_alike``.
+    """
     buffer = io.StringIO()
-    with matplotlib.rc_context({**STYLE, "svg.hashsalt": label}):  # the same report gives the same bytes
-        figure.savefig(
-            buffer,
-            format="svg",
-            transparent=True,
-            metadata={"Date": None, "Creator": None, "Format": None, "Type": None},
-        )
+    without = dict.fromkeys(("Date", "Creator", "Format", "Type"))
+    figure.savefig(buffer, format="svg", transparent=True, metadata=without)
     svg = buffer.getvalue()
-    svg = svg[svg.index("<svg") :]
-    svg = re.sub(r"<defs>\s*<style.*?</style>\s*</defs>", "", svg, flags=re.DOTALL)
-    svg = re.sub(r'<g id="[^"]*"', "<g", svg)
-    head = re.search(r'viewBox="[^"]*"', svg)
-    assert head is not None
-    svg = f'<svg role="img" aria-label="{escape(label)}" {head[0]}>' + svg[svg.index(">") + 1 :]
+    svg = re.sub(r' xmlns(?::\w+)?="[^"]*"', "", svg[svg.index("<svg") :]).replace("xlink:href", "href")
+    root = ElementTree.fromstring(svg)
+    prefix, names = f"f{crc32(label.encode()):08x}", dict[str, str]()
+
+    def renamed(name: re.Match[str]) -> str:
+        return names.setdefault(name[0], f"{prefix}-{len(names)}")
+
+    def written(element: ElementTree.Element) -> str:
+        tag, attributes = element.tag, dict(element.attrib)
+        if tag == "style":
+            return ""
+        inside = str(escape((element.text or "").strip())) + "".join(map(written, element))
+        if tag == "g":
+            attributes.pop("id", None)
+        if tag in ("g", "defs") and not (inside and attributes):
+            return inside if tag == "g" or not inside else f"<defs>{inside}</defs>"
+        for name, value in attributes.items():
+            if name in _PLACES:
+                value = re.sub(r"-?\d+\.\d+", lambda found: f"{float(found[0]):.2f}", value)
+            elif name == "style":
+                value = _style(value)
+            elif value.startswith(_PNG):
+                value = _PNG + b64encode(_stored(b64decode(value[len(_PNG) :]))).decode()
+            else:  # a name, or what refers to one
+                value = re.sub(".+" if name == "id" else r"(?<=#)[\w-]+", renamed, value)
+            attributes[name] = value
+        own = "".join(f' {name}="{escape(value)}"' for name, value in sorted(attributes.items()))
+        return f"<{tag}{own}>{inside}</{tag}>"
+
+    inside = "\n".join(map(written, root))
+    return Markup(
+        f'<svg role="img" aria-label="{escape(label)}" viewBox="{root.get("viewBox")}">{inside}</svg>'
+    )
+
+
+def drawn_alike(found: str, true: str) -> bool:
+    """Whether two pages are the same but for places within figures, by 2 points: versions of matplotlib measure letters
+    in their own ways. What any figure says, and in which lines and colours, is compared letter by letter."""
+    if len(found) > 2 * len(true):
+        return False
+    (page, places), (own, others) = _apart(found), _apart(true)
+    near = all(abs(one - other) <= _NEAR for one, other in zip(places, others, strict=False))
+    return page == own and len(places) == len(others) and near
+
+
+def _apart(page: str) -> tuple[str, list[float]]:
+    """A page without the numbers that say where something lies in a figure, and those."""
+    places = list[float]()
+
+    def take(number: re.Match[str]) -> str:
+        places.append(float(number[0]))
+        return "#"
+
+    return _PLACED.sub(lambda found: _NUMBER.sub(take, found[0]), page), places
+
+
+_PLACES, _NEAR = ("d", "height", "transform", "width", "x", "y"), 2.0
+_PLACED = re.compile(rf' (?:{"|".join(_PLACES)})="[^"]*"')
+_NUMBER = re.compile(r"-?\d+(?:\.\d+)?", re.ASCII)
+_PNG = "data:image/png;base64,"
+
+
+def _style(text: str) -> str:
+    """Of an element, in the page's font and colours."""
+    text = re.sub(r"font(?:-size)?: ([\d.]+px)[^;]*", r"font-size: \1", text)
     for variable, (light, _) in COLOURS.items():
-        svg = svg.replace(f": {light}", f": var(--{variable})")
-    return Markup(svg)  # matplotlib escaped every text
+        text = text.replace(f": {light}", f": var(--{variable})")
+    return "; ".join(sorted(part for part in re.split("; ?", text) if part and "font-family" not in part))
+
+
+def _stored(png: bytes) -> bytes:
+    """The same picture with nothing compressed, which each zlib does in its own way."""
+    pixels = np.asarray(Image.open(io.BytesIO(png)).convert("RGBA"))
+    height, width, _ = pixels.shape
+    rows = np.pad(pixels.reshape(height, -1), ((0, 0), (1, 0))).tobytes()
+    blocks = [rows[start : start + 65535] for start in range(0, len(rows), 65535)]
+    data = b"\x78\x01" + b"".join(
+        struct.pack("<BHH", index == len(blocks) - 1, len(block), 65535 - len(block)) + block
+        for index, block in enumerate(blocks)
+    )
+    data += struct.pack(">I", adler32(rows))
+    head = struct.pack(">IIBBBBB", width, height, 8, 6, 0, 0, 0)
+    return b"\x89PNG\r\n\x1a\n" + b"".join(
+        struct.pack(">I", len(content)) + kind + content + struct.pack(">I", crc32(kind + content))
+        for kind, content in ((b"IHDR", head), (b"IDAT", data), (b"IEND", b""))
+    )
 
 
 @in_style

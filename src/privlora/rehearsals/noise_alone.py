@@ -215,9 +215,8 @@ def _after_noise(parts: Any, texts: Examples, noise: Noise, draw: int, tick: Cal
             tick()
     except torch.linalg.LinAlgError:
         return torch.full((len(texts),), float("inf"), dtype=torch.float64)
-    parts.install_result()
-    losses = record_losses(parts.adapter.model, texts)
-    parts.coordinates.install()
+    with parts.exported() as model:
+        losses = record_losses(model, texts)
     return losses.nan_to_num(nan=float("inf"))
 
 

@@ -277,7 +277,6 @@ def _held_losses(parts: Parts, texts: Texts, noise: Noise, draw: int, tick: Call
         trial_step(parts, texts.records, noise, draw).take_many(noise.privacy.steps, tick)
     except torch.linalg.LinAlgError:  # a matrix that is not finite has no decomposition
         return torch.full((len(texts.held),), float("inf"), dtype=torch.float64)
-    parts.install_result()
-    losses = record_losses(parts.adapter.model, texts.held)
-    parts.coordinates.install()
+    with parts.exported() as model:
+        losses = record_losses(model, texts.held)
     return losses.nan_to_num(nan=float("inf"))

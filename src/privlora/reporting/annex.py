@@ -57,12 +57,10 @@ _PRIVATE: Final = (
 
 @dataclass(frozen=True)
 class Book:
-    """A ledger as far as an annex needs it. summary: what it says. head: SHA-256 of its last line. schema: of its
-    lines; those of 1 hold the times of releases."""
+    """A ledger as far as an annex needs it. summary: what it says. head: SHA-256 of its last line."""
 
     summary: LedgerSummary
     head: str
-    schema: int
 
 
 def read_book(path: Path, content: bytes) -> Book:
@@ -74,7 +72,7 @@ def read_book(path: Path, content: bytes) -> Book:
             why="a run that is over leaves nothing there",
             fix="restore the original ledger",
         )
-    return Book(summary, head, json.loads(content.split(b"\n", 1)[0])["schema_version"])
+    return Book(summary, head)
 
 
 def annex_of(report: Mapping[str, Any], book: Book, files: Mapping[str, str]) -> dict[str, Any]:
@@ -179,12 +177,6 @@ def _refuse_unfit(report: Mapping[str, Any], book: Book) -> None:
         raise nothing_to_file("", str(report["stamp"]["reason"]))
     if report["statement"]["epsilon"] is None:
         raise nothing_to_file("", "its noise is so small that no finite epsilon can be stated")
-    if book.schema == 1:
-        raise PrivacyError(
-            "the ledger is of an older version and holds the time of each release",
-            why="times tell long batches from short ones, so this folder is not for publication",
-            fix="keep it where the records are; a new run leaves a ledger without times",
-        )
 
 
 def nothing_to_file(whose: str, reason: str) -> PrivacyError:

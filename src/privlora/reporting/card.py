@@ -9,10 +9,11 @@ import yaml
 from privlora.names import HUB_NAME
 from privlora.pages.numbers import nats, number
 from privlora.reporting.federation import card_paragraph, federation_table
-from privlora.reporting.markdown import plain, table
+from privlora.reporting.markdown import plain, table, unlinked
 from privlora.reporting.wording import (
     Report,
     astray,
+    faults,
     is_private,
     loss_unit,
     method_table,
@@ -59,6 +60,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         *table(method_table(report)),
         "",
         *_evaluation(report),
+        *_answers(report),
         "Versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items()) + ".",
         "",
     ]
@@ -133,6 +135,27 @@ def _base(report: Report) -> str:
         return repr(f"path/to/{adapter['base_model']}")
     revision = adapter["base_revision"]
     return repr(adapter["base_model"]) + (f", revision={revision!r}" if revision else "")
+
+
+def _answers(report: Report) -> list[str]:
+    said = report.get("answers")
+    if said is None:
+        return []
+    both = [(each["prompt"], each["base"], each["adapter"]) for each in said["shown"]]
+    return [
+        f"The most probable answers to public prompts, in {said['max_new_tokens']} tokens at most:",
+        "",
+        *(line for words in faults(said) for line in (f"**Warning: {words}.**", "")),
+        "| prompt | base model | with the adapter |",
+        "|---|---|---|",
+        *(f"| {unlinked(asked)} | {' | '.join(map(_said, rows))} |" for asked, *rows in both),
+        "",
+    ]
+
+
+def _said(answer: Mapping[str, str | None]) -> str:
+    fault = answer["fault"]
+    return unlinked(answer["text"]) + ("" if fault is None else f" *({fault})*")
 
 
 def _evaluation(report: Report) -> list[str]:

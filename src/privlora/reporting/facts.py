@@ -26,6 +26,7 @@ from privlora.reporting.noise import noise_on_weights
 from privlora.reporting.statement import SCHEMA_VERSION, evaluation_rows, privacy_facts, versions
 from privlora.training.assembly import Parts
 from privlora.training.cycles import bands_of
+from privlora.training.reach import coverage
 
 
 def gather(
@@ -34,9 +35,10 @@ def gather(
     evaluations: Sequence[Mapping[str, Any]],
     federation: Mapping[str, Any] | None = None,
     choice: Mapping[str, Any] | None = None,
+    answers: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The report of an ended run, JSON-ready. ``summary`` None: non-private mode. ``federation`` None: one place.
-    ``choice``: why the run took its method, where it was chosen on public texts."""
+    ``choice``: why the run took its method, where it was chosen on public texts. ``answers``: to public prompts."""
     privacy = privacy_facts(summary)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -53,6 +55,7 @@ def gather(
             privacy["statement"], parts.hyper.init, federation, written=parts.settings.synthesis is not None
         ),
         **({} if federation is None else {"federation": dict(federation)}),
+        **({} if answers is None else {"answers": dict(answers)}),
         **_classes(parts.settings),
         **_preferences(parts.settings),
     }
@@ -140,6 +143,7 @@ def _adapter(parts: Parts) -> dict[str, Any]:
         if lora.target_modules != EITHER
         else parts.adapter.target_modules,
         **({"exclude_modules": lora.exclude_modules} if lora.exclude_modules else {}),
+        "coverage": coverage(parts.adapter),
         "init": published_name(parts.hyper.init),
         "public_seed": parts.settings.run.seed,
         "exported": "last iterate" if parts.average is None else "average of the iterates",
@@ -191,7 +195,7 @@ def _form(parts: Parts) -> dict[str, Any]:
     data = parts.settings.data
     if data.task is not None or data.completion is None or data.prompt is None:
         return {}
-    return {"form": {"prompt": data.prompt, "completion": data.completion}}
+    return {"form": {"prompt": data.prompt, "completion": data.completion, "template": data.template}}
 
 
 def _chat(parts: Parts) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import torch
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import Settings, SynthesisSettings
-from privlora.errors import ConfigError, ModelError, RunError, reason_of
+from privlora.errors import ConfigError, RunError
 from privlora.names import published_name
 from privlora.reporting.publication import check_statement, read_report
 from privlora.reporting.seals import ADAPTER, digests, refuse_altered
@@ -22,7 +22,7 @@ from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.identity import refuse_another_model
 from privlora.training.inputs import text_column
-from privlora.training.models import given_or_loaded, unchanged_afterwards
+from privlora.training.models import given_or_loaded, unchanged_afterwards, with_adapter
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import Progress, gather_texts
 
@@ -75,7 +75,7 @@ def texts_of_finished_run(
     model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
     refuse_another_model(source, model)
     with unchanged_afterwards(model):
-        adapted = _with_adapter(model, source.release)
+        adapted = with_adapter(model, source.release)
         try:
             if fresh:
                 make_room(folder)
@@ -125,15 +125,3 @@ def _refuse_without_adapter(source: RunFolder, report: dict[str, Any]) -> None:
             f"the run in {str(source.root)!r} has no adapter that could be asked",
             fix="give a run of `privlora train`, and finish it with `privlora resume` if it is not",
         )
-
-
-def _with_adapter(model: torch.nn.Module, adapter: Path) -> Any:
-    from peft import PeftModel  # takes seconds, which runs that ask no finished one should not wait for
-
-    try:
-        return PeftModel.from_pretrained(model, str(adapter))
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
-            fix="give the base model it was trained on, or restore its files",
-        ) from None

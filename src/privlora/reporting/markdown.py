@@ -15,6 +15,11 @@ def plain(text: object) -> str:
     return _SPECIAL.sub(r"\\\1", line)
 
 
+def unlinked(text: object) -> str:
+    """The same of what a model wrote: no address in it becomes a link."""
+    return plain(text).replace("://", "\\://").replace("www.", "www\\.").replace("@", "\\@")
+
+
 def table(rows: Sequence[tuple[str, str]]) -> list[str]:
     """Lines of a table without a head: a name and a value in each."""
     return ["| | |", "|---|---|", *(f"| {plain(name)} | {plain(value)} |" for name, value in rows)]

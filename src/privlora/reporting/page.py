@@ -32,6 +32,8 @@ def render(report: Report) -> str:
         loss_plot=plots.loss_plot(report),
         astray=wording.astray(report),
         loss_unit=wording.loss_unit(report),
+        answers=report.get("answers"),
+        faults=wording.faults(report.get("answers")),
         spectrum_plot=plots.spectrum_plot(report),
         noise_scope=federation.noise_scope(report.get("federation")),
         **_federation(report),

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 from markupsafe import Markup
+from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator, PercentFormatter
@@ -163,7 +164,7 @@ def spectrum_plot(report: Report) -> Markup | None:
     image = axes.imshow(
         np.ma.masked_invalid(np.maximum(picture, bottom)),
         norm=LogNorm(bottom, top if top > bottom else bottom * 1.01),
-        cmap="viridis",
+        cmap=colormaps["viridis"].resampled(64),
         aspect="auto",
         interpolation="none",
         extent=(0.5, ranks + 0.5, len(picture) - 0.5, -0.5),
@@ -182,6 +183,8 @@ def spectrum_plot(report: Report) -> Markup | None:
     )
     bar.ax.minorticks_off()
     bar.outline.set_visible(False)
+    assert bar.solids is not None
+    bar.solids.set(rasterized=False, edgecolor="face")
     bar.set_label("singular value of Z")
     _label_kinds(axes, kinds, lanes)
     axes.spines[:].set_visible(False)

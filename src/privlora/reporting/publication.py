@@ -57,11 +57,12 @@ def publish(
     summary: LedgerSummary | None,
     *,
     federation: Mapping[str, Any] | None = None,
+    answers: Mapping[str, Any] | None = None,
 ) -> None:
     """Write the adapter, privacy_report.json, README.md and report.html of an ended run.
 
     summary: what the run's ledger says; None in the non-private mode. federation: the report's key of this name, where
-    several trained together.
+    several trained together. answers: the same of `reporting.answers`.
 
     All that depends on when and how fast the run went is levelled: the folder looks as if written on the ledger's day.
 
@@ -70,7 +71,7 @@ def publish(
     from privlora.reporting.facts import gather  # torch, which whoever reads a release needs not
 
     parts.write_adapter(folder.release)
-    report = gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder))
+    report = gather(parts, summary, read_lines(folder.evaluations), federation, read_choice(folder), answers)
     write_report(folder, with_files(report, folder.release))
     if summary is not None:
         set_times(folder.release, summary.created)

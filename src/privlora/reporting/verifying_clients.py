@@ -9,6 +9,7 @@ from math import isclose, sqrt
 from typing import Any, Final, cast
 
 from privlora.accounting import LedgerSummary, Plan, epsilon
+from privlora.config.federation import honest_left
 from privlora.errors import PrivacyError, named
 from privlora.pages.numbers import finite
 from privlora.reporting.annex import Book
@@ -21,12 +22,13 @@ Report = Mapping[str, Any]
 def check_colluding(report: Report, summary: LedgerSummary) -> None:
     """Raise PrivacyError where the report has another epsilon against clients together than the ledger gives.
 
-    Of t shares of the noise c are known: the rest is sqrt((t - c) / t) of it, to less than rounding.
+    Of t shares of the noise the smallest sum that they can open has `honest_left`, to less than rounding.
     """
     federation = report.get("federation", {"colluding": []})
     for row in federation["colluding"]:
         count, total = row["clients"], federation["threshold"]
-        left = min(event.noise_multiplier for event, _ in summary.events()) * sqrt((total - count) / total)
+        honest = honest_left(federation["clients_per_round"], total, count)
+        left = min(event.noise_multiplier for event, _ in summary.events()) * sqrt(honest / total)
         weaker = [(replace(event, noise_multiplier=left), steps) for event, steps in summary.events()]
         found = finite(epsilon(weaker, summary.plan.delta, adjacency=summary.plan.adjacency))
         _refuse_other(row, {"noise_multiplier": left, "epsilon": found}, f"against {count} clients together")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from privlora.accounting.meaning import Meaning, in_words
 from privlora.config import OPTIMIZER_SETTINGS
+from privlora.errors import in_one_line
 from privlora.pages.numbers import number
 from privlora.rehearsals.kept import because
 from privlora.rounding import rounded_up
@@ -16,6 +17,7 @@ Report = Mapping[str, Any]
 
 # What is kept back in float32 is not worth a word; more is.
 FLOAT32_KEEPS = 0.01
+_LINE = 100  # characters of an answer on a screen
 
 _ADJACENCY = {
     "add-or-remove-one": "adding or removing one {unit}",
@@ -80,6 +82,32 @@ def means(report: Report) -> list[str]:
     return [] if found is None else in_words(Meaning(**found), report["statement"]["unit"])
 
 
+MEND = "Fix: see what one record becomes, by `privlora plan`, and whether data.max_length cuts it"
+
+
+def faults(said: Mapping[str, Any] | None) -> list[str]:
+    """What is odd about an adapter's answers, in words. said: what ``answers`` gave."""
+    shown = [] if said is None else said["shown"]
+    found = {who: [each[who]["fault"] for each in shown] for who in ("adapter", "base")}
+    return [
+        f"on {found['adapter'].count(fault)} of {len(shown)} public prompts the adapter's answer {fault}; "
+        f"the base model's does on {found['base'].count(fault)}"
+        for fault in ("ends at once", "repeats itself", "repeats the prompt")
+        if fault in found["adapter"]
+    ]
+
+
+def spoken(said: Mapping[str, Any] | None) -> Iterator[str]:
+    """The same answers as lines of a screen."""
+    for each in [] if said is None else said["shown"]:
+        yield f"{'asked:':<10}{in_one_line(each['prompt'][-_LINE:])}"
+        for who in ("base", "adapter"):
+            fault = each[who]["fault"]
+            yield f"{'  ' + who + ':':<12}{in_one_line(each[who]['text'], _LINE)}" + (
+                f" ({fault})" if fault else ""
+            )
+
+
 def from_whom(federation: Mapping[str, Any]) -> str:
     """Against whom the statement of a federation holds, and whose budget it is."""
     text = f"This holds against {federation['holds_against']}."
@@ -87,7 +115,7 @@ def from_whom(federation: Mapping[str, Any]) -> str:
         text += f" Each client has a budget of its own; stated is the largest, that of {federation['statement_of']}."
     if federation["colluding"]:
         known = rounded_up(federation["colluding"][0]["epsilon"])
-        text += f" Against one of these clients, which knows its own share, epsilon is {known}."
+        text += f" Against one of these clients, which knows its own share, epsilon is {known}, also with the server."
     return text
 
 
@@ -348,6 +376,22 @@ def targets_in_words(adapter: Mapping[str, Any]) -> str:
     return f"{words} without {', '.join(without)}" if without else words
 
 
+def coverage_in_words(coverage: Mapping[str, Any]) -> str:
+    """Which part of the weights is adapted, and why layers are left out that target_modules stands for.
+
+    >>> coverage_in_words({"share": 0.021, "experts": 0.96, "left_out": {"not called": ["fc1", "fc2"]}})
+    '2.1 % of the weights; experts (96 %) stay as they are; left out: fc1, fc2 (not called)'
+    """
+    share, experts = (
+        f"{100 * s:.{0 if s >= 0.1 else 1}f} %" for s in (coverage["share"], coverage["experts"])
+    )
+    parts = [f"{share} of the weights", f"experts ({experts}) stay as they are"][
+        : 2 if coverage["experts"] else 1
+    ]
+    left_out = (f"{', '.join(names)} ({why})" for why, names in coverage["left_out"].items())
+    return "; ".join([*parts, *(f"left out: {each}" for each in left_out)])
+
+
 def method_table(report: Report) -> list[tuple[str, str]]:
     """(name, value) rows of how the adapter was trained."""
     method, adapter = report["method"], report["adapter"]
@@ -372,6 +416,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Exported", adapter["exported"] + decay),
         ("Adapter", f"{lora}, start {adapter['init']}"),
         ("Targets", targets_in_words(adapter)),
+        *([("Adapts", coverage_in_words(adapter["coverage"]))] if "coverage" in adapter else []),
         *_predicted(report),
         (
             "Text",
@@ -380,11 +425,19 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     ]
     if "form" in method:
         prompt, completion = (json.dumps(method["form"][name]) for name in ("prompt", "completion"))
-        rows.append(("Form", f"prompt {prompt}, answer {completion}: ask it in the same form"))
+        met = _MET[method["form"].get("template", "none")]
+        rows.append(("Form", f"prompt {prompt}, answer {completion}, {met}: ask it in the same form"))
     rows += _chat(method)
     if "dropout" in method:  # older reports do not say
         rows.append(("Dropout", _dropout(method)))
     return rows
+
+
+_MET = {
+    "auto": "as a user's and an assistant's turn where the tokenizer has a chat template",
+    "chat": "as a user's and an assistant's turn",
+    "none": "one behind the other",
+}
 
 
 def _chat(method: Report) -> list[tuple[str, str]]:

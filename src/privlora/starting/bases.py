@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privlora.training.model_files import tells_attention
-from privlora.training.model_names import refuse_other_folder, refuse_unknown_model
+from privlora.config import ModelSettings
+from privlora.training.model_files import files_of, refuse_encoder_decoder, tells_attention
+from privlora.training.model_names import refuse_unknown_model
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "seq_length")
 _CHARACTERS = 3.0  # a token, where no tokenizer is at hand: few languages have fewer
@@ -19,7 +20,9 @@ _CHARACTERS = 3.0  # a token, where no tokenizer is at hand: few languages have 
 class Base:
     """name: as given. local: whether it is a folder. positions: how many tokens it reads, if it says so. chats:
     whether its tokenizer has a chat template; None if that is not known. tokenizer: to count tokens with. dense:
-    whether it surely has feed-forward layers by the names that target_modules knows."""
+    whether it surely has feed-forward layers by the names that target_modules knows. in_float16: whether it is loaded
+    so where no dtype is asked for. unproven: whether it is of a kind whose
+    layers have to be looked at."""
 
     name: str
     local: bool
@@ -27,6 +30,8 @@ class Base:
     chats: bool | None
     tokenizer: Any = None
     dense: bool = False
+    in_float16: bool = False
+    unproven: bool = False
 
     def tokens_per_character(self, texts: Iterable[str]) -> float:
         """Of these texts; a cautious guess without a tokenizer or without texts."""
@@ -40,33 +45,29 @@ class Base:
 def look_at(name: str) -> Base:
     """Raises ModelError for what is neither a local folder nor the name of a model on the hub."""
     refuse_unknown_model(name)
-    refuse_other_folder(name)
     folder = Path(name).expanduser()
-    local = folder.is_dir()
-    files = {each: _file(name, folder if local else None, each) for each in _FILES}
-    settings = _json(files["tokenizer_config.json"])
+    files, local = files_of(ModelSettings(name=name)), folder.is_dir()
+    here = files.folder if files is not None else folder if local else None
+
+    def file(wanted: str) -> Path | None:
+        return here / wanted if here is not None and (here / wanted).is_file() else None
+
     chats = None
-    if files["tokenizer_config.json"] is not None:
-        chats = bool(settings.get("chat_template")) or files["chat_template.jinja"] is not None
-    config = _json(files["config.json"])
-    tokenizer = _tokenizer(files["tokenizer.json"])
-    return Base(name, local, _positions(config), chats, tokenizer, dense=tells_attention(config))
-
-
-_FILES = ("config.json", "tokenizer.json", "tokenizer_config.json", "chat_template.jinja")
-
-
-def _file(name: str, folder: Path | None, wanted: str) -> Path | None:
-    """Of a local folder, or of what the hub's client has kept on this disk."""
-    if folder is not None:
-        return folder / wanted if (folder / wanted).is_file() else None
-    from huggingface_hub import try_to_load_from_cache
-
-    try:
-        found = try_to_load_from_cache(name, wanted)
-    except ValueError:  # no name of a model there
-        return None
-    return Path(found) if isinstance(found, str) else None
+    if file("tokenizer_config.json") is not None:
+        settings = _json(file("tokenizer_config.json"))
+        chats = bool(settings.get("chat_template")) or file("chat_template.jinja") is not None
+    config = {} if files is None else dict(files.config)
+    refuse_encoder_decoder(name, config)
+    return Base(
+        name,
+        local,
+        _positions(config),
+        chats,
+        _tokenizer(file("tokenizer.json")),
+        dense=tells_attention(config),
+        in_float16=files is not None and files.in_float16,
+        unproven="model_type" in config and not tells_attention(config),
+    )
 
 
 def _json(file: Path | None) -> dict[str, Any]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -11,7 +10,7 @@ from privlora.config import DataSettings
 from privlora.data import forms
 from privlora.data.formats import Format, separator_of
 from privlora.data.forms import are_names
-from privlora.data.records import COLUMN, missing_column
+from privlora.data.records import COLUMN, has_column, missing_column
 from privlora.data.templates import parse
 from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, Together, in_one
@@ -26,16 +25,13 @@ ASK: Final = "name them: --text COLUMN; or --prompt COLUMN --completion COLUMN; 
 
 @dataclass(frozen=True)
 class Form:
-    """settings: of the group data. used: all columns that they name. why: in a comment."""
+    """settings: of the group data. used: all columns that they name. why: in a comment. chats: whether a chat template
+    has to render them."""
 
     settings: dict[str, str]
     used: tuple[str, ...]
     why: str
-
-    @property
-    def chats(self) -> bool:
-        """Whether a chat template renders them."""
-        return "messages" in self.settings or ("chosen" in self.settings and "prompt" not in self.settings)
+    chats: bool = False
 
 
 def form_of(
@@ -96,7 +92,7 @@ def _of_all(columns: Iterable[str], check: Check) -> Check:
 
     def of(record: Mapping[str, Any], number: int) -> None:
         for name in columns:
-            if name not in record:
+            if not has_column(record, name):
                 raise DataError(
                     f"record {number} has no column {name!r}, which most records have",
                     fix="write a text there, or remove the record",
@@ -116,7 +112,8 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
         if field is not None
     }
     _refuse_missing(found, named)
-    return Form(settings, tuple(named), why)
+    chats = any(name in (*found.chats, *found.seem_chats) for name in named)
+    return Form(settings, tuple(named), why, chats)
 
 
 def _refuse_missing(found: Survey, named: Mapping[str, str]) -> None:
@@ -129,16 +126,8 @@ def _refuse_missing(found: Survey, named: Mapping[str, str]) -> None:
 def _missing(found: Survey, name: str, option: str) -> DataError:
     """The error for a column that is in no record. Columns of most records alone are shown."""
     shared = found.common if _may_be_shown(found) else ()
-    error = missing_column(name, dict.fromkeys(found.common), 1, shared=shared).of(option)
-    error.mend_by(
-        lambda one: [
-            fix
-            if fix.startswith(("did you mean", "the table"))
-            else f"name one of its columns, as {option} NAME"
-            for fix in one.fixes
-        ]
-    )
-    return error
+    columns = dict.fromkeys(found.common)
+    return missing_column(name, columns, 1, shared=shared, mend=f"{option} NAME").of(option)
 
 
 def _may_be_shown(found: Survey) -> bool:
@@ -150,7 +139,7 @@ def _may_be_shown(found: Survey) -> bool:
 
 def _chat(found: Survey, name: str, why: str) -> Form:
     _refuse_missing(found, {name: "--messages"})
-    return Form({"messages": name, "loss_on": "completion"}, (name,), why)
+    return Form({"messages": name, "loss_on": "completion"}, (name,), why, chats=True)
 
 
 def _guess(found: Survey) -> Form:
@@ -164,49 +153,18 @@ def _guess(found: Survey) -> Form:
     texts = [name for name in found.texts if name in names]
     spoken = forms.spoken(texts, [name for name in names if name in found.chats])
     if spoken is not None:
-        return _as_named(found, spoken)
+        return _checked(found, spoken.settings, spoken.why)
     written = forms.written(texts, [name for name in found.plain if name in names])
     if written is not None:
-        return _as_named(found, written)
+        return _checked(found, written.settings, written.why)
     seem = forms.spoken((), [name for name in names if name in found.seem_chats])
     if seem is not None:  # what is wrong with them is told, and no other column learnt in their place
-        return _as_named(found, seem)
+        return _checked(found, seem.settings, seem.why)
     # Where one column is named by a record, any may be.
     longest = _longest(found, texts) if len(names) == len(found.columns) else None
     if longest is not None:
         return longest
-    near = _near_partner(names, found.common)
-    raise DataError(
-        f"which columns hold the text cannot be guessed; {_shown(found)}",
-        fix=ASK if near is None else [near, ASK],
-    )
-
-
-def _near_partner(names: Sequence[str], common: Sequence[str]) -> str | None:
-    """What to say of preferences of which one column is spelt nearly as it is usually called. names: that may be shown;
-    common: of most records."""
-    shown = {name.lower(): name for name in names if name in common}
-    for pair in forms.PREFERENCES:
-        here = [each for each in pair if each in shown]
-        lacking = [each for each in pair if each not in shown]
-        if len(here) == 1 and (
-            near := difflib.get_close_matches(lacking[0], shown.keys() - {*here}, n=1, cutoff=0.8)
-        ):
-            return f"of preferences, {lacking[0]!r} is missing beside {shown[here[0]]!r}: rename {shown[near[0]]!r}"
-    for better, worse in forms.PREFERENCES:
-        if better in shown and worse not in shown:
-            return (
-                f"column {shown[better]!r} is half of a pair of answers: add {worse!r}, or learn it alone by "
-                f"--prompt COLUMN --completion {shown[better]}"
-            )
-    return None
-
-
-def _as_named(found: Survey, form: forms.Named) -> Form:
-    chat = [form.settings[each] for each in ("chosen", "rejected", "messages") if each in form.settings]
-    if chat and "prompt" not in form.settings:
-        return Form(form.settings, tuple(chat), form.why)
-    return _checked(found, form.settings, form.why)
+    raise DataError(f"which columns hold the text cannot be guessed; {_shown(found)}", fix=ASK)
 
 
 def _longest(found: Survey, texts: list[str]) -> Form | None:

@@ -43,11 +43,6 @@ class Draft:
         group, _, name = place.partition(".")
         self.settings.setdefault(group, {})[name] = Line(value, why, written)
 
-    def drop(self, place: str) -> None:
-        """Leave ``group.name`` to its default."""
-        group, _, name = place.partition(".")
-        self.settings.get(group, {}).pop(name, None)
-
     def get(self, place: str) -> Any:
         """The value of ``group.name``; None if it is not set."""
         group, _, name = place.partition(".")
@@ -71,8 +66,8 @@ class Draft:
             group for group in known if group not in _ORDER and self.settings.get(group)
         ]
 
-    def written(self, top: Iterable[str], end: Iterable[str] = ()) -> str:
-        """The YAML; ``top`` and ``end``: comments before and after all groups."""
+    def written(self, top: Iterable[str]) -> str:
+        """The YAML; ``top``: comments before all groups."""
         lines = [f"# {each}".rstrip() for each in top]
         for group in self._order:
             lines += ["", f"{group}:"]
@@ -80,8 +75,7 @@ class Draft:
                 said = scalar(line.value) if line.written is None else line.written
                 lines += _lines(f"{_INDENT}{name}: {said}".replace(": \n", ":\n"), line.why)
             lines += [f"{_INDENT}# {each}".rstrip() for each in self.below.get(group, [])]
-        rest = [f"# {each}".rstrip() for each in end]
-        return "\n".join([*lines, *(["", *rest] if rest else [])]) + "\n"
+        return "\n".join(lines) + "\n"
 
 
 _ORDER: Final = ("model", "data", "adapter", "synthesis", "privacy", "federation", "method", "run")

@@ -30,11 +30,9 @@ from privlora.starting.files import free
 from privlora.starting.numbers import (
     LONGEST,
     Numbers,
-    delta_for,
     length_for,
     numbers_for,
     rounds_for,
-    to_one_digit,
 )
 from privlora.starting.survey import Survey, turn_text
 
@@ -44,7 +42,10 @@ _MOST_FIT = 0.95  # of the records, by length
 _VERY_FEW = 50
 _WIDTH = 115
 _CHECKPOINTS = 10  # of a short run
-_WRAPPING = 8  # tokens that begin, end and set off a text
+_WRAPPING, _TURNS = (
+    8,
+    48,
+)  # tokens that begin, end and set off a text; and turns, with a template's system prompt
 
 PLAIN_CHAT: Final = """\
 {{- bos_token }}
@@ -92,19 +93,20 @@ class Asked:
         return (name.removesuffix(".gz").rpartition(".")[0] or name).strip() or "run"
 
 
-def propose(
-    asked: Asked, found: Survey, form: Form, base: Base, *, long_given: bool = False
-) -> tuple[Draft, list[str]]:
-    """The settings, and what to say of them on the screen. long_given: whether max_length is taken from elsewhere.
-
-    Raises DataError for a column of users that is none.
-    """
+def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft, list[str]]:
+    """The settings, and what to say of them on the screen. Raises DataError for a column of users that is none."""
     draft, notes = Draft(), list[str]()
     draft.put("model.name", base.name, "a local folder" if base.local else "a model of the hub")
+    if base.in_float16:
+        draft.put(
+            "model.dtype",
+            "bfloat16",
+            "it is stored in float16, whose gradients overflow; float32 is exact, and twice as large",
+        )
     draft.remark(
         "model", "quantization: 4bit   # where memory is short (QLoRA; pip install 'privlora[quant]')"
     )
-    _data(draft, asked, found, form, base, notes, long_given)
+    _data(draft, asked, found, form, base, notes)
     draft.put(
         "adapter.r", RANK, "rank: more adapts more, and spreads the noise over more numbers; 4 to 8 were best"
     )
@@ -167,24 +169,14 @@ def top_of(target: Path, source: str, command: str = "train") -> list[str]:
     ]
 
 
-def checked_text(draft: Draft, top: Iterable[str], end: Sequence[str]) -> str:
-    """The YAML. Raises ConfigError where settings that were asked for or taken over contradict each other."""
-    lines = [
-        part
-        for line in end
-        for part in textwrap.wrap(
-            line, _WIDTH, initial_indent="  ", subsequent_indent="    ", break_long_words=False
-        )
-    ]
-    heading = ["Not taken over:", *lines] if end else []
-    content = draft.written(top, heading)
+def checked_text(draft: Draft, top: Iterable[str]) -> str:
+    """The YAML. Raises ConfigError where settings that were asked for contradict each other."""
+    content = draft.written(top)
     settings_from(yaml.safe_load(content), source="the proposed settings")
     return content
 
 
-def _data(
-    draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str], long_given: bool
-) -> None:
+def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str]) -> None:
     path = asked.paths[0] if len(asked.paths) == 1 else list(asked.paths)
     if not asked.clients:
         draft.put("data.path", path, "PRIVATE records; nothing of them is published")
@@ -220,7 +212,7 @@ def _data(
             "data",
             "chunk: true   # divides longer texts in the place of cutting them; all chunks of one are one unit",
         )
-    if base.tokenizer is None and not long_given:
+    if base.tokenizer is None:
         notes.append(
             f"no tokenizer of {base.name} is on this disk: data.max_length is guessed from characters"
         )
@@ -234,7 +226,7 @@ def _data(
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
             f"label: {found.label}   # and remove what is auto in method, and privacy.clip_norm",
-            "labels: 2   # all that there can be: how many, or their names, as [no, yes]. PUBLIC",
+            "labels: 2   # all that there can be: how many, or their names, as {0: negative, 1: positive}. PUBLIC",
         )
     draft.remark(
         "data",
@@ -246,6 +238,8 @@ def _length(found: Survey, form: Form, base: Base) -> tuple[int, str]:
     characters = sum(np.asarray(found.columns[name].lengths, np.int64) for name in form.used)
     ratio = base.tokens_per_character(_texts(form, found.first))
     tokens = float(np.quantile(characters, _MOST_FIT)) * ratio + _WRAPPING
+    if base.chats and "text" not in form.settings:
+        tokens += _TURNS
     counted = "characters, since no tokenizer is at hand" if base.tokenizer is None else "its tokenizer"
     return length_for(tokens, base.positions), counted
 
@@ -319,28 +313,10 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
                 "bands: auto   # less noise in the sum of steps, in the place of method.metric_power (docs/privacy.md)",
             )
     if asked.user is None and found.repeated is not None:
-        _propose_users(draft, found, found.repeated)
         notes.append(
             f"records repeat values of column {found.repeated}: if it names people, --user {found.repeated} protects "
             "all records of one together, and not each by itself"
         )
-
-
-def _propose_users(draft: Draft, found: Survey, column: str) -> None:
-    users = found.users(column)
-    assert users is not None
-    other = numbers_for(users)
-    draft.remark(
-        "privacy",
-        f"Values of column {column} repeat. If it names people, protect all records of one together, with",
-        "numbers that count them, in the place of those above:",
-        "unit: user",
-        f"user_column: {column}",
-        f"delta: {delta_for(to_one_digit(users))}",
-        f"public_dataset_size: {other.n}",
-        f"expected_batch_size: {other.batch}",
-        f"steps: {other.steps}",
-    )
 
 
 def _chat_template(draft: Draft, asked: Asked, base: Base, notes: list[str]) -> None:

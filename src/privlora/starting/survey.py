@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, Final
 
 from privlora.config.groups import named_twice
@@ -18,7 +16,6 @@ from privlora.data.records import (
     COLUMN,
     HUB,
     TABLES,
-    is_data_file_name,
     is_there,
     iterate_records,
     local_file,
@@ -155,10 +152,7 @@ class Survey:
 
 
 def refuse_no_files(path: Sequence[str], form: Format = "auto") -> None:
-    """Raise DataError for a folder, a local file that is not there, and one whose name does not say what it is."""
-    for each in path:
-        if Path(each).is_dir():
-            raise _of_folder(each.rstrip("/") or each)
+    """Raise DataError for a local file that is not there, and one whose name does not say what it is."""
     twice = named_twice(path)
     if twice is not None:
         raise DataError(
@@ -167,34 +161,6 @@ def refuse_no_files(path: Sequence[str], form: Format = "auto") -> None:
             fix="give each file once",
         )
     refuse_missing(list(path), format=form, look=True)
-
-
-def _of_folder(folder: str) -> DataError:
-    """What to give in the place of a folder: all of its files that may hold records, by their endings."""
-    try:
-        names = [file.name for file in Path(folder).iterdir() if file.is_file()]
-    except OSError as error:
-        return DataError(
-            f"{folder!r} is a folder that cannot be read ({type(error).__name__})", fix="give files"
-        )
-    known = [name for name in names if is_data_file_name(name)]
-    if not known:
-        held = (
-            f"none of its {len(names)} files is one of records, by its ending"
-            if names
-            else "no file lies in it"
-        )
-        return DataError(
-            f"{folder!r} is a folder, and {held}",
-            fix="give a file of records: .jsonl, .csv, .parquet or .txt",
-        )
-    endings = sorted({".".join(name.split(".")[-2 if name.endswith(".gz") else -1 :]) for name in known})
-    files = " ".join(f"{shlex.quote(folder)}/*.{ending}" for ending in endings)
-    one = "" if len(endings) == 1 else ", or those of one kind alone, whose columns are alike"
-    return DataError(
-        f"{folder!r} is a folder",
-        fix=f"give the files in it, as {files}{one}; or add --clients, if each of them is of another owner",
-    )
 
 
 def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") -> Survey:
@@ -208,7 +174,7 @@ def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") 
     for number, record in enumerate(_readable(path, form, broken), start=1):
         if number <= SAMPLE:
             first.append(record)
-        for name, value in record.items():
+        for name, value in _fields(record):
             column = columns.get(name)
             if column is None:
                 counted = name == user or _OF_USERS.fullmatch(str(name))
@@ -216,6 +182,14 @@ def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") 
             column.add(value)
     kinds = {local_file(each, form, look=True)[1] for each in path if not each.startswith(HUB)}
     return Survey(number, columns, first, len(broken), bool(kinds & TABLES), "text" in kinds)
+
+
+def _fields(record: Mapping[str, Any], outer: str = "") -> Iterator[tuple[str, Any]]:
+    """Columns, and what is in them, by names such as ``note.text``."""
+    for name, value in record.items():
+        yield f"{outer}{name}", value
+        if isinstance(value, Mapping):
+            yield from _fields(value, f"{outer}{name}.")
 
 
 def _readable(path: Sequence[str], form: Format, broken: list[DataError]) -> Iterator[Record]:

@@ -11,7 +11,6 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from functools import cache
-from hashlib import sha256
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final
@@ -140,9 +139,7 @@ class Runner:
             assert evaluation is not None
             raw = load_records(evaluation, format=settings.data.format)
             given = fitted(settings, self._model)
-            data = load_data(
-                given, self._tokenizer, evaluation=raw, model=self._model, all_public=True, cache=_cache(job)
-            )
+            data = load_data(given, self._tokenizer, evaluation=raw, model=self._model, all_public=True)
             self._loaded = _Loaded(key, data, raw, {})
         return self._loaded
 
@@ -236,28 +233,6 @@ _NO_MEMORY: Final[Any] = {
     "privacy": {"target_epsilon", "noise_multiplier", "delta", "steps", "clip_norm", "insecure_noise_seed"},
 }
 """Settings that make no difference to what a step takes."""
-
-
-def _cache(job: Job) -> Path | None:
-    """Where cells of one task keep their tokens, whichever process and session of the study they are of.
-
-    Raises RunError.
-    """
-    settings = job.settings
-    if not settings.data.cache:
-        return None
-    of = [settings.model.model_dump_json(), settings.data.model_dump_json(), settings.privacy.user_column]
-    private = _root(job) / "private"
-    folder = private / sha256(repr(of).encode()).hexdigest()[:16]
-    try:
-        for place in (private, folder):
-            place.mkdir(mode=0o700, parents=True, exist_ok=True)
-            place.chmod(0o700)  # one that was there
-    except OSError as error:
-        raise RunError(
-            f"cannot create {str(folder)!r}: {error.strerror}", fix="give permission, or remove data.cache"
-        ) from None
-    return folder / "tokens.cache"
 
 
 def _root(job: Job) -> Path:

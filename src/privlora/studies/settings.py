@@ -28,7 +28,7 @@ Rule = Literal["own-best", "shared"]
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
 # Settings on which no result depends.
-_WITHOUT_EFFECT: Any = {"run": True, "data": {"cache", "unchecked"}}
+_WITHOUT_EFFECT: Any = {"run": True, "data": {"unchecked"}}
 # What an axis decides, so that nothing else may.
 _BY_AXIS = {
     "privacy.target_epsilon": "epsilon",

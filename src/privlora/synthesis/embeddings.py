@@ -88,14 +88,17 @@ class SentenceEmbedding:
 
     def __init__(self, name: str, *, device: str | None = None) -> None:
         try:
-            from sentence_transformers import SentenceTransformer
+            from sentence_transformers import SentenceTransformer, __version__
         except ImportError:
+            __version__ = "0"
+        if int(__version__.partition(".")[0]) < 6:
             raise ConfigError(
-                "embeddings by a sentence-transformers model need that package",
-                fix="pip install sentence-transformers, or use the base model's hidden states",
-            ) from None
+                "embeddings by a sentence-transformers model need that package, from version 6 on",
+                why="earlier ones run code of a model's folder, which would see the private texts",
+                fix="pip install -U sentence-transformers, or use the base model's hidden states",
+            )
         try:
-            self._model = SentenceTransformer(name, device=device)
+            self._model = SentenceTransformer(name, device=device, trust_remote_code=False)
         except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause
             raise ConfigError(
                 f"synthesis.embedding={named(name)} cannot be loaded ({type(error).__name__})",

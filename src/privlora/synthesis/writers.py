@@ -13,10 +13,9 @@ from threading import Thread
 from typing import Any, Protocol
 
 import torch
-from jinja2 import TemplateError
 
-from privlora.data.examples import encode_prompts
-from privlora.errors import ConfigError, GeneratorError, article, in_one_line, named
+from privlora.data.examples import Template, encode_asked, encode_prompts
+from privlora.errors import ConfigError, DataError, GeneratorError, article, in_one_line, named
 from privlora.evaluation.generation import Sampling, decoded, generate_tokens, start_of_text
 
 
@@ -78,8 +77,10 @@ class ModelWriter:
     def write(self, prompts: Sequence[str], key: int) -> list[str]:
         context = getattr(self._model.config, "max_position_embeddings", None)
         longest = max(context - self._max_new_tokens, context // 2) if context else 2**31
-        texts = [self._rendered(prompt) for prompt in prompts] if self.chat else list(prompts)
-        asked = encode_prompts(texts, self._tokenizer, max_length=longest, is_chat=self.chat)
+        if self.chat:
+            asked = self._asked(prompts, longest)
+        else:
+            asked = encode_prompts(prompts, self._tokenizer, max_length=longest)
         if not all(map(len, asked)):
             start = start_of_text(
                 self._tokenizer, fix="set synthesis.random_prompt to the words before a text"
@@ -97,16 +98,14 @@ class ModelWriter:
         )
         return [self._read(ids.tolist(), row) for ids, row in zip(asked, answers, strict=True)]
 
-    def _rendered(self, prompt: str) -> str:
-        turn = [{"role": "user", "content": prompt}]
+    def _asked(self, prompts: Sequence[str], longest: int) -> list[Any]:
+        """Token ids of prompts as turns of a user."""
+        turns = [{"turns": [{"role": "user", "content": prompt}]} for prompt in prompts]
+        # Templates without thoughts have no such variable, and take no notice of it.
+        template = Template(messages="turns", chat_template_kwargs={"enable_thinking": False})
         try:
-            # Templates without thoughts have no such argument, and take no notice of it.
-            return str(
-                self._tokenizer.apply_chat_template(
-                    turn, tokenize=False, add_generation_prompt=True, enable_thinking=False
-                )
-            )
-        except TemplateError:
+            return encode_asked(turns, template, self._tokenizer, max_length=longest)
+        except DataError:
             raise ConfigError(
                 "the tokenizer's chat template refuses a conversation of one user turn",
                 fix="set synthesis.chat to false, or mend the template",

@@ -27,6 +27,7 @@ RENAMED: Final[Mapping[str, tuple[str, str]]] = {
     "adam_beta1": ("method", "beta1"),
     "adam_beta2": ("method", "beta2"),
     "max_length": ("columns", "max_length"),
+    "truncation_mode": ("columns", "truncation_mode"),
     "dataset_text_field": ("columns", "text"),
     "chat_template_path": ("columns", "chat_template"),
     "seed": ("run", "seed"),
@@ -37,41 +38,19 @@ RENAMED: Final[Mapping[str, tuple[str, str]]] = {
 }
 """Of these the value is taken as it is."""
 
-TRANSLATED: Final = (
-    *("output_dir", "lr_scheduler_type", "warmup_steps", "completion_only_loss", "assistant_only_loss"),
-    *("eval_strategy", "eval_steps", "gradient_checkpointing", "gradient_checkpointing_kwargs"),
-    *("activation_checkpointing", "activation_checkpointing_kwargs", "bf16", "use_cpu", "model_init_kwargs"),
-    *("per_device_train_batch_size", "gradient_accumulation_steps", "disable_tqdm"),
-)
+_TRANSLATED_NAMES = """output_dir lr_scheduler_type warmup_steps completion_only_loss assistant_only_loss eval_strategy
+eval_steps gradient_checkpointing gradient_checkpointing_kwargs activation_checkpointing
+activation_checkpointing_kwargs bf16 use_cpu model_init_kwargs per_device_train_batch_size
+gradient_accumulation_steps disable_tqdm"""
+TRANSLATED: Final = tuple(_TRANSLATED_NAMES.split())
 
-WITHOUT_EFFECT: Final = frozenset(
-    {
-        *(
-            "per_device_eval_batch_size",
-            "dataloader_num_workers",
-            "dataloader_pin_memory",
-            "dataset_num_proc",
-        ),
-        *("dataloader_persistent_workers", "dataloader_prefetch_factor", "log_level"),
-        *("log_level_replica", "log_on_each_node", "logging_first_step", "logging_nan_inf_filter"),
-        *(
-            "remove_unused_columns",
-            "skip_memory_metrics",
-            "save_total_limit",
-            "save_only_model",
-            "local_rank",
-        ),
-        *("do_train", "do_eval", "ddp_find_unused_parameters", "ddp_bucket_cap_mb", "ddp_timeout"),
-        *(
-            "ddp_broadcast_buffers",
-            "ddp_backend",
-            "pad_to_multiple_of",
-            "torch_empty_cache_steps",
-            "use_cache",
-        ),
-        *("logging_dir", "prediction_loss_only", "overwrite_output_dir", "eval_accumulation_steps"),
-    }
-)
+_WITHOUT_EFFECT_NAMES = """per_device_eval_batch_size dataloader_num_workers dataloader_pin_memory dataset_num_proc
+dataloader_persistent_workers dataloader_prefetch_factor log_level log_level_replica log_on_each_node
+logging_first_step logging_nan_inf_filter remove_unused_columns skip_memory_metrics save_total_limit
+save_only_model local_rank do_train do_eval ddp_find_unused_parameters ddp_bucket_cap_mb ddp_timeout
+ddp_broadcast_buffers ddp_backend pad_to_multiple_of torch_empty_cache_steps use_cache logging_dir
+prediction_loss_only overwrite_output_dir eval_accumulation_steps"""
+WITHOUT_EFFECT: Final = frozenset(_WITHOUT_EFFECT_NAMES.split())
 """They change speed, memory or the screen elsewhere, and nothing that a run leaves."""
 
 _MIXED: Final = (
@@ -103,7 +82,6 @@ WHY: Final[Mapping[str, str]] = {
     "auto_find_batch_size": "run=dict(tokens_per_micro_batch='auto') finds how much fits; the logical batch is "
     "expected_batch_size",
     "save_strategy": "checkpoints are for resuming a run; save_steps says how many steps lie between them",
-    "truncation_mode": "prompts are cut from their left, then completions at their end",
     "data_seed": "which records a step draws must not be foreseen",
     "full_determinism": "noise and sampling are keyed by the operating system and never repeat",
 }

@@ -20,7 +20,6 @@ from privlora.calling import (
 )
 from privlora.config import IN_MEMORY, AdapterSettings
 from privlora.config.in_calls import as_in_python, called
-from privlora.config.mistakes import Location
 from privlora.consoles import err, is_wanted
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError, Together
 from privlora.names import EITHER
@@ -28,7 +27,7 @@ from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of, names_for
 from privlora.training.files import RunFolder
 from privlora.training.ranks import several_processes
-from privlora.training.sources import found_beside, refuse_first
+from privlora.training.sources import refuse_first
 from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
@@ -83,7 +82,8 @@ class PrivateTrainer:
         means the same, and refused by name where it does not; then privacy is needed, too.
     train_dataset: PRIVATE records, of any kind that `fine_tune` takes. Which columns are read is seen from the names
         that all records have: messages; or prompt and completion (then the loss is on completions, unless
-        completion_only_loss is False); or text.
+        completion_only_loss is False); or text. As in TRL, prompts that are texts are rendered by no chat template:
+        columns=dict(template="chat") does.
     eval_dataset: PUBLIC records of the same form: their loss is published. What was held out of private records is as
         private as they are, and is refused only where it can be seen (one table of `datasets`, equal records).
     peft_config: a peft.LoraConfig, or fields of AdapterSettings; None: an adapter of rank 16 on all linear layers (with
@@ -148,7 +148,7 @@ class PrivateTrainer:
         path, self._records = records_of(problems, train_dataset, "train_dataset", needed=True)
         public, self._evaluation = records_of(problems, eval_dataset, "eval_dataset")
         self._sources = {"data": path, "evaluation": public}
-        no_form = problems.fails(_add_columns, groups, self._records)
+        problems.of(None, _add_columns, groups, self._records)
         problems.of(None, _add_dtype, groups, model)
         self._groups: dict[str, Any] = {
             "privacy": groups.privacy or None,
@@ -166,7 +166,6 @@ class PrivateTrainer:
             # A run in the folder may be one to go on with: train() says.
             how = {"given": is_loaded(model), "tokenizer": self._tokenizer, "begins": False}
             looks = not several_processes()  # of which the first one looks, once they have joined
-            unread: frozenset[Location] = frozenset({("data", "text")} if no_form else ())
             settings = settings_of_call(
                 model,
                 {"path": path, "evaluation": public},
@@ -174,7 +173,6 @@ class PrivateTrainer:
                 self._output,
                 source="PrivateTrainer",
                 problems=problems,
-                beside=found_beside(*there, unread=unread, **how) if looks else None,
             )
             looked = Together()
             if looks:
@@ -334,6 +332,10 @@ def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) ->
             columns.setdefault("messages", "messages")
         elif form == "completion":
             columns |= {"prompt": "prompt", "completion": "completion"}
+            of_one_kind = records and getattr(records, "column_names", None)  # as all of a table's are
+            some = [records[0]] if records and of_one_kind else records or ()
+            if not any(isinstance(record["prompt"], list) for record in some):
+                columns.setdefault("template", "none")  # as TRL, which renders messages alone
     if groups.assistant_only:
         columns["loss_on"] = "completion"
     elif "prompt" in columns:

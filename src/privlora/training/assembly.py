@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ from privlora.mechanisms import (
 from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
+from privlora.precision import own_context
 from privlora.randomness import private_generator
 from privlora.training.classifier import refuse_other_rows
 from privlora.training.cycles import Cycles, bands_of, bands_to_come
@@ -92,6 +94,15 @@ class Parts(TrainState):
         if self.average is not None:
             for group, (a, b) in zip(self.adapter.groups, self.average.factors(), strict=True):
                 self.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
+
+    @contextmanager
+    def exported(self) -> Iterator[Any]:
+        """The model, computing with what would be exported where the adapter is attached."""
+        self.install_result()
+        try:
+            yield self.adapter.model
+        finally:
+            self.coordinates.install()
 
     def write_adapter(self, folder: Path) -> None:
         """Write what is exported as peft's files, each whole or not at all. Raises RunError if that fails."""
@@ -166,6 +177,7 @@ class PublicStart:
         return Ballot(build_embedding(settings, model, self._tokenizer, adapter))
 
 
+@own_context()
 def build_parts(
     settings: Settings,
     model: torch.nn.Module,

@@ -67,11 +67,6 @@ class RunFolder:
         return self.private / "checkpoint.safetensors"
 
     @property
-    def tokens(self) -> Path:
-        """Of the private records, where data.cache asks for them."""
-        return self.private / "tokens.cache"
-
-    @property
     def private_losses(self) -> Path:
         return self.private / "training_loss.jsonl"
 

@@ -9,7 +9,7 @@ from privlora.errors import ModelError, PrivloraError, Together
 from privlora.training.classifier import head_of
 from privlora.training.inputs import fitted, refuse_shared_first, refuse_unfit_first, refuse_unrendered_first
 from privlora.training.model_checks import refuse_out_of_reach
-from privlora.training.models import adapter_for, load_skeleton, load_tokenizer, refuse_missing
+from privlora.training.models import load_skeleton, load_tokenizer, loadable_adapter, refuse_missing
 from privlora.training.sources import are_read_twice, read_files
 
 
@@ -64,7 +64,7 @@ def _refuse_unfit_model(settings: Settings, tokenizer: Any) -> None:
 
 def _refuse_unfit_adapter(settings: Settings, skeleton: Any) -> None:
     try:
-        adapter_for(settings, skeleton)
+        loadable_adapter(settings, skeleton)
     except PrivloraError as error:
         settings.placed(error, "adapter.target_modules")
         raise

@@ -19,6 +19,7 @@ from numpy.random import mtrand
 from torch import Tensor
 
 from privlora.errors import RunError
+from privlora.precision import own_context
 
 # In the state of torch's CPU generator (mt19937): where its 624 words begin, each in 8 bytes.
 _WORDS_AT, _WORDS = 24, 624
@@ -33,51 +34,8 @@ def training_passes(
     generator: keys every generator that a forward pass can use: torch's on the CPU and on all devices, Python's and
     numpy's. dropout: whether the model's own dropout, and what else its training mode draws, is on.
     """
-    with _full_precision(model), _mode(model, dropout), _keyed(generator):
+    with own_context(), _mode(model, dropout), _keyed(generator):
         yield
-
-
-@contextmanager
-def _full_precision(model: torch.nn.Module) -> Iterator[None]:
-    """No float32 product is taken in TF32 or bfloat16, whatever the user has set; the settings come back.
-
-    Coarse rounding depends on who else is in the micro-batch, in the same way for similar records, so it adds up.
-    """
-    product, cudnn = (
-        _known(torch.get_float32_matmul_precision),
-        _known(lambda: torch.backends.cudnn.allow_tf32),
-    )
-    before = [(each, each.fp32_precision) for each in _backends()]
-    try:
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
-        for each in _backends():
-            each.fp32_precision = "ieee"
-        with torch.autocast(next(model.parameters()).device.type, enabled=False):
-            yield
-    finally:
-        if product is not None:
-            torch.set_float32_matmul_precision(product)
-        if cudnn is not None:
-            torch.backends.cudnn.allow_tf32 = cudnn
-        for each, precision in before:
-            each.fp32_precision = precision
-
-
-def _known(read: Callable[[], Any]) -> Any:
-    """A setting of torch's older interface; None where the newer one was used so that the older has no word for it."""
-    try:
-        return read()
-    except RuntimeError:
-        return None
-
-
-def _backends() -> list[Any]:
-    """Whatever has a precision of its own in torch's newer interface; nothing before torch 2.9."""
-    cudnn, mkldnn = torch.backends.cudnn, torch.backends.mkldnn
-    owners = [torch.backends, torch.backends.cuda.matmul, cudnn, mkldnn]
-    owners += [getattr(each, kind, None) for each in (cudnn, mkldnn) for kind in ("matmul", "conv", "rnn")]
-    return [each for each in owners if hasattr(each, "fp32_precision")]
 
 
 @contextmanager

@@ -104,8 +104,7 @@ def _run(adapter: LowRankAdapter, batch: MicroBatch, summed: bool) -> tuple[Capt
 def _losses(adapter: LowRankAdapter, batch: MicroBatch) -> tuple[Tensor, Tensor]:
     """The loss to call backward on, and each unit's part of it (units,)."""
     if (heard := listener()) is not None:
-        rows, width = batch.attention_mask.shape
-        heard.micro_batch(rows, width, int(batch.attention_mask.sum()))
+        heard.micro_batch()
     total, row_losses = _kind(batch)(adapter, batch)
     with stage(LOSS):
         unit_index = batch.unit_index.to(row_losses.device, non_blocking=True)

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
-from pathlib import Path
 from typing import Any, Final
 
 import numpy as np
@@ -19,12 +18,10 @@ from privlora.data.examples import (
     Template,
     build_examples,
     have_shared_tokens,
-    pad_token,
 )
 from privlora.data.labelled import build_labelled
 from privlora.data.preferences import build_preferences
 from privlora.data.records import (
-    CONTENT_BYTES,
     as_records,
     content_hash,
     iterate_records,
@@ -32,7 +29,7 @@ from privlora.data.records import (
     synthesis_texts,
     text_of,
 )
-from privlora.data.rendering import renderer
+from privlora.data.rendering import Renderer
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.units import Grouping, Units, group_units
@@ -47,22 +44,21 @@ from privlora.training.promise import sampler
 from privlora.training.record_looks import refuse_unusable, refuse_unusable_files
 from privlora.training.sources import are_read_twice, first_records
 from privlora.training.sources import check_sources as check_sources
-from privlora.training.token_cache import Kept, held, keep, kept_in, key_of
 
 
 @dataclass
 class Data:
     """Tokenised private records, their units, and the public evaluation records (empty if none).
 
-    texts: PRIVATE, what each record says, for rows that release votes; else none. source: what a token cache needs to
-    know beside these, where there is to be one: its key, and (N, 16) uint8 hashes of what each record holds.
+    texts: PRIVATE, what each record says, for rows that release votes; else none. public: evaluation records as they
+    were given.
     """
 
     examples: Examples
     units: Units
     evaluation: Examples
     texts: Sequence[str] = ()
-    source: tuple[str, np.ndarray] | None = None
+    public: Sequence[Mapping[str, Any]] = ()
 
     @cached_property
     def summary(self) -> DataSummary:
@@ -85,13 +81,6 @@ class Data:
             units[number] = sha256(b"".join(sorted(self.examples[i].digest for i in unit))).digest()
         return units
 
-    def keep_tokens(self, path: Path) -> None:
-        """Write the private records' tokens to a file of a private folder, if data.cache asks for it."""
-        if self.source is not None:
-            key, contents = self.source
-            units = self.units.unit_of_record()
-            keep(path, key, Kept(self.examples.tokens, units, contents, self.summary, self.proof))
-
 
 def fitted(settings: Settings, model: torch.nn.Module) -> Settings:
     """The settings with data.max_length lowered to what the model reads, unless it was set."""
@@ -109,16 +98,14 @@ def load_data(
     *,
     model: torch.nn.Module | None = None,
     all_public: bool = False,
-    cache: Path | None = None,
     whose: Callable[[Data], None] | None = None,
 ) -> Data:
     """Read, check, tokenise and group the records.
 
     records, evaluation: what stands for data.path and data.evaluation (Python callers), see ``as_records``. model: the
     one that is to read them, so that tokens that it does not know are refused. all_public: of studies, whose records
-    are public all, so that any of them may be evaluated on. cache: with data.cache, a file whose tokens are taken if
-    they are of these records and settings, and which else is written. whose: refuses other records than a run's, before
-    anything is said of how many they are.
+    are public all, so that any of them may be evaluated on. whose: refuses other records than a run's, before anything
+    is said of how many they are.
 
     Raises DataError for records that cannot be used or cannot be what was said of them (data.unchecked), PrivacyError
     for public ones among the private, and for another number of units than was accounted for.
@@ -137,10 +124,10 @@ def load_data(
         for name, given in public.items()
     }
     _refuse_chosen_on(hashes, tokens)
-    if records is not None:
-        loaded = _Reader(settings, tokenizer, hashes).read(records, held_out)
-    else:
-        loaded = _of_files(settings, tokenizer, hashes, held_out, cache)
+    if records is None:
+        records = iterate_records(data.path, format=data.format, limit=data.limit)
+    loaded = _Reader(settings, tokenizer, hashes).read(records, held_out)
+    loaded.public = evaluation
     if whose is not None:
         whose(loaded)
     _refuse_unaccounted(privacy, len(loaded.units))
@@ -208,13 +195,13 @@ def refuse_unrendered_first(
     """Before the model's weights are loaded, raise what `load_data` would of the first chats that the chat template
     refuses, by their lines. Of records on the hub, of large files and of an iterator none is looked at."""
     data = settings.data
-    columns = [
-        each for each in (data.columns, data.rejected_columns) if each and each["messages"] is not None
-    ]
-    if not columns:
+    if data.task is not None or data.label is not None:
         return
+    columns = [each for each in (data.columns, data.rejected_columns) if each]
     loss_on = data.loss_on if data.rejected_columns is None else "completion"
-    renders = [renderer(Template(**each), tokenizer, loss_on) for each in columns]
+    renders = [Renderer(Template(**each), tokenizer, loss_on) for each in columns]
+    if not all(render.is_chat for render in renders):
+        return
 
     def check(record: Mapping[str, Any], number: int) -> None:
         for render in renders:
@@ -293,79 +280,27 @@ def _refuse_unaccounted(privacy: PrivacySettings, units: int) -> None:
     sampler(privacy, units)  # refuses more units than the cap was accounted for, before the run exists
 
 
-def _of_files(
-    settings: Settings,
-    tokenizer: Any,
-    public: Mapping[str, Set[bytes]],
-    held_out: Examples,
-    cache: Path | None,
-) -> Data:
-    """The records that data.path names, or their tokens in ``cache``; for the rest see `_Reader`."""
-    data, privacy = settings.data, settings.privacy
-
-    def key() -> str | None:
-        return key_of(data, privacy.user_column, tokenizer) if data.cache else None
-
-    def read() -> Data:
-        loaded = reader.read(iterate_records(data.path, format=data.format, limit=data.limit), held_out)
-        if of is not None and of == key():  # else the files changed meanwhile
-            loaded.source = of, np.frombuffer(reader.contents, np.uint8).reshape(-1, CONTENT_BYTES)
-        return loaded
-
-    of = key() if settings.method.name not in VOTE_METHODS else None  # votes take the texts themselves
-    reader = _Reader(settings, tokenizer, public, keeps=of is not None)
-    if of is None or cache is None:
-        return read()
-    with held(cache):
-        kept = kept_in(cache, of)
-        if kept is None:
-            loaded = read()
-            loaded.keep_tokens(cache)
-            return loaded
-    if public:
-        for some in np.array_split(kept.contents, 1 + len(kept.contents) // _BLOCK):
-            whole = some.tobytes()
-            for start in range(0, len(whole), CONTENT_BYTES):
-                reader.compare(whole[start : start + CONTENT_BYTES])
-    loaded = reader.data(
-        Examples.of(kept.tokens, pad_token_id=pad_token(tokenizer)), kept.unit_of_record, held_out
-    )
-    loaded.summary, loaded.proof = kept.summary, kept.proof
-    return loaded
-
-
 class _Reader:
     """Private records on their way from where they lie to tokens. They pass by one after the other; what else is asked
     of them is asked then: whose they are, whether they are public, what votes."""
 
-    def __init__(
-        self, settings: Settings, tokenizer: Any, public: Mapping[str, Set[bytes]], *, keeps: bool = False
-    ) -> None:
-        """public: content hashes of public records, by the setting that names them. keeps: hashes, in ``contents``."""
+    def __init__(self, settings: Settings, tokenizer: Any, public: Mapping[str, Set[bytes]]) -> None:
+        """public: content hashes of public records, by the setting that names them."""
         self._settings, self._tokenizer, self._public = settings, tokenizer, public
         self._columns = _columns(settings.data)
         self._votes = text_column(settings.data) if settings.method.name in VOTE_METHODS else None
-        self._keeps = keeps
         self._texts: list[str] = []
-        self.contents = bytearray()
 
     def read(self, records: Iterable[Mapping[str, Any]], held_out: Examples) -> Data:
         """Raises DataError, and PrivacyError for what is public."""
         grouping = Grouping(self._settings.privacy.user_column)
         examples = _build(self._passing(records, grouping), self._settings.data, self._tokenizer)
-        return self.data(examples, grouping.unit_of_record(), held_out)
-
-    def data(self, examples: Examples, unit_of_record: np.ndarray, held_out: Examples) -> Data:
-        """Of examples that were made, each record with its unit."""
+        unit_of_record = grouping.unit_of_record()
         if examples.chunks is not None:
             unit_of_record = np.repeat(unit_of_record, examples.chunks)
         bounded = self._settings.privacy.unit == "user" or self._settings.data.chunk
         units = Units(unit_of_record, self._settings.rows_of_a_unit if bounded else None)
         return Data(examples, units, held_out, self._texts)
-
-    def compare(self, content: bytes) -> None:
-        """`_refuse_shared` of a private record's hash."""
-        _refuse_shared(content, self._public, self._columns)
 
     def _passing(
         self, records: Iterable[Mapping[str, Any]], grouping: Grouping
@@ -374,12 +309,10 @@ class _Reader:
         for number, record in enumerate(records, start=1):
             grouping.add(record, number)
             shown = _of_task(record, number, self._settings.data)
-            if self._public or self._keeps:
+            if self._public:
                 content = content_hash(shown, self._columns)
                 if content is not None:
-                    self.compare(content)
-                    if self._keeps:
-                        self.contents += content
+                    _refuse_shared(content, self._public, self._columns)
             if self._votes is not None:
                 self._texts.append(text_of(shown, self._votes, number))
             yield shown
@@ -425,7 +358,6 @@ def _load_alone(settings: Settings, tokenizer: Any, records: Sequence[Mapping[st
         refuse_implausible(found, public_units=found.units, unit=privacy.unit, max_length=data.max_length)
 
 
-_BLOCK: Final = 1 << 16  # records
 _REVEALED: Final = {
     "data.evaluation": "their held-out loss would be published",
     "adapter.public_text": "the start of the training would reveal them",
@@ -498,6 +430,7 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
             max_length=data.max_length,
             add_eos=data.add_eos,
             beta=data.beta,
+            truncation_mode=data.truncation_mode,
         )
     return build_examples(
         records,
@@ -507,6 +440,7 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
         loss_on=data.loss_on,
         add_eos=data.add_eos,
         chunk=data.chunk,
+        truncation_mode=data.truncation_mode,
     )
 
 

@@ -182,7 +182,7 @@ def train(
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
             if (heard := listener()) is not None:
-                heard.step_begins(step)
+                heard.step_begins()
             try:
                 with _stops_among_texts(parts, stop, step - 1 if kept == step - 1 else None):
                     losses = take()

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
 import torch
 from torch import Tensor
+from transformers import MODEL_FOR_MASKED_LM_MAPPING
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.quantised import bits, computes_in, hold, let_go, precisions
@@ -18,9 +19,10 @@ from privlora.data.examples import IGNORED, Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 from privlora.losses import label_logits, label_states
-from privlora.training.model_files import refuse_too_long
+from privlora.training.model_files import in_float16, refuse_too_long
+from privlora.training.reach import ROWS, TOKENS, UNUSED, place_of
 
-_ROWS, _TOKENS, _HALF = 3, 8, 4
+_HALF = 4
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
 _COLUMNS: Final = 32
 _LENGTHS: Final = torch.tensor([8, 7, 6])  # of the rows; the rest is padding, as in training
@@ -35,6 +37,10 @@ _ROUNDING: Final = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.
 # effect in a model of 260,000 parameters. There each unit goes through the model by itself.
 _OUTLIERS: Final = 0.5
 
+_LEAVE_OUT: Final = (
+    "exclude it with adapter.exclude_modules, or set adapter.target_modules=all-linear, which leaves it out"
+)
+
 # In names of classes whose modules send tokens to parts of the model.
 _ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 
@@ -42,10 +48,7 @@ _ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 def refuse_float16(model: torch.nn.Module) -> None:
     """Raise ModelError for a model with float16 weights."""
     if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in _own_parameters(model)):
-        raise ModelError(
-            "the model is stored in float16, whose gradients overflow",
-            fix="set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))",
-        )
+        raise in_float16()
     if any(bits(module) == 4 and computes_in(module) == torch.float16 for module in model.modules()):
         raise ModelError(
             "the model's packed weights compute in float16, whose gradients overflow",
@@ -66,6 +69,21 @@ def refuse_adapted(model: torch.nn.Module) -> None:
             why="what is released would fit this adapted model alone, and no base model could load it",
             fix="give the base model, or merge the adapter first (model = model.merge_and_unload())",
         )
+
+
+def refuse_encoder(model: Any) -> None:
+    """Raise ModelError for a language model of which its class says that tokens see later ones. Needs no weights."""
+    config = getattr(model, "config", None)
+    if type(config) in MODEL_FOR_MASKED_LM_MAPPING and not getattr(config, "is_decoder", True):
+        raise _not_causal()
+
+
+def _not_causal() -> ModelError:
+    return ModelError(
+        "the model is not causal: a later token changes what it predicts earlier",
+        why="it would be trained to copy the token that it should predict, and is no language model afterwards",
+        fix="use a decoder-only model (an encoder such as BERT is none, unless its config sets is_decoder)",
+    )
 
 
 def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: int) -> None:
@@ -141,19 +159,19 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
     known = torch.tensor(_ordinary_tokens(adapter.model, tokenizer))
     pad = pad_token(tokenizer)
     generator = torch.Generator().manual_seed(0)
-    index = torch.randint(len(known), (_ROWS + 1, _TOKENS), generator=generator)
+    index = torch.randint(len(known), (ROWS + 1, TOKENS), generator=generator)
     others = index + torch.randint(1, max(2, len(known)), index.shape, generator=generator)
     tokens, other_tokens = known[index], known[others % len(known)]
 
     def logits(rows: Tensor, lengths: Tensor) -> Tensor:
-        mask = torch.arange(_TOKENS) < lengths[:, None]
+        mask = torch.arange(TOKENS) < lengths[:, None]
         return _logits(adapter, torch.where(mask, rows, pad), mask.long())
 
-    rows = tokens[:_ROWS]
+    rows = tokens[:ROWS]
     with _rows_come_first(adapter):
         first = logits(rows, _LENGTHS)
-    later = logits(torch.cat([rows[:, :_HALF], other_tokens[:_ROWS, _HALF:]], dim=1), _LENGTHS)
-    order = torch.tensor([2, _ROWS, 0])  # the last row drawn takes the place of row 1
+    later = logits(torch.cat([rows[:, :_HALF], other_tokens[:ROWS, _HALF:]], dim=1), _LENGTHS)
+    order = torch.tensor([2, ROWS, 0])  # the last row drawn takes the place of row 1
     moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])])
 
     shortest = int(_LENGTHS.min())
@@ -165,11 +183,7 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
     allowed = rounding * float(change[:, _HALF:].median())
     # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
     if float(change[:, :_HALF].amin(dim=0).max()) > allowed:
-        raise ModelError(
-            "the model is not causal: a later token changes what it predicts earlier",
-            why="it would be trained to copy the token that it should predict, and is no language model afterwards",
-            fix="use a decoder-only model (an encoder such as BERT is none, unless its config sets is_decoder)",
-        )
+        raise _not_causal()
     company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
     if float(company[:, :shortest].amin(dim=0).max()) > allowed:
         raise ModelError(
@@ -177,7 +191,7 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
             why="one record then changes the gradients of others, and no clipping bounds that",
             fix="use a model that treats each row by itself",
         )
-    mask = torch.arange(_TOKENS) < _LENGTHS[:, None]
+    mask = torch.arange(TOKENS) < _LENGTHS[:, None]
     leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
     if leaked > rounding:
         raise ModelError(
@@ -196,26 +210,26 @@ def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
     """
     known, pad = torch.tensor(_ordinary_tokens(adapter.model, tokenizer)), pad_token(tokenizer)
     generator = torch.Generator().manual_seed(0)
-    tokens = known[torch.randint(len(known), (_ROWS + 1, _TOKENS), generator=generator)]
+    tokens = known[torch.randint(len(known), (ROWS + 1, TOKENS), generator=generator)]
 
-    def logits(rows: Tensor, lengths: Tensor, width: int = _TOKENS) -> Tensor:
+    def logits(rows: Tensor, lengths: Tensor, width: int = TOKENS) -> Tensor:
         mask = torch.arange(width) < lengths[:, None]
-        filled = torch.nn.functional.pad(rows, (0, width - _TOKENS), value=pad)
+        filled = torch.nn.functional.pad(rows, (0, width - TOKENS), value=pad)
         return _logits(adapter, torch.where(mask, filled, pad), mask.long())
 
-    rows = tokens[:_ROWS]
+    rows = tokens[:ROWS]
     with _rows_come_first(adapter):
         first = logits(rows, _LENGTHS)
-    other = logits(tokens[[1, 2, _ROWS]], _LENGTHS[torch.tensor([1, 2, 0])])
-    order = torch.tensor([2, _ROWS, 0])
-    moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])], _TOKENS + _HALF)
+    other = logits(tokens[[1, 2, ROWS]], _LENGTHS[torch.tensor([1, 2, 0])])
+    order = torch.tensor([2, ROWS, 0])
+    moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])], TOKENS + _HALF)
     rounding = max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(adapter.model))
     if any(bits(module) == 8 for module in adapter.model.modules()):
         rounding = _OUTLIERS
     # As a part of what other tokens in the same row do to its logits.
     allowed = rounding * float(_distance(other[:2], first[:2]).median())
     company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
-    mask = torch.arange(_TOKENS) < _LENGTHS[:, None]
+    mask = torch.arange(TOKENS) < _LENGTHS[:, None]
     leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
     if float(company.max()) > allowed or leaked > rounding:
         raise ModelError(
@@ -229,7 +243,7 @@ def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
 def public_logits(adapter: LowRankAdapter) -> Tensor:
     """(1, tokens, vocabulary) float32 on the CPU, of fixed tokens. Raises ModelError for whatever goes wrong."""
     model: Any = adapter.model
-    ids = torch.arange(_TOKENS)[None] % model.get_input_embeddings().weight.shape[0]
+    ids = torch.arange(TOKENS)[None] % model.get_input_embeddings().weight.shape[0]
     return _logits(adapter, ids, torch.ones_like(ids)).float().cpu()
 
 
@@ -333,21 +347,27 @@ def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
     finally:
         for handle in handles:
             handle.remove()
+    refuse_places(shapes, pooled)
+
+
+def refuse_places(shapes: Mapping[str, Sequence[tuple[int, ...]]], pooled: Collection[str] = ()) -> None:
+    """Raise ModelError for an adapted layer that a pass of `ROWS` rows of tokens does not give (rows, tokens, ...).
+
+    shapes: layer -> those of its inputs. pooled: layers that may be given (rows, features).
+    """
     for name, seen in shapes.items():
-        if not seen:
+        wrong = place_of(seen, (2,) if name in pooled else (3,))
+        if wrong == UNUSED:
             raise ModelError(
                 f"module {name!r} is not used when the model reads text",
                 why="its update would be pure noise",
-                fix="exclude it with adapter.exclude_modules",
+                fix=_LEAVE_OUT,
             )
-        widths = (2, 3) if name in pooled else (3,)
-        wrong = [shape for shape in seen if len(shape) not in widths or shape[0] != _ROWS]
-        if wrong:
+        if wrong is not None:
             raise ModelError(
-                f"module {name!r} gets input of shape {wrong[0]} for {_ROWS} rows of {_TOKENS} tokens",
+                f"module {name!r} gets input of shape {seen[0]} for {ROWS} rows of {TOKENS} tokens",
                 why="the rows of different records cannot be told apart where they do not come first",
-                fix="exclude it with adapter.exclude_modules (mixture-of-experts layers mix the rows), "
-                "or use another model",
+                fix=f"{_LEAVE_OUT}, or use another model",
             )
 
 

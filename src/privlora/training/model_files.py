@@ -30,8 +30,9 @@ _NAMED_ALIKE: Final = frozenset(
 
 
 def tells_attention(config: Mapping[str, Any]) -> bool:
-    """Whether a model of this configuration is known to have attention by that name, and dense layers beside it."""
-    return config.get("model_type") in _NAMED_ALIKE
+    """Whether a model of this configuration is known to have attention by that name, and dense layers beside it that
+    are given one row of tokens a record."""
+    return config.get("model_type") in _NAMED_ALIKE - {"opt"}
 
 
 _N_POSITIONS: Final = frozenset(("gpt2", "gpt_bigcode", "gptj"))
@@ -75,6 +76,16 @@ class ModelFiles:
         own = "n_positions" if config.get("model_type") in _N_POSITIONS else "max_position_embeddings"
         found = config.get(own)
         return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
+
+    @property
+    def in_float16(self) -> bool:
+        """Whether it is loaded in float16 where no dtype is asked for."""
+        told = self.config.get("dtype") or self.config.get("torch_dtype")
+        if told is None and "text_config" not in self.config:
+            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+                kinds = (kind for file in self._weights for kind in _dtypes(file))
+                told = next((kind for kind in kinds if kind.startswith(("F", "BF"))), None)
+        return told in ("float16", "F16") and "quantization_config" not in self.config
 
     @property
     def layers(self) -> tuple[frozenset[str], frozenset[str]]:
@@ -170,16 +181,21 @@ def _plain(rope: Any) -> bool:
 
 
 def _tensors(file: Path) -> Iterator[tuple[str, list[int]]]:
-    """Names and shapes in the header of a file of safetensors: its length, in 8 bytes, and JSON. Raises OSError or
-    ValueError."""
+    """Names and shapes in a file of safetensors. Raises OSError or ValueError."""
+    return ((name, tensor["shape"]) for name, tensor in _header(file).items() if name != "__metadata__")
+
+
+def _dtypes(file: Path) -> Iterator[str]:
+    return (tensor["dtype"] for name, tensor in _header(file).items() if name != "__metadata__")
+
+
+def _header(file: Path) -> Any:
+    """Of a file of safetensors: its length, in 8 bytes, and JSON. Raises OSError or ValueError."""
     with open(file, "rb") as stream:
         length = int.from_bytes(stream.read(8), "little")
         if length > _LONGEST_HEADER:
             raise ValueError
-        header = json.loads(stream.read(length))
-    for name, tensor in header.items():
-        if name != "__metadata__":
-            yield name, tensor["shape"]
+        return json.loads(stream.read(length))
 
 
 def _is_damaged(file: Path) -> bool:
@@ -262,15 +278,36 @@ def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None
         return
     problems = Together()
     problems.of(None, refuse_incomplete_files, settings.model)
+    if data.label is None:
+        problems.of(None, refuse_encoder_decoder, settings.model.name, files.config)
     if "max_length" in data.model_fields_set and (positions := files.positions) is not None:
         problems.of(None, refuse_too_long, data.max_length, positions)
     unknown = problems.fails(_refuse_unknown_layers, files, settings.adapter.target_modules)
     if not unknown and "r" in settings.adapter.model_fields_set:
         problems.of(None, _refuse_large_rank, files, settings.adapter)
+    if settings.model.dtype == "auto" and files.in_float16:
+        problems.found.append(in_float16())
     chats = [each["messages"] for each in (data.columns, data.rejected_columns) if each is not None]
     if any(chats) and data.chat_template is None and own_template and files.lacks_a_chat_template:
         problems.found.append(no_chat_template())
     problems.tell()
+
+
+def refuse_encoder_decoder(name: str, config: Mapping[str, Any]) -> None:
+    """Raise ModelError for a model that reads one text and writes another, as T5 does."""
+    if config.get("is_encoder_decoder"):
+        raise ModelError(
+            f"cannot train model {name!r}: it is an encoder with a decoder ({config.get('model_type', 'of no type')})",
+            fix="use a decoder-only model, as those of Llama, Qwen or Gemma are",
+        )
+
+
+def in_float16() -> ModelError:
+    """The error for a model with float16 weights."""
+    return ModelError(
+        "the model is stored in float16, whose gradients overflow",
+        fix="set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))",
+    )
 
 
 def refuse_too_long(max_length: int, positions: int) -> None:
@@ -317,7 +354,8 @@ def _refuse_large_rank(files: ModelFiles, adapter: AdapterSettings) -> None:
         and not selects(list(adapter.exclude_modules), name)
         and (layers is None or layer_index(name) in layers)
     }
-    most = min((min(sizes) for sizes in chosen.values()), default=adapter.r)
-    if adapter.r > most:
-        name = next(each for each, sizes in chosen.items() if min(sizes) < adapter.r)
-        raise rank_too_large(adapter.r, name, chosen[name], most)
+    narrow = {name: sizes for name, sizes in chosen.items() if min(sizes) < adapter.r}
+    # Words leave them out, where others are left.
+    if narrow and (isinstance(targets, list) or len(narrow) == len(chosen)):
+        name, sizes = next(iter(narrow.items()))
+        raise rank_too_large(adapter.r, name, sizes, min(map(min, narrow.values())))

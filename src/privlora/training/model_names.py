@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import json
 import re
+import shlex
 import socket
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 from urllib.request import getproxies
 
@@ -24,12 +26,12 @@ _FOLDERS = ("runs/", "models/")
 def refuse_no_model(settings: ModelSettings) -> None:
     """Raise ModelError for a name under which no base model lies here nor can be fetched. The hub is not asked."""
     refuse_unknown_model(settings.name)
-    refuse_other_folder(settings.name)
-    refuse_out_of_reach_of_the_hub(settings)
+    _refuse_out_of_reach_of_the_hub(settings)
 
 
 def refuse_unknown_model(name: str, *, owner: bool = False) -> None:
-    """Raise ModelError for a name that is no local folder and no name on the hub. Only the local disk is asked.
+    """Raise ModelError for a name that is no base model's local folder and no name on the hub. Only the local disk is
+    asked.
 
     What looks like a path, or lies in a folder that exists, is a path. owner: a hub name must be owner/name.
     """
@@ -38,23 +40,27 @@ def refuse_unknown_model(name: str, *, owner: bool = False) -> None:
         exists, is_folder, in_folder = place.exists(), place.is_dir(), "/" in name and place.parent.is_dir()
     except (OSError, ValueError, RuntimeError):  # too long, a null byte, no such home: no name of a folder
         exists = is_folder = in_folder = False
+    if is_folder:
+        _refuse_other_folder(place, name)
+        return
     hub = HUB_NAME.fullmatch(name) and not is_data_file_name(name) and not name.startswith(_FOLDERS)
-    if is_folder or (hub and not exists and not in_folder and ("/" in name or not owner)):
+    if hub and not exists and not in_folder and ("/" in name or not owner):
         return
     # A text may stand in the wrong place, and be a record.
     shown = "(not shown: it is a text)" if re.search(r"\s", name) else repr(name)
+    packed = exists and place.suffix.lower() == ".gguf"
     raise ModelError(
-        f"cannot load model {shown}: it is {'a file' if exists else 'no local folder'}",
-        fix=near_folder(name) + _GIVE,
+        f"cannot load model {shown}: it is {'a GGUF file' if packed else 'a file' if exists else 'no local folder'}",
+        fix=_unpacked(place) if packed else near_folder(name) + _GIVE,
     )
 
 
-def refuse_other_folder(name: str) -> None:
+def _refuse_other_folder(folder: Path, name: str) -> None:
     """Raise ModelError for a local folder that is no base model's: a run's, an adapter's, or without config.json."""
-    folder = Path(name).expanduser()
-    if not folder.is_dir() or (folder / "config.json").is_file():
+    if (folder / "config.json").is_file():
         return
     adapter, run = folder / "adapter_config.json", RunFolder(folder)
+    packed = sorted(folder.glob("*.gguf"))
     if run.settings.exists() or run.ledger.exists():
         what, fix = (
             "it is a run of privlora",
@@ -65,9 +71,27 @@ def refuse_other_folder(name: str) -> None:
         base = _base_of(adapter)
         what = f"the folder holds an adapter already{f', of {base}' if base else ''}, and no base model"
         fix = f"name the base model; to start from the adapter, set adapter.init={name}"
+    elif packed:
+        what, fix = "there is no config.json in it, but a GGUF file", _unpacked(packed[0])
     else:
         what, fix = "there is no config.json in it", _inside(folder) + _GIVE
     raise ModelError(f"cannot load model {name!r}: {what}", fix=fix)
+
+
+def _unpacked(file: Path) -> str:
+    """How to make a model's folder of a GGUF file."""
+    new = str(file.parent / "unpacked")
+    held = f"{json.dumps(str(file.parent))}, gguf_file={json.dumps(file.name)}"
+    lines = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig",
+        f"AutoModelForCausalLM.from_pretrained({held}, quantization_config=GgufConfig(dequantize=True), "
+        f'dtype="bfloat16").save_pretrained({json.dumps(new)})',
+        f"AutoTokenizer.from_pretrained({held}).save_pretrained({json.dumps(new)})",
+    )
+    return (
+        f"name the model's original folder, or make one of this file, {new!r}: `pip install gguf`, then "
+        f"`python -c {shlex.quote('; '.join(lines))}`"
+    )
 
 
 def _base_of(adapter: Path) -> str | None:
@@ -88,7 +112,11 @@ def near_folder(name: str) -> str:
         place = Path(name).expanduser()
         if place.is_dir():
             return ""
-        known = {each.parent.name: each.parent for each in place.parent.glob("*/config.json")}
+        known = {
+            each.parent.name: each.parent
+            for below in ("*", "*/*")
+            for each in place.parent.glob(f"{below}/config.json")
+        }
     except (OSError, ValueError, RuntimeError):
         return ""
     near = difflib.get_close_matches(place.name, known, n=1, cutoff=_NEAR)
@@ -96,28 +124,17 @@ def near_folder(name: str) -> str:
 
 
 def told_to_be_of_the_hub(name: str) -> str | None:
-    """For who proposes settings: that a name is that of no folder here, and which folders are called nearly so; None
-    for a folder's. Only the local disk is asked."""
+    """For who proposes settings: that a name is that of no folder here; None for a folder's. Only the local disk is
+    asked."""
     if Path(name).expanduser().is_dir():
         return None
-    here = Path()
-    known = {
-        str(each.parent): each.parent.name
-        for each in [*here.glob("*/config.json"), *here.glob("*/*/config.json")]
-    }
-    wanted = Path(name).name.lower()
-    near = [
-        place
-        for place, last in sorted(known.items())
-        if difflib.get_close_matches(wanted, [last.lower()], n=1, cutoff=_NEAR)
-    ][:_SHOWN]
     told = f"model {name!r} is no folder here, so the hub will be asked for it by that name"
-    if not near:
-        return told
-    return f"{told}. Did you mean a folder? Then give --model {' or --model '.join(near)}"
+    return (
+        f"{told}. {near[0].upper()}{near[1:].removesuffix(' Else ')}" if (near := near_folder(name)) else told
+    )
 
 
-_NEAR, _SHOWN = 0.7, 3
+_NEAR: Final = 0.7
 
 
 def _inside(folder: Path) -> str:
@@ -126,27 +143,32 @@ def _inside(folder: Path) -> str:
     return f"did you mean {str(found[0])!r}? Else " if len(found) == 1 else ""
 
 
-def refuse_out_of_reach_of_the_hub(settings: ModelSettings) -> None:
+def _refuse_out_of_reach_of_the_hub(settings: ModelSettings) -> None:
     """Raise ModelError where a model is neither here nor could be fetched, which loaders find out in a minute.
 
     The hub is not asked: the system looks up its address.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 
-    if Path(settings.name).expanduser().is_dir() or constants.HF_HUB_OFFLINE or getproxies():
+    if Path(settings.name).expanduser().is_dir():
         return
     kept = try_to_load_from_cache(settings.name, "config.json", revision=settings.revision)
     host = urlsplit(constants.ENDPOINT).hostname
     if isinstance(kept, str) or host is None:
         return
-    try:
-        socket.getaddrinfo(host, None)
-    except OSError:
-        raise ModelError(
-            f"cannot load model {settings.name!r}: it is no local folder, and the hub ({host}) cannot be reached",
-            fix=near_folder(settings.name)
-            + "give a local folder, or fetch the model where there is a network",
-        ) from None
+    why = f"the hub ({host}) cannot be reached"
+    if constants.HF_HUB_OFFLINE:
+        why = "HF_HUB_OFFLINE is set, so that the hub is not asked"
+    elif getproxies():
+        return
+    else:
+        with contextlib.suppress(OSError):
+            socket.getaddrinfo(host, None)
+            return
+    raise ModelError(
+        f"cannot load model {settings.name!r}: it is no local folder, the hub's cache here does not have it, and {why}",
+        fix=near_folder(settings.name) + "give a local folder, or fetch the model where there is a network",
+    )
 
 
 def model_source(settings: ModelSettings) -> dict[str, Any]:

@@ -6,9 +6,11 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
+from pathlib import Path
 from typing import Any
 
 import torch
+from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -19,9 +21,12 @@ from transformers import (
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import NEW_MODULES
+from privlora.adapters.peft_files import refuse_unloadable
 from privlora.adapters.quantised import bits, hold, let_go
+from privlora.adapters.targets import settled_targets
 from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, reason_of
+from privlora.names import ADAPTER_FILES
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
 from privlora.training.devices import device_of
 from privlora.training.model_checks import (
@@ -29,13 +34,16 @@ from privlora.training.model_checks import (
     refuse_adapted,
     refuse_coupled,
     refuse_coupled_texts,
+    refuse_encoder,
     refuse_float16,
     refuse_out_of_reach,
+    refuse_places,
     refuse_too_short,
 )
-from privlora.training.model_files import refuse_incomplete_files
+from privlora.training.model_files import files_of, refuse_encoder_decoder, refuse_incomplete_files
 from privlora.training.model_names import model_source, near_folder
 from privlora.training.ranks import Ranks
+from privlora.training.reach import inputs_on_paper, left_out
 
 _FINE, _COARSE = 1e-4, 0.03  # by how much logits of like processes may differ, in float32 and below
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -56,12 +64,17 @@ def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, 
         # Packed as they are read, where they are to lie: weights are never whole in memory.
         options["device_map"] = settings.device_map or {"": device}
     tokenizer = load_tokenizer(settings)
+    _read_config(settings, head)
     try:
         model = _from_files(source | {"dtype": dtype} | options, head)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"cannot load model {settings.name!r}: {reason_of(error)}",
-            fix="".join(f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None)
+        files = files_of(settings)  # of a hub, now that they are here
+        if head is None and files is not None:
+            refuse_encoder_decoder(settings.name, files.config)
+        raise _cannot_load(
+            settings,
+            error,
+            "".join(f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None)
             + "give a local folder with config.json and safetensors, or a hub name that can be reached",
         ) from None
     refuse_float16(model)
@@ -71,13 +84,29 @@ def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, 
 
 def _from_files(options: Mapping[str, Any], head: Head | None) -> Any:
     if head is None:
-        return AutoModelForCausalLM.from_pretrained(**options)
+        return AutoModelForCausalLM.from_pretrained(**options, trust_remote_code=False)
     options = {**options, **head.options(), "output_loading_info": True, "ignore_mismatched_sizes": True}
-    model, told = AutoModelForSequenceClassification.from_pretrained(**options)
+    model, told = AutoModelForSequenceClassification.from_pretrained(**options, trust_remote_code=False)
     # A head of another number of classes is as good as none.
     missing = {*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}
     setattr(model, NEW_MODULES, fill_new_weights(model, missing, head.seed))
     return model
+
+
+def with_adapter(model: Any, adapter: Path) -> Any:
+    """The model under an adapter's files, as peft loads them. Raises ModelError."""
+    from peft import PeftModel
+
+    for name in ADAPTER_FILES:  # peft would ask the hub for a file that is missing
+        if not (adapter / name).exists():
+            raise ModelError(f"the adapter in {str(adapter)!r} lacks {name}", fix="restore its files")
+    try:
+        return PeftModel.from_pretrained(model, str(adapter))
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        raise ModelError(
+            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
+            fix="give the base model that it was trained on, or restore its files",
+        ) from None
 
 
 def _refuse_other_loading(settings: ModelSettings, model: Any) -> None:
@@ -100,13 +129,18 @@ _ASKED = ("attn_implementation", "device_map", "quantization")
 
 
 def _refuse_offloaded(model: torch.nn.Module) -> None:
-    """Raise ModelError for a model of which a part lies elsewhere between passes."""
+    """Raise ModelError for a model of which a part lies elsewhere between passes, or can have no gradients."""
     away = next((name for name, p in model.named_parameters() if p.device.type == "meta"), None)
     if away is not None:
         raise ModelError(
             f"parameter {away!r} lies on a disk or in another memory between passes",
             why="adapted layers need their weights on a device all the time",
             fix="use more or larger devices, model.quantization, or a device_map without cpu and disk beside others",
+        )
+    if any(p.is_inference() for p in model.parameters()):
+        raise ModelError(
+            "the model was made inside torch.inference_mode, and has no gradients",
+            fix="load it outside of torch.inference_mode, or give its folder or name",
         )
 
 
@@ -160,13 +194,15 @@ def load_tokenizer(settings: ModelSettings) -> Any:
     """The base model's tokenizer alone. Raises ModelError in one line."""
     source = model_source(settings)
     try:
-        return AutoTokenizer.from_pretrained(**source)
+        return AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"cannot load model {settings.name!r}, its tokenizer: {in_one_line(str(error)) or reason_of(error)}",
-            fix=near_folder(settings.name)
+        raise _cannot_load(
+            settings,
+            error,
+            near_folder(settings.name)
             + "give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
             "can be reached",
+            ", its tokenizer",
         ) from None
 
 
@@ -185,6 +221,7 @@ def given_or_loaded(
     _refuse_other_loading(settings, model)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
+    refuse_kernel(getattr(model, "config", None))
     refuse_adapted(model)  # a folder with an adapter is loaded with it
     refuse_float16(model)
     _refuse_offloaded(model)
@@ -198,7 +235,7 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
     beyond its vocabulary, rows that are coupled, or predictions from later tokens.
     """
     refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
-    adapter = adapter_for(settings, model)
+    adapter = loadable_adapter(settings, model)
     with unchanged_afterwards(model):
         model.eval()
         if head_of(settings) is None:
@@ -238,22 +275,57 @@ def load_skeleton(settings: ModelSettings, attention: str | None = None, head: H
 
     Raises ModelError in one line; with ``attention`` also for one that is not installed or not made for the model.
     """
-    source = model_source(settings)
+    config = _read_config(settings, head)
+    auto = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
     try:
-        config = AutoConfig.from_pretrained(**source, **({} if head is None else head.options()))
-        auto = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
         with torch.device("meta"):
-            return auto.from_config(config, attn_implementation=attention)
+            return auto.from_config(config, attn_implementation=attention, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         if attention is not None:
             raise ModelError(
                 f"model {settings.name!r} cannot have attn_implementation={attention} here: {reason_of(error)}",
                 fix="set model.attn_implementation to sdpa or eager, or install what it needs",
             ) from None
+        raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
+
+
+def _read_config(settings: ModelSettings, head: Head | None) -> Any:
+    """The model's configuration. Raises ModelError for one that cannot be read, or whose attention is fetched code."""
+    options = model_source(settings) | ({} if head is None else head.options())
+    try:
+        config = AutoConfig.from_pretrained(**options, trust_remote_code=False)
+    except Exception as error:  # noqa: BLE001 - as above
+        raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
+    refuse_kernel(config)
+    return config
+
+
+def refuse_kernel(config: Any) -> None:
+    """Raise ModelError for a configuration with attention from a repository of kernels, in any of its parts."""
+    if "/" in str(getattr(config, "_attn_implementation", None)):
         raise ModelError(
-            f"cannot read the configuration of model {settings.name!r}: {reason_of(error)}",
-            fix="check its config.json",
-        ) from None
+            "the model's attention is code of a hub repository, as its attn_implementation says",
+            why="it would see the private records",
+            fix="take attn_implementation out of its config.json, or load it with sdpa or eager",
+        )
+    for part in getattr(config, "sub_configs", ()):
+        refuse_kernel(getattr(config, part, None))
+
+
+def _cannot_load(settings: ModelSettings, error: Exception, fix: str, part: str = "") -> ModelError:
+    """The error for what a loader raised; for a model that needs code of its own files, which never runs, that."""
+    folder, told = Path(settings.name).expanduser(), in_one_line(str(error)) or reason_of(error)
+    for file in ("config.json", "tokenizer_config.json") if isinstance(error, ValueError) else ():
+        place = folder / file
+        if not folder.is_dir():
+            place = Path(str(try_to_load_from_cache(settings.name, file, revision=settings.revision)))
+        if place.is_file() and b'"auto_map"' in place.read_bytes():
+            told, part = (
+                f"it cannot do without the code that its {file} names as auto_map, which is never run",
+                "",
+            )
+            fix = "take a model that transformers knows by itself: code of a model's files would see private records"
+    return ModelError(f"cannot load model {settings.name!r}{part}: {told}", fix=fix)
 
 
 # What transformers sets on modules when checkpointing is switched on, and cannot all take back itself.
@@ -268,7 +340,8 @@ _CHECKPOINTING = (
 @contextmanager
 def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
     """Give a model back as it was: training flags, hooks and gradient checkpointing of every module."""
-    names = ("training", *_CHECKPOINTING)
+    # transformers puts hooks on modules at the first pass, and notes that they are there.
+    names = ("training", "_output_capturing_hooks_installed", *_CHECKPOINTING)
     before = [
         (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
         for module in model.modules()
@@ -299,16 +372,31 @@ def _padding(model: Any) -> tuple[Any, int | None] | None:
 
 def adapter_for(settings: Settings, model: torch.nn.Module, dropout: float = 0.0) -> LowRankAdapter:
     lora, head = settings.adapter, head_of(settings)
-    own = [] if head is None else [head_name(model, head.outputs)]
+    alone = [*lora.exclude_modules, *([] if head is None else [head_name(model, head.outputs)])]
+    without = left_out(lora, model, alone)
     body = LowRankAdapter(
         model,
         rank=lora.r,
-        target_modules=lora.target_modules,
-        exclude_modules=[*lora.exclude_modules, *own],
+        target_modules=settled_targets(model, lora.target_modules, without),
+        exclude_modules=[*alone, *without],
         layers_to_transform=lora.layers_to_transform,
         dropout=dropout,
     )
+    body.left_out = without
     return body if head is None else headed(body, head.outputs)
+
+
+def loadable_adapter(settings: Settings, model: torch.nn.Module) -> LowRankAdapter:
+    """`adapter_for` a model with or without weights. Raises ModelError for one that could be trained and not loaded, or
+    whose layers are not given the rows of records."""
+    if head_of(settings) is None:
+        refuse_encoder(model)
+    adapter = adapter_for(settings, model)
+    refuse_unloadable(adapter)
+    inputs = inputs_on_paper(model)
+    pooled = frozenset[str]().union(*(part.pooled for part in adapter.parts))
+    refuse_places({site.name: inputs[site.name] for site in adapter.sites if site.name in inputs}, pooled)
+    return adapter
 
 
 def set_checkpointing(model: Any, kind: str) -> None:

@@ -110,7 +110,8 @@ def peak_of_a_step(
     try:
         found = _bytes(settings, model, adapter, device, batches, told)
     except Exception as error:  # models are anybody's code, and raise anything on paper
-        raise Unknown(reason_of(error)) from error
+        routed = "its experts are computed by kernels that nothing counts in this dtype"
+        raise Unknown(routed if routes_tokens(model) else reason_of(error)) from error
     finally:
         quiet.disabled = before
     worst = max(batches, key=lambda batch: found[batch])

@@ -5,13 +5,11 @@ Errors name files, lines and columns, never contents.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from typing import Any
 
 from privlora.config import DataSettings
-from privlora.data.formats import PLACE, Broken, Format, read_placed
+from privlora.data.formats import PLACE, Format, Record, read_placed
 from privlora.data.records import (
     HUB,
     SHOWN,
@@ -22,7 +20,7 @@ from privlora.data.records import (
     places,
     text_of,
 )
-from privlora.data.rendering import messages_of
+from privlora.data.rendering import holds_turns, messages_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
 from privlora.data.units import Grouping
@@ -31,16 +29,14 @@ from privlora.errors import DataError, in_one
 Check = Callable[[Mapping[str, Any], int], None]
 """Raises DataError for a record, with this number (from 1), that cannot be used."""
 
-_PLACED: Final = re.compile(r", (line|item|row) (\d+)(?=: | is )")
-
 
 def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
     """What can be told of a record without a tokenizer: columns, texts, messages, answers and labels. units: takes each
     record in, and tells whose it is."""
     columns = [each for each in (data.columns, data.rejected_columns) if each is not None]
     chats = [each["messages"] for each in columns if each["messages"] is not None]
-    texts = fields_of([each[kind] for each in columns for kind in ("text", "prompt", "completion")])
-    texts |= fields_of([data.pair])
+    given = {each[kind] for each in columns for kind in ("text", "prompt", "completion")} | {data.pair}
+    forms = sorted(form for form in given if form is not None)
     task = None if data.task is None else find_task(data.task)
     classes = data.classes
 
@@ -52,8 +48,12 @@ def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
             return
         for name in chats:
             messages_of(record, number, name)
-        for name in texts:
-            text_of(record, name, number)
+        for form in forms:
+            if data.label is None and form != data.text and holds_turns(record, form):
+                messages_of(record, number, form)
+                continue
+            for name in fields_of([form]):
+                text_of(record, name, number)
         if classes is not None:
             classes.answer_of(record, number)
 
@@ -64,7 +64,10 @@ def refuse_unusable_files(paths: Sequence[str], form: Format, limit: int | None,
     """Read local files to their end, or up to ``limit`` records, and raise DataError for all that cannot be read or
     does not pass ``check``, by its lines. Nothing is kept. check: None to look at no record."""
     found, number = _Unusable(), 0
-    for path, kind, place, record in _placed(paths, form, found.broken):
+    for path, kind, place, record in _placed(paths, form):
+        if isinstance(record, DataError):
+            found.count(path, kind if place else "", record.what, place, record)
+            continue
         number += 1
         if check is not None:
             try:
@@ -78,9 +81,7 @@ def refuse_unusable_files(paths: Sequence[str], form: Format, limit: int | None,
     found.tell()
 
 
-def _placed(
-    paths: Iterable[str], form: Format, broken: Broken
-) -> Iterator[tuple[str, str, int, Mapping[str, Any]]]:
+def _placed(paths: Iterable[str], form: Format) -> Iterator[tuple[str, str, int, Record | DataError]]:
     """Of each record its file, what is counted there, and its number in that; of those of a hub their own numbers."""
     for path in paths:
         if path.startswith(HUB):
@@ -88,8 +89,8 @@ def _placed(
                 yield path, "record", number, record
             continue
         file, format = local_file(path, form, look=True)
-        for place, record in read_placed(file, format, broken):
-            yield str(file), PLACE[format], place, record
+        for place, found in read_placed(file, format):
+            yield str(file), PLACE[format], place, found
 
 
 def refuse_unusable(records: Any, check: Check) -> None:
@@ -103,70 +104,34 @@ def refuse_unusable(records: Any, check: Check) -> None:
     found.tell()
 
 
-@dataclass
-class _Kind:
-    """One mistake. where: its first places. more: how many there are beside these."""
-
-    file: str
-    place: str
-    rest: str
-    error: DataError
-    where: list[str] = field(default_factory=list)
-    more: int = 0
-
-    def told(self) -> DataError:
-        if not self.place:
-            return self.error
-        several = len(self.where) > 1
-        where = places(self.place, self.where, self.more)
-        first = f"{self.file}, " if self.file else ""
-        several = several and self.rest.startswith(" is ")
-        rest = f" are {self.rest.removeprefix(' is ')}" if several else self.rest
-        return DataError(f"{first}{where}{rest}", why=self.error.why, fix=self.error.fixes)
-
-
 class _Unusable:
-    """Mistakes of records, each by its words, with where it is found."""
+    """Mistakes of records, each by its words, with the first places where it is found, and whether there are more."""
 
     def __init__(self) -> None:
-        self.kinds: dict[tuple[Any, ...], _Kind] = {}
-        self._others: DataError | None = None
-        self._more = False
+        self.kinds: dict[tuple[Any, ...], tuple[DataError, list[str]]] = {}
 
     def add(
         self, error: DataError, number: int, file: str = "", kind: str = "record", place: int = 0
     ) -> None:
         """What is wrong with a record, in words that begin with its number. place: where it stands in its file."""
-        rest = error.what.removeprefix(f"record {number}").replace(
-            " has no column", ": there is no column", 1
+        self.count(
+            file, kind, error.what.removeprefix(f"record {number}").lstrip(": "), place or number, error
         )
-        self._count(file, kind, rest, str(place or number), error)
 
-    def broken(self, error: DataError) -> None:
-        """What is no record; see `privlora.data.formats`."""
-        found = _PLACED.search(error.what)
-        if found is None:
-            self._count("", "", error.what, "", error)
-            return
-        file, rest = error.what[: found.start()], error.what[found.end() :]
-        self._count(file, found[1], rest, found[2], error)
-
-    def _count(self, file: str, kind: str, rest: str, place: str, error: DataError) -> None:
-        same = self.kinds.get(key := (file, kind, rest, error.why, error.fixes))
-        if same is None:
-            if len(self.kinds) == SHOWN:
-                self._more = True
-                return
-            same = self.kinds[key] = _Kind(file, kind, rest, error)
-        if len(same.where) < SHOWN:
-            same.where.append(place)
-        else:
-            same.more += 1
+    def count(self, file: str, kind: str, what: str, place: int, error: DataError) -> None:
+        """What is wrong there. kind: what is counted in the file; empty where it is all of the file."""
+        key = file, kind, what, error.why, error.fixes
+        if key in self.kinds or len(self.kinds) <= SHOWN:
+            where = self.kinds.setdefault(key, (error, []))[1]
+            where += [str(place)] * (len(where) <= SHOWN)
 
     def tell(self) -> None:
         """Raise what was found, if anything was."""
-        told = [kind.told() for kind in self.kinds.values()]
-        if self._more:
+        told = list[DataError]()
+        for (file, kind, what, *_), (error, where) in list(self.kinds.items())[:SHOWN]:
+            at = [file] * bool(file) + [places(kind, where[:SHOWN], len(where) - SHOWN)] * bool(kind)
+            told.append(DataError(f"{', '.join(at)}: {what}", why=error.why, fix=error.fixes))
+        if len(self.kinds) > SHOWN:
             told.append(DataError("other records have other mistakes", fix="mend these first"))
         if told:
             raise in_one(told) from None

@@ -3,18 +3,19 @@ written: asked before slow imports."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
 from privlora.config import DataSettings, Settings
 from privlora.config.groups import AT_CLIENTS, IN_MEMORY
-from privlora.config.mistakes import UNTOLD_SIZE, Beside, Location
 from privlora.data.formats import Format
 from privlora.data.records import (
     HUB,
     TABLES,
+    files_in,
+    has_column,
     iterate_records,
     local_file,
     missing_column,
@@ -49,7 +50,7 @@ def refuse_first(
     given: bool = False,
     tokenizer: Any = None,
     begins: bool = True,
-    wrong: frozenset[Location] = frozenset(),
+    unread: Collection[str] = (),
 ) -> None:
     """Before slow imports, refuse a folder that holds a run or other files or cannot be written to, a model or a device
     that is not there, settings that the model's own files rule out, files that are not there or cannot be read to their
@@ -58,96 +59,40 @@ def refuse_first(
 
     records, evaluation: what stands for the files, in memory. given: whether a loaded model stands for its name.
     tokenizer: one in the place of the model's own. begins: whether a run that is in the folder is none to go on with.
-    wrong: settings and groups that are not as they were given, of which nothing is said.
+    unread: settings, as data.evaluation, of which nothing is said.
     Raises DataError, ModelError or RunError; ConfigError of several kinds.
     """
     problems = Together()
-    folder, known = RunFolder(Path(settings.run.output)), Known(settings, wrong)
-    if begins and known("run.output"):
+    folder = RunFolder(Path(settings.run.output))
+    if begins:
         problems.of(None, refuse_if_spent, folder)
-    if not problems.found and known("run.output"):
+    if not problems.found and "run.output" not in unread:
         protects = settings.privacy.protects
         problems.of(None, _about, settings, "run.output", folder.refuse_foreign)
         problems.of(None, _about, settings, "run.output", lambda: folder.refuse_unwritable(protects=protects))
     is_there = partial(_about, settings, "model.name", lambda: refuse_no_model(settings.model))
-    if not given and known("model.name") and not problems.fails(is_there):
-        own_template = tokenizer is None and known("data.chat_template")
+    if not given and not problems.fails(is_there):
+        own_template = tokenizer is None
         problems.of(None, partial(refuse_unfit_files, settings, own_template=own_template))
-    if not given and known("model.device"):
+    if not given:
         problems.of(None, refuse_no_device, settings.model)
-    files = [each for each in read_files(settings, records, evaluation) if known(each[0])]
+    files = [each for each in read_files(settings, records, evaluation) if each[0] not in unread]
     files = [each for each in files if not problems.fails(_refuse_missing, *each[:3], True)]
     there = records is not None or "data.path" in {setting for setting, *_ in files}
     through = any(setting == "data.path" and are_read_twice(paths) for setting, paths, *_ in files)
     columns = partial(check_columns, readable=not through)
-    lacks_columns = known.columns and there and problems.fails(columns, settings, records)
+    lacks_columns = there and problems.fails(columns, settings, records)
     units = Grouping(settings.privacy.user_column)
-    looks = _checks(settings, units, lacks_columns or not known.columns or not known("data.labels"))
+    looks = _checks(settings, units, lacks_columns)
     for setting, paths, form, limit in files:
         if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
             problems.of(None, _read_through, setting, paths, form, limit, looks(setting))
     for setting, own in _lists(records, evaluation):
         problems.of(None, _look_through, setting, own, looks(setting))
-    told = settings.privacy.public_dataset_size != UNTOLD_SIZE and not any(
-        place[:1] == ("privacy",) for place in wrong
-    )
-    if told and units.records and not problems.found and settings.federation is None:  # of clients, all count
+    if units.records and not problems.found and settings.federation is None:  # of clients, all count
         problems.of(None, _refuse_far_count, settings, units)
     with settings.placing():
         problems.tell()
-
-
-def found_beside(
-    records: Any = None, evaluation: Any = None, *, unread: frozenset[Location] = frozenset(), **how: Any
-) -> Beside:
-    """What `refuse_first` finds of settings in which something is wrong. unread: settings of which nothing is said
-    either. For the other arguments see there."""
-
-    def look(settings: Settings, wrong: frozenset[Location]) -> list[PrivloraError]:
-        data, problems = settings.data, Together()
-        in_memory = {
-            ("data", name)
-            for name, path, given in (
-                ("path", data.path, records),
-                ("evaluation", data.evaluation, evaluation),
-            )
-            if path == IN_MEMORY
-            and given is None  # what was handed over is no records, which is told already
-        }
-        problems.of(
-            None,
-            partial(refuse_first, settings, records, evaluation, wrong=wrong | unread | in_memory, **how),
-        )
-        return problems.found
-
-    return look
-
-
-class Known:
-    """Whether settings are as they were given, where some are ``wrong``."""
-
-    def __init__(self, settings: Settings, wrong: frozenset[Location]) -> None:
-        self._settings, self._wrong = settings, wrong
-
-    def __call__(self, named: str) -> bool:
-        """named: a setting as group.name, or a client. One that has its default may have been meant by another name."""
-        group, _, name = ("federation", "", "clients") if named.startswith(_CLIENT) else named.partition(".")
-        if not any(place[0] == group for place in self._wrong if place):
-            return True
-        holder = getattr(self._settings, group)
-        given = holder is not None and name in holder.model_fields_set
-        return given and not {(group,), (group, name)} & self._wrong
-
-    @property
-    def columns(self) -> bool:
-        """Whether all that says how records are read."""
-        names = {place[1] if len(place) > 1 else "" for place in self._wrong if place[:1] == ("data",)}
-        return not names - _OTHERS
-
-
-_SAY_COLUMNS: Final = "path format task text prompt completion messages chosen rejected label text_pair"
-_OTHERS: Final = DataSettings.model_fields.keys() - set(_SAY_COLUMNS.split())
-"""Settings of data that do not say what columns there are."""
 
 
 def _refuse_far_count(settings: Settings, units: Grouping) -> None:
@@ -248,7 +193,8 @@ def are_read_twice(paths: Iterable[str]) -> bool:
     if any(path.startswith(HUB) for path in paths):
         return False
     try:
-        return sum(Path(path).expanduser().stat().st_size for path in paths) <= READ_TWICE
+        files = (file for path in paths for file in files_in(Path(path).expanduser()))
+        return sum(file.stat().st_size for file in files) <= READ_TWICE
     except (OSError, ValueError):  # refused where it is read
         return False
 
@@ -265,16 +211,14 @@ def check_sources(
     settings: Settings,
     records: Any = None,
     evaluation: Any = None,
-    known: Callable[[str], bool] | None = None,
 ) -> None:
     """Refuse settings that name files which are not there, before a model is loaded. Raises DataError of all of them.
 
-    records, evaluation: what stands for the files, in memory. known: which settings something is said of; all of them.
+    records, evaluation: what stands for the files, in memory.
     """
     problems = Together()
     for setting, paths, form, _ in read_files(settings, records, evaluation):
-        if known is None or known(setting):
-            problems.of(None, _refuse_missing, setting, paths, form)
+        problems.of(None, _refuse_missing, setting, paths, form)
     problems.tell()
 
 
@@ -337,7 +281,7 @@ def _lacking(
         wanted = {*chats, *fields_of([*texts, data.pair]), *([] if data.label is None else [data.label])}
     named = [(f"data.{_named_by(data, name)}", name) for name in sorted(wanted)]
     named += [] if owner is None else [("privacy.user_column", owner)]
-    lacking = [(setting, name) for setting, name in named if name not in record]
+    lacking = [(setting, name) for setting, name in named if not has_column(record, name)]
     shared = shared_columns(first, table=_is_table(data), user_column=owner) if lacking else []
     return [(setting, missing_column(name, record, 1, shared=shared)) for setting, name in lacking]
 

@@ -15,6 +15,7 @@ from privlora.coordinates import Coordinates
 from privlora.errors import ConfigError
 from privlora.mechanisms import AdaptiveClipNorm, Release
 from privlora.optimizers import IterateAverage, Optimizer
+from privlora.precision import own_context
 from privlora.stages import AVERAGING, INSTALL, OPTIMIZER, stage
 
 Memory = Literal["transported", "reset"]
@@ -92,6 +93,7 @@ class TrainState:
                 f"the state holds no {missing}, which the method needs", fix="give states of the same method"
             ) from None
 
+    @own_context()
     def move_to(
         self,
         point: Mapping[str, Tensor],

@@ -13,6 +13,7 @@ from privlora.data.batching import micro_batches
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms import Mechanism, PrivateSum, Release
+from privlora.precision import own_context
 from privlora.randomness import private_generator
 from privlora.stages import ACCUMULATE, PREPARE, stage
 from privlora.training.footprint import row_tokens
@@ -106,6 +107,7 @@ class Step:
             tick()
         return releases
 
+    @own_context()
     def accumulate(self, drawn: Drawn) -> Tensor:
         """PRIVATE. The first half: gradients into the mechanism's sum; gives the losses of the units (units,).
 
@@ -178,6 +180,7 @@ class Step:
             raise
         return torch.cat(losses) if losses else torch.zeros(0)
 
+    @own_context()
     def release(self, total: PrivateSum | None = None) -> Release:
         """The second half: charge, noise, and the moves that follow from the release alone.
 

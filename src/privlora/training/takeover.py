@@ -93,7 +93,7 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
     used = f"{str(folder.root)!r} holds {'a run already' if go_on is None else 'another run'}"
     ways = [go_on] if go_on is not None else folder.ways_on
     # The ledger last: until it is gone, nobody else begins or goes on here.
-    first = [folder.settings, folder.identity, folder.data_summary, folder.choice, folder.tokens]
+    first = [folder.settings, folder.identity, folder.data_summary, folder.choice]
     first += [folder.cycles, folder.counted, folder.measured, *also]
     left = [*first, *map(temporary, first), folder.evaluations, ledger]
     if not (folder.settings.exists() or ledger.exists()):

@@ -17,6 +17,7 @@ from privlora.federated import run
 from privlora.federated.messages import Exchange, Reply, Request
 
 NAMES = ("a", "b", "c")
+FOUR = (*NAMES, "d")
 EACH = 8
 """Records of each client."""
 
@@ -27,7 +28,7 @@ def write_records(root: Path) -> dict[str, str]:
     """Each client's file."""
     root.mkdir(parents=True, exist_ok=True)
     found = {}
-    for k, name in enumerate(NAMES):
+    for k, name in enumerate(FOUR):
         path = root / f"{name}.jsonl"
         records = private_records(EACH, seed=k + 1)
         path.write_text("".join(json.dumps(record) + "\n" for record in records))

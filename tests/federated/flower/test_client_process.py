@@ -53,7 +53,7 @@ class Anew:
 
 @pytest.mark.parametrize(
     ("rule", "more"),
-    [("fedask", {"local_steps": 2}), ("tan", {"secure_aggregation": True, "survivors": 2})],
+    [("fedask", {"local_steps": 2}), ("tan", {"secure_aggregation": True})],
 )
 def test_the_model_is_loaded_to_train_and_for_nothing_else(
     tmp_path: Path, rule: str, more: dict, monkeypatch: pytest.MonkeyPatch

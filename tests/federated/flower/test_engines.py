@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("flwr")
-from flower_core import NAMES, difference, federate_losing, federation
+from flower_core import FOUR, difference, federate_losing, federation
 from flower_deployment import HOST, PATIENCE, deployment, free_ports, make_certificates, missing, register
 
 from privlora.accounting import read_ledger
@@ -64,12 +64,12 @@ def runs_of(root: Path, place: str) -> dict[str, Settings]:
     """A round each. label: before which messages a deployed server waits."""
 
     def one(name: str, rule: str, label: str, **more: object) -> Settings:
-        settings = federation(root, root / place / name, rule, NAMES, privacy=NOISE, rounds=1, **more)
+        settings = federation(root, root / place / name, rule, FOUR, privacy=NOISE, rounds=1, **more)
         return settings.model_copy(update={"run": settings.run.model_copy(update={"label": label})})
 
     return {
         "sketches": one("sketches", "fedask", "sketch", local_steps=2),
-        "sum": one("sum", "joint", "agree", survivors=2),
+        "sum": one("sum", "joint", "agree", survivors=3),
     }
 
 
@@ -99,14 +99,14 @@ def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.Monk
             (apps[name] / "privlora_app/server_app.py").write_text(GATED_SERVER)
         app = apps["sum"]
         deployed.start_link(PRIVLORA_APPS=str(tmp_path / "apps"))
-        nodes = register(deployed, app, NAMES)
-        ports = dict(zip(NAMES, free_ports(len(NAMES)), strict=True))
+        nodes = register(deployed, app, FOUR)
+        ports = dict(zip(FOUR, free_ports(len(FOUR)), strict=True))
         configs = {
             name: f'name="{name}" folder="{tmp_path / name}" data="{tmp_path / f"records/{name}.jsonl"}" '
             f'model="{runs["sum"].model.name}" must_be_private=false'
-            for name in NAMES
+            for name in FOUR
         }
-        for name in NAMES:
+        for name in FOUR:
             deployed.start_node(name, nodes[name].key, ports[name], configs[name])
         with ThreadPoolExecutor(len(runs)) as pool:
             started = pool.map(
@@ -118,17 +118,17 @@ def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.Monk
             gates["sketches"] / "sketch-waits",
             gates["sum"] / "agree-waits",
         ):
-            deployed.wait_for(waits.exists, "link", *NAMES)
+            deployed.wait_for(waits.exists, "link", *FOUR)
         deployed.kill("b")
         deployed.flwr(app, "supernode", "unregister", nodes["b"].node, "federation")
         (gates["sketches"] / "sketch-goes").touch()
         (gates["sum"] / "agree-goes").touch()
         back = register(deployed, app, ["b"], suffix="-2")["b"]
-        deployed.wait_for(lambda: answered(gates["sketches"], "sketch"), "link", "a", "c")
-        deployed.wait_for(lambda: answered(gates["sum"], "agree"), "link", "a", "c")
+        deployed.wait_for(lambda: answered(gates["sketches"], "sketch"), "link", "a", "c", "d")
+        deployed.wait_for(lambda: answered(gates["sum"], "agree"), "link", "a", "c", "d")
         deployed.start_node("b", back.key, ports["b"], configs["b"])
         for name in ("sketches", "sum"):
-            deployed.wait_for((gates[name] / "over").exists, "link", *NAMES)
+            deployed.wait_for((gates[name] / "over").exists, "link", *FOUR)
         streamed = {
             name: deployed.flwr(apps[name], "log", numbers[name], "federation", "--show") for name in runs
         }
@@ -137,7 +137,7 @@ def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.Monk
         for line in (f"run folder: {folder}", f"ledgers lie in {folder / 'not-private'}"):
             assert line in streamed[name]
         assert "Traceback" not in streamed[name]
-    assert "round 1/1: 2 of 3 clients answered (a, c); dropped out: b; " in streamed["sketches"]
+    assert "round 1/1: 3 of 4 clients answered (a, c, d); dropped out: b; " in streamed["sketches"]
     assert all(process.poll() is not None for process in deployed.started.values())
     said = {name: (gates[name] / "over").read_text() for name in runs}
     assert all(text.startswith("Federated(") for text in said.values()), said
@@ -150,7 +150,7 @@ def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.Monk
         folder = Path(settings.run.output)
         assert difference(folder, tmp_path / "embedded" / name) < 1e-6
         rounds = [json.loads(line) for line in (folder / "private/rounds.jsonl").read_text().splitlines()]
-        there = list(NAMES) if name == "sum" else ["a", "c"]
+        there = list(FOUR) if name == "sum" else ["a", "c", "d"]
         assert (sorted(rounds[-1]["answered"]), rounds[-1]["void"]) == (there, None)
         for client in (
             settings.federation.names if settings.federation else ()

@@ -17,7 +17,7 @@ import yaml
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privlora.config import Settings, load_settings, settings_from
+from privlora.config import Settings, load_settings, read_plain, settings_from
 from privlora.errors import ConfigError, named
 from privlora.federated.flower.grid import GridExchange
 from privlora.federated.flower.logs import through_flower
@@ -164,7 +164,7 @@ def _text(config: Mapping[str, Value], key: str) -> str:
 
 def _told(text: str) -> Settings:
     try:
-        content: Any = yaml.safe_load(text)
+        content: Any = read_plain(text)
     except yaml.YAMLError:
         content = None
     if not isinstance(content, dict):

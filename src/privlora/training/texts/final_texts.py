@@ -45,11 +45,8 @@ def final_texts(parts: Parts, folder: RunFolder, run_id: str, progress: Progress
             texts.evolve_once_more(parts.optimizer.take_scores())
         return texts.population
 
-    parts.install_result()
-    try:
+    with parts.exported():
         return gather_texts(texts.generator, first, chosen.samples or chosen.count, folder, run_id, progress)
-    finally:
-        parts.coordinates.install()
 
 
 def gather_texts(

@@ -1,0 +1,117 @@
+"""What an adapter says to public prompts, next to its base model: post-processing of releases."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any, Final
+
+import numpy as np
+
+from privlora.config import DataSettings
+from privlora.data.examples import IGNORED, Template
+from privlora.errors import PrivloraError, reason_of
+from privlora.evaluation.generation import decoded, generate_tokens, start_of_text
+from privlora.synthesis.embeddings import Attached, base_alone
+from privlora.training.inputs import tokenise
+from privlora.training.model_checks import positions_of
+from privlora.training.sharding import is_sharded
+
+_log = logging.getLogger(__name__)
+
+_ASKED: Final = 3
+_NEW, _BEGINNING = 40, 16  # tokens of an answer, and of a text that is gone on with
+_LONGEST, _COPIED = 300, 20  # characters that are shown of a text, and that are no chance
+_LOOP: Final = 12  # tokens
+_OWN: Final = ("What is the capital of France?", "Write a note about the weather.", "How do I make tea?")
+
+
+def answers(
+    model: Any,
+    tokenizer: Any,
+    data: DataSettings,
+    records: Sequence[Mapping[str, Any]],
+    adapter: Attached | None = None,
+) -> dict[str, Any] | None:
+    """The most probable answers to a few prompts, with the adapter and without; JSON-ready.
+
+    records: PUBLIC, of the form that ``data`` describes; without any, prompts are privlora's own. adapter: attached to
+    ``model``; None for a model of peft. None of classifiers, and of models that write nothing.
+    """
+    if data.classes is not None or not hasattr(model, "generate") or is_sharded(model):
+        return None
+    try:
+        public = list(islice(records, _ASKED)) or _own_records(data)
+        room = max(1, (positions_of(model) or 2**31) - _NEW)
+        prompts = [ids[-room:] for ids in _prompts(public, data, tokenizer)]
+        prompts = prompts or [start_of_text(tokenizer, fix="give data.evaluation")]
+        written = generate_tokens(model, tokenizer, prompts, max_new_tokens=_NEW)
+        with base_alone(model, adapter) as base:
+            before = generate_tokens(base, tokenizer, prompts, max_new_tokens=_NEW)
+    except Exception as error:  # noqa: BLE001 - a model of others raises anything, and what it was asked is public
+        _log.warning("the adapter could not be asked, so the report shows no answers: %s", reason_of(error))
+        return None
+    shown = []
+    for prompt, *both in zip(prompts, before, written, strict=True):
+        words = decoded(tokenizer, prompt.tolist())
+        base_says, adapter_says = (_told(decoded(tokenizer, row), row, words) for row in both)
+        shown.append({"prompt": _clean(words[-_LONGEST:]), "base": base_says, "adapter": adapter_says})
+    return {"asked": "data.evaluation" if len(records) else "own", "max_new_tokens": _NEW, "shown": shown}
+
+
+def _prompts(
+    records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any
+) -> Iterator[np.ndarray]:
+    """What stands before each record's answer as training tokenises it, (T,) int32; of a whole text, its beginning."""
+    of_answers = data.model_copy(update={"loss_on": "completion"})
+    for record in records:
+        try:
+            asks = data.columns["text"] is None
+            example = tokenise([record], of_answers if asks else data, tokenizer)[0]
+        except PrivloraError:
+            continue  # a conversation without an answer, a column that is not there
+        ids, learnt = example.input_ids, np.flatnonzero(example.labels != IGNORED)
+        end = int(learnt[0]) if asks and len(learnt) else min(len(ids) // 2, _BEGINNING)
+        if end:
+            yield ids[:end]
+
+
+def _own_records(data: DataSettings) -> list[dict[str, Any]]:
+    """Records of the form of ``data``."""
+    forms = [Template(**each) for each in (data.columns, data.rejected_columns) if each is not None]
+    return [
+        {
+            column: [{"role": "user", "content": text}, {"role": "assistant", "content": text}]
+            if form.messages
+            else text
+            for form in forms
+            for column in form.used
+        }
+        for text in _OWN
+    ]
+
+
+def _told(text: str, row: Sequence[int], prompt: str) -> dict[str, str | None]:
+    """An answer and what is odd about it."""
+    short, long = sorted((text.strip(), prompt.strip()), key=len)
+    fault = None
+    if not text.strip():
+        fault = "ends at once"
+    elif any(_loops(row, period) for period in range(1, len(row) // 3 + 1)):
+        fault = "repeats itself"
+    elif len(short) >= _COPIED and short in long:
+        fault = "repeats the prompt"
+    more = "…" if len(row) == _NEW or len(text) > _LONGEST else ""
+    return {"text": _clean(text[:_LONGEST]) + more, "fault": fault}
+
+
+def _loops(row: Sequence[int], period: int) -> bool:
+    """Whether it ends in a pattern that came three times at least."""
+    looked = max(_LOOP, 3 * period)
+    return len(row) >= looked and all(row[-i] == row[-i - period] for i in range(1, looked - period + 1))
+
+
+def _clean(text: str) -> str:
+    """Without characters that no reader sees, or that turn others round."""
+    return "".join(c if c.isprintable() or c == "\n" else " " if c.isspace() else "\ufffd" for c in text)

@@ -1,1 +1,0 @@
-"""Settings of other tools, taken over where they mean the same here, and told of where they do not."""

@@ -1,0 +1,138 @@
+"""Which linear layers the words of adapter.target_modules leave out, since no private gradient of them can be taken or
+no adapter file can hold them. Found without weights and records: the same in a plan, a run and an export."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from typing import Any, Final
+from weakref import WeakKeyDictionary
+
+import torch
+from torch._subclasses import fake_tensor
+
+from privlora.adapters import LowRankAdapter
+from privlora.adapters.peft_files import peft_refuses
+from privlora.adapters.quantised import bits
+from privlora.adapters.targets import feature_sizes, find_targets, linear_layers, settled_targets
+from privlora.config import AdapterSettings
+from privlora.errors import ModelError
+from privlora.names import EITHER, KINDS
+from privlora.training.paper import Paper
+
+UNUSED: Final = "not called when the model reads text"
+MIXED: Final = "not given one row of tokens a record"
+_REFUSED: Final = "peft does not load them in this model"
+_NARROW: Final = "narrower than the rank"
+
+ROWS, TOKENS = 3, 8
+Inputs = dict[str, list[tuple[int, ...]]]
+_UNFIT: WeakKeyDictionary[torch.nn.Module, Mapping[str, str]] = WeakKeyDictionary()
+_INPUTS: WeakKeyDictionary[torch.nn.Module, Inputs] = WeakKeyDictionary()
+
+
+def left_out(lora: AdapterSettings, model: torch.nn.Module, without: Sequence[str] = ()) -> dict[str, str]:
+    """PUBLIC. Layer -> why it is left out, of those that a word in target_modules stands for; {} for other targets.
+
+    model: with or without weights. without: name endings that are left alone anyway. Raises ModelError where nothing
+    would be left, and as `find_targets`.
+    """
+    if lora.target_modules not in (*KINDS, EITHER):
+        return {}
+    unfit = _unfit(model)
+    kind = settled_targets(model, lora.target_modules, unfit)
+    chosen = find_targets(model, kind, exclude_modules=without, layers_to_transform=lora.layers_to_transform)
+    found = {name: unfit[name] for name in chosen if name in unfit}
+    fit = [name for name in chosen if name not in found]
+    narrow = [name for name in fit if min(feature_sizes(model.get_submodule(name)) or ()) < lora.r]
+    if len(narrow) < len(fit):  # else the rank is what is wrong
+        found |= dict.fromkeys(narrow, _NARROW)
+    if not fit:
+        raise ModelError(
+            f"adapter.target_modules={kind}: no layer of this model can be adapted: {'; '.join(set(found.values()))}",
+            fix="use another model"
+            if kind != KINDS[1]
+            else "set adapter.target_modules=all-linear, or use another model",
+        )
+    return found
+
+
+def coverage(adapter: LowRankAdapter) -> dict[str, Any]:
+    """PUBLIC. share: of all weights, those of adapted layers. experts: those in stacks of experts, which are no linear
+    layers. left_out: why -> last names of the layers that a word in target_modules leaves out."""
+    sizes, experts = dict[int, int](), 0
+    for module in adapter.model.modules():
+        linear = feature_sizes(module)
+        for p in module.parameters(recurse=False):
+            sizes[id(p)] = linear[0] * linear[1] if linear and p is module.weight else p.numel()
+            if p.dim() > 2 and "Expert" in type(module).__name__:
+                experts += p.numel()
+    total, reasons = max(1, sum(sizes.values())), dict[str, list[str]]()
+    for name, why in adapter.parts[0].left_out.items():
+        reasons.setdefault(why, []).append(name.rsplit(".", 1)[-1])
+    return {
+        "share": sum(site.m * site.n for part in adapter.parts for site in part.sites) / total,
+        "experts": experts / total,
+        "left_out": {why: sorted(set(names)) for why, names in reasons.items()},
+    }
+
+
+def place_of(shapes: Sequence[tuple[int, ...]], widths: Sequence[int] = (3,), rows: int = ROWS) -> str | None:
+    """What is wrong with a layer that was given inputs of these shapes in a pass of so many rows; None: nothing."""
+    if not shapes:
+        return UNUSED
+    return MIXED if any(len(each) < min(widths) or each[0] != rows for each in shapes) else None
+
+
+def _unfit(model: torch.nn.Module) -> Mapping[str, str]:
+    if model not in _UNFIT:
+        names = linear_layers(model)
+        found = dict.fromkeys(peft_refuses(model, names), _REFUSED)
+        for name, shapes in inputs_on_paper(model).items():
+            # Of a classifier, layers behind the pooled text are given one state a row.
+            wrong = place_of(
+                shapes, (2,) if shapes and len(shapes[0]) == 2 and shapes[0][0] == ROWS else (3,)
+            )
+            if wrong is not None and name in names:
+                found.setdefault(name, wrong)
+        _UNFIT[model] = found
+    return _UNFIT[model]
+
+
+def inputs_on_paper(model: torch.nn.Module) -> Inputs:
+    """Linear layer -> shapes of its inputs, in a pass of `ROWS` rows of `TOKENS` tokens without values; {} for a model
+    that cannot be run so. The model is not changed."""
+    if model not in _INPUTS:
+        _INPUTS[model] = _inputs(model)
+    return _INPUTS[model]
+
+
+def _inputs(model: Any) -> Inputs:
+    paper = Paper(torch.device("cpu"))
+    quiet = logging.getLogger(fake_tensor.__name__)  # it writes down what goes wrong, before it raises
+    before, quiet.disabled = quiet.disabled, True
+    try:
+        if any(bits(module) for module in model.modules()) or hasattr(model, "hf_device_map"):
+            with torch.device("meta"):
+                model = type(model)._from_config(model.config)
+        copied = paper.copy(model)
+        config = copied.config.get_text_config()
+        config.pad_token_id = config.pad_token_id or 0
+        with suppress(Exception):  # one way to compute experts does not ask how many tokens each of them has
+            copied.set_experts_implementation("batched_mm")
+        found: Inputs = {name: [] for name in linear_layers(copied)}
+
+        def noting(shapes: list[tuple[int, ...]]) -> Any:
+            return lambda _, args: shapes.append(tuple(args[0].shape) if args else ())
+
+        for name, shapes in found.items():
+            copied.get_submodule(name).register_forward_pre_hook(noting(shapes))
+        ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64)
+        with paper, torch.no_grad():
+            copied.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+    except Exception:  # noqa: BLE001 - models are anybody's code; a pass with their weights says what is wrong
+        return {}
+    finally:
+        quiet.disabled = before
+    return found

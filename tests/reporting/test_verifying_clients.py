@@ -1,0 +1,74 @@
+"""A federation's statement is that of the client that released most, and its ledger is that client's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from privlora.accounting import Ledger, Plan, PoissonSampling
+from privlora.accounting.events import StepEvent
+from privlora.errors import PrivacyError
+from privlora.reporting.annex import Book, read_book
+from privlora.reporting.verifying_clients import _of_a_client, check_clients
+
+EVENT = StepEvent(PoissonSampling(0.1), 1.0)
+PLAN = Plan(
+    phases=((EVENT, 3),),
+    delta=1e-5,
+    target_epsilon=None,
+    adjacency="add-or-remove-one",
+    unit="record",
+    records_per_user=None,
+    clip_norm=1.0,
+    expected_batch_size=4.0,
+    method="prism",
+    dataset="notes",
+)
+
+
+def _book(path: Path, charges: int, plan: Plan = PLAN) -> Book:
+    with Ledger.create(path, plan) as ledger:
+        for _ in range(charges):
+            ledger.charge(plan.event)
+        ledger.finish()
+    return read_book(path, path.read_bytes())
+
+
+def _report(books: Mapping[str, Book | None], of: str) -> dict[str, Any]:
+    rows = [{"name": name, **_of_a_client(book)} for name, book in books.items()]
+    return {"federation": {"clients": rows, "statement_of": of}}
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> dict[str, Book]:
+    charges = {"north": 3, "south": 3, "west": 1}
+    return {name: _book(tmp_path / f"{name}.jsonl", count) for name, count in charges.items()}
+
+
+def test_the_statement_is_that_of_who_released_most(books: dict[str, Book]) -> None:
+    check_clients(_report(books, "north"), books, books["north"])
+    check_clients(_report(books, "south"), books, books["south"])
+    check_clients(_report({**books, "east": None}, "south"), books, books["south"])  # it gave no ledger
+    with pytest.raises(PrivacyError, match="another client's releases cost more"):
+        check_clients(_report(books, "west"), books, books["west"])
+
+
+def test_less_noise_costs_more_at_as_many_releases(books: dict[str, Book], tmp_path: Path) -> None:
+    less = replace(PLAN, phases=((replace(EVENT, noise_multiplier=0.9), 3),))
+    books["east"] = _book(tmp_path / "east.jsonl", 3, less)
+    check_clients(_report(books, "east"), books, books["east"])
+    with pytest.raises(PrivacyError, match="another client's releases cost more"):
+        check_clients(_report(books, "north"), books, books["north"])
+
+
+def test_the_statements_ledger_is_its_clients(books: dict[str, Book], tmp_path: Path) -> None:
+    nobodys = _book(tmp_path / "ledger.jsonl", 3)
+    for stated in (nobodys, books["south"]):
+        with pytest.raises(PrivacyError, match=r"ledger.jsonl is not that of 'north'"):
+            check_clients(_report(books, "north"), books, stated)
+    with pytest.raises(PrivacyError, match=r"ledger.jsonl is not that of 'nobody'"):
+        check_clients(_report(books, "nobody"), books, nobodys)
