@@ -1,16 +1,18 @@
 """Do the wheel and the sdist work outside the checkout, with the lowest and the newest versions that pyproject allows?
 
-python tests/matrix.py [lowest] [newest]      # make matrix; make dist takes newest alone
+python tests/matrix.py [lowest] [newest] [EXTRA ...]      # make matrix: all of them; make dist: newest alone
 
-Builds both, looks at what is in them, and makes an environment for each: pip installs the wheel, with pins made of the
-lower bounds (lowest) or without any (newest); torch is the one of constraints.txt in both. There a model is trained,
-and tests of the unpacked sdist run. Environments lie in a temporary folder, which is removed.
+Builds both, looks at what is in them, and makes an environment for each word: pip installs the wheel, with pins made of
+the lower bounds (lowest), without any (newest), or with one extra by itself; torch is that of constraints.txt in all.
+There a model is trained, and tests of the unpacked sdist run; with an extra those of the command line alone.
+Environments lie in a temporary folder, each of which is removed before the next one is made.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -27,6 +29,7 @@ TESTS = (
     "tests/training/test_checkpoint.py",
     "tests/test_trainer.py",
     "tests/demo/test_model.py",
+    "tests/cli/test_cli_main.py",
 )
 NEEDED = (
     "pytest",
@@ -47,6 +50,8 @@ DATA = (
     "version.py",
     "py.typed",
 )
+WHOLE = ("lowest", "newest")
+EXTRAS = ("federated", "quant", "trl", "prv", "tensorboard", "wandb", "trackio")
 IN_SDIST = (
     "tests/conftest.py",
     "docs/testing.md",
@@ -123,7 +128,9 @@ def try_out(which: str, wheel: Path, sources: Path, place: Path) -> None:
         ),
         encoding="utf-8",
     )
-    wanted = [line for line in requirements() if name_of(line) in NEEDED]
+    extra = which not in WHOLE
+    needed = ("pytest", "pytest-timeout") if extra else NEEDED
+    wanted = [line for line in requirements() if name_of(line) in needed]
     call(
         python,
         "-m",
@@ -133,7 +140,7 @@ def try_out(which: str, wheel: Path, sources: Path, place: Path) -> None:
         "--prefer-binary",
         "--constraint",
         pins,
-        wheel,
+        f"{wheel}[{which}]" if extra else wheel,
         *wanted,
         at=place,
     )
@@ -141,7 +148,10 @@ def try_out(which: str, wheel: Path, sources: Path, place: Path) -> None:
     for command in (["--version"], ["methods"]):
         call(python, "-m", "privlora", *command, at=place)
     call(python, "-c", TRAINING, place / f"{which}-run", at=place)
-    call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *TESTS, at=sources, OMP_NUM_THREADS="1")
+    tests = ("tests/cli/test_cli_main.py",) if extra else TESTS
+    call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, at=sources, OMP_NUM_THREADS="1")
+    if extra:
+        return
     # Each pydantic writes the schema of docs/ in its own way.
     quick = ("--quick", "--deselect", "tests/test_settings_reference.py::test_pages_are_those_of_the_source")
     call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *quick, at=sources, OMP_NUM_THREADS="1")
@@ -151,9 +161,10 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         wheel, sources = build(place)
-        for which in sys.argv[1:] or ("lowest", "newest"):
+        for which in sys.argv[1:] or (*WHOLE, *EXTRAS):
             print(f"== {which}", flush=True)
             try_out(which, wheel, sources, place)
+            shutil.rmtree(place / which)
 
 
 if __name__ == "__main__":

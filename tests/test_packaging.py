@@ -5,7 +5,7 @@ import tomllib
 from pathlib import Path
 
 import pytest
-from matrix import NEEDED, lowest, requirements
+from matrix import EXTRAS, NEEDED, lowest, requirements
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -18,6 +18,14 @@ def test_extras_that_are_named_are_there_under_their_one_name() -> None:
     named = {name for file in files for name in re.findall(r"privlora\[(\w+)\]", file.read_text("utf-8"))}
     assert {"federated", "quant", "trl", "prv"} <= named
     assert named <= PROJECT["optional-dependencies"].keys() - OLD
+
+
+def test_each_extra_is_tried_by_itself() -> None:
+    assert set(EXTRAS) == PROJECT["optional-dependencies"].keys() - OLD - {"dev"}
+
+
+def test_a_users_type_checker_sees_the_annotations() -> None:
+    assert (ROOT / "src/privlora/py.typed").exists()
 
 
 @pytest.mark.parametrize(("old", "new"), OLD.items())
