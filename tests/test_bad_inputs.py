@@ -121,14 +121,9 @@ SETTINGS: dict[str, tuple[Groups, list[str]]] = {
         ["method.warmup_steps=4 (line ", ") exceeds privacy.steps=3"],
     ),
     "float16": ({"model": {"dtype": "float16"}}, ["model.dtype='float16'"]),
-    "double braces": ({"data": {"text": "{{ text }}"}}, ["run.yaml: data.text", "Fix: write {text}"]),
-    "double braces beside a column": (
-        {"data": {"prompt": "{question} {{text}}", "completion": "answer"}},
-        ["data.prompt", "Every record would hold that name", "Fix: write {text}"],
-    ),
-    "double braces of an answer": (
-        {"data": {"prompt": "question", "chosen": "{{a}}", "rejected": "b"}},
-        ["data.chosen", "Fix: write {a}"],
+    "double braces": (
+        {"data": {"text": "{{ text }}"}},
+        ["run.yaml: data.text", "Fix: name one in single braces"],
     ),
     "no column in a format": ({"data": {"text": "{{ }}"}}, ["data.text", "names no column"]),
 }
@@ -513,15 +508,13 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
 
 
 def test_what_is_to_be_evaluated_is_neither_a_run_nor_a_model(
-    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
-    (folder / "runs").mkdir()
-    (folder / "runs/notes").symlink_to(finished / "run")
     (folder / "void").mkdir()
     for target, what in (("runs/x", "it is no local folder"), ("void", "there is no config.json in it")):
-        words = [f"cannot evaluate '{target}': {what}, and no run of privlora", "those here are runs/notes"]
-        refuses(capsys, folder, ["evaluate", target], *words, "of a model: ")
+        words = [f"cannot load model '{target}': {what}", "of a run give its folder", "of a model: "]
+        refuses(capsys, folder, ["evaluate", target], *words)
 
 
 def test_folders_that_are_no_models(
@@ -701,18 +694,18 @@ def test_a_disk_that_is_full(
 
 CALIBRATE = {
     "--epsilon 1e9 --delta 1e-5 --sample-rate 0.01 --steps 10": "between 0.001 and 500",
-    "--epsilon 0 --delta 1e-5 --sample-rate 0.01 --steps 10": "--epsilon 0 is not between",
-    "--epsilon nan --delta 1e-5 --sample-rate 0.01 --steps 10": "--epsilon nan is not between",
-    "--epsilon 3 --delta 0 --sample-rate 0.01 --steps 10": "--delta 0 is not between 0 and 1",
-    "--epsilon 3 --delta 1e-5 --sample-rate 2 --steps 10": "--sample-rate 2 is not a probability",
-    "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 0": "--steps 0 is not between",
+    "--epsilon 0 --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=0.0 is not above 0",
+    "--epsilon nan --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=nan is no finite number",
+    "--epsilon 3 --delta 0 --sample-rate 0.01 --steps 10": "delta=0.0 is not above 0",
+    "--epsilon 3 --delta 1e-5 --sample-rate 2 --steps 10": "sample_rate=2.0 is above 1",
+    "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 0": "steps=0 is below 1",
     "--epsilon 3 --delta 1e-5 --steps 10": "exactly one of --sample-rate",
     "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --expected-batch-size 4": "exactly one of",
-    "--epsilon 3 --delta 1e-5 --steps 10 --expected-batch-size 64": "--public-dataset-size",
+    "--epsilon 3 --delta 1e-5 --steps 10 --expected-batch-size 64": "public_dataset_size is missing",
     "--epsilon 3 --delta 0.1 --steps 10 --expected-batch-size 4 --public-dataset-size 40": "1/N = 0.025",
-    "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --max-batch-size 9": "--public-dataset-size",
+    "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --max-batch-size 9": "needs public_dataset_size",
     "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --dataset-size 0": "below 1",
-    "--epsilon three --delta 1e-5 --sample-rate 0.01 --steps 10": "--epsilon 'three' is not a number",
+    "--epsilon three --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon='three' is no number",
     "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 10 --adjacency swap": "'swap'",
     "--epsilon 3 --delta 1e-5 --sample-rate 0.01": "--steps",
 }
@@ -781,7 +774,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     run, data = finished / "run", folder / "records.jsonl"
     refuses(capsys, folder, ["evaluate", run], "--data")
     refuses(capsys, folder, ["evaluate", run, "--data", folder / "none.jsonl"], "there is no file")
-    refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot evaluate")
+    refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot load model")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--base", model], "there is no adapter")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
     (folder / "public.jsonl").write_text('{"note": "fine"}\n')

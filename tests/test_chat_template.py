@@ -14,8 +14,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora.api import fine_tune, resume_run
 from privlora.config import settings_from
 from privlora.data.examples import Template, build_examples
-from privlora.data.jinja import DATE
-from privlora.data.sandbox import rendering
+from privlora.data.sandbox import DATE, rendering
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.training.files import RunFolder
 

@@ -102,6 +102,16 @@ def published_name(name: str) -> str:
     return Path(in_full(name)).name if is_local(name) else name
 
 
+def base_to_load(name: str, *, local: bool) -> str:
+    """What a release tells loaders of its base model, ``published_name``: a hub's name; or a path to fill in, which no
+    hub takes for one of its names.
+
+    >>> base_to_load("org/model", local=False), base_to_load("model", local=True)
+    ('org/model', 'path/to/model')
+    """
+    return f"path/to/{name}" if local or name == UNNAMED else name
+
+
 def in_full(name: str) -> str:
     """The name of a folder of this machine from the root on, so that it is the same folder from everywhere."""
     path = os.path.abspath(os.path.expanduser(name))

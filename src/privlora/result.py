@@ -77,14 +77,16 @@ class Result:
                 fix="PeftModel.from_pretrained(model, result.release) does, and its method unload() undoes it; "
                 "for a model of its own give fine_tune a folder or a hub name",
             )
+        from privlora.training.base_weights import with_adapter
         from privlora.training.classifier import head_of
-        from privlora.training.models import load_model, with_adapter
+        from privlora.training.models import load_model
 
         settings = kept_settings(folder.settings)
-        base, _ = load_model(settings.model, head_of(settings))
+        head = head_of(settings)
+        base, _ = load_model(settings.model, head)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", FutureWarning)  # peft asks by names that transformers renames
-            return with_adapter(base, self.release).eval()
+            return with_adapter(base, self.release, head).eval()
 
     @property
     def history(self) -> list[dict[str, Any]]:

@@ -40,9 +40,9 @@ def test_an_annex_is_written_and_verified(run: Path, capsys: pytest.CaptureFixtu
     verified = call(capsys, "verify", run / "release", "--hash", digest)
     *lines, verdict = verified.out.splitlines()
     assert (verified.code, verdict) == (0, "verified")
-    names = ["report", "files", "ledger", "epsilon", "rows", "pages", "annex", "hash", "signature"]
+    names = ["report", "files", "ledger", "epsilon", "rows", "pages", "annex", "base", "hash", "signature"]
     assert [line.split()[1] for line in lines] == names
-    assert [line.split()[0] for line in lines] == ["ok"] * 8 + ["-"]
+    assert [line.split()[0] for line in lines] == ["ok"] * 7 + ["-", "ok", "-"]
     found = call(capsys, "verify", run / "release", "--json")
     assert found.code == 0
     assert found.json["verified"] is True
@@ -56,7 +56,7 @@ def test_what_fails_ends_with_1(run: Path, capsys: pytest.CaptureFixture[str]) -
     shown = call(capsys, "verify", run)
     assert shown.code == 1
     assert after(shown, CHECKING) == []
-    assert shown.out.splitlines()[-1].startswith("NOT verified: 2 of 9 checks failed. Do not rely on it")
+    assert shown.out.splitlines()[-1].startswith("NOT verified: 2 of 10 checks failed. Do not rely on it")
     assert "FAILED  files      adapter_config.json in" in shown.out
     found = call(capsys, "verify", run, "--json")
     assert (found.code, found.json["verified"]) == (1, False)

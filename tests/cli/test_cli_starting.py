@@ -319,7 +319,6 @@ def test_a_label_is_proposed_and_its_values_are_not_shown(
     found = jsonl(here / "e.jsonl", rows(60, message=SECRET, intent=lambda i: f"hypochondria {i % 3}"))
     _, text, told = started(capsys, found, "--model", base)
     assert "# label: intent" in text
-    assert "note: column intent seems to hold labels: data.label and data.labels" in told.err
     assert "hypochondria" not in text + told.err
     (here / "run.yaml").unlink()
     other = jsonl(here / "f.jsonl", rows(60, message=SECRET, team=lambda i: f"hypochondria {i % 3}"))
@@ -761,8 +760,7 @@ def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(
         {"role": "assistant", "content": "Here."},
     ]
     records = [*rows(9, messages=chat), {"messages": odd}]
-    settings, _, outcome = started(capsys, jsonl(here / "d.jsonl", records), "--model", plain)
-    assert "has no chat template: data.chat_template in the YAML is a plain one" in outcome.err
+    settings = started(capsys, jsonl(here / "d.jsonl", records), "--model", plain)[0]
     data = settings.data
     assert data.chat_template == PLAIN_CHAT
     tokenizer = AutoTokenizer.from_pretrained(plain)

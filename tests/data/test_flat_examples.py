@@ -111,13 +111,13 @@ def check(records, template, tokenizer, **options):
 
 
 @pytest.mark.parametrize("folder", MODELS, ids=lambda folder: folder.name)
-@pytest.mark.parametrize("max_length", [2, 3, 9, 1000])
+@pytest.mark.parametrize("max_length", [2, 9, 1000])
 @pytest.mark.parametrize(("add_eos", "mode"), [(True, "keep_start"), (True, "keep_end"), (False, "keep_end")])
 def test_texts_and_pairs_are_what_they_are_one_by_one(folder, max_length, add_eos, mode):
     tokenizer = load(folder)
     options = {"max_length": max_length, "add_eos": add_eos, "truncation_mode": mode}
     check([{"text": text} for text in TEXTS], Template(text="text"), tokenizer, **options)
-    pairs = [{"p": prompt, "c": answer} for prompt, answer in product(TEXTS, TEXTS)]
+    pairs = [{"p": prompt, "c": answer} for prompt, answer in product(TEXTS, TEXTS[::4])]
     template = Template(prompt="{p}\nanswer:", completion=" {c}")
     for loss_on in ("all", "completion"):
         check(pairs, template, tokenizer, loss_on=loss_on, **options)
@@ -209,7 +209,9 @@ def test_a_record_takes_less_than_100_bytes_beside_its_ids():
     found = build_examples(
         records, Template(prompt="p", completion="c"), make_tokenizer(), max_length=64, loss_on="completion"
     )
-    assert found.bytes_beside_ids / len(found) < 40
+    tokens = found.tokens
+    beside = (tokens.starts, tokens.edges, tokens.edge_starts, tokens.dropped, tokens.blank)
+    assert sum(array.nbytes for array in beside) / len(found) < 40
     assert found._tokens.ids.nbytes == 4 * found.lengths.sum()
 
 

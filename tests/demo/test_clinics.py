@@ -7,12 +7,12 @@ from collections import Counter
 
 import pytest
 import transformers as hf
+from demo_model import encode
 
 from privlora.config.federation import FederationSettings
 from privlora.data.partition import cut
 from privlora.demo import make_canaries, model_path, public_texts
 from privlora.demo.clinics import CLINICS, canary_records, clinic_records
-from privlora.demo.pretrain import encode
 from privlora.errors import ConfigError
 
 EVERY = range(len(CLINICS))

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import transformers as hf
+from demo_model import encode, mean_loss
 
 from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
 from privlora.demo import make_canaries, model_path, private_records, public_texts
-from privlora.demo.pretrain import encode, mean_loss
 
 
 @pytest.fixture(scope="module")

@@ -8,10 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer
-
-from privlora.demo.corpus import public_texts
-from privlora.demo.pretrain import (
+from demo_model import (
     batches,
     encode,
     loss_sum,
@@ -21,6 +18,9 @@ from privlora.demo.pretrain import (
     train,
     train_tokenizer,
 )
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from privlora.demo.corpus import public_texts
 
 
 def test_batches_hold_every_row_once_and_rows_of_similar_length() -> None:

@@ -75,6 +75,7 @@ ALLOWED = {
     "evaluation[].tokens",
     "adapter.base_model",
     "adapter.base_is_local",
+    "adapter.base_sha256",
     "adapter.base_revision",
     "adapter.rank",
     "adapter.lora_alpha",

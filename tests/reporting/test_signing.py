@@ -186,21 +186,18 @@ def test_what_is_no_key_is_one_clear_error(content: bytes, tmp_path: Path) -> No
 def test_other_algorithms_and_places_are_refused(tmp_path: Path, key: Any) -> None:
     for other in (ec.generate_private_key(ec.SECP256R1()), rsa.generate_private_key(65537, 2048)):
         path = written(tmp_path / "other.pem", other)
-        kind = "RSA" if isinstance(other, rsa.RSAPrivateKey) else "EC"
-        with pytest.raises(ConfigError, match=f"holds no private Ed25519 key in PEM, but one of {kind}"):
+        with pytest.raises(ConfigError, match=r"holds no private Ed25519 key in PEM.*openssl"):
             read_private_key(path, never)
         pem = other.public_key().public_bytes(PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
         path.write_bytes(pem)
-        with pytest.raises(
-            ConfigError, match=f"holds no public Ed25519 key in PEM, but one of {kind}.*openssl"
-        ):
+        with pytest.raises(ConfigError, match=r"holds no public Ed25519 key in PEM.*openssl"):
             read_public_key(path)
-        with pytest.raises(ConfigError, match=r"no private Ed25519 key in PEM, but a public key\."):
+        with pytest.raises(ConfigError, match="no private Ed25519 key in PEM"):
             read_private_key(path, never)
     path.write_bytes(
         key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
     )
-    with pytest.raises(ConfigError, match="but a public key of SSH"):
+    with pytest.raises(ConfigError, match="SSH writes its keys in another form"):
         read_public_key(path)
     with pytest.raises(PrivacyError, match="holds a private key"):
         read_public_key(written(tmp_path / "key.pem", key))

@@ -62,7 +62,7 @@ def test_a_whole_release_is_verified_by_itself_and_in_its_run(filed: RunFolder, 
     for place in (release, filed.root, filed.release):
         found = verify(place, annex_hash=said(release)["sha256"])
         assert failed(found) == []
-        assert [check.name for check in found.checks if check.passed is None] == ["signature"]
+        assert [check.name for check in found.checks if check.passed is None] == ["base", "signature"]
         assert found.passed
         assert found.epsilon == pytest.approx(said(release)["statement"]["epsilon"])
         assert found.head == said(release)["ledger"]["head"]
@@ -73,7 +73,7 @@ def test_a_release_without_an_annex_is_verified_too(run: RunFolder) -> None:
     found = verify(run.release)
     assert found.passed
     absent = {check.name: check.found for check in found.checks if check.passed is None}
-    assert absent.keys() == {"annex", "hash", "signature"}
+    assert absent.keys() == {"annex", "base", "hash", "signature"}
     assert "there is none" in absent["annex"]
 
 

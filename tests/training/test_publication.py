@@ -173,7 +173,7 @@ def test_no_text_holds_a_time_of_day_or_a_place(tmp_path: Path) -> None:
         assert [place for place in places if place in text] == [], path
     assert {path.stat().st_mtime % 86400 for path in [*files, *folders]} == {0.0}
     config = json.loads((folder.release / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == "base model"
+    assert config["base_model_name_or_path"] == "path/to/base model"
     assert str(base) in folder.settings.read_text()  # which stay at home
     card = (folder.release / "README.md").read_text()
     assert "from_pretrained('path/to/base model')" in card

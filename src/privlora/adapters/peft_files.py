@@ -25,7 +25,7 @@ from privlora.adapters.lowrank import LowRankAdapter
 from privlora.adapters.quantised import bits
 from privlora.adapters.targets import find_targets, is_conv1d
 from privlora.errors import ModelError, PrivloraError, named, reason_of
-from privlora.names import ADAPTER_FILES, published_name
+from privlora.names import ADAPTER_FILES, base_to_load, is_local, published_name
 
 _PREFIX = "base_model.model."
 _LONGEST_PATH = 200  # of a folder that is not there, in an error
@@ -48,7 +48,7 @@ def write_adapter(
 ) -> None:
     """Write a plain LoRA adapter. factors: site name -> (A (m, k), B (n, k)) with W = W0 + A B^T.
 
-    base_model: a hub name, or a local folder; the adapter's note keeps only the last part of a folder's name.
+    base_model: a hub name, or a local folder, of which the adapter's note keeps a path to fill in.
     """
     rank = next(iter(factors.values()))[0].shape[-1]
     scale = lora_scaling(lora_alpha, rank, use_rslora)
@@ -66,7 +66,7 @@ def write_adapter(
     config: dict[str, Any] = {
         "peft_type": "LORA",
         "task_type": "SEQ_CLS" if whole else "CAUSAL_LM",
-        "base_model_name_or_path": published_name(base_model),
+        "base_model_name_or_path": base_to_load(published_name(base_model), local=is_local(base_model)),
         "inference_mode": True,
         "r": rank,
         "lora_alpha": int(lora_alpha) if lora_alpha == int(lora_alpha) else lora_alpha,

@@ -23,9 +23,10 @@ from privlora.data.examples import Examples
 from privlora.data.records import load_records, text_of
 from privlora.errors import DataError
 from privlora.precision import own_context
+from privlora.training.base_weights import with_adapter
 from privlora.training.files import RunFolder
 from privlora.training.inputs import tokenise
-from privlora.training.models import load_model, with_adapter
+from privlora.training.models import load_model
 
 _GUESSED = 0.2  # of the records; chosen before any score was seen
 _DELTA = 1e-5  # of the bound, for a run that claims nothing

@@ -26,12 +26,11 @@ from torch import Tensor
 
 from privlora.auditing.kinds import NEW_TOKEN, check_kind
 from privlora.auditing.new_tokens import first_new_token, new_tokens
-from privlora.data.batching import sequential_batches
 from privlora.data.examples import IGNORED, Example, Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError
+from privlora.evaluation import next_token
 from privlora.evaluation.batches import evaluating
-from privlora.evaluation.next_token import row_losses
 
 Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
 
@@ -200,10 +199,7 @@ def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int
 
     Raises ModelError where a loss is not finite.
     """
-    losses = np.zeros(len(examples))
-    with evaluating(model) as device:
-        for batch in sequential_batches(examples, max_tokens=max_tokens, device=device):
-            losses[batch.record_index.numpy()] = row_losses(model, batch.to(device)).cpu()
+    losses = next_token.record_losses(model, examples, max_tokens=max_tokens).numpy()
     if not np.isfinite(losses).all():
         raise ModelError("the loss of a record is not a number", why="the model has diverged")
     return losses

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeGuard
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,12 +18,9 @@ from privlora.accounting import (
     calibrate_noise_multiplier,
     compose_ledgers,
 )
-from privlora.accounting.accountants import LARGEST_EPSILON
-from privlora.accounting.calibration import SMALLEST_EPSILON
 from privlora.accounting.events import describe_events, event_or_phases
 from privlora.cli.console import JsonOption, emit, out
-from privlora.errors import ConfigError, PrivacyError, in_one, named
-from privlora.ranges import MOST_BANDS, MOST_STEPS
+from privlora.errors import ConfigError, PrivacyError, Together, named
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 
@@ -53,16 +50,12 @@ _WHOLE: dict[str, Any] = {"parser": _whole, "metavar": "INTEGER"}
 
 def calibrate(
     epsilon: Annotated[
-        float | None,
-        typer.Option(help="Target, at most which is spent. Required.", show_default=False, **_FLOAT),
-    ] = None,
+        float, typer.Option(help="Target, at most which is spent.", show_default=False, **_FLOAT)
+    ],
     delta: Annotated[
-        float | None,
-        typer.Option(help="Well below 1 / number of privacy units. Required.", show_default=False, **_FLOAT),
-    ] = None,
-    steps: Annotated[
-        int | None, typer.Option(help="Number of releases. Required.", show_default=False, **_WHOLE)
-    ] = None,
+        float, typer.Option(help="Well below 1 / number of privacy units.", show_default=False, **_FLOAT)
+    ],
+    steps: Annotated[int, typer.Option(help="Number of releases.", show_default=False, **_WHOLE)],
     sample_rate: Annotated[
         float | None,
         typer.Option(help="q: probability of each unit in a step.", show_default=False, **_FLOAT),
@@ -102,6 +95,7 @@ def calibrate(
         str | None,
         typer.Option(
             metavar="NUMBER|auto",
+            parser=_whole,
             help="Of correlated noise, as privacy.bands (DP-BandMF).",
             show_default=False,
         ),
@@ -112,24 +106,48 @@ def calibrate(
     as_json: JsonOption = False,
 ) -> None:
     """Print the smallest noise multiplier that meets a target epsilon (PLD accountant)."""
-    sizes = sample_rate, expected_batch_size, public_dataset_size, max_batch_size
-    wrong = [
-        *_wrong_targets(epsilon, delta, steps, public_dataset_size),
-        *_wrong_sizes(*sizes),
-        *_wrong_projections(projection or ()),
-        *_wrong_bands(bands, steps, _rate(*sizes), max_batch_size, projection or ()),
-    ]
-    if wrong:  # all of them, before anything that takes seconds is loaded
-        raise in_one(wrong)
-    assert epsilon is not None
-    assert delta is not None
-    assert steps is not None
-    sampling = _sampling(*sizes)
+    from privlora.config import PrivacySettings, checked
+
+    problems = Together()  # all of them, before anything that takes seconds is loaded
+    problems.found += _wrong_projections(projection or ())
+    if (sample_rate is None) == (expected_batch_size is None):
+        raise ConfigError(
+            "give exactly one of --sample-rate and --expected-batch-size",
+            fix="--expected-batch-size goes with --public-dataset-size",
+        )
+    if bands not in (None, "1") and projection:
+        problems.found.append(
+            ConfigError(
+                "--bands does not go with --projection: correlated noise is of no projection that is drawn anew",
+                fix="leave out --bands or --projection",
+            )
+        )
+    given = {
+        "target_epsilon": epsilon,
+        "delta": delta,
+        "steps": steps,
+        "sample_rate": sample_rate,
+        # The noise multiplier is of any number of units at this rate, so one will do.
+        "expected_batch_size": expected_batch_size or (sample_rate if public_dataset_size is None else None),
+        "public_dataset_size": public_dataset_size,
+        "max_batch_size": max_batch_size,
+        "bands": bands,
+    }
+    given = {name: value for name, value in given.items() if value is not None}
+    privacy = problems.of(None, checked, PrivacySettings, given, "calibrate")
+    problems.tell()
+    assert privacy is not None
+    sampling: Sampling = PoissonSampling(privacy.q)
+    if privacy.max_batch_size is not None:
+        sampling = TruncatedPoissonSampling(privacy.q, privacy.max_batch_size, int(privacy.n))
     projections = tuple((int(rank), int(width)) for rank, width in map(_parts, projection or ()))
     found_of_bands: dict[str, Any] = {}
-    if bands not in (None, "1"):
-        asked = {"target_epsilon": epsilon, "delta": delta, "steps": steps}
-        sampling, found_of_bands = _with_bands(bands, sampling, asked, adjacency)
+    if privacy.bands != 1:
+        from privlora.training.cycles import planned_sampling
+
+        plain, sampling = sampling, planned_sampling(privacy, sampling, adjacency)
+        number = sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
+        found_of_bands = facts_of_bands(privacy, plain, number, adjacency)
     found = calibrate_noise_multiplier(
         sampling, steps, epsilon, delta, adjacency=adjacency, projections=projections
     )
@@ -140,22 +158,6 @@ def calibrate(
     if found_of_bands:
         out().print(f"bands {words_of_bands(found_of_bands)}")
     out().print(found.describe())
-
-
-def _with_bands(
-    bands: str, plain: Sampling, asked: dict[str, Any], adjacency: Adjacency
-) -> tuple[Sampling, dict[str, Any]]:
-    """How a run of the settings ``asked`` with so many bands draws its batches, and what its noise is."""
-    from privlora.config import PrivacySettings, checked
-    from privlora.training.cycles import planned_sampling
-
-    # The noise multiplier is of any batch size at this rate, so 1 unit will do.
-    sizes = {"sample_rate": plain.sample_rate, "expected_batch_size": 1}
-    given = int(bands) if bands != "auto" else bands
-    privacy = checked(PrivacySettings, {**asked, **sizes, "bands": given}, "calibrate")
-    sampling = planned_sampling(privacy, plain, adjacency)
-    number = sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
-    return sampling, facts_of_bands(privacy, plain, number, adjacency)
 
 
 def facts_of_bands(
@@ -186,72 +188,6 @@ def words_of_bands(facts: dict[str, Any]) -> str:
     )
 
 
-def _wrong_targets(
-    epsilon: float | None, delta: float | None, steps: int | None, units: int | None
-) -> Iterator[ConfigError]:
-    """What is missing, and what no calibration could have, in the user's words. units: N, where it is given."""
-    for name, value, usual in (("epsilon", epsilon, "3"), ("delta", delta, "1e-5"), ("steps", steps, "200")):
-        if value is None:
-            yield ConfigError(f"--{name} is missing", fix=f"add it, as --{name} {usual}")
-    yield from _unread({"--epsilon": epsilon, "--delta": delta}, "a number")
-    yield from _unread({"--steps": steps}, "a whole number")
-    if _is_number(epsilon) and not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        yield ConfigError(
-            f"--epsilon {epsilon:g} is not between {SMALLEST_EPSILON:g} and {LARGEST_EPSILON:g}",
-            fix="choose an epsilon of about 1 to 10",
-        )
-    if _is_number(delta) and not 0 < delta < 1:
-        yield ConfigError(
-            f"--delta {delta:g} is not between 0 and 1",
-            why="delta bounds the probability that the epsilon does not hold",
-            fix="choose a delta below 1 / number of privacy units, for example 1e-5",
-        )
-    elif _is_number(delta) and _is_number(units) and units >= 1 and delta >= 1 / units:
-        yield ConfigError(
-            f"--delta {delta:g} is not below 1/N = {1 / units:g}",
-            why="publishing one whole record would satisfy it",
-            fix="set delta to a tenth of 1/N or less",
-        )
-    if _is_number(steps) and not 1 <= steps <= MOST_STEPS:
-        yield ConfigError(
-            f"--steps {steps} is not between 1 and {MOST_STEPS}", fix="give the number of steps of the run"
-        )
-
-
-def _wrong_sizes(
-    sample_rate: float | None, expected: float | None, units: int | None, cap: int | None
-) -> Iterator[ConfigError]:
-    yield from _unread({"--sample-rate": sample_rate, "--expected-batch-size": expected}, "a number")
-    yield from _unread({"--public-dataset-size": units, "--max-batch-size": cap}, "a whole number")
-    if (sample_rate is None) == (expected is None):
-        yield ConfigError(
-            "give exactly one of --sample-rate and --expected-batch-size",
-            fix="--expected-batch-size goes with --public-dataset-size",
-        )
-    if units is None and (expected is not None or cap is not None):
-        yield ConfigError(
-            "--expected-batch-size and --max-batch-size need --public-dataset-size",
-            why="the cost depends on a public number of units",
-            fix="add --public-dataset-size; a rounded figure will do",
-        )
-    if _is_number(sample_rate) and not 0 <= sample_rate <= 1:
-        yield ConfigError(
-            f"--sample-rate {sample_rate:g} is not a probability",
-            fix="give expected batch size / number of privacy units, between 0 and 1",
-        )
-    if _is_number(units) and units < 1:
-        yield ConfigError(f"--public-dataset-size {units} is below 1", fix="give the number of units")
-    elif _is_number(expected) and not (expected >= 0 and (not _is_number(units) or expected <= units)):
-        yield ConfigError(
-            f"--expected-batch-size {expected:g} is not between 0 and the number of units",
-            fix="give how many units a step draws on average",
-        )
-    if _is_number(cap) and cap < 1:
-        yield ConfigError(
-            f"--max-batch-size {cap} is below 1", fix="set it to about 1.75 times the expected batch size"
-        )
-
-
 def _wrong_projections(given: Sequence[str]) -> Iterator[ConfigError]:
     for text in given:
         rank, width = map(_digits, _parts(text))
@@ -263,52 +199,6 @@ def _wrong_projections(given: Sequence[str]) -> Iterator[ConfigError]:
             )
 
 
-def _wrong_bands(
-    bands: str | None, steps: int | None, rate: float | None, cap: int | None, projections: Sequence[str]
-) -> Iterator[ConfigError]:
-    """rate: q, where it is known and a probability."""
-    if bands in (None, "1"):
-        return
-    number = _digits(bands)
-    if number is None and bands != "auto":
-        yield ConfigError(
-            f"--bands {named(bands)} is neither a whole number nor auto",
-            fix="give --bands 8, or --bands auto",
-        )
-    elif number is not None and not 1 <= number <= MOST_BANDS:
-        yield ConfigError(
-            f"--bands {bands} is not between 1 and {MOST_BANDS}", fix="give --bands 8, or --bands auto"
-        )
-    elif number is not None and _is_number(steps) and number > steps >= 1:
-        yield ConfigError(f"--bands {bands} is above --steps {steps}", fix=f"give at most {steps} bands")
-    elif number is not None and rate is not None and number * rate > 1:
-        yield ConfigError(
-            f"--bands {bands}: a class has 1/{bands} of all units, and a batch needs {rate:g} of them",
-            fix=f"give at most {int(1 / rate)} bands, or a smaller batch",
-        )
-    if cap is not None:
-        yield ConfigError(
-            "--bands does not go with --max-batch-size",
-            why="what a cap costs is not known for batches of one class",
-            fix="leave out --bands or --max-batch-size",
-        )
-    if projections:
-        yield ConfigError(
-            "--bands does not go with --projection: correlated noise is of no projection that is drawn anew",
-            fix="leave out --bands or --projection",
-        )
-
-
-def _unread(options: Mapping[str, object], kind: str) -> Iterator[ConfigError]:
-    for name, value in options.items():
-        if value is not None and not _is_number(value):
-            yield ConfigError(f"{name} {named(value)} is not {kind}", fix=f"give {name} {kind}")
-
-
-def _is_number(value: object) -> TypeGuard[float]:
-    return isinstance(value, int | float)
-
-
 def _digits(text: str) -> int | None:
     """What digits stand for; None for anything else, and for more of them than any number here has."""
     return int(text) if text.isdecimal() and len(text) <= 18 else None
@@ -317,30 +207,6 @@ def _digits(text: str) -> int | None:
 def _parts(projection: str) -> tuple[str, str]:
     rank, _, width = projection.partition(":")
     return rank, width
-
-
-def _rate(
-    sample_rate: float | None, expected: float | None, units: int | None, cap: int | None
-) -> float | None:
-    """q, where it follows and is a probability above 0."""
-    found = sample_rate
-    if not _is_number(found):
-        found = expected / units if _is_number(expected) and _is_number(units) and units >= 1 else None
-    return found if found is not None and 0 < found <= 1 else None
-
-
-def _sampling(
-    sample_rate: float | None, expected: float | None, units: int | None, cap: int | None
-) -> Sampling:
-    """Of sizes that are not wrong."""
-    if sample_rate is None:
-        assert expected is not None
-        assert units is not None
-        sample_rate = expected / units
-    if cap is None:
-        return PoissonSampling(sample_rate)
-    assert units is not None
-    return TruncatedPoissonSampling(sample_rate, cap, units)
 
 
 def budget(

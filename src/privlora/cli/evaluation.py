@@ -5,22 +5,21 @@ from __future__ import annotations
 import json
 import math
 import re
-import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries, saying
 from privlora.cli.training import load_run_settings
-from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked, read_yaml
+from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
 from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line
-from privlora.names import ADAPTER_FILES
+from privlora.names import ADAPTER_FILES, HUB_NAME
 from privlora.reporting.wording import faults, spoken
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
@@ -37,8 +36,19 @@ if TYPE_CHECKING:
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
-_FORMS_NAMES = """task text prompt completion messages label labels text_pair chosen rejected dpo_beta"""
-_FORMS: Final = tuple(_FORMS_NAMES.split())
+_FORMS = (
+    "task",
+    "text",
+    "prompt",
+    "completion",
+    "messages",
+    "label",
+    "labels",
+    "text_pair",
+    "chosen",
+    "rejected",
+    "dpo_beta",
+)
 
 
 def evaluate(
@@ -329,7 +339,10 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
     if (near := near_run(folder)) is not None:
         raise RunError(f"there is no run in {target!r}", fix=f"did you mean the run {near!r}?")
     if folder.suffix.lower() in (".yaml", ".yml") and folder.is_file():
-        raise _of_settings(target)
+        raise RunError(
+            f"{target!r} is a YAML of settings, and what is evaluated is a run's folder, an adapter's or a model",
+            fix="give the folder of its run, which run.output names",
+        )
     if base is not None:
         raise ModelError(
             f"there is no adapter in {target!r}", fix="leave out --base to evaluate a model itself"
@@ -337,7 +350,8 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
     try:
         refuse_unknown_model(target, owner=True)
     except ModelError as error:
-        raise _neither(target, error) from None
+        ways = [f"of a run give its folder, which run.output names; of a model: {error.fix}"]
+        raise ModelError(error.what, why=error.why, fix=ways) from None
     return {"name": target}, None, {}, 0
 
 
@@ -352,43 +366,6 @@ def _form_in(release: Path) -> dict[str, Any]:
     except (OSError, ValueError, LookupError, TypeError):
         return {}
     return told if all(isinstance(value, str) for value in told.values()) else {}
-
-
-def _of_settings(target: str) -> RunError:
-    """The error for a YAML of settings in the place of the run that it is of."""
-    what = (
-        f"{target!r} is a YAML of settings, and what is evaluated is a run's folder, an adapter's or a model"
-    )
-    content: dict[str, Any] = Together().of({}, read_yaml, target)
-    of_run = content.get("run")
-    output = of_run.get("output") if isinstance(of_run, Mapping) else None
-    if not isinstance(output, str) or not output:
-        return RunError(what, fix="give the folder of its run, which run.output names")
-    place = in_one_line(output)
-    if RunFolder(Path(output)).settings.exists():
-        return RunError(what, fix=f"give its run's folder, `privlora evaluate {shlex.quote(place)}`")
-    return RunError(
-        what, fix=f"`privlora train {target}`, then give its run's folder, {place!r}, where no run is so far"
-    )
-
-
-def _neither(target: str, error: ModelError) -> ModelError:
-    """What is said of a target that is neither a run nor a model; error: what is said of it as a model."""
-    if not error.what.endswith(("no local folder", "no config.json in it")):
-        return error
-    runs = sorted(str(each) for each in Path("runs").glob("*/") if RunFolder(each).settings.exists())
-    there = f"; those here are {', '.join(runs[:_SHOWN])}" if runs else ""
-    what = error.what.replace("cannot load model", "cannot evaluate", 1)
-    return ModelError(
-        f"{what}, and no run of privlora",
-        fix=[
-            f"of a run give the folder that `privlora train` made, which run.output names{there}",
-            f"of a model: {error.fix}",
-        ],
-    )
-
-
-_SHOWN: Final = 5
 
 
 def _own_records(target: str) -> list[str]:
@@ -418,22 +395,13 @@ def _base_of(adapter: Path) -> str:
         ) from None
     if not isinstance(name, str) or not name:
         raise ModelError(f"{str(file)!r} names no base model", fix="give --base")
-    if _was_local(adapter, name):
+    if HUB_NAME.fullmatch(name) is None and not Path(name).is_dir():
         raise ModelError(
             f"the base model {name!r} seems to be a folder of the machine that trained the adapter",
             why="of a local folder its name alone is published",
             fix="give that model with --base",
         )
     return name
-
-
-def _was_local(adapter: Path, name: str) -> bool:
-    """Whether the base model came from no hub, as the report beside the adapter says; without one, by its name."""
-    try:
-        report = json.loads((adapter / "privacy_report.json").read_text(encoding="utf-8"))
-        return bool(report["adapter"]["base_is_local"])
-    except (OSError, ValueError, KeyError, TypeError):
-        return "/" not in name and not Path(name).is_dir()
 
 
 def require_adapter(run: RunFolder) -> None:
@@ -503,8 +471,9 @@ def _read(path: str | list[str], data: DataSettings) -> list[Record]:
 def _load(
     settings: ModelSettings, adapter: Path | None, head: Head | None = None
 ) -> tuple[torch.nn.Module, Any]:
-    from privlora.training.models import load_model, with_adapter
+    from privlora.training.base_weights import with_adapter
+    from privlora.training.models import load_model
 
     with saying("loading the model", piped=True):
         model, tokenizer = load_model(settings, head)
-        return (model if adapter is None else with_adapter(model, adapter)), tokenizer
+        return (model if adapter is None else with_adapter(model, adapter, head)), tokenizer

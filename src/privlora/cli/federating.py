@@ -12,7 +12,6 @@ import typer
 
 from privlora.accounting import Plan, read_ledger
 from privlora.cli.console import JsonOption, accounting, emit, err, loading, out, quiet_libraries
-from privlora.cli.no_federation import no_federation
 from privlora.cli.rule_table import show_rules
 from privlora.cli.training import OverridesArgument, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
@@ -93,7 +92,15 @@ def federate(
         raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
     settings = load_settings(config, overrides or ())
     if settings.federation is None:
-        raise no_federation(config, settings)
+        raise ConfigError(
+            f"{config} has no group federation, so nothing says who its clients are",
+            fix=[
+                "add one, as federation: {clients: [{name: north, path: north.jsonl}, {name: south, path: "
+                "south.jsonl}], rounds: 10, local_steps: 4, rule: tan}, without data.path and privacy.steps",
+                "or let `privlora init north.jsonl south.jsonl --clients --model NAME` write such a YAML",
+                f"or, to train in one place, `privlora train {config}`",
+            ],
+        )
     if app is not None:
         _write(app, settings, superlink or _SUPERLINK, root_certificates, as_json)
         return

@@ -100,6 +100,15 @@ def verify(
             "--public-key", metavar="FILE", help="Whose signature the annex must have.", show_default=False
         ),
     ] = None,
+    base: Annotated[
+        str | None,
+        typer.Option(
+            "--base",
+            metavar="MODEL",
+            help="Base model whose weights to compare.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute a release's epsilon from its ledger again, and hold every file and the annex against it; no records.
@@ -112,7 +121,7 @@ def verify(
         from privlora.reporting.verifying import verify as verified
 
         key = None if public_key is None else read_public_key(public_key)
-        found = verified(path, annex_hash=annex_hash, public_key=key)
+        found = verified(path, annex_hash=annex_hash, public_key=key, base=base)
     if as_json:
         checks = [{"name": each.name, "passed": each.passed, "found": each.found} for each in found.checks]
         emit({"verified": found.passed, "epsilon": found.epsilon, "head": found.head, "checks": checks})

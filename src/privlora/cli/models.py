@@ -137,13 +137,11 @@ def _release(folder: RunFolder) -> Iterator[tuple[Path, dict[str, Any]]]:
     """
     from privlora.reporting.publication import read_report
     from privlora.reporting.pushing import checked
-    from privlora.reporting.seals import is_sealed
     from privlora.reporting.statement import PRIVATE
 
     report = read_report(folder.report)
     stamp = report.get("stamp")
-    # That of an older version names no hashes, and its copy does not either.
-    if isinstance(stamp, dict) and stamp.get("text") == PRIVATE and is_sealed(report):
+    if isinstance(stamp, dict) and stamp.get("text") == PRIVATE:
         with checked(folder) as found:
             yield found.place, found.report
     else:
@@ -161,18 +159,20 @@ def _write_merged(settings: Settings, release: Path, report: dict[str, Any], fol
         from privlora.adapters.peft_files import merge, read_adapter
         from privlora.reporting.card import card
         from privlora.reporting.seals import CARD_NAME
+        from privlora.training.base_weights import refuse_another_base, with_adapter
         from privlora.training.classifier import head_of
-        from privlora.training.models import load_model, with_adapter
+        from privlora.training.models import load_model
 
     head = head_of(settings)
     # Packed weights cannot take an update: it goes into those that they were packed from.
     unpacked = settings.model.model_copy(update={"device": "cpu", "quantization": None})
     factors = read_adapter(release) if head is None else {}
     model, tokenizer = load_model(unpacked, head)
+    refuse_another_base(report["adapter"], model, classifies=head is not None)
     if head is None:
         merge(model, factors)
     else:  # its last layers are whole in the adapter's files
-        model = with_adapter(model, release).merge_and_unload()
+        model = with_adapter(model, release, head).merge_and_unload()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     (folder / CARD_NAME).write_text(card(report, merged=True), encoding="utf-8")

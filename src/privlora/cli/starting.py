@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated, Any, Final, TypeVar
 
@@ -12,7 +13,7 @@ import yaml
 
 from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
 from privlora.config import settings_from
-from privlora.errors import ConfigError, PrivloraError, in_one
+from privlora.errors import ConfigError, DataError, ModelError, PrivloraError, in_one
 
 _Given = TypeVar("_Given")
 _Found = TypeVar("_Found")
@@ -125,13 +126,19 @@ def _example(content: str) -> list[tuple[str, str]]:
     """How a record is read by the settings in a YAML, where a tokenizer is at hand."""
     with quiet_libraries(told=True), loading():
         from privlora.cli.example import example_rows
+        from privlora.training.inputs import refuse_unrendered_first
         from privlora.training.models import load_tokenizer
 
         settings = settings_from(yaml.safe_load(content))
-        try:
-            return example_rows(settings.data, load_tokenizer(settings.model))
-        except PrivloraError:  # `plan` says what is wrong with the model
-            return []
+        rows: list[tuple[str, str]] = []
+        with suppress(ConfigError, ModelError):  # `plan` says what is wrong with the model
+            tokenizer = load_tokenizer(settings.model)
+            rows = example_rows(settings.data, tokenizer)
+            try:
+                refuse_unrendered_first(settings, tokenizer)
+            except DataError as error:
+                err().print(f"note: `privlora train` refuses these records as they are: {error}")
+        return rows
 
 
 def _refuse_unfit(content: str) -> None:

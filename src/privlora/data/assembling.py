@@ -51,11 +51,6 @@ class Tokens:
     blank: NDArray[np.bool_]
     """(N,) whether the trained part is empty, or the prompt before it is cut away altogether."""
 
-    @property
-    def beside_ids(self) -> int:
-        """Bytes of all that is kept beside the ids."""
-        return sum(a.nbytes for a in (self.starts, self.edges, self.edge_starts, self.dropped, self.blank))
-
     @classmethod
     def joined(cls, parts: Iterable[Tokens]) -> Tokens:
         """Those of all parts, in their order. Each part is let go before the next is asked for."""

@@ -158,12 +158,6 @@ class Examples(Sequence[Example]):
         return self._tokens
 
     @property
-    def bytes_beside_ids(self) -> int:
-        """What all examples take beside their ids."""
-        more = 0 if self.preferences is None else self.preferences.rejected.bytes_beside_ids
-        return self._tokens.beside_ids + more + (0 if self._labels is None else self._labels.nbytes)
-
-    @property
     def largest_id(self) -> int:
         """The largest token id; -1 if there is no token."""
         more = -1 if self.preferences is None else self.preferences.rejected.largest_id
@@ -227,15 +221,13 @@ class Examples(Sequence[Example]):
         edges = tokens.edges[slice(*tokens.edge_starts[number : number + 2])].tolist()
         for first, last in zip(edges[::2], edges[1::2], strict=True):
             labels[first:last] = source[first:last]
-        answer, second = (None, 0) if self.answers is None else self._answer(self.answers, number)
+        answers = self.answers
+        answer = None if answers is None else float(answers.values[number])
+        second = 0 if answers is None else int(answers.seconds[number])
         other = None if self.preferences is None else self.preferences.rejected[number]
         return Example(
             ids, labels, int(tokens.dropped[number]), bool(tokens.blank[number]), answer, second, other
         )
-
-    @staticmethod
-    def _answer(answers: Answers, number: int) -> tuple[float, int]:
-        return float(answers.values[number]), int(answers.seconds[number])
 
     def _flat(self, examples: Sequence[Example]) -> Tokens:
         ids, labels = (

@@ -33,17 +33,19 @@ def build_labelled(
 ) -> Examples:
     """Tokenise every record as ``tokenizer(text, pair)`` does, special tokens included; none is dropped.
 
+    Control tokens that texts spell are read as text (``split_special_tokens``), also those of a format.
     Too long ones are cut as ``truncation=True`` cuts them: at the end, of a pair the longer text. All of an example's
     tokens count as labelled, which is how they are counted; what is learned is ``Examples.answers``.
 
     Raises DataError for a record without a text or with a label that is none of the classes.
     """
     render = _renderer(template, pair, classes, tokenizer)
+    split = template.split_special_tokens
     numbered, answers, seconds = enumerate(records, start=1), list[float](), list[int]()
 
     def chunks() -> Iterator[Tokens]:
         while some := [render(record, number) for number, record in islice(numbered, _CHUNK)]:
-            ids, dropped, second = _encode([texts for texts, _ in some], tokenizer, max_length)
+            ids, dropped, second = _encode([texts for texts, _ in some], tokenizer, max_length, split)
             answers.extend(answer for _, answer in some)
             seconds.extend(second)
             starts = starts_of(np.array([len(row) for row in ids]))
@@ -76,7 +78,7 @@ def _renderer(
 
 
 def _encode(
-    texts: list[tuple[str, ...]], tokenizer: Any, max_length: int
+    texts: list[tuple[str, ...]], tokenizer: Any, max_length: int, split: bool
 ) -> tuple[list[list[int]], list[int], list[int]]:
     """Ids of each record, how many tokens did not fit, and where the second text's types begin."""
     typed = len(texts[0]) == 2 and _tells_apart(tokenizer)
@@ -84,7 +86,8 @@ def _encode(
     def encode(some: list[tuple[str, ...]], **cut: Any) -> Any:
         columns = [list(column) for column in zip(*some, strict=True)]
         # verbose=False: the warning about long texts would print the length of a private one.
-        return tokenizer(*columns, return_token_type_ids=typed, verbose=False, **cut)
+        cut |= {"return_token_type_ids": typed, "split_special_tokens": split, "verbose": False}
+        return tokenizer(*columns, **cut)
 
     found = encode(texts)
     ids, types = found["input_ids"], found["token_type_ids"] if typed else None

@@ -17,9 +17,8 @@ from typing import TYPE_CHECKING, Any, Final
 from jinja2 import TemplateError, UndefinedError
 
 from privlora.data.canonical import canonical, is_rounded
-from privlora.data.jinja import without_clock
 from privlora.data.records import field_of, text_of, value_of
-from privlora.data.sandbox import TemplateRefusedError, rendering
+from privlora.data.sandbox import DATE, TemplateRefusedError, rendering
 from privlora.data.templates import TAKEN, no_chat_template, parse, template_named
 from privlora.errors import ConfigError, DataError, article
 
@@ -59,16 +58,12 @@ Apply = Callable[..., str]
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
     """What finds a tokenizer's special tokens in a text; None if it has none. Words and signs count as text."""
-    return _any_of(name for name in _special(tokenizer) if len(name) > 2 and not name.isalnum())
-
-
-def _special(tokenizer: PreTrainedTokenizerBase) -> set[str]:
     known = tokenizer.added_tokens_decoder.values()
-    return {token.content for token in known if token.special} | set(tokenizer.all_special_tokens)
-
-
-def _any_of(names: Iterable[str]) -> re.Pattern[str] | None:
-    parts = sorted({re.escape(name) for name in names if name.strip()}, key=len, reverse=True)
+    special = (token.content for token in known if token.special)
+    names = {
+        name for name in (*special, *tokenizer.all_special_tokens) if len(name) > 2 and not name.isalnum()
+    }
+    parts = sorted((re.escape(name) for name in names if name.strip()), key=len, reverse=True)
     return re.compile("|".join(parts)) if parts else None
 
 
@@ -94,17 +89,17 @@ class Renderer:
         self._template, self._tokenizer, self._loss_on = template, tokenizer, loss_on
         self._control = control_tokens(tokenizer) if template.split_special_tokens else None
         self._pieces = {form: parse(form) for form in template.forms}
-        self._whose = _TOKENIZERS if template.chat_template is None else _OWN
+        self._whose = "data.chat_template" if template.chat_template else "the tokenizer's chat template"
         self._applied: dict[bool, Apply] = {}
         self.is_chat = is_chat(template, tokenizer)
         if self.is_chat:
             self._applied[False] = self._apply(with_tools=False)
-            marks = (
-                token.content for token in tokenizer.added_tokens_decoder.values() if "|" in token.content
-            )
-            mark = _any_of({*_special(tokenizer), *marks})
-            self._ends = re.compile("(?!)" if mark is None else rf"(?:{mark.pattern})\s*\Z")
-            self._follows = re.compile("(?!)" if mark is None else rf"\s*(?:{mark.pattern})")
+            special, known = control_tokens(tokenizer), tokenizer.added_tokens_decoder.values()
+            marks = [
+                re.escape(token.content) for token in known if "|" in token.content
+            ]  # not all are special
+            mark = "|".join([*marks, "(?!)" if special is None else special.pattern])
+            self._ends, self._follows = re.compile(rf"(?:{mark})\s*\Z"), re.compile(rf"\s*(?:{mark})")
 
     def __call__(self, record: Mapping[str, Any], number: int) -> Rendered:
         """The text of a record, which has this number (from 1). Raises DataError."""
@@ -114,7 +109,12 @@ class Renderer:
         if given.prompt is None or given.completion is None:
             return self._joined([self._fill(form, record, number) for form in given.forms])
         if not self.is_chat:
-            self._refuse_messages(record, number)
+            if any(holds_turns(record, form) for form in given.forms):
+                raise DataError(
+                    f"record {number} holds messages, and no chat template renders them",
+                    fix="use the tokenizer of an instruction-tuned model, or set data.chat_template; remove "
+                    "data.template",
+                )
             return self._joined([self._fill(form, record, number) for form in given.forms])
         prompt = self._turns(given.prompt, record, number, "user")
         completion = self._turns(given.completion, record, number, "assistant")
@@ -176,21 +176,11 @@ class Renderer:
             return messages_of(record, number, form)
         return [{"role": role, "content": "".join(text for text, _ in self._fill(form, record, number))}]
 
-    def _refuse_messages(self, record: Mapping[str, Any], number: int) -> None:
-        if not any(holds_turns(record, form) for form in self._template.forms):
-            return
-        if self._template.template == "none":
-            raise DataError(
-                f"record {number} holds messages, and data.template=none joins texts",
-                fix="remove data.template",
-            )
-        raise no_chat_template()
-
     def _apply(self, with_tools: bool) -> Apply:
         text = template_named(
             self._template.chat_template, self._tokenizer.chat_template, with_tools=with_tools
         )
-        return _applied(without_clock(text), self._tokenizer)
+        return _applied(text, self._tokenizer)
 
     def _talk(self, messages: list[dict[str, Any]], record: Mapping[str, Any], number: int) -> _Talk:
         tools = tools_of(record, number, self._template.tools)
@@ -253,6 +243,7 @@ def _applied(text: str, tokenizer: PreTrainedTokenizerBase) -> Apply:
             why="a record's text would depend on how many records came before",
             fix="give data.chat_template without it",
         )
+    text = f"{{%- macro strftime_now(form='') -%}}{DATE}{{%- endmacro -%}}{text}"
     return lambda messages, ask, tools, told: str(
         tokenizer.apply_chat_template(
             messages, tools=tools, tokenize=False, add_generation_prompt=ask, chat_template=text, **told
@@ -260,10 +251,7 @@ def _applied(text: str, tokenizer: PreTrainedTokenizerBase) -> Apply:
     )
 
 
-_TOKENIZERS: Final = "the tokenizer's chat template"
-_OWN: Final = "data.chat_template"
-
-
+@dataclass
 class _Talk:
     """A record's messages on their way through a chat template.
 
@@ -271,28 +259,26 @@ class _Talk:
     template writes itself can be told from it.
     """
 
-    def __init__(
-        self,
-        messages: list[dict[str, Any]],
-        tools: list[Any] | None,
-        apply: Apply,
-        number: int,
-        whose: str,
-        control: re.Pattern[str] | None,
-    ) -> None:
-        self._apply, self._number, self._whose = apply, number, whose
-        objects = _with_objects(messages)
-        if objects != messages:
+    messages: list[dict[str, Any]]
+    tools: list[Any] | None
+    apply: Apply
+    number: int
+    whose: str
+    control: re.Pattern[str] | None
+
+    def __post_init__(self) -> None:
+        objects = _with_objects(self.messages)
+        if objects != self.messages:
             with suppress(Exception):  # a template that takes arguments as text fails on objects
-                apply(objects, False, tools)
-                messages = objects
-        (self.messages, self._tools), self._stand_ins = _guarded([messages, tools], control)
+                self.apply(objects, False, self.tools)
+                self.messages = objects
+        (self.messages, self.tools), self._stand_ins = _guarded([self.messages, self.tools], self.control)
 
     def render(self, count: int, ask: bool = False) -> str:
         """The first ``count`` messages, and the beginning of an answer if one is asked for. Raises DataError."""
-        whose = f"record {self._number}: {self._whose}"
+        whose = f"record {self.number}: {self.whose}"
         try:
-            return self._apply(self.messages[:count], ask, self._tools)
+            return self.apply(self.messages[:count], ask, self.tools)
         except TemplateRefusedError as error:
             raise DataError(
                 f"{whose} {error.message}",
@@ -322,7 +308,7 @@ class _Talk:
         """Where message ``i``, the assistant's, starts and ends in the whole conversation. Raises DataError."""
         if i == 0:
             raise DataError(
-                f"record {self._number}: the conversation starts with the assistant",
+                f"record {self.number}: the conversation starts with the assistant",
                 fix='put what it answers in front (a system or user message), or set loss_on="all"',
             )
         # Asked for an answer, some templates open it differently (a thinking tag): what is common counts.
@@ -333,7 +319,7 @@ class _Talk:
         stop = _turn_end(whole, start, until_turn, self.messages[i]["content"].strip())
         if stop is None or (before is not asked and (not whole.startswith(before) or start < len(before))):
             raise DataError(
-                f"record {self._number}: {self._whose} shows message {i + 1} differently once others follow",
+                f"record {self.number}: {self.whose} shows message {i + 1} differently once others follow",
                 why="the tokens of the assistant cannot be told from the others",
                 fix='make a record of each assistant turn and the messages before it, or set loss_on="all"',
             )
@@ -342,7 +328,7 @@ class _Talk:
     def refuse_lost(self, text: str, messages: Iterable[int], *, with_tools: bool = False) -> None:
         """Raise DataError where the text lacks what one of these messages says, or what a tool is for."""
         packed, lost = _packed(text), None
-        tools = [each.get("function", each) for each in self._tools or [] if with_tools]
+        tools = [each.get("function", each) for each in self.tools or [] if with_tools]
         told = [
             each.get(key) for each in tools if isinstance(each, Mapping) for key in ("name", "description")
         ]
@@ -353,7 +339,7 @@ class _Talk:
                 lost = f"something that message {i + 1} says"
         if lost is not None:
             raise DataError(
-                f"record {self._number}: {self._whose} leaves out {lost}",
+                f"record {self.number}: {self.whose} leaves out {lost}",
                 why="the model would learn an answer without it",
                 fix="give a template that shows it as data.chat_template (many lack tools or reasoning), or "
                 "take it out of the records",
@@ -409,7 +395,7 @@ def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     def read(arguments: Any) -> Any:
         with suppress(ValueError):
             found = json.loads(arguments) if isinstance(arguments, str) else None
-            return canonical(found) if isinstance(found, dict) else arguments
+            return found if isinstance(found, dict) else arguments
         return arguments
 
     def of(call: Any) -> Any:

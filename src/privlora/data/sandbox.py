@@ -23,6 +23,10 @@ from jinja2.utils import Namespace
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
+DATE: Final = "26 Jul 2024"
+"""What `strftime_now` gives, whatever the day and the format: no clock reaches a text. Llama's own say it
+where there is no clock."""
+
 _CHECK: Final = "privlora_printable"
 _PASSED_ON: Final = "prints what a filter passes on, and not the items of it (as |list does)"
 
@@ -145,6 +149,7 @@ class Environment(ImmutableSandboxedEnvironment):
         self.tests["sameas"] = _same
         self.globals |= {
             "lipsum": _chance,
+            "strftime_now": lambda *_: DATE,
             "raise_exception": _raise,
             "dict": _Dict(),
             "namespace": Namespace,

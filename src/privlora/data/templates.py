@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import re
 import string
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from privlora.errors import ConfigError, named
-
-# Jinja's way of naming a column; a third brace on a side is a literal one beside a column.
-_DOUBLED = re.compile(r"(?<!\{)\{\{\s*([^\W\d][\w.-]*)\s*\}\}(?!\})")
-_LONGEST = 40  # of a name that an error shows
 
 
 def parse(template: str) -> list[tuple[str, str | None]]:
@@ -21,13 +16,6 @@ def parse(template: str) -> list[tuple[str, str | None]]:
     """
     if "{" not in template and "}" not in template:
         return [("", template)]
-    doubled = _DOUBLED.search(template)
-    if doubled is not None:
-        raise ConfigError(
-            f"template {named(template)} has a name in double braces, which stand for literal ones",
-            why="every record would hold that name, and not what its column says",
-            fix=f"write {{{doubled[1]}}}" if len(doubled[1]) <= _LONGEST else "write single braces",
-        )
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:

@@ -13,6 +13,6 @@ def model_path() -> Path:
     """The folder of the embedded model and tokenizer, for `from_pretrained` of the transformers Auto classes.
 
     A Llama of 1.4 million parameters (4 layers, width 160, vocabulary 1280, 256 positions), pretrained on
-    `public_texts` alone by `privlora.demo.pretrain`. Stored as float16, loaded as float32.
+    `public_texts` alone by benchmarks/demo_model.py. Stored as float16, loaded as float32.
     """
     return Path(__file__).parent / "model"

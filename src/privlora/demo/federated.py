@@ -314,12 +314,7 @@ def _tell_where(console: Console, folder: RunFolder) -> None:
     console.print(
         f"The adapter of all five, safe to publish: [bold]{folder.release}[/]\n"
         f"  the report: {folder.release / 'report.html'}\n"
-        "\nUse it:\n"
-        "  [green]from peft import PeftModel[/]\n"
-        "  [green]from transformers import AutoModelForCausalLM, AutoTokenizer[/]\n"
-        f'  [green]base = AutoModelForCausalLM.from_pretrained("{model_path()}")[/]\n'
-        f'  [green]model = PeftModel.from_pretrained(base, "{folder.release}")[/]\n'
-        f'  [green]tokenizer = AutoTokenizer.from_pretrained("{model_path()}")[/]\n'
+        f"  how to load it: {folder.release / 'README.md'}\n"
         "\nWrite its report again, from its own files:\n"
         f"  [green]privlora report {folder.root}[/]",
         soft_wrap=True,

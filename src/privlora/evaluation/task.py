@@ -141,9 +141,7 @@ def evaluate_task(
     asked, part = _asked(row, records, limit)
     prompts = [question.prompt for question in asked]
     gold = np.array([_number(question, i) for i, question in enumerate(asked, start=1)])
-    options = encode_completions(
-        [row.completion(answer) for answer in row.answers], tokenizer, prompt=prompts[0]
-    )
+    options = encode_completions(list(map(row.completion, row.answers)), tokenizer, prompt=prompts[0])
     longest = max(map(len, options), default=_MATH_TOKENS)
     answers: list[str] = []
     if scoring == "likelihood":

@@ -67,7 +67,7 @@ class VoteMechanism:
                 f"the ledger's plan has clip_norm={plan.clip_norm:g} and "
                 f"expected_batch_size={plan.expected_batch_size:g}, the votes {VOTE_NORM:g} and {divisor:g}",
                 why="the ledger would state what was not done",
-                fix="plan votes with synthesis.plan_votes",
+                fix="give the plan clip_norm=mechanisms.VOTE_NORM",
             )
 
     @property

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import yaml
 
-from privlora.names import HUB_NAME
+from privlora.names import HUB_NAME, base_to_load
 from privlora.pages.numbers import nats, number
 from privlora.reporting.federation import card_paragraph, federation_table
 from privlora.reporting.markdown import plain, table, unlinked
@@ -55,6 +55,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         *(_use_merged(report) if merged else _use(report)),
         "```",
         "",
+        *([] if merged else _which_base(report)),
         "## Training",
         "",
         *table(method_table(report)),
@@ -114,6 +115,17 @@ def _use(report: Report) -> list[str]:
     ]
 
 
+def _which_base(report: Report) -> list[str]:
+    found = report["adapter"].get("base_sha256")
+    if not found:
+        return []
+    alone = "The base model was a folder: hand it on, too. " if report["adapter"]["base_is_local"] else ""
+    return [
+        f"{alone}The base model's weights have SHA-256 `{found}`: `privlora verify . --base MODEL` compares.",
+        "",
+    ]
+
+
 def _arguments(given: Mapping[str, object]) -> str:
     return ", ".join(f"{name}={value!r}" for name, value in given.items())
 
@@ -131,10 +143,9 @@ def _front_matter(report: Report, merged: bool) -> dict[str, object]:
 
 def _base(report: Report) -> str:
     adapter = report["adapter"]
-    if adapter["base_is_local"]:
-        return repr(f"path/to/{adapter['base_model']}")
     revision = adapter["base_revision"]
-    return repr(adapter["base_model"]) + (f", revision={revision!r}" if revision else "")
+    base = base_to_load(adapter["base_model"], local=adapter["base_is_local"])
+    return repr(base) + (f", revision={revision!r}" if revision else "")
 
 
 def _answers(report: Report) -> list[str]:

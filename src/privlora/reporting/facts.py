@@ -25,6 +25,7 @@ from privlora.reporting.limits import not_protected
 from privlora.reporting.noise import noise_on_weights
 from privlora.reporting.statement import SCHEMA_VERSION, evaluation_rows, privacy_facts, versions
 from privlora.training.assembly import Parts
+from privlora.training.base_weights import weights_of
 from privlora.training.cycles import bands_of
 from privlora.training.reach import coverage
 
@@ -135,6 +136,7 @@ def _adapter(parts: Parts) -> dict[str, Any]:
         "base_model": published_name(base),
         "base_is_local": is_local(base),
         "base_revision": parts.settings.model.revision,
+        "base_sha256": weights_of(parts.adapter.model, classifies=parts.settings.data.classes is not None),
         **({} if packed is None else {"base_quantization": packed.model_dump(exclude_defaults=True)}),
         "rank": parts.adapter.rank,
         "lora_alpha": lora.lora_alpha,

@@ -9,9 +9,9 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from privlora.pages.figures import ACCENT, INK, MUTED, SECOND, THIRD, WIDTH, grid, in_style, inline_svg
-from privlora.pages.numbers import nats
+from privlora.pages.figures import ACCENT, MUTED, SECOND, THIRD, WIDTH, grid, in_style, inline_svg
 from privlora.reporting.federation import size
+from privlora.reporting.plots import plot_loss
 from privlora.reporting.wording import Report
 
 
@@ -27,7 +27,8 @@ def rounds_plot(report: Report) -> Markup | None:
     _attendance(panels[0], log)
     _traffic(panels[1], log)
     if evaluated:
-        _loss(panels[2], evaluated)
+        plot_loss(panels[2], evaluated)
+        panels[2].set_ylabel("held-out loss")
     panels[-1].set_xlabel("round")
     panels[-1].set_xlim(-0.4 if evaluated else 0.4, log[-1]["round"] + 0.6)
     panels[-1].xaxis.set_major_locator(MaxNLocator(12, integer=True))
@@ -78,24 +79,6 @@ def _traffic(axes: Axes, log: list[dict[str, Any]]) -> None:
     axes.grid(visible=False, axis="x")
     axes.set_ylabel("bytes")
     _legend(axes)
-
-
-def _loss(axes: Axes, rows: list[dict[str, Any]]) -> None:
-    """With a band of one standard error; the first and the last value are written out."""
-    rounds = np.array([row["step"] for row in rows])
-    loss = np.array([row["loss_per_example"] for row in rows])
-    error = np.array([row["standard_error"] or 0.0 for row in rows])
-    axes.fill_between(rounds, loss - error, loss + error, color=SECOND, alpha=0.16, linewidth=0)
-    axes.plot(rounds, loss, "o-", color=SECOND, linewidth=2, markersize=4)
-    above = 9 if loss[-1] <= loss[0] else -15  # the side of the first point on which the curve is not
-    for end, offset, side in ((0, (8, above), "left"), (-1, (-2, -6 - above), "right")):
-        axes.annotate(
-            nats(loss[end]), (rounds[end], loss[end]), offset, textcoords="offset points", ha=side, color=INK
-        )
-        if len(rows) == 1:
-            break
-    axes.margins(y=0.2)
-    axes.set_ylabel("held-out loss")
 
 
 def _bar(log: list[dict[str, Any]]) -> float:

@@ -59,10 +59,20 @@ def loss_plot(report: Report) -> Markup | None:
     rows = [row for row in report["evaluation"] if row["loss_per_example"] is not None]
     if not rows:
         return None
+    figure, (axes,) = grid(1, 1, _HALF, 3.1)
+    steps, loss = plot_loss(axes, rows)
+    margin = max(steps[-1], 1) * 0.04
+    unit = "round" if "federation" in report else "step"
+    axes.set(xlabel=unit, ylabel=loss_unit(report).removeprefix("in "), xlim=(-margin, steps[-1] + margin))
+    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+    return inline_svg(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")
+
+
+def plot_loss(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+    """Steps and losses of evaluations, whose first and last value are written out."""
     steps = np.array([row["step"] for row in rows])
     loss = np.array([row["loss_per_example"] for row in rows])
     error = np.array([row["standard_error"] or 0.0 for row in rows])
-    figure, (axes,) = grid(1, 1, _HALF, 3.1)
     axes.fill_between(steps, loss - error, loss + error, color=SECOND, alpha=0.16, linewidth=0)
     axes.plot(steps, loss, color=SECOND, linewidth=2)
     ends = [0, -1] if len(rows) > 1 else [0]
@@ -72,12 +82,8 @@ def loss_plot(report: Report) -> Markup | None:
         label = nats(loss[end])
         place = (steps[end], loss[end])
         axes.annotate(label, place, offset, textcoords="offset points", ha=side, va="center")
-    margin = max(steps[-1], 1) * 0.04
-    unit = "round" if "federation" in report else "step"
-    axes.set(xlabel=unit, ylabel=loss_unit(report).removeprefix("in "), xlim=(-margin, steps[-1] + margin))
-    axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.margins(y=0.2)
-    return inline_svg(figure, f"held-out loss, {nats(loss[0])} at first and {nats(loss[-1])} at last")
+    return steps, loss
 
 
 @in_style

@@ -30,7 +30,6 @@ from privlora.reporting.seals import (
     HTML_NAME,
     LEDGER,
     digests,
-    is_sealed,
     refuse_altered,
     sealed,
     text_of,
@@ -95,8 +94,7 @@ def rewrite_report(folder: RunFolder) -> Path:
         check_same_run(statement, summary)
         if summary.charges == statement.get("steps_charged"):
             found = digests(folder.release, _GROWS)
-    if is_sealed(report):
-        refuse_altered(folder, report, found)
+    refuse_altered(folder, report, found)
     if summary is not None:
         facts = stated(summary)
         if next(differences(report, facts), None) is not None:
@@ -204,7 +202,7 @@ def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
     """privacy_report.json, README.md and report.html, of an adapter or of texts, the annex where there is one, and the
     run's own note of the first one's SHA-256. Raises RunError."""
     report = sealed(report)
-    notes = is_sealed(report) and folder.private.exists()
+    notes = folder.private.exists()
     if notes:  # both, since a crash leaves either of them
         earlier = folder.seal.read_bytes().decode(errors="replace") if folder.seal.exists() else ""
         write_atomically(folder.seal, f"{report['sha256']}\n{earlier}", mode=0o600)

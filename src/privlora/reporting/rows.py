@@ -10,7 +10,6 @@ from typing import Any, Final
 
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.config.method_names import known as known_methods
-from privlora.errors import PrivloraError
 from privlora.rehearsals.kept import (
     AIM,
     DRAWS,
@@ -26,46 +25,23 @@ from privlora.reporting.seals import altered
 from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
 
-OF_EVALUATIONS: Final = frozenset(
-    (
-        "step",
-        "loss_per_token",
-        "loss_per_example",
-        "standard_error",
-        "accuracy",
-        "examples",
-        "tokens",
-        "f1",
-        "matthews_correlation",
-        "pearson",
-        "spearman",
-        "reward_margin",
-    )
-)
+_ALWAYS: Final = ("step", "accuracy", "examples", "tokens")
+_IF_FINITE: Final = ("loss_per_token", "loss_per_example", "standard_error", "f1", "matthews_correlation")
+OF_EVALUATIONS: Final = frozenset((*_ALWAYS, *_IF_FINITE, "pearson", "spearman", "reward_margin"))
 """What a row of an evaluation may name: a test compares it with the results, which import torch."""
 _MOST_TRIALS, _MOST_PUBLIC, _LARGEST = 40, 10**7, 1e6
 _COST: Final = ("private_runs", "private_epsilon")
 _BY_NOISE: Final = ("row", "rows", "aim", "of_its_own", "untrained")
-_BY_ROW: Final = (
-    "asked",
-    "row",
-    "untrained",
-    "spanning",
-    "in_place_of_records",
-    "held_out",
-    "draws",
-    "rows",
-    "lead",
-    "standard_error",
-)
+_PUBLIC: Final = ("spanning", "in_place_of_records", "held_out", "draws")
+_BY_ROW: Final = ("asked", "row", "untrained", *_PUBLIC, "rows", "lead", "standard_error")
 _OF_FILE: Final = ("row", "rows", "in_place_of_records", "held_out")
 _MEASURED: Final = (("turning", "right_weight"), ("median_norm", "clip_norm"))
 _BY_MEASURES: Final = ("row", "rows", "of_its_own")
 _OF_RATES: Final = ("drawn", "untrained", "equal_from", "equal_to")
 _OF_TRIAL: Final = ("name", "learning_rate", "loss")
-_COUNTS: Final = ("spanning", "in_place_of_records", "held_out", "drawn", "of_its_own", "tried")
+_COUNTS: Final = (*_PUBLIC, "drawn", "of_its_own", "tried")
+_LOSSES: Final = ("loss", "spread", "untrained", "lead", "standard_error")
 _OF_METRICS: Final = frozenset(("step", "epsilon", "learning_rate", "held_out_loss"))
-_FINITE: Final = frozenset(("step", "accuracy", "examples", "tokens"))  # whatever the model computes
 _ROUNDING: Final = 1e-6  # of an accountant on two machines
 
 
@@ -88,15 +64,7 @@ def refuse_other_rows(folder: RunFolder, report: Mapping[str, Any], copied: RunF
             continue
         try:
             same = as_written(path.read_bytes().decode())
-        except (
-            PrivloraError,
-            ArithmeticError,
-            ValueError,
-            TypeError,
-            KeyError,
-            AttributeError,
-            RecursionError,
-        ):
+        except Exception:  # noqa: BLE001 - what no run wrote can lack anything
             same = False
         if not same:
             raise altered(folder, path.name)
@@ -131,7 +99,7 @@ def _is_repeated(report: Mapping[str, Any], ledger: Path) -> bool:
 
 def _are_evaluations(rows: list[dict[str, Any]], report: Mapping[str, Any]) -> bool:
     numbers = all(
-        _is_number(value) or (value is None and name not in _FINITE)
+        _is_number(value) or (value is None and name not in _ALWAYS)
         for row in rows
         for name, value in row.items()
     )
@@ -152,7 +120,7 @@ def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: 
     plan = parse_ledger(ledger, ledger.read_bytes())[0].plan
     true = rows_of_report(plan, report, shown, evaluations)
     return all(
-        _alike(row[name], one[name]) for row, one in zip(rows, true, strict=True) for name in _OF_METRICS
+        alike(row[name], one[name]) for row, one in zip(rows, true, strict=True) for name in _OF_METRICS
     )
 
 
@@ -182,12 +150,12 @@ _CENT: Final = 0.01
 def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
     """Whether a choice is what the run did, in the names, the order and the numbers that such a choice has."""
     method, rows = report["method"], found["rows"]
-    by_noise, by_row = "aim" in found, "asked" in found
-    names: tuple[str, ...]
+    by_row, own = "asked" in found, "of_its_own" in found
     measured = tuple(name for pair in _MEASURED if pair[1] in found for name in pair)
-    if by_noise:
+    names: tuple[str, ...]
+    if "aim" in found:
         names = (*_BY_NOISE, *measured)
-    elif "of_its_own" in found:
+    elif own:
         names = (*_BY_MEASURES, *measured)
     elif by_row:
         names = (*_BY_ROW, *(["tried"] if "tried" in found else []))
@@ -198,28 +166,22 @@ def _is_settled(found: Mapping[str, Any], report: Mapping[str, Any]) -> bool:
         return False
     if any(tuple(row) != of_row for row in rows) or len(rows) > _MOST_TRIALS:
         return False
+    told = [(name, value) for each in (found, *rows) for name, value in each.items()]
+    losses = [value for name, value in told if name in _LOSSES and value is not None]
     rates = [row["learning_rate"] for row in rows]
-    counts = [*(found[name] for name in (*_COUNTS, *(["draws"] if by_row else [])) if name in found)]
-    counts += [] if by_row else [row["draws"] for row in rows]
-    losses = [*(row[name] for row in rows for name in ("loss", "spread") if name in row)]
-    losses += [found[name] for name in ("untrained", "lead", "standard_error") if name in found]
     order = [math.inf if row["loss"] is None else row["loss"] for row in rows[0 if by_row else 1 :]]
     return (
         found["row"] == method["name"]
-        and (_is_by_row(found) if by_row else {row["name"] for row in rows} <= {found["row"]})
-        and (not by_noise or _is_by_noise(found))
-        and ("of_its_own" not in found or found["of_its_own"] <= TEXTS)
-        and (by_noise or "of_its_own" not in found or bool(measured and not rows))
+        and (_is_by_row(found) if by_row else _is_by_rates(found, rates, losses))
+        and (not own or found["of_its_own"] <= TEXTS)
+        and ("aim" in found or not own or bool(measured and not rows))
         and (not rows or rates[0] == method["learning_rate"])
-        and ("clip_norm" not in found or found["clip_norm"] == report["statement"]["clip_norm"])
-        and all(type(count) is int and 0 < count < _MOST_PUBLIC for count in counts)
-        and all(loss is None or (_is_number(loss) and 0 <= loss < _LARGEST) for loss in losses)
-        and (by_row or all(loss is None or loss == round(loss, 6) for loss in losses))
-        and order == sorted(order)
+        and all(type(value) is int and 0 < value < _MOST_PUBLIC for name, value in told if name in _COUNTS)
+        and all(_is_number(loss) and 0 <= loss < _LARGEST for loss in losses)
         and all(_is_number(rate) and 0 < rate < _LARGEST for rate in rates)
-        and (by_row or all(rate == float(f"{rate:.3g}") for rate in rates))
+        and order == sorted(order)
         and {found.get("equal_from"), found.get("equal_to")} <= {None, *rates}
-        and ("clip_norm" not in found or _is_by_median(found))
+        and ("clip_norm" not in found or _is_by_median(found, report["statement"]))
         and ("right_weight" not in found or _is_by_turning(found, method))
     )
 
@@ -236,10 +198,24 @@ def _is_by_row(found: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_by_median(found: Mapping[str, Any]) -> bool:
-    """Whether a clip norm follows from a median norm of as many digits as a run keeps."""
+def _is_by_rates(found: Mapping[str, Any], rates: list[float], losses: list[float]) -> bool:
+    """Whether a choice is among rates of one row, in as many digits as a run keeps."""
+    rows = found["rows"]
+    by_noise = (
+        found.get("aim") == AIM and 0 < len(rows) <= MOST_RATES and {row["draws"] for row in rows} == {DRAWS}
+    )
+    return (
+        ("aim" not in found or by_noise)
+        and {row["name"] for row in rows} <= {found["row"]}
+        and all(loss == round(loss, 6) for loss in losses)
+        and all(rate == float(f"{rate:.3g}") for rate in rates)
+    )
+
+
+def _is_by_median(found: Mapping[str, Any], statement: Mapping[str, Any]) -> bool:
+    """Whether a clip norm is the run's, and follows from a median norm of as many digits as a run keeps."""
     median, norm = found["median_norm"], found["clip_norm"]
-    return median == float(f"{median:.4g}") and norm == clip_norm_of(median)
+    return median == float(f"{median:.4g}") and norm == clip_norm_of(median) == statement["clip_norm"]
 
 
 def _is_by_turning(found: Mapping[str, Any], method: Mapping[str, Any]) -> bool:
@@ -253,22 +229,14 @@ def _is_by_turning(found: Mapping[str, Any], method: Mapping[str, Any]) -> bool:
     )
 
 
-def _is_by_noise(found: Mapping[str, Any]) -> bool:
-    """Whether a choice by noise alone has the aim and the trials that such a choice has."""
-    return (
-        found["aim"] == AIM
-        and 0 < len(found["rows"]) <= MOST_RATES
-        and all(row["draws"] == DRAWS for row in found["rows"])
-    )
-
-
 def _is_ledger(text: str) -> bool:
     """Whether nothing lies behind the last whole line, which readers pass over."""
     content = text.encode()
     return parse_ledger(Path(), content)[2] == len(content)
 
 
-def _alike(said: object, true: object) -> bool:
+def alike(said: object, true: object) -> bool:
+    """The same, or a number that another machine rounds in its own way."""
     if isinstance(said, float) and isinstance(true, float):
         return math.isclose(said, true, rel_tol=_ROUNDING)
     return type(said) is type(true) and said == true

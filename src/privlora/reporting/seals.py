@@ -64,11 +64,9 @@ def with_files(report: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def text_with_files_of(report: Mapping[str, Any], folder: Path) -> str:
-    """privacy_report.json beside an adapter in another form: of all files there, if the run's own names its own."""
-    if is_sealed(report):
-        names = [path.name for path in folder.iterdir() if path.name not in PAGES]
-        report = {**report, _FILES: digests(folder, names)}
-    return text_of(report)
+    """privacy_report.json beside an adapter in another form: of all files there."""
+    names = [path.name for path in folder.iterdir() if path.name not in PAGES]
+    return text_of({**report, _FILES: digests(folder, names)})
 
 
 def text_of(report: Mapping[str, Any]) -> str:
@@ -78,23 +76,15 @@ def text_of(report: Mapping[str, Any]) -> str:
 
 def with_those_again(report: Mapping[str, Any], folder: Path, names: Collection[str]) -> dict[str, Any]:
     """The same of ``names`` alone, which may grow after a release: of the others the report keeps what it says."""
-    if not is_sealed(report):
-        return dict(report)
     return {**report, _FILES: {**report[_FILES], **digests(folder, names)}}
 
 
 def sealed(report: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON-ready, with the SHA-256 of all that it says; without one, if it names none of its files'."""
+    """JSON-ready, with the SHA-256 of all that it says."""
     content = {name: value for name, value in report.items() if name != _OWN}
     content = dict(json.loads(json.dumps(content, allow_nan=False)))
-    if is_sealed(content):
-        content[_OWN] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+    content[_OWN] = hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
     return content
-
-
-def is_sealed(report: Mapping[str, Any]) -> bool:
-    """Whether a version wrote it that names hashes."""
-    return _FILES in report
 
 
 def is_whole(folder: RunFolder, report: Mapping[str, Any]) -> bool:
@@ -109,13 +99,7 @@ def is_whole(folder: RunFolder, report: Mapping[str, Any]) -> bool:
 
 def refuse_altered(folder: RunFolder, report: Mapping[str, Any], found: Mapping[str, str]) -> None:
     """Raise PrivacyError for a report that the run did not write, or a file, of those ``found`` by name with their
-    SHA-256; RunError for a report of an older version, which names none."""
-    if not is_sealed(report):
-        raise RunError(
-            f"{str(folder.report)!r} does not name the SHA-256 of the release's files",
-            why="an older version wrote it, and nothing tells whether the weights are those that its ledger is of",
-            fix=f"`privlora resume {folder.root}` writes the release anew",
-        )
+    SHA-256."""
     if not seals_itself(report) or report[_OWN] not in _kept(folder, report):
         raise altered(folder, REPORT_NAME)
     for name, digest in found.items():
@@ -126,7 +110,7 @@ def refuse_altered(folder: RunFolder, report: Mapping[str, Any], found: Mapping[
 def seals_itself(report: Mapping[str, Any]) -> bool:
     """Whether a report, or an annex, has the hash that it names."""
     try:
-        return isinstance(report[_FILES], Mapping) and sealed(report)[_OWN] == report.get(_OWN)
+        return isinstance(report.get(_FILES), Mapping) and sealed(report)[_OWN] == report.get(_OWN)
     except ValueError:  # a number that JSON does not have
         return False
 

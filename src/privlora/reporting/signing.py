@@ -68,7 +68,7 @@ def read_private_key(path: Path, passphrase: Callable[[], str]) -> Any:
     except TypeError:  # it has a passphrase
         key = _unlocked(serialization, path, content, passphrase())
     except Exception:  # noqa: BLE001 - of the library's own, for algorithms that it does not have
-        raise _no_key(path, "private", content) from None
+        raise _no_key(path, "private") from None
     else:
         if mode & _OTHERS and not WINDOWS:
             raise PrivacyError(
@@ -77,7 +77,7 @@ def read_private_key(path: Path, passphrase: Callable[[], str]) -> Any:
                 fix=f"chmod 600 {path}; and make a new key, if others use this machine",
             )
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise _no_key(path, "private", content, key)
+        raise _no_key(path, "private")
     return key
 
 
@@ -98,9 +98,9 @@ def read_public_key(path: Path) -> str:
     try:
         key = serialization.load_pem_public_key(content)
     except Exception:  # noqa: BLE001 - of the library's own, for algorithms that it does not have
-        raise _no_key(path, "public", content) from None
+        raise _no_key(path, "public") from None
     if not isinstance(key, ed25519.Ed25519PublicKey):
-        raise _no_key(path, "public", content, key)
+        raise _no_key(path, "public")
     return key.public_bytes_raw().hex()
 
 
@@ -135,31 +135,13 @@ def _at_once(name: str, flags: int) -> int:
     return os.open(name, flags | getattr(os, "O_NONBLOCK", 0))
 
 
-def _no_key(path: Path, kind: str, content: bytes, key: Any = None) -> ConfigError:
-    """kind: what was wanted. content: of the file. key: what the library read in it, if it read one."""
+def _no_key(path: Path, kind: str) -> ConfigError:
+    """kind: what was wanted."""
     return ConfigError(
-        f"{str(path)!r} holds no {kind} {ALGORITHM} key in PEM{_instead(content, key)}",
+        f"{str(path)!r} holds no {kind} {ALGORITHM} key in PEM (SSH writes its keys in another form)",
         fix="make a pair of keys: openssl genpkey -algorithm ed25519 -aes256 -out key.pem; openssl pkey -in key.pem "
         "-pubout -out public.pem; key.pem is for --sign, public.pem for --public-key",
     )
-
-
-def _instead(content: bytes, key: Any) -> str:
-    """What kind of key was found, as far as it shows; nothing of the key itself."""
-    if key is not None:
-        return f", but one of {type(key).__name__.removeprefix('_').partition('P')[0]}"
-    found = next((what for mark, what in _KINDS.items() if mark in content), None)
-    return "" if found is None else f", but {found}"
-
-
-_KINDS: Final = {
-    b"OPENSSH PRIVATE KEY": "a private key of SSH",
-    b"ssh-": "a public key of SSH",
-    b"ecdsa-": "a public key of SSH",
-    b"BEGIN CERTIFICATE": "a certificate",
-    b"BEGIN PUBLIC KEY": "a public key",
-    b"BEGIN RSA PUBLIC KEY": "a public key of RSA",
-}
 
 
 def _library(what: str) -> tuple[Any, Any, Any]:

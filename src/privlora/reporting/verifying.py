@@ -17,7 +17,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line
+from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
 from privlora.pages.figures import drawn_alike
 from privlora.pages.numbers import number
 from privlora.ranges import MOST_STEPS
@@ -44,7 +44,6 @@ from privlora.reporting.pushing import copy_file, files_of
 from privlora.reporting.rows import refuse_other_rows
 from privlora.reporting.seals import (
     ANNEX,
-    CARD_NAME,
     HTML_NAME,
     LEDGER,
     MADE_ANEW,
@@ -65,16 +64,6 @@ from privlora.version import __version__
 _OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
 _LONGEST: Final = 400  # characters of what was found
 _LARGEST: Final = 256 * 1024 * 1024  # bytes of what is read as a whole; weights are hashed piece by piece
-_MALFORMED: Final = (
-    ArithmeticError,
-    AssertionError,
-    AttributeError,
-    LookupError,
-    MemoryError,
-    RecursionError,
-    TypeError,
-    ValueError,
-)
 
 
 @dataclass(frozen=True)
@@ -113,9 +102,11 @@ class _Release(RunFolder):
         return self.root / "no-private-folder"
 
 
-def verify(path: Path, *, annex_hash: str | None = None, public_key: str | None = None) -> Verified:
+def verify(
+    path: Path, *, annex_hash: str | None = None, public_key: str | None = None, base: str | None = None
+) -> Verified:
     """Look at a release, or at that of a run's folder; at no other file. ``annex_hash``: as an annex on paper has it.
-    ``public_key``: who must have signed, in hexadecimal.
+    ``public_key``: who must have signed, in hexadecimal. ``base``: folder or hub name of what is to be its base model.
 
     Raises RunError where there is no release, for what `privlora export` wrote and for a run of one's own that is not
     finished; ConfigError for a hash that is none.
@@ -130,22 +121,16 @@ def verify(path: Path, *, annex_hash: str | None = None, public_key: str | None 
             )
     with tempfile.TemporaryDirectory(prefix="privlora-") as root:
         copied = _Release(Path(root))
-        return _Verification(folder, copied).of(annex_hash, public_key)
+        return _Verification(folder, copied).of(annex_hash, public_key, base)
 
 
 def _refuse_an_export(folder: _Release) -> None:
     """Raise RunError for what holds no page, and nothing but the report, the card and what the report names."""
     root = folder.root
-    if root.name in ("release", "not-private") or (root / HTML_NAME).exists() or not folder.report.exists():
-        return
-    try:
-        here = {path.name for path in root.iterdir()} - {*_OF_HUBS}
-        if folder.report.stat().st_size > _LARGEST:
-            return
-        report = parse_report(folder.report, folder.report.read_bytes())
-        if not seals_itself(report) or here != {REPORT_NAME, CARD_NAME, *report["files"]}:
-            return
-    except (PrivloraError, OSError, *_MALFORMED):  # of which the checks speak
+    of_a_run = (
+        root.name in ("release", "not-private") or (root / HTML_NAME).exists() or folder.ledger.exists()
+    )
+    if of_a_run or not folder.report.exists():
         return
     raise RunError(
         f"{str(root)!r} is what `privlora export` writes, a copy of the weights without {HTML_NAME}, and no release",
@@ -171,13 +156,19 @@ class _Verification:
         self.facts: dict[str, Any] = {}
         self.annex: dict[str, Any] | None = None
 
-    def of(self, annex_hash: str | None, public_key: str | None) -> Verified:
+    def of(self, annex_hash: str | None, public_key: str | None, base: str | None) -> Verified:
         if self._take("report", self._report):
             self._take("files", self._files)
         self._take("ledger", self._ledger)
-        looks = {"epsilon": self._epsilon, "rows": self._rows, "pages": self._pages, "annex": self._annex}
+        looks: dict[str, Callable[[], str]] = {
+            "epsilon": self._epsilon,
+            "rows": self._rows,
+            "pages": self._pages,
+            "annex": self._annex,
+        }
         if "federation" in self.report:
             looks["clients"] = self._clients
+        looks["base"] = partial(self._base, base)
         for name, look in looks.items():
             if self.report and self.book is not None:
                 self._take(name, look)
@@ -206,7 +197,7 @@ class _Verification:
         except PrivloraError as error:
             self._add(name, False, f"{error.what}{f' ({error.why})' if error.why else ''}")
             return False
-        except _MALFORMED as error:
+        except Exception as error:  # noqa: BLE001 - what no run wrote can lack anything
             self._add(name, False, f"not as a run writes it ({type(error).__name__})")
             return False
 
@@ -246,7 +237,7 @@ class _Verification:
         try:
             summary = read_book(self.folder.ledger, self._read(LEDGER)).summary
             others = list(differences(found, stated(summary)))
-        except (PrivloraError, OSError, *_MALFORMED):  # of which the ledger's own check speaks
+        except Exception:  # noqa: BLE001 - of which the ledger's own check speaks
             return
         for name, said, true in others:
             raise PrivacyError(f"{REPORT_NAME} says {name} = {said}, and by the ledger it is {true}")
@@ -317,12 +308,31 @@ class _Verification:
         return "evaluations, metrics and choice are those of the report, as far as there are any"
 
     def _pages(self) -> str:
-        for name, text in _made(REPORT_NAME, pages_of, self.report).items():
+        for name, text in pages_of(self.report).items():
             found = self._read(name).decode()
             if not (found == text or (name == HTML_NAME and drawn_alike(found, text))):
                 how = f"is not what {REPORT_NAME} makes here, with matplotlib {version('matplotlib')}"
                 _refuse_other(name, f"privlora {self.report['versions']['privlora']}", how)
         return "card and page, made again from the report, are the same"
+
+    def _base(self, base: str | None) -> str:
+        adapter, classes = self.report["adapter"], self.report.get("classes")
+        expected = adapter.get("base_sha256")
+        if expected is None:
+            raise _Absent("the report names no hash of its weights, since layers were packed")
+        if base is None:
+            raise _Absent(
+                f"{named(adapter['base_model'])}, whose weights have SHA-256 {expected}; --base MODEL compares"
+            )
+        from privlora.config import ModelSettings
+        from privlora.training.base_weights import refuse_another_base
+        from privlora.training.classifier import Head
+        from privlora.training.models import load_model
+
+        head = None if classes is None else Head(classes["num_labels"], tuple(classes["names"]), 0)
+        model, _ = load_model(ModelSettings(name=base, device="cpu"), head)
+        refuse_another_base(adapter, model, classifies=head is not None)
+        return f"the one given has the weights that the adapter was trained beside, SHA-256 {expected}"
 
     def _annex(self) -> str:
         here = [name for name in ANNEX if (self.folder.release / name).exists()]
@@ -336,7 +346,7 @@ class _Verification:
         said = json.loads(content.decode())
         by = str(said["written_by"])
         facts, files = {**self.report, **self.facts}, files_beside(self.copied.release, self.report)
-        true = _made(REPORT_NAME, annex_of, facts, book, files)
+        true = annex_of(facts, book, files)
         own = {name: value for name, value in true.items() if name != "sha256"}
         for name, one, other in differences(said, own):
             _refuse_other(JSON_NAME, by, f"says {name} = {one}, and made again it is {other}")
@@ -345,7 +355,7 @@ class _Verification:
         if not seals_itself(content_of(said)):
             _refuse_other(JSON_NAME, by, "does not have the hash that it names")
         self.annex = said
-        if _made(JSON_NAME, render_annex, said) != self._read(PAGE_NAME).decode():
+        if render_annex(said) != self._read(PAGE_NAME).decode():
             _refuse_other(
                 PAGE_NAME,
                 by,
@@ -395,16 +405,6 @@ class _Verification:
                 f"the annex is signed by another key than the one given, with fingerprint {by}"
             )
         return f"by the key that was given, with fingerprint {by}"
-
-
-def _made(name: str, make: Callable[..., Any], *arguments: Any) -> Any:
-    """What this version makes of what was read from the file ``name``."""
-    try:
-        return make(*arguments)
-    except PrivloraError:
-        raise
-    except Exception:  # noqa: BLE001 - what no run wrote can lack anything
-        raise PrivacyError(f"{name} is not as a run writes it") from None
 
 
 def _refuse_other(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from math import isclose, sqrt
+from math import sqrt
 from typing import Any, Final, cast
 
 from privlora.accounting import LedgerSummary, Plan, epsilon
@@ -13,6 +13,7 @@ from privlora.config.federation import honest_left
 from privlora.errors import PrivacyError, named
 from privlora.pages.numbers import finite
 from privlora.reporting.annex import Book
+from privlora.reporting.rows import alike
 from privlora.reporting.seals import LEDGER
 
 _ROUNDING: Final = 1e-6  # of an accountant on two machines
@@ -78,12 +79,7 @@ def _cost(plan: Plan, steps: int) -> float | None:
 
 def _refuse_other(row: Report, true: Report, whose: str) -> None:
     for name, value in true.items():
-        said = row[name]
-        if isinstance(said, float) and isinstance(value, float):
-            same = isclose(said, value, rel_tol=_ROUNDING)
-        else:
-            same = type(said) is type(value) and said == value
-        if not same:
+        if not alike(row[name], value):
             raise PrivacyError(
-                f"the report says {name} = {named(said)} {whose}, and by the ledger it is {named(value)}"
+                f"the report says {name} = {named(row[name])} {whose}, and by the ledger it is {named(value)}"
             )

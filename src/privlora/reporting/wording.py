@@ -406,6 +406,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     ]
     rows = [
         ("Base model", adapter["base_model"] + revision),
+        *([("Its weights", f"SHA-256 {adapter['base_sha256']}")] if adapter.get("base_sha256") else []),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
         *([("Chosen", because(method["choice"]))] if "choice" in method else []),
         ("Optimizer", ", ".join([method["optimizer"], *settings])),
@@ -425,19 +426,12 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     ]
     if "form" in method:
         prompt, completion = (json.dumps(method["form"][name]) for name in ("prompt", "completion"))
-        met = _MET[method["form"].get("template", "none")]
+        met = f"`data.template: {method['form'].get('template', 'none')}`"
         rows.append(("Form", f"prompt {prompt}, answer {completion}, {met}: ask it in the same form"))
     rows += _chat(method)
     if "dropout" in method:  # older reports do not say
         rows.append(("Dropout", _dropout(method)))
     return rows
-
-
-_MET = {
-    "auto": "as a user's and an assistant's turn where the tokenizer has a chat template",
-    "chat": "as a user's and an assistant's turn",
-    "none": "one behind the other",
-}
 
 
 def _chat(method: Report) -> list[tuple[str, str]]:

@@ -187,14 +187,13 @@ def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, not
             "each line of a .txt that is not blank is one record, with a unit and an epsilon of its own: where blank "
             "lines divide records of several lines, add --format paragraphs"
         )
-        draft.remark("data", "format: paragraphs   # where blank lines divide records; else each line is one")
     for name, value in form.settings.items():
         why = "only answers are learnt" if name == "loss_on" else ""
         draft.put(f"data.{name}", value, why)
     if form.why:
         notes.append(f"columns: {', '.join(form.used)} ({form.why})")
     if base.chats is False and form.chats:
-        _chat_template(draft, asked, base, notes)
+        _chat_template(draft, asked, base)
     length, counted = _length(found, form, base)
     # By the length alone, which stands there: a word on how many are longer would tell more of the records.
     at_limit = length in (LONGEST, base.positions)
@@ -218,10 +217,6 @@ def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, not
         )
     labelled = found.label is not None and found.label not in form.used and not asked.clients
     if labelled and "text" in form.settings:
-        notes.append(
-            f"column {found.label} seems to hold labels: data.label and data.labels, a comment in the YAML, train a "
-            "classifier of them"
-        )
         draft.remark(
             "data",
             f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
@@ -307,11 +302,6 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
     )
     if not asked.clients:
         draft.put("privacy.steps", numbers.steps, steps, written=written)
-        if not numbers.few:
-            draft.remark(
-                "privacy",
-                "bands: auto   # less noise in the sum of steps, in the place of method.metric_power (docs/privacy.md)",
-            )
     if asked.user is None and found.repeated is not None:
         notes.append(
             f"records repeat values of column {found.repeated}: if it names people, --user {found.repeated} protects "
@@ -319,7 +309,7 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
         )
 
 
-def _chat_template(draft: Draft, asked: Asked, base: Base, notes: list[str]) -> None:
+def _chat_template(draft: Draft, asked: Asked, base: Base) -> None:
     """One of our own, for a tokenizer that has none. Raises DataError in a federation, which reads none."""
     if asked.clients:
         raise DataError(
@@ -333,10 +323,6 @@ def _chat_template(draft: Draft, asked: Asked, base: Base, notes: list[str]) -> 
         PLAIN_CHAT,
         "plain text, since this tokenizer has none: change it as you like; use the same one where you ask the model",
         written=f"|-\n{indented}",
-    )
-    notes.append(
-        f"the tokenizer of {base.name} has no chat template: data.chat_template in the YAML is a plain one, in lines "
-        "as “user: …” and “assistant: …”. An instruction-tuned model brings its own"
     )
 
 
@@ -389,11 +375,6 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
             "No learning_rate: the method's own stands for it, which follows from the number of steps. auto knows",
             "texts that a model writes, and no preferences (docs/preferences.md).",
         )
-    draft.remark(
-        "method",
-        "A learning rate of your own is a share of each weight's norm; with relative_rate: false it is in entries, as",
-        "AdamW's (docs/methods.md).",
-    )
     if numbers.noisy:
         draft.put(
             "method.clipping",

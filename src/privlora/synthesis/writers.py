@@ -77,10 +77,7 @@ class ModelWriter:
     def write(self, prompts: Sequence[str], key: int) -> list[str]:
         context = getattr(self._model.config, "max_position_embeddings", None)
         longest = max(context - self._max_new_tokens, context // 2) if context else 2**31
-        if self.chat:
-            asked = self._asked(prompts, longest)
-        else:
-            asked = encode_prompts(prompts, self._tokenizer, max_length=longest)
+        asked = asked_tokens(prompts, self._tokenizer, chat=self.chat, longest=longest)
         if not all(map(len, asked)):
             start = start_of_text(
                 self._tokenizer, fix="set synthesis.random_prompt to the words before a text"
@@ -98,25 +95,28 @@ class ModelWriter:
         )
         return [self._read(ids.tolist(), row) for ids, row in zip(asked, answers, strict=True)]
 
-    def _asked(self, prompts: Sequence[str], longest: int) -> list[Any]:
-        """Token ids of prompts as turns of a user."""
-        turns = [{"turns": [{"role": "user", "content": prompt}]} for prompt in prompts]
-        # Templates without thoughts have no such variable, and take no notice of it.
-        template = Template(messages="turns", chat_template_kwargs={"enable_thinking": False})
-        try:
-            return encode_asked(turns, template, self._tokenizer, max_length=longest)
-        except DataError:
-            raise ConfigError(
-                "the tokenizer's chat template refuses a conversation of one user turn",
-                fix="set synthesis.chat to false, or mend the template",
-            ) from None
-
     def _read(self, asked: list[int], row: list[int]) -> str:
         if self.chat:
             return decoded(self._tokenizer, row)
         # Some tokenizers decode a first word without the blank before it, which is needed where a word follows others.
         before, whole = decoded(self._tokenizer, asked), decoded(self._tokenizer, [*asked, *row])
         return whole.removeprefix(before) if whole.startswith(before) else decoded(self._tokenizer, row)
+
+
+def asked_tokens(prompts: Sequence[str], tokenizer: Any, *, chat: bool, longest: int) -> list[Any]:
+    """(T,) token ids of each prompt: as a user's turn, or as a beginning. Raises ConfigError."""
+    if not chat:
+        return encode_prompts(prompts, tokenizer, max_length=longest)
+    turns = [{"turns": [{"role": "user", "content": prompt}]} for prompt in prompts]
+    # Templates without thoughts have no such variable, and take no notice of it.
+    template = Template(messages="turns", chat_template_kwargs={"enable_thinking": False})
+    try:
+        return encode_asked(turns, template, tokenizer, max_length=longest)
+    except DataError:
+        raise ConfigError(
+            "the tokenizer's chat template refuses a conversation of one user turn",
+            fix="set synthesis.chat to false, or mend the template",
+        ) from None
 
 
 class FunctionWriter:

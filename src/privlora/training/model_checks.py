@@ -67,7 +67,8 @@ def refuse_adapted(model: torch.nn.Module) -> None:
         raise ModelError(
             "the model holds an adapter already",
             why="what is released would fit this adapted model alone, and no base model could load it",
-            fix="give the base model, or merge the adapter first (model = model.merge_and_unload())",
+            fix="give the base model; or merge the adapter (model = model.merge_and_unload()), save the result "
+            "(model.save_pretrained('my-base'), and so the tokenizer), and give that folder",
         )
 
 
@@ -186,19 +187,11 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
         raise _not_causal()
     company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
     if float(company[:, :shortest].amin(dim=0).max()) > allowed:
-        raise ModelError(
-            "the model couples the rows of a batch: a record's logits depend on the records beside it",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself",
-        )
+        raise _coupled("a record's logits depend on the records beside it")
     mask = torch.arange(TOKENS) < _LENGTHS[:, None]
     leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
     if leaked > rounding:
-        raise ModelError(
-            "the model couples the rows of a batch: the gradient of a record's loss reaches the records beside it",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
-        )
+        raise _coupled("the gradient of a record's loss reaches the records beside it")
     _refuse_other_labels(adapter, torch.where(mask, rows, pad), mask, first, allowed)
 
 
@@ -232,12 +225,15 @@ def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
     mask = torch.arange(TOKENS) < _LENGTHS[:, None]
     leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
     if float(company.max()) > allowed or leaked > rounding:
-        raise ModelError(
-            "the model couples the rows of a batch: a record's logits depend on the records beside it, or on how far "
-            "it is filled up",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
-        )
+        raise _coupled("a record's logits depend on the records beside it, or on how far it is filled up")
+
+
+def _coupled(how: str) -> ModelError:
+    return ModelError(
+        f"the model couples the rows of a batch: {how}",
+        why="one record then changes the gradients of others, and no clipping bounds that",
+        fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
+    )
 
 
 def public_logits(adapter: LowRankAdapter) -> Tensor:

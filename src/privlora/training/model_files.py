@@ -83,7 +83,7 @@ class ModelFiles:
         told = self.config.get("dtype") or self.config.get("torch_dtype")
         if told is None and "text_config" not in self.config:
             with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                kinds = (kind for file in self._weights for kind in _dtypes(file))
+                kinds = (kind for file in self.weights for kind in _dtypes(file))
                 told = next((kind for kind in kinds if kind.startswith(("F", "BF"))), None)
         return told in ("float16", "F16") and "quantization_config" not in self.config
 
@@ -153,20 +153,19 @@ class ModelFiles:
     @property
     def damaged(self) -> Path | None:
         """The first of the files of weights that transformers reads whose header says that more of it was written."""
-        return next(filter(_is_damaged, self._weights), None)
+        return next(filter(_is_damaged, self.weights), None)
 
     @property
-    def _weights(self) -> list[Path]:
+    def weights(self) -> list[Path]:
         """One file, or those that an index names."""
         whole = self.folder / _WEIGHTS
         if whole.is_file():
             return [whole]
         try:
             parts = json.loads((self.folder / _INDEX).read_text("utf-8"))["weight_map"].values()
-            files = [self.folder / name for name in dict.fromkeys(parts)]
+            return [self.folder / name for name in dict.fromkeys(parts)]
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return []
-        return [file for file in files if file.is_file()]
 
 
 def _plain(rope: Any) -> bool:

@@ -99,7 +99,7 @@ def _base_of(adapter: Path) -> str | None:
         base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
     except (OSError, ValueError, KeyError, TypeError):
         return None
-    return named(base, longest=200) if isinstance(base, str) and base else None
+    return named(base.removeprefix("path/to/"), longest=200) if isinstance(base, str) and base else None
 
 
 _GIVE = "give a local folder with config.json and safetensors, or a model of the hub as owner/name"

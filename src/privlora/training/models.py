@@ -26,7 +26,7 @@ from privlora.adapters.quantised import bits, hold, let_go
 from privlora.adapters.targets import settled_targets
 from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, reason_of
-from privlora.names import ADAPTER_FILES
+from privlora.training.base_weights import refuse_other_weights
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
 from privlora.training.devices import device_of
 from privlora.training.model_checks import (
@@ -91,22 +91,6 @@ def _from_files(options: Mapping[str, Any], head: Head | None) -> Any:
     missing = {*told["missing_keys"], *(name for name, *_ in told["mismatched_keys"])}
     setattr(model, NEW_MODULES, fill_new_weights(model, missing, head.seed))
     return model
-
-
-def with_adapter(model: Any, adapter: Path) -> Any:
-    """The model under an adapter's files, as peft loads them. Raises ModelError."""
-    from peft import PeftModel
-
-    for name in ADAPTER_FILES:  # peft would ask the hub for a file that is missing
-        if not (adapter / name).exists():
-            raise ModelError(f"the adapter in {str(adapter)!r} lacks {name}", fix="restore its files")
-    try:
-        return PeftModel.from_pretrained(model, str(adapter))
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
-            fix="give the base model that it was trained on, or restore its files",
-        ) from None
 
 
 def _refuse_other_loading(settings: ModelSettings, model: Any) -> None:
@@ -213,8 +197,10 @@ def given_or_loaded(
     ``head``: of a classifier.
 
     Raises ConfigError if the tokenizer is missing or the caller's model is not packed as the settings say, ModelError
-    for a model that cannot be loaded, holds an adapter, is in float16 or is not in memory as a whole.
+    for a model that cannot be loaded, holds an adapter, is in float16, is not in memory as a whole or has other weights
+    than the files of its name.
     """
+    given = model
     if model is None:
         model, own = load_model(settings, head)
         tokenizer = own if tokenizer is None else tokenizer
@@ -225,6 +211,8 @@ def given_or_loaded(
     refuse_adapted(model)  # a folder with an adapter is loaded with it
     refuse_float16(model)
     _refuse_offloaded(model)
+    if given is not None:
+        refuse_other_weights(settings, given, classifies=head is not None)
     return model, tokenizer
 
 

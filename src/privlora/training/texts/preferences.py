@@ -26,6 +26,7 @@ from privlora.adapters.targets import is_conv1d
 from privlora.errors import ConfigError, ModelError
 from privlora.randomness import counter_generator
 from privlora.synthesis.popri import Preference
+from privlora.synthesis.writers import asked_tokens
 from privlora.training.forward import training_passes
 from privlora.training.state import TrainState
 
@@ -120,13 +121,8 @@ class PreferenceTuner:
         if context is None:
             return
         longest = max(context - max_new_tokens, context // 2)
-        for request in set(requests):
-            if self._chat:
-                turn = self._written({"prompt": request, "chosen": "", "rejected": ""})["prompt"]
-                request = self._tokenizer.apply_chat_template(
-                    turn, tokenize=False, add_generation_prompt=True, enable_thinking=False
-                )
-            tokens = len(self._tokenizer(request, add_special_tokens=not self._chat)["input_ids"])
+        for asked in asked_tokens(list(set(requests)), self._tokenizer, chat=self._chat, longest=2**31):
+            tokens = len(asked)
             if tokens > longest:
                 raise ConfigError(
                     f"a request for texts has {tokens} tokens; the model's context of {context} leaves it {longest}",

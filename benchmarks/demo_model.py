@@ -1,4 +1,4 @@
-"""Make the demo's embedded model from nothing but `public_texts`: python -m privlora.demo.pretrain OUT
+"""Make the demo's embedded model from nothing but `public_texts`: python benchmarks/demo_model.py OUT
 
 A byte-level BPE tokenizer with one token a digit, and a Llama of 1.4 million parameters: a quarter of an hour
 on one CPU core. Weights are stored as float16 to halve the package, and load as float32.
