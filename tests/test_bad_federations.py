@@ -224,7 +224,7 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], Groups, list[str]]] = {
     "another column": (
         [{"note": "case 0"}, *SHORT],
         {},
-        ["south.jsonl, line 1: has no column 'text'", 'Fix: set data.text="note"'],
+        ["south.jsonl, line 1: has no column 'text'", "Fix: name its columns, as data.text=NAME"],
     ),
     "another column later": (
         [*SHORT, {"note": "case 0"}],
@@ -337,9 +337,7 @@ def test_a_folder_in_the_place_of_a_file(
         clients = [{**write_clients(folder)[0], "path": path}, *write_clients(folder)[1:]]
         settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
         argv: list[object] = ["federate", write_config(folder, settings)]
-        refuses(
-            capsys, folder, argv, "client north: ", rest, "Fix: name the files of records in it", quiet=False
-        )
+        refuses(capsys, folder, argv, "client north: ", rest, "Fix: name ", quiet=False)
 
 
 def test_a_column_of_more_values_than_clients(

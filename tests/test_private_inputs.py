@@ -111,7 +111,10 @@ def _splits() -> Any:
     ("given", "match"),
     [
         (SECRET, "the string given as data is no local file"),
-        ("hypertension", r"the string given as data is no local file.* a text itself goes in a list"),
+        (
+            "hypertension",
+            r"the string given as data is no local file.* in Python texts are a list of strings",
+        ),
         ("none.jsonl", "there is no file none.jsonl"),
         (Path("none"), "no local file"),
         ([Path("none.jsonl")], "there is no file none.jsonl"),
@@ -201,7 +204,7 @@ def test_records_in_the_place_of_any_setting_are_not_shown(
 def test_a_table_without_a_header_is_not_shown(first: str, tmp_path: Path) -> None:
     path = tmp_path / "records.csv"
     path.write_text("\n".join([first] * 30))
-    told = refused(tmp_path, DataError, "does the file have a header line", path)
+    told = refused(tmp_path, DataError, "is there a header line", path)
     assert "karim" not in told
     assert "x" * 41 not in told
 

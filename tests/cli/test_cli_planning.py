@@ -575,7 +575,7 @@ PUBLIC_TROUBLE = {
     "another column": (
         ["synthesis.column=txt"],
         ", read by synthesis.column (on the command line): record 1 has no column 'txt'; its columns are: text, "
-        "question, answer, messages, patient. Fix: name the column that holds its texts, as synthesis.column=NAME",
+        "question, answer, messages, patient. Fix: did you mean 'text'?",
     ),
     "too few texts": (
         ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
@@ -739,22 +739,3 @@ def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
     assert "11.1 times the method's default" in lines[0]
     assert "in the size" not in call(capsys, "plan", config, *given[:2]).out
-
-
-@pytest.mark.parametrize("command", [["plan"], ["audit", "--one-run"], ["audit"], ["synthesize"]])
-def test_wrong_settings_hide_no_file_and_no_layer(
-    command: list[str], tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Nor a rank: all are told before anything is loaded. A plan reads no private record, but tells that none is."""
-    config = tmp_path / "run.yaml"
-    config.write_text(
-        f"model: {{name: {model}}}\ndata: {{path: gone.jsonl}}\nadapter: {{r: 9999}}\n"
-        "privacy: {target_epsilon: 3, delta: 1e-5, stepz: 1, steps: 2, sample_rate: 0.1, public_dataset_size: 90}\n"
-        f"run: {{output: {tmp_path / 'run'}}}\n"
-    )
-    ended = call(capsys, command[0], config, *command[1:])
-    assert ended.code == 2
-    assert LOADING not in ended.err
-    missing = "there is no file gone.jsonl"
-    for words in ("unknown setting 'privacy.stepz'", "adapter.r=9999 (line 3) exceeds", missing):
-        assert words in ended.err

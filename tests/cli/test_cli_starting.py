@@ -432,22 +432,22 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a folder": (
         lambda f: _folder(f / "all", "d.jsonl"),
         [],
-        ["is a folder", "/all/*.jsonl; or add --clients"],
+        ["is not a file but a folder", "/all/d.jsonl]", "with --clients if each is of another owner"],
     ),
     "a folder of several kinds": (
         lambda f: _folder(f / "all", "b.jsonl.gz", "c.csv", "d.png"),
         [],
-        ["/all/*.csv", "/all/*.jsonl.gz, or those of one kind alone"],
+        ["/all/b.jsonl.gz, ", "/all/c.csv]"],
     ),
     "a folder of no records": (
         lambda f: _folder(f / "all", "d.png"),
         [],
-        ["none of its 1 files is one of records"],
+        ["a folder without a file of records. Fix: name a file: .jsonl"],
     ),
     "an empty folder": (
         lambda f: _folder(f / "all"),
         [],
-        ["is a folder, and no file lies in it", "give a file of records"],
+        ["a folder without a file of records"],
     ),
     "no such file": (lambda f: f / "none.jsonl", [], ["there is no file"]),
     "an unknown ending": (lambda f: _text(f / "d.doc", 3), [], ["ending"]),

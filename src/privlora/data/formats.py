@@ -73,15 +73,11 @@ _OBJECT: Final = re.compile(r"\{\s*\"[^\"\\]*\"\s*:")
 def seems(file: Path) -> Format:
     """What a file's first 64 KiB look like: Parquet, Arrow, JSON (a list, or an object a line), else text, which may be
     CSV. A line of prose may well begin with a bracket, so what JSON has behind it is sought."""
-    try:
-        with gzip.open(file) if is_zipped(file) else open(file, "rb") as stream:
-            head = stream.read(_HEAD)
-    except (OSError, zlib.error, EOFError):  # told where it is read
-        return "text"
+    head = _head(file)
     for begins, format in (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"):
         if head.startswith(begins):
             return format  # type: ignore[return-value]
-    text = head.decode("utf-8", "replace").lstrip(_MARK).lstrip()
+    text = _text(head)
     line, more, _ = text.partition("\n")
     if not _OBJECT.match(text):
         return "json" if _LIST.match(text) else "text"
@@ -90,6 +86,23 @@ def seems(file: Path) -> Format:
     except ValueError:
         return "json" if more else "jsonl"
     return "jsonl"
+
+
+def begins_a_list(file: Path) -> bool:
+    """Whether a file begins as a JSON list of records or texts does."""
+    return _LIST.match(_text(_head(file))) is not None
+
+
+def _head(file: Path) -> bytes:
+    try:
+        with gzip.open(file) if is_zipped(file) else open(file, "rb") as stream:
+            return stream.read(_HEAD)
+    except (OSError, zlib.error, EOFError):  # told where it is read
+        return b""
+
+
+def _text(head: bytes) -> str:
+    return head.decode("utf-8", "replace").lstrip(_MARK).lstrip()
 
 
 def is_zipped(file: Path) -> bool:

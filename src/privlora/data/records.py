@@ -27,6 +27,7 @@ from privlora.data.formats import (
     SAVED,
     Format,
     Record,
+    begins_a_list,
     is_zipped,
     read_placed,
     rows_of,
@@ -452,8 +453,10 @@ def missing_column(
         fix = "give texts and not tokens: what of a record is learnt, and where it is cut, is decided here"
     elif "[" in column:
         fix = f"write {named(column.replace('[', '.').replace(']', ''))} for what is inside a column"
-    elif mend is not None or column == "text":
-        fix = f"name its columns, as {mend or _FORMS}"
+    elif mend is not None:
+        fix += f", as {mend}"
+    elif column == "text":
+        fix = f"name its columns, as {_FORMS}"
     lacks = f"record {number} has no column {named(column)}"
     return DataError(f"{lacks}; its columns are: {listed or 'none'}", fix=fix)
 
@@ -530,7 +533,7 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
             else f"{source} is no file of records that can be read, by its ending",
             fix=other or _to_name(file, seems(file) if look else None),
         )
-    if format == "jsonl" and look and seems(file) == "json":
+    if format == "jsonl" and look and begins_a_list(file):
         format = "json"
     return file, format
 
@@ -578,13 +581,15 @@ def _no_file(source: str, place: Path) -> DataError:
             why="which of them are private is yours to say",
             fix=f"name one of them, as {place / (splits or ['train'])[0]}",
         )
-    files = [str(each) for each in sorted(place.glob("*")) if is_data_file_name(each.name)] or ["a.jsonl"]
+    files = [str(each) for each in sorted(place.glob("*")) if is_data_file_name(each.name)]
     listed = ", ".join(files[:SHOWN]) + ", …" * (len(files) > SHOWN)
+    kind = Path(files[0]).suffix if files else ""
     return DataError(
-        f"{source!r} is not a file but a folder",
-        fix=f"name the files in it, as path: [{listed}], in Python as sorted(pathlib.Path({str(place)!r}).glob("
-        f"'*{Path(files[0]).suffix}')), for `privlora init` one after the other, with --clients if each is of "
-        "another owner",
+        f"{source!r} is not a file but a folder" + " without a file of records" * (not files),
+        fix=f"name the files in it, as path: [{listed}], in Python as sorted(pathlib.Path({str(place)!r})"
+        f".glob('*{kind}')), for `privlora init` one after the other, with --clients if each is of another owner"
+        if files
+        else f"name a file: {', '.join(FORMAT_OF_SUFFIX)}",
     )
 
 
