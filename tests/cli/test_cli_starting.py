@@ -644,7 +644,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ["--user", "patient"],
         [
             "--user: record 1 has no column 'patient'; its columns are: text",
-            "name one of its columns, as --user NAME",
+            "name one of its columns",
         ],
     ),
     "a misspelt column of users beside another": (
@@ -668,9 +668,9 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "2 mistakes",
             "--prompt: record 1 has no column 'request'; its columns are: ask, tell",
-            "name one of its columns, as --prompt NAME",
+            "name one of its columns",
             "--completion: record 1 has no column 'reply'",
-            "name one of its columns, as --completion NAME",
+            "name one of its columns",
         ],
     ),
     "a table without a header": (
@@ -813,7 +813,7 @@ def test_preferences_say_why_they_have_no_rate(
     records = jsonl(here / "d.jsonl", rows(60, prompt="Who?", chosen=SECRET, rejected="Nobody."))
     settings, text, _ = started(capsys, records, "--model", base)
     assert settings.method.learning_rate is None
-    assert text.index("# No learning_rate: the method's own") < text.index("# A learning rate of your own")
+    assert "# No learning_rate: the method's own" in text
 
 
 # --- several owners ---
