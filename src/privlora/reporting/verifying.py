@@ -44,6 +44,7 @@ from privlora.reporting.pushing import copy_file, files_of
 from privlora.reporting.rows import refuse_other_rows
 from privlora.reporting.seals import (
     ANNEX,
+    CARD_NAME,
     HTML_NAME,
     LEDGER,
     MADE_ANEW,
