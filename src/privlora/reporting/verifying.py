@@ -44,6 +44,7 @@ from privlora.reporting.pushing import copy_file, files_of
 from privlora.reporting.rows import refuse_other_rows
 from privlora.reporting.seals import (
     ANNEX,
+    CARD_NAME,
     HTML_NAME,
     LEDGER,
     MADE_ANEW,
@@ -127,10 +128,14 @@ def verify(
 def _refuse_an_export(folder: _Release) -> None:
     """Raise RunError for what holds no page, and nothing but the report, the card and what the report names."""
     root = folder.root
-    of_a_run = (
-        root.name in ("release", "not-private") or (root / HTML_NAME).exists() or folder.ledger.exists()
-    )
-    if of_a_run or not folder.report.exists():
+    if root.name in ("release", "not-private") or (root / HTML_NAME).exists() or not folder.report.exists():
+        return
+    try:
+        here = {path.name for path in root.iterdir()} - {*_OF_HUBS}
+        report = json.loads(folder.report.read_bytes()) if folder.report.stat().st_size <= _LARGEST else {}
+        if not seals_itself(report) or here != {REPORT_NAME, CARD_NAME, *report["files"]}:
+            return
+    except Exception:  # noqa: BLE001 - of which the checks speak
         return
     raise RunError(
         f"{str(root)!r} is what `privlora export` writes, a copy of the weights without {HTML_NAME}, and no release",
