@@ -47,7 +47,8 @@ _ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 
 def refuse_float16(model: torch.nn.Module) -> None:
     """Raise ModelError for a model with float16 weights."""
-    if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in _own_parameters(model)):
+    own = ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
+    if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in own):
         raise in_float16()
     if any(bits(module) == 4 and computes_in(module) == torch.float16 for module in model.modules()):
         raise ModelError(
@@ -56,17 +57,11 @@ def refuse_float16(model: torch.nn.Module) -> None:
         )
 
 
-def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, torch.nn.Parameter]]:
-    return ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
-
-
 def refuse_adapted(model: torch.nn.Module) -> None:
     """Raise ModelError for a model that holds an adapter already: peft's, or any LoRA layer."""
-    adapted = hasattr(model, "peft_config") or any("lora_" in name for name, _ in model.named_parameters())
-    if adapted:
+    if hasattr(model, "peft_config") or any("lora_" in name for name, _ in model.named_parameters()):
         raise ModelError(
             "the model holds an adapter already",
-            why="what is released would fit this adapted model alone, and no base model could load it",
             fix="give the base model, or merge the adapter first (model = model.merge_and_unload())",
         )
 
@@ -81,7 +76,6 @@ def refuse_encoder(model: Any) -> None:
 def _not_causal() -> ModelError:
     return ModelError(
         "the model is not causal: a later token changes what it predicts earlier",
-        why="it would be trained to copy the token that it should predict, and is no language model afterwards",
         fix="use a decoder-only model (an encoder such as BERT is none, unless its config sets is_decoder)",
     )
 
@@ -176,29 +170,18 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
 
     shortest = int(_LENGTHS.min())
     change = _distance(later, first)[:, :shortest]
-    # Of the coarsest part: some models give float32 logits whatever they compute in.
-    rounding = max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(adapter.model))
-    if any(bits(module) == 8 for module in adapter.model.modules()):
-        rounding = _OUTLIERS
+    rounding = _rounding(adapter.model)
     allowed = rounding * float(change[:, _HALF:].median())
     # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
     if float(change[:, :_HALF].amin(dim=0).max()) > allowed:
         raise _not_causal()
     company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
     if float(company[:, :shortest].amin(dim=0).max()) > allowed:
-        raise ModelError(
-            "the model couples the rows of a batch: a record's logits depend on the records beside it",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself",
-        )
+        raise _coupled("a record's logits depend on the records beside it")
     mask = torch.arange(TOKENS) < _LENGTHS[:, None]
     leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
     if leaked > rounding:
-        raise ModelError(
-            "the model couples the rows of a batch: the gradient of a record's loss reaches the records beside it",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
-        )
+        raise _coupled("the gradient of a record's loss reaches the records beside it")
     _refuse_other_labels(adapter, torch.where(mask, rows, pad), mask, first, allowed)
 
 
@@ -223,21 +206,29 @@ def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
     other = logits(tokens[[1, 2, ROWS]], _LENGTHS[torch.tensor([1, 2, 0])])
     order = torch.tensor([2, ROWS, 0])
     moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])], TOKENS + _HALF)
-    rounding = max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(adapter.model))
-    if any(bits(module) == 8 for module in adapter.model.modules()):
-        rounding = _OUTLIERS
+    rounding = _rounding(adapter.model)
     # As a part of what other tokens in the same row do to its logits.
     allowed = rounding * float(_distance(other[:2], first[:2]).median())
     company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
     mask = torch.arange(TOKENS) < _LENGTHS[:, None]
     leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
     if float(company.max()) > allowed or leaked > rounding:
-        raise ModelError(
-            "the model couples the rows of a batch: a record's logits depend on the records beside it, or on how far "
-            "it is filled up",
-            why="one record then changes the gradients of others, and no clipping bounds that",
-            fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
-        )
+        raise _coupled("a record's logits depend on the records beside it, or on how far it is filled up")
+
+
+def _coupled(how: str) -> ModelError:
+    return ModelError(
+        f"the model couples the rows of a batch: {how}",
+        why="one record then changes the gradients of others, and no clipping bounds that",
+        fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
+    )
+
+
+def _rounding(model: torch.nn.Module) -> float:
+    """Of the coarsest part: some models give float32 logits whatever they compute in."""
+    if any(bits(module) == 8 for module in model.modules()):
+        return _OUTLIERS
+    return max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(model))
 
 
 def public_logits(adapter: LowRankAdapter) -> Tensor:
@@ -276,7 +267,6 @@ def _leaked(adapter: LowRankAdapter, input_ids: Tensor, mask: Tensor) -> float:
     except Exception as error:  # noqa: BLE001 - as above: the tokens are random
         raise ModelError(
             f"the model has no backward pass ({type(error).__name__}: {reason_of(error)})",
-            why="the first step would end before it is charged",
             fix="set model.attn_implementation to sdpa or eager, or use another device or model",
         ) from None
     finally:
@@ -360,7 +350,6 @@ def refuse_places(shapes: Mapping[str, Sequence[tuple[int, ...]]], pooled: Colle
         if wrong == UNUSED:
             raise ModelError(
                 f"module {name!r} is not used when the model reads text",
-                why="its update would be pure noise",
                 fix=_LEAVE_OUT,
             )
         if wrong is not None:
