@@ -104,8 +104,7 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "times that of 1 band with this sigma, whose epsilon would be another" in shown
     assert found["noise_in_sums_at_equal_epsilon"] is None
     assert "kept noise" in shown
-    assert "prism gained by it" in shown
-    assert "prism gained" not in call(capsys, "plan", config, "privacy.bands=3", "method.name=dp-sgd").out
+    assert "two to four times as large as without" in " ".join(shown.split())
     grown = found["default_rate"] / call(capsys, "plan", config, "--json").json["default_rate"]
     assert grown == pytest.approx(found["noise_in_sums"] ** -1.5, rel=1e-2)
     assert found["hyperparameters"]["learning_rate"] == found["default_rate"]
@@ -146,10 +145,7 @@ def test_auto_says_which_bands_it_took(
     ("row", "says"),
     [
         ("dp-sgd", "two to four times as large"),
-        ("dp-adamw", "its second moments see the larger noise of single steps"),
-        ("riemannian", "its second moments see"),
-        ("pe-sgd-fix", "coefficients or scores of public texts"),
-        ("prism", "prism gained by it"),
+        ("prism", "two to four times as large"),
     ],
 )
 def test_what_is_known_of_a_row_with_bands(

@@ -240,16 +240,15 @@ def test_a_quantised_model_leaves_out_what_its_plan_does(tmp_path: Path) -> None
     assert {site.name for site in found[0].sites} == {site.name for site in found[1].sites}
 
 
-def test_a_model_that_peft_does_not_know_is_refused() -> None:
-    """Whatever reason peft gives: nothing is charged for an adapter that nothing loads."""
-    settings, model = _of(tiny_model("llama"), r=2)
-    model.__class__ = type("Bare", (type(model),), {"prepare_inputs_for_generation": property(_none)})
-    with pytest.raises(ModelError, match="peft does not load an adapter of these layers"):
-        check_model(settings, model, tiny_tokenizer())
+def test_whatever_reason_peft_gives_nothing_is_charged(monkeypatch: pytest.MonkeyPatch) -> None:
+    from peft import PeftModel
 
+    def refusing(*_: Any, **__: Any) -> None:
+        raise AttributeError("no such thing")
 
-def _none(_: object) -> None:
-    raise AttributeError("no such thing")
+    monkeypatch.setattr(PeftModel, "from_pretrained", refusing)
+    with pytest.raises(ModelError, match=r"peft does not load an adapter of these layers.*no such thing"):
+        check_model(*_of(tiny_model("llama"), r=2), tiny_tokenizer())
 
 
 def test_a_config_holds_what_differs_from_the_defaults(tmp_path: Path) -> None:

@@ -63,9 +63,10 @@ def write_adapter(
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / WEIGHTS_NAME, metadata={"format": "pt"})
     # What differs from peft's defaults alone, as versions of peft refuse keys that later ones have added.
+    writes = hasattr(adapter.model, "prepare_inputs_for_generation")  # as peft's class for such models asks
     config: dict[str, Any] = {
         "peft_type": "LORA",
-        "task_type": "SEQ_CLS" if whole else "CAUSAL_LM",
+        "task_type": "SEQ_CLS" if whole else "CAUSAL_LM" if writes else None,
         "base_model_name_or_path": base_to_load(published_name(base_model), local=is_local(base_model)),
         "inference_mode": True,
         "r": rank,
@@ -105,13 +106,11 @@ def refuse_unloadable(adapter: LowRankAdapter) -> None:
             reason = f": {reason_of(error)}"
     if missed:
         refused = peft_refuses(adapter.model, names) if reason else missed
+        kinds = ", ".join(sorted({name.rsplit(".", 1)[-1] for name in refused}))
         raise ModelError(
             f"peft does not load an adapter of these layers beside this model{reason}",
             why="the budget would be spent on an adapter that nothing loads",
-            fix=f"leave out {', '.join(sorted({name.rsplit('.', 1)[-1] for name in refused}))} with "
-            "adapter.exclude_modules, or write target_modules: all-linear, which leaves them out"
-            if refused
-            else "use a model of transformers that peft knows",
+            fix=f"leave out {kinds or 'layers'} with adapter.exclude_modules, or set adapter.target_modules=all-linear",
         )
 
 

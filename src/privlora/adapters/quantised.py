@@ -72,7 +72,6 @@ def refuse_unknown_storage(name: str, module: torch.nn.Module) -> None:
     if bits(module) is None and weight.dtype not in _PLAIN:
         raise ModelError(
             f"the weights of {name!r} are stored as {weight.dtype}, which privlora does not know",
-            why="how such a layer treats the rows of a batch has not been looked at",
             fix="quantise with bitsandbytes (model.quantization), or load the model in bfloat16",
         )
 
@@ -139,6 +138,5 @@ def _refuse_repacked(name: str, module: Any) -> None:
     if getattr(_state(module), "packing_format_for_cpu", False):
         raise ModelError(
             f"the weights of {name!r} were repacked for inference on the CPU",
-            why="no gradient passes through them any more, and nothing would say so",
             fix="load the model again, and run it before training only after model.train()",
         )

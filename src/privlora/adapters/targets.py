@@ -131,12 +131,10 @@ def _check_named(
         missing = [p for p in patterns if not any(selects([p], name) for name in names)]
     if missing:
         raise unknown_layers(missing, known)
-    for name in chosen:
-        if name == output:
-            raise ModelError(
-                f"the output layer {name!r} cannot be adapted",
-                why="it is applied to label positions only",
-                fix=f"choose among {', '.join(known)}",
-            )
-        if name not in linear:
-            raise ModelError(f"module {name!r} is not a linear layer", fix=f"choose among {', '.join(known)}")
+    for name in (name for name in chosen if name == output or name not in linear):
+        raise ModelError(
+            f"the output layer {name!r} cannot be adapted, as it is applied to label positions only"
+            if name == output
+            else f"module {name!r} is not a linear layer",
+            fix=f"choose among {', '.join(known)}",
+        )

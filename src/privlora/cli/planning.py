@@ -513,26 +513,8 @@ def _machine_rows(
 
 def _bands_line(content: dict[str, Any]) -> str:
     """What correlated noise does in steps and in their sums, and what is known of such a row."""
-    return f"{words_of_bands(content)}. {_of_row_with_bands(content)}"
-
-
-def _of_row_with_bands(content: dict[str, Any]) -> str:
-    """What was measured of the row with bands, or why less is known of it (docs/results.md, docs/sharp-edges.md)."""
-    from privlora.methods import find_row
-
-    rates = "Best rates with bands were two to four times as large as without, and the default rate grows with them: a "
-    rates += "rate that was found for independent noise mostly loses"
-    if find_row(content["method"]).public_texts:
-        return (
-            "For this method it was not measured: released are coefficients or scores of public texts, of which less "
-            "noise cancels where they turn from step to step. dp-sgd's best rates with bands were two to four times as "
-            "large as without: tune method.learning_rate on public texts"
-        )
-    if content["method"] == "prism":
-        return f"Where it was measured, prism gained by it. {rates}"
-    if "beta2" in content["hyperparameters"]:
-        return f"Of this method it was not measured: its second moments see the larger noise of single steps. {rates}"
-    return rates
+    rates = "Best rates with bands were two to four times as large as without, and the default rate grows with them"
+    return f"{words_of_bands(content)}. {rates}"
 
 
 def _batches(content: dict[str, Any]) -> str:
@@ -654,10 +636,8 @@ def _peak_line(memory: MemoryEstimate, *, on_cpu: bool) -> str:
         f"a step takes {say(peak.step_bytes)} at its most, {say(whole)} with the model: in a micro-batch of "
         f"{peak.rows} rows of {peak.width} tokens, all of them labels"
     )
-    if not python:
+    if not python or not on_cpu:
         return line
-    if not on_cpu:
-        return f"{line}; on the machine, Python and its packages take {say(python)} or more"
     return (
         f"{line}; with Python and its packages ({say(python)} in this command) about {say(whole + python)}, and up to "
         f"{say(peak.step_bytes)} more that the C library's heap may keep"

@@ -25,23 +25,6 @@ _READ: Final = (
 _INITS: Final[Mapping[str, str | None]] = {"True": None, "pissa": "spectral-split"}
 """init_lora_weights -> adapter.init; None: the method's own start."""
 
-_WITHOUT_NOISE: Final = "it trains parameters beside the two factors, which would be released without noise"
-_ONE_FOR_ALL: Final = "all layers have one rank and one scale here"
-_BY_CONFIG: Final = "no layer is packed or started in that way here"
-_WHY: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("use_dora", "modules_to_save", "bias", "lora_bias"), _WITHOUT_NOISE),
-    **dict.fromkeys(("trainable_token_indices", "kasa_config"), _WITHOUT_NOISE),
-    **dict.fromkeys(("rank_pattern", "alpha_pattern"), _ONE_FOR_ALL),
-    **dict.fromkeys(("loftq_config", "eva_config", "corda_config", "lora_ga_config"), _BY_CONFIG),
-    "layers_pattern": "layers_to_transform finds the list of layers by itself",
-    "layer_replication": "it changes the base model",
-    "target_parameters": "gradients of single records are taken at linear layers alone",
-    "inference_mode": "it is of an adapter that is loaded to be used, not trained",
-    "revision": "it is a setting of the base model: loading=dict(revision=...)",
-    "megatron_config": "models are those of transformers",
-    "megatron_core": "models are those of transformers",
-}
-
 
 def adapter_settings(given: Any, *, classifies: bool = False, problems: Together | None = None) -> Any:
     """The group adapter from a peft.LoraConfig, as a mapping; anything else is given back as it is. classifies: whether
@@ -59,8 +42,7 @@ def adapter_settings(given: Any, *, classifies: bool = False, problems: Together
         return given
     if given.peft_type != peft.PeftType.LORA:
         raise ConfigError(
-            f"adapter is a peft.{type(given).__name__}",
-            why="the adapters that are trained here are LoRA's, low-rank terms beside frozen layers",
+            f"adapter is a peft.{type(given).__name__}, and adapters are LoRA's here",
             fix="give a peft.LoraConfig, or dict(r=16, target_modules='all-linear')",
         )
     kept, problems = problems, Together()
@@ -69,12 +51,8 @@ def adapter_settings(given: Any, *, classifies: bool = False, problems: Together
     if (targets := problems.of(None, _targets, given.target_modules)) is not None:
         settings["target_modules"] = targets
     if isinstance(given.exclude_modules, str):
-        problems.found.append(
-            ConfigError(
-                "LoraConfig.exclude_modules is a regular expression, and here it is a list of name endings",
-                fix="give exclude_modules=[...]",
-            )
-        )
+        fix = "give name endings, as exclude_modules=[...]"
+        problems.found.append(ConfigError("LoraConfig.exclude_modules is no list of name endings", fix=fix))
     elif given.exclude_modules is not None:
         settings["exclude_modules"] = sorted(given.exclude_modules)
     layers = given.layers_to_transform
@@ -82,13 +60,9 @@ def adapter_settings(given: Any, *, classifies: bool = False, problems: Together
         settings["layers_to_transform"] = [layers] if isinstance(layers, int) else list(layers)
     init = str(given.init_lora_weights)
     if init not in _INITS:
-        problems.found.append(
-            ConfigError(
-                f"LoraConfig.init_lora_weights={named(given.init_lora_weights)} has no equal here",
-                fix="leave it out for the method's own start, or give a mapping with init, as "
-                "dict(r=16, init='w0-subspace')",
-            )
-        )
+        what = f"LoraConfig.init_lora_weights={named(given.init_lora_weights)} has no equal here"
+        fix = "leave it out for the method's own start, or give a mapping, as dict(r=16, init='w0-subspace')"
+        problems.found.append(ConfigError(what, fix=fix))
     elif _INITS[init] is not None:
         settings["init"] = _INITS[init]
     if kept is None:
@@ -103,17 +77,14 @@ def _others(given: Any, default: Any, kind: str) -> list[ConfigError]:
     found = list[ConfigError]()
     task = getattr(given.task_type, "value", given.task_type)
     if task not in (None, kind):
-        found.append(
-            ConfigError(
-                f"LoraConfig.task_type={named(task)} is of another kind of model than is trained here",
-                fix=f"set it to {kind}, or leave it out"
-                + ("; to classify, name the column of the label" if task == "SEQ_CLS" else ""),
-            )
+        fix = f"set it to {kind}, or leave it out" + "; to classify, name the column of the label" * (
+            task == "SEQ_CLS"
         )
+        found.append(ConfigError(f"LoraConfig.task_type={named(task)} is of another kind of model", fix=fix))
     found += [
         ConfigError(
             f"LoraConfig.{name} is set",
-            why=_WHY.get(name, "nothing here means the same, and it would be ignored"),
+            why="nothing here means the same, and it would be ignored",
             fix=f"leave {name} out",
         )
         for name, value in vars(given).items()
@@ -124,11 +95,8 @@ def _others(given: Any, default: Any, kind: str) -> list[ConfigError]:
 
 def _targets(given: Any) -> str | list[str]:
     if given is None:
-        raise ConfigError(
-            "LoraConfig.target_modules is not set",
-            why="a table of peft's would decide, which not every model is in",
-            fix="set target_modules='all-linear', or a list such as ['q_proj', 'v_proj']",
-        )
+        fix = "set target_modules='all-linear', or a list such as ['q_proj', 'v_proj']"
+        raise ConfigError("LoraConfig.target_modules is not set", fix=fix)
     return given if isinstance(given, str) else sorted(given)
 
 

@@ -105,56 +105,21 @@ def padded_as(model: Any, tokenizer: Any) -> None:
 
 def refuse_other_rows(settings: Settings, method: Method) -> None:
     """Raise ConfigError for a row, or a way of training, that labels or preferences do not go with."""
-    if settings.data.chosen is not None:
-        _refuse_for_preferences(settings, method)
-    if settings.data.label is None:
-        return
-    what = None
-    if method.releases == "votes" or method.public_texts:
-        what, why = (
-            f"method {method.name!r}",
-            "it works on texts that are written, and labels are not written",
-        )
-    elif method.coordinates.dense:
-        what, why = (
-            f"method {method.name!r}",
-            "its update is dense, and its accounting does not speak of a last layer",
-        )
-    elif method.coordinates.forward_only:
-        what, why = (
-            f"method {method.name!r}",
-            "it takes no gradients, and the last layer is trained by its own",
-        )
-    elif settings.synthesis is not None:
-        what, why = "the group synthesis", "it describes texts that are written, and labels are not written"
-    elif settings.adapter.public_text is not None:
-        what, why = "adapter.public_text", "gradients of texts without labels say nothing of a classifier"
-    elif settings.model.fully_shard:
-        what, why = "model.fully_shard", "the last layer is not spread"
-    if what is not None:
+    labels, chosen = settings.data.label is not None, settings.data.chosen is not None
+    space, row = method.coordinates, f"method {method.name!r}"
+    unfit = {
+        row: method.releases == "votes"
+        or method.public_texts
+        or space.dense
+        or (labels and space.forward_only),
+        "the group synthesis": labels and settings.synthesis is not None,
+        "adapter.public_text": settings.adapter.public_text is not None,
+        "model.dropout": chosen
+        and settings.model.dropout,  # the reference would be another one at every step
+        "model.fully_shard": settings.model.fully_shard,
+    }
+    for what in (what for what, is_unfit in unfit.items() if is_unfit and (labels or chosen)):
         raise ConfigError(
-            f"{what} does not go with data.label: {why}",
-            fix="choose prism, dp-adamw or another method that takes gradients of factors, or remove data.label",
-        )
-
-
-def _refuse_for_preferences(settings: Settings, method: Method) -> None:
-    what = None
-    if method.releases == "votes" or method.public_texts:
-        what, why = (
-            f"method {method.name!r}",
-            "it works on texts that are written, and nobody prefers one of them",
-        )
-    elif method.coordinates.dense:
-        what, why = f"method {method.name!r}", "it changes the base model's weights, which are the reference"
-    elif settings.adapter.public_text is not None:
-        what, why = "adapter.public_text", "gradients of texts say nothing of a preference"
-    elif settings.model.dropout:
-        what, why = "model.dropout", "the reference would be another one at every step"
-    elif settings.model.fully_shard:
-        what, why = "model.fully_shard", "processes do not agree on the passes of the reference"
-    if what is not None:
-        raise ConfigError(
-            f"{what} does not go with data.chosen: {why}",
-            fix="choose prism, dp-adamw or another method of low rank without public texts, or remove the setting",
+            f"{what} does not go with data.{'label' if labels else 'chosen'}",
+            fix="choose prism, dp-adamw or another method that takes gradients of two factors, or remove the setting",
         )

@@ -5,8 +5,6 @@ Nothing here imports transformers, so that a plan says what it can at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from privlora.config import Settings, SynthesisSettings
 from privlora.config.rows import adds_no_noise, no_setting
 from privlora.config.synthesis import OF_METHOD
@@ -29,48 +27,44 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
         refuse_what_votes_have_not(settings, method)
     refuse_other_dtype(settings, method)
     if method.coordinates.dense and settings.model.quantization is not None:
-        raise ConfigError(
-            f"method {method.name!r} adds a dense update to the weights, and model.quantization packs them",
-            why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
-            fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
+        raise _clash(
+            "model.quantization", method, "set no quantization", "it adds a dense update to packed weights"
         )
     _refuse_dropout(settings, method)
     if (method.coordinates.dense or method.coordinates.forward_only) and privacy.bands != 1:
-        raise ConfigError(
-            f"privacy.bands={privacy.bands} cannot be used with method {method.name!r}",
-            why="it draws a projection or a direction afresh for each step, so that no noise would be taken back",
-            fix="set privacy.bands=1, or choose a method of low rank, such as prism or dp-adamw",
-        )
+        why = "each step has a projection or a direction of its own, so that no noise would be taken back"
+        raise _clash(f"privacy.bands={privacy.bands}", method, "set privacy.bands=1", why)
     if settings.method.metric_power and privacy.bands != 1:
         raise ConfigError(
             f"privacy.bands={privacy.bands} does not go with method.metric_power={settings.method.metric_power:g}",
-            why="the metric follows the update, so that noise of one step can hardly be taken back in the next, and a "
-            "run learns less than without bands (docs/results.md)",
             fix=["remove metric_power", "or remove bands, which bring little in large batches"],
         )
     clipping = settings.method.clipping or method.clipping
     if privacy.clip_quantile is not None and clipping in UNADAPTED:
         raise ConfigError(
-            f"privacy.clip_quantile cannot be used with {clipping} clipping",
-            why="it scales every gradient to the same norm, so the noisy count would be paid for nothing",
+            f"privacy.clip_quantile does nothing beside {clipping} clipping, which scales gradients to one norm",
             fix="remove clip_quantile, or set method.clipping=flat",
         )
     if privacy.clip_quantile is not None and method.charges_projections:
-        raise ConfigError(
-            f"privacy.clip_quantile cannot be used with method {method.name!r}",
-            why="the count of norms is not projected, so the projection's event would not cover it",
-            fix="remove clip_quantile, or use another method",
-        )
+        why = "the count of norms is not projected, so the projection's event would not cover it"
+        raise _clash("privacy.clip_quantile", method, "remove clip_quantile", why)
     refuse_hopeless_rate(settings)
     hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
     if hyper.optimizer == "paper" and hyper.init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
         raise no_start_at_zero()
     if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
         raise ConfigError(
-            f"privacy.clip_quantile cannot be used with method.hold_out={hyper.settings['hold_out']:g}",
-            why="norms are of another scale in each setting, so the quantile of one step says nothing of the next",
+            f"privacy.clip_quantile does not go with method.hold_out={hyper.settings['hold_out']:g}",
             fix="remove clip_quantile, or set method.hold_out=0",
         )
+
+
+def _clash(setting: str, method: Method, fix: str, why: str) -> ConfigError:
+    return ConfigError(
+        f"{setting} does not go with method {method.name!r}",
+        why=why,
+        fix=f"{fix}, or choose another method, such as prism or dp-adamw",
+    )
 
 
 def refuse_other_dtype(settings: Settings, method: Method) -> None:
@@ -78,7 +72,6 @@ def refuse_other_dtype(settings: Settings, method: Method) -> None:
     if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
         raise ConfigError(
             f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
-            why="a setting that is ignored would make two runs look different that are the same",
             fix="remove it, or choose a method with public texts, such as pe-sgd",
         )
 
@@ -86,18 +79,9 @@ def refuse_other_dtype(settings: Settings, method: Method) -> None:
 def _refuse_dropout(settings: Settings, method: Method) -> None:
     """Raise ConfigError for the adapter's dropout with a row whose coordinates are built on an adapter without it."""
     kind = method.coordinates
-    if not settings.adapter.lora_dropout or not (kind.dense or kind.forward_only or method.public_texts):
-        return
-    why = "public and private gradients would be thinned out by different masks, and lie in other spans"
-    if kind.forward_only:
-        why = "both losses would be those of other masks, and differ by these and not along the direction"
-    elif kind.dense:
-        why = "dropout would thin out the gradient of the whole layer, not that of an adapter beside it"
-    raise ConfigError(
-        f"adapter.lora_dropout does not go with method {method.name!r}",
-        why=why,
-        fix="set adapter.lora_dropout=0, or choose another method, such as prism or dp-adamw",
-    )
+    if settings.adapter.lora_dropout and (kind.dense or kind.forward_only or method.public_texts):
+        why = "two things that it compares would be thinned out by different masks, or a whole layer by one"
+        raise _clash("adapter.lora_dropout", method, "set adapter.lora_dropout=0", why)
 
 
 def refuse_without_gradients(settings: Settings, method: Method) -> None:
@@ -105,17 +89,12 @@ def refuse_without_gradients(settings: Settings, method: Method) -> None:
     if not method.coordinates.forward_only:
         return
     if settings.model.dropout:
-        raise ConfigError(
-            f"model.dropout does not go with method {method.name!r}",
-            why="both losses would be those of other masks, and differ by these and not along the direction",
-            fix="remove model.dropout, or use a method that takes gradients, such as prism or dp-adamw",
-        )
+        why = "both losses would be those of other masks, and differ by these and not along the direction"
+        raise _clash("model.dropout", method, "remove model.dropout", why)
     if settings.synthesis is not None and settings.synthesis.warm_start_epochs:
-        raise ConfigError(
-            f"synthesis.warm_start_epochs does not go with method {method.name!r}",
-            why="a few epochs of one direction a step learn next to nothing of public texts",
-            fix="start from an adapter that was trained on them (adapter.init), or use a method that takes gradients",
-        )
+        why = "a few epochs of one direction a step learn next to nothing of public texts"
+        fix = "start from an adapter that was trained on them (adapter.init)"
+        raise _clash("synthesis.warm_start_epochs", method, fix, why)
 
 
 def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
@@ -127,41 +106,28 @@ def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
             why="they would show single records",
             fix="remove privacy.private=false and give a target, or choose adamw",
         )
-    given: Sequence[tuple[str, bool, str]] = (
-        ("privacy.clip_norm", privacy.clip_norm != 1.0, "those of a unit have norm 1"),
-        ("privacy.clip_quantile", privacy.clip_quantile is not None, "those of a unit have norm 1"),
-        (
-            "privacy.bands",
-            privacy.bands != 1,
-            "each round asks all records afresh, with independent noise",
-        ),
-        (
-            "privacy.max_batch_size",
-            privacy.max_batch_size is not None,
-            "who takes part is drawn without a cap",
-        ),
-        ("method.clipping", settings.method.clipping is not None, "no gradient of a record is taken"),
-    )
-    for name, is_given, why in given:
-        if is_given:
-            raise ConfigError(
-                f"{name} does not go with method {method.name!r}, which releases {called}",
-                why=f"{why}, so it would have no effect",
-                fix=f"remove {name}",
-            )
+    given = {
+        "privacy.clip_norm": privacy.clip_norm != 1.0,
+        "privacy.clip_quantile": privacy.clip_quantile is not None,
+        "privacy.bands": privacy.bands != 1,
+        "privacy.max_batch_size": privacy.max_batch_size is not None,
+        "method.clipping": settings.method.clipping is not None,
+    }
+    for name in (name for name, is_given in given.items() if is_given):
+        raise ConfigError(
+            f"{name} does not go with method {method.name!r}, which releases {called} of norm 1",
+            why="it would have no effect",
+            fix=f"remove {name}",
+        )
 
 
 def refuse_missing_texts(method: Method) -> None:
     """Raise ConfigError for a row that leans on public texts: there are none."""
     if method.public_texts:
-        votes = method.releases == "votes"
+        way = f"{method.called} on" if method.releases == "votes" else "along the gradients of"
         raise ConfigError(
-            f"method {method.name!r} releases "
-            + (f"{method.called} on" if votes else "along the gradients of")
-            + " public texts, and none are given",
-            why=f"without them there is nothing to {'be asked about' if votes else 'release along'}",
-            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose a method without public texts, "
-            "such as prism",
+            f"method {method.name!r} releases {way} public texts, and none are given",
+            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose another method, such as prism",
         )
 
 
@@ -176,13 +142,11 @@ def refuse_unused_texts(settings: Settings) -> None:
         raise ConfigError(
             f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "
             "another writer",
-            why="such texts would say nothing of the records, whatever was paid for",
             fix="set synthesis.generator=model, or choose a method whose texts evolve: pe-sgd, span-prism, aug-pe",
         )
     if not (chosen.publish or method.public_texts or chosen.warm_start_epochs):
         raise ConfigError(
             f"method {method.name!r} uses no public texts, and the group synthesis describes some",
-            why="a setting that is ignored would make two runs look different that are the same",
             fix="set synthesis.warm_start_epochs to start from them, choose pe-sgd, or remove the group",
         )
     directions = settings.method.top_k or 0
@@ -190,7 +154,6 @@ def refuse_unused_texts(settings: Settings) -> None:
         raise ConfigError(
             f"method.top_k={directions} is more than the {chosen.count} public texts that synthesis.seeds="
             f"{chosen.seeds} and variations={chosen.variations} make",
-            why="a span has at most one direction a text, so the run would use fewer than its settings say",
             fix=f"set top_k to at most {chosen.count}, or to 0 for all directions; or raise synthesis.seeds",
         )
 
@@ -201,18 +164,15 @@ def refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None
         if OF_METHOD[name] != method.name:
             raise ConfigError(
                 f"synthesis.{name} is read by method {OF_METHOD[name]} and not by {method.name}",
-                why="a setting that is ignored would make two runs look different that are the same",
                 fix=f"remove it, or set method.name={OF_METHOD[name]}",
             )
     if not chosen.epochs and not method.tunes_writer:
         raise ConfigError(
-            f"synthesis.epochs=0 leaves method {method.name!r} an adapter that nothing trained",
-            fix="set it to at least 1",
+            f"synthesis.epochs=0 trains no adapter of method {method.name!r}", fix="set at least 1"
         )
     if method.tunes_writer and chosen.generator != "model":
         raise ConfigError(
             f"method {method.name!r} tunes the model that writes, and generator={chosen.generator} asks another writer",
-            why="no preference would ever reach what writes the texts",
             fix="set synthesis.generator=model, or choose aug-pe",
         )
 
@@ -230,7 +190,6 @@ def refuse_unsettled(settings: Settings) -> None:
     if settings.auto is not None and settings.auto.choose:
         raise ConfigError(
             f"{settings.auto.places} is auto, and nothing chooses it here",
-            why="the default in its place would be another run than the one that was asked for",
             fix=f"give a number; `privlora train` chooses {settings.auto.chosen_on}, and its report says what",
         )
 
@@ -243,8 +202,6 @@ def refuse_unrehearsed(settings: Settings) -> None:
     if row.releases != "gradients" or row.public_texts or not row.private or row.charges_projections:
         raise ConfigError(
             f"{names} cannot be auto with method {row.name!r}",
-            why="its rehearsals would need public texts beside the public records, or the cost of a projection, or "
-            "have no noise to weigh",
             fix="give a number, or a method that adds noise to gradients, such as prism or dp-adamw",
         )
     if "right_weight" in settings.auto.choose:
@@ -254,7 +211,5 @@ def refuse_unrehearsed(settings: Settings) -> None:
     if row.coordinates.forward_only and settings.auto.file is None:
         raise ConfigError(
             f"{names} cannot be auto with method {row.name!r} and no auto.file",
-            why="by noise alone a rate would be a hundred times too large, since such a step has one noisy number and "
-            "moves a model little, as its signal does; and it has no gradient whose norm could be measured",
             fix="give a number, or leave it out for the method's own; or public records as auto.file",
         )

@@ -47,7 +47,8 @@ _ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 
 def refuse_float16(model: torch.nn.Module) -> None:
     """Raise ModelError for a model with float16 weights."""
-    if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in _own_parameters(model)):
+    own = ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
+    if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in own):
         raise in_float16()
     if any(bits(module) == 4 and computes_in(module) == torch.float16 for module in model.modules()):
         raise ModelError(
@@ -56,14 +57,9 @@ def refuse_float16(model: torch.nn.Module) -> None:
         )
 
 
-def _own_parameters(model: torch.nn.Module) -> Iterator[tuple[torch.nn.Module, torch.nn.Parameter]]:
-    return ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
-
-
 def refuse_adapted(model: torch.nn.Module) -> None:
     """Raise ModelError for a model that holds an adapter already: peft's, or any LoRA layer."""
-    adapted = hasattr(model, "peft_config") or any("lora_" in name for name, _ in model.named_parameters())
-    if adapted:
+    if hasattr(model, "peft_config") or any("lora_" in name for name, _ in model.named_parameters()):
         raise ModelError(
             "the model holds an adapter already",
             why="what is released would fit this adapted model alone, and no base model could load it",
@@ -82,7 +78,6 @@ def refuse_encoder(model: Any) -> None:
 def _not_causal() -> ModelError:
     return ModelError(
         "the model is not causal: a later token changes what it predicts earlier",
-        why="it would be trained to copy the token that it should predict, and is no language model afterwards",
         fix="use a decoder-only model (an encoder such as BERT is none, unless its config sets is_decoder)",
     )
 
@@ -177,10 +172,7 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
 
     shortest = int(_LENGTHS.min())
     change = _distance(later, first)[:, :shortest]
-    # Of the coarsest part: some models give float32 logits whatever they compute in.
-    rounding = max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(adapter.model))
-    if any(bits(module) == 8 for module in adapter.model.modules()):
-        rounding = _OUTLIERS
+    rounding = _rounding(adapter.model)
     allowed = rounding * float(change[:, _HALF:].median())
     # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
     if float(change[:, :_HALF].amin(dim=0).max()) > allowed:
@@ -216,9 +208,7 @@ def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
     other = logits(tokens[[1, 2, ROWS]], _LENGTHS[torch.tensor([1, 2, 0])])
     order = torch.tensor([2, ROWS, 0])
     moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])], TOKENS + _HALF)
-    rounding = max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(adapter.model))
-    if any(bits(module) == 8 for module in adapter.model.modules()):
-        rounding = _OUTLIERS
+    rounding = _rounding(adapter.model)
     # As a part of what other tokens in the same row do to its logits.
     allowed = rounding * float(_distance(other[:2], first[:2]).median())
     company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
@@ -234,6 +224,13 @@ def _coupled(how: str) -> ModelError:
         why="one record then changes the gradients of others, and no clipping bounds that",
         fix="use a model that treats each row by itself, or another model.attn_implementation, such as sdpa",
     )
+
+
+def _rounding(model: torch.nn.Module) -> float:
+    """Of the coarsest part: some models give float32 logits whatever they compute in."""
+    if any(bits(module) == 8 for module in model.modules()):
+        return _OUTLIERS
+    return max(_ROUNDING.get(dtype, _ROUNDING[torch.bfloat16]) for dtype in precisions(model))
 
 
 def public_logits(adapter: LowRankAdapter) -> Tensor:
@@ -272,7 +269,6 @@ def _leaked(adapter: LowRankAdapter, input_ids: Tensor, mask: Tensor) -> float:
     except Exception as error:  # noqa: BLE001 - as above: the tokens are random
         raise ModelError(
             f"the model has no backward pass ({type(error).__name__}: {reason_of(error)})",
-            why="the first step would end before it is charged",
             fix="set model.attn_implementation to sdpa or eager, or use another device or model",
         ) from None
     finally:
@@ -356,7 +352,6 @@ def refuse_places(shapes: Mapping[str, Sequence[tuple[int, ...]]], pooled: Colle
         if wrong == UNUSED:
             raise ModelError(
                 f"module {name!r} is not used when the model reads text",
-                why="its update would be pure noise",
                 fix=_LEAVE_OUT,
             )
         if wrong is not None:

@@ -1,6 +1,5 @@
-"""What a model's own files tell of it in a moment, without torch: how long texts it reads, how its layers are called,
-whether it has a chat template, whether files lack or are cut short. Where they do not tell, nothing is said, and it is
-looked at when torch is loaded."""
+"""What a model's own files tell of it in a moment, without torch: whether it has a chat template, whether it is
+stored in float16, whether files lack or are cut short. What they do not tell is looked at when torch is loaded."""
 
 from __future__ import annotations
 
@@ -8,41 +7,30 @@ import contextlib
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
-from privlora.config import AdapterSettings, ModelSettings, Settings
-from privlora.data.templates import no_chat_template
-from privlora.errors import ModelError, Together, no_pattern, rank_too_large, unknown_layers
-from privlora.names import EITHER, KINDS, is_of, is_pattern, kind_for, layer_index, selects
+from safetensors import SafetensorError, safe_open
 
-_LONGEST_HEADER: Final = 100_000_000  # bytes; safetensors reads no longer one
+from privlora.config import ModelSettings, Settings
+from privlora.data.templates import no_chat_template
+from privlora.errors import ModelError, Together
 
 _NAMED_ALIKE: Final = frozenset(
     {
         *("bloom", "cohere", "falcon", "gemma", "gemma2", "gemma3_text", "gpt2", "gpt_bigcode", "gpt_neo"),
-        *("gpt_neox", "gptj", "granite", "llama", "mistral", "olmo", "olmo2", "opt", "phi", "phi3", "qwen2"),
+        *("gpt_neox", "gptj", "granite", "llama", "mistral", "olmo", "olmo2", "phi", "phi3", "qwen2"),
         *("qwen3", "smollm3", "stablelm", "starcoder2"),
     }
 )
-"""Kinds of models whose layers are called in memory as in their files; transformers renames others while it loads."""
+"""Kinds of models of which that is known."""
 
 
 def tells_attention(config: Mapping[str, Any]) -> bool:
     """Whether a model of this configuration is known to have attention by that name, and dense layers beside it that
     are given one row of tokens a record."""
-    return config.get("model_type") in _NAMED_ALIKE - {"opt"}
+    return config.get("model_type") in _NAMED_ALIKE
 
-
-_N_POSITIONS: Final = frozenset(("gpt2", "gpt_bigcode", "gptj"))
-"""Kinds that have n_positions for max_position_embeddings."""
-_UNTOLD: Final = frozenset(("lm_head", "embed_out", "score"))
-"""Layers that files may leave out, since they share the weights of another."""
-
-
-_BEGINNINGS: Final = ("", "model.", "transformer.", "gpt_neox.", "language_model.", "model.decoder.")
-"""What a module's name in memory may begin with beside its name in files, which are of the model without its head."""
 
 _VOCABULARIES: Final = (
     *("tokenizer.json", "tokenizer.model*", "*.model", "*vocab*", "merges*", "bpe*", "dict*"),
@@ -63,67 +51,14 @@ class ModelFiles:
     config: Mapping[str, Any]
 
     @property
-    def positions(self) -> int | None:
-        """How many tokens the model reads at most; None where more than one number has a say in it."""
-        config = self.config
-        ropes = [config.get(name) for name in ("rope_scaling", "rope_parameters")]
-        if (
-            "text_config" in config
-            or "original_max_position_embeddings" in config
-            or not all(map(_plain, ropes))
-        ):
-            return None
-        own = "n_positions" if config.get("model_type") in _N_POSITIONS else "max_position_embeddings"
-        found = config.get(own)
-        return found if isinstance(found, int) and not isinstance(found, bool) and found > 0 else None
-
-    @property
     def in_float16(self) -> bool:
         """Whether it is loaded in float16 where no dtype is asked for."""
         told = self.config.get("dtype") or self.config.get("torch_dtype")
         if told is None and "text_config" not in self.config:
-            with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
-                kinds = (kind for file in self.weights for kind in _dtypes(file))
+            with contextlib.suppress(OSError, SafetensorError):
+                kinds = (kind for file in self.weights for _, _, kind in _tensors(file))
                 told = next((kind for kind in kinds if kind.startswith(("F", "BF"))), None)
         return told in ("float16", "F16") and "quantization_config" not in self.config
-
-    @property
-    def layers(self) -> tuple[frozenset[str], frozenset[str]]:
-        """All words in the names of its weights, and the last ones of its linear layers; empty where files do not
-        tell."""
-        if self.config.get("model_type") not in _NAMED_ALIKE or "quantization_config" in self.config:
-            return frozenset(), frozenset()
-        words = frozenset(word for name in self._shapes for word in name.split("."))
-        return words, frozenset(name.rpartition(".")[2] for name in self.linear)
-
-    @cached_property
-    def _shapes(self) -> Mapping[str, list[int]]:
-        """Of all its weights, by their names in its files."""
-        return dict(each for file in sorted(self.folder.glob("*.safetensors")) for each in _tensors(file))
-
-    @property
-    def modules(self) -> frozenset[str]:
-        """The names of all modules that have weights in its files."""
-        return frozenset(name.rpartition(".")[0] for name in self._shapes)
-
-    @property
-    def linear(self) -> Mapping[str, tuple[int, int]]:
-        """The sizes of its linear layers but for the last one, in the order of their numbers; empty where files do not
-        tell."""
-        if self.config.get("model_type") not in _NAMED_ALIKE or "quantization_config" in self.config:
-            return {}
-        found = {
-            name.removesuffix(".weight"): (shape[0], shape[1])
-            for name, shape in self._shapes.items()
-            if name.endswith(".weight") and len(shape) == 2 and any(map(str.isdigit, name.split(".")))
-        }
-        return dict(sorted(found.items(), key=lambda each: layer_index(each[0]) or 0))
-
-    def may_match(self, pattern: str) -> bool:
-        """Whether a regular expression may be of a module's whole name, which may begin otherwise than in files."""
-        parts = [name.split(".") for name in self._shapes]
-        modules = {".".join(each[:count]) for each in parts for count in range(1, len(each))} | _UNTOLD
-        return any(selects(pattern, f"{begin}{name}") for name in modules for begin in _BEGINNINGS)
 
     @property
     def lacks_a_chat_template(self) -> bool:
@@ -168,52 +103,23 @@ class ModelFiles:
             return []
 
 
-def _plain(rope: Any) -> bool:
-    """Whether rotary positions are as many as the model says they are."""
-    if not rope:
-        return True
-    if not isinstance(rope, Mapping) or any(isinstance(value, Mapping) for value in rope.values()):
-        return False
-    return rope.get("rope_type", rope.get("type", "default")) == "default" and not any(
-        name in rope for name in ("factor", "original_max_position_embeddings")
-    )
-
-
-def _tensors(file: Path) -> Iterator[tuple[str, list[int]]]:
-    """Names and shapes in a file of safetensors. Raises OSError or ValueError."""
-    return ((name, tensor["shape"]) for name, tensor in _header(file).items() if name != "__metadata__")
-
-
-def _dtypes(file: Path) -> Iterator[str]:
-    return (tensor["dtype"] for name, tensor in _header(file).items() if name != "__metadata__")
-
-
-def _header(file: Path) -> Any:
-    """Of a file of safetensors: its length, in 8 bytes, and JSON. Raises OSError or ValueError."""
-    with open(file, "rb") as stream:
-        length = int.from_bytes(stream.read(8), "little")
-        if length > _LONGEST_HEADER:
-            raise ValueError
-        return json.loads(stream.read(length))
+def _tensors(file: Path) -> Iterator[tuple[str, list[int], str]]:
+    """Names, shapes and dtypes in a file of safetensors. Raises OSError or SafetensorError."""
+    with safe_open(file, "np") as found:
+        for name in found.keys():  # noqa: SIM118 - it is no mapping
+            each = found.get_slice(name)
+            yield name, each.get_shape(), each.get_dtype()
 
 
 def _is_damaged(file: Path) -> bool:
     """Whether a file of safetensors is shorter than its header says, or the header is none."""
     try:
-        size = file.stat().st_size
-        with open(file, "rb") as stream:
-            length = int.from_bytes(stream.read(8), "little")
-            if 8 + length > size:
-                return True
-            if length > _LONGEST_HEADER:
-                return False
-            header = json.loads(stream.read(length))
-        ends = [tensor["data_offsets"][1] for name, tensor in header.items() if name != "__metadata__"]
-        return 8 + length + max(ends, default=0) > size
+        with safe_open(file, "np"):
+            return False
+    except SafetensorError:
+        return True
     except OSError:
         return False
-    except (ValueError, KeyError, TypeError, IndexError, AttributeError):
-        return True
 
 
 def refuse_incomplete_files(settings: ModelSettings) -> None:
@@ -267,8 +173,7 @@ def files_of(settings: ModelSettings) -> ModelFiles | None:
 
 def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None:
     """Raise together what the model's files tell of themselves, as `refuse_incomplete_files`, and of settings that it
-    cannot follow: texts that are too long, layers that it does not have (ModelError), messages without a template
-    (ConfigError).
+    cannot follow: weights in float16 (ModelError), messages without a template (ConfigError).
 
     own_template: whether the model's own tokenizer renders messages, unless settings hold a template.
     """
@@ -279,11 +184,6 @@ def refuse_unfit_files(settings: Settings, *, own_template: bool = True) -> None
     problems.of(None, refuse_incomplete_files, settings.model)
     if data.label is None:
         problems.of(None, refuse_encoder_decoder, settings.model.name, files.config)
-    if "max_length" in data.model_fields_set and (positions := files.positions) is not None:
-        problems.of(None, refuse_too_long, data.max_length, positions)
-    unknown = problems.fails(_refuse_unknown_layers, files, settings.adapter.target_modules)
-    if not unknown and "r" in settings.adapter.model_fields_set:
-        problems.of(None, _refuse_large_rank, files, settings.adapter)
     if settings.model.dtype == "auto" and files.in_float16:
         problems.found.append(in_float16())
     chats = [each["messages"] for each in (data.columns, data.rejected_columns) if each is not None]
@@ -317,44 +217,3 @@ def refuse_too_long(max_length: int, positions: int) -> None:
             why="a longer record would end a step before it is charged, or change the positions of others beside it",
             fix=f"set data.max_length to at most {positions}",
         )
-
-
-def _refuse_unknown_layers(files: ModelFiles, targets: str | list[str]) -> None:
-    if isinstance(targets, str) and not is_pattern(targets):
-        raise no_pattern(targets)
-    try:
-        words, linear = files.layers
-        if isinstance(targets, str):
-            if targets not in (*KINDS, EITHER) and linear and not files.may_match(targets):
-                raise unknown_layers([targets], sorted(linear))
-            return
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return
-    missing = [name for name in targets if name.split(".")[-1] not in words | _UNTOLD]
-    if linear and missing:
-        raise unknown_layers(missing, sorted(linear))
-
-
-def _refuse_large_rank(files: ModelFiles, adapter: AdapterSettings) -> None:
-    """Raise ModelError for a rank above the smaller side of a layer that is adapted."""
-    targets, layers = adapter.target_modules, adapter.layers_to_transform
-    try:
-        linear = files.linear
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return
-    if targets == EITHER:
-        targets = kind_for(list(linear), files.modules)
-    if isinstance(targets, str) and targets not in KINDS:  # names in files may begin otherwise
-        return
-    chosen = {
-        name: sizes
-        for name, sizes in linear.items()
-        if (is_of(targets, name) if isinstance(targets, str) else selects(targets, name))
-        and not selects(list(adapter.exclude_modules), name)
-        and (layers is None or layer_index(name) in layers)
-    }
-    narrow = {name: sizes for name, sizes in chosen.items() if min(sizes) < adapter.r}
-    # Words leave them out, where others are left.
-    if narrow and (isinstance(targets, list) or len(narrow) == len(chosen)):
-        name, sizes = next(iter(narrow.items()))
-        raise rank_too_large(adapter.r, name, sizes, min(map(min, narrow.values())))

@@ -51,9 +51,7 @@ def left_out(lora: AdapterSettings, model: torch.nn.Module, without: Sequence[st
     if not fit:
         raise ModelError(
             f"adapter.target_modules={kind}: no layer of this model can be adapted: {'; '.join(set(found.values()))}",
-            fix="use another model"
-            if kind != KINDS[1]
-            else "set adapter.target_modules=all-linear, or use another model",
+            fix="set adapter.target_modules=all-linear, or use another model",
         )
     return found
 
