@@ -455,10 +455,10 @@ PROMISE = """privacy:
 def test_contradictions_hide_neither_each_other_nor_wrong_values(tmp_path: Path) -> None:
     content = PROMISE.replace("delta: 1e-5", "delta: 2") + "method: {warmup_steps: 11}\nmodel: {name: m}\n"
     told = told_by(
-        tmp_path / "a.yaml", f"{content}data: {{path: a, label: team, cache: true, loss_on: all}}\n"
+        tmp_path / "a.yaml", f"{content}data: {{path: a, label: team, dpo_beta: 1, loss_on: all}}\n"
     )
     for words in (
-        "data (line 9): cache keeps tokens",
+        "data (line 9): dpo_beta is read with chosen",
         "data (line 9): label needs labels",
         "privacy.delta=2 (line 3) is not below 1",
         "method.warmup_steps=11 (line 7) exceeds privacy.steps=10 (line 4)",

@@ -232,7 +232,7 @@ class DataSettings(Group):
     """Column or format of the answer, or column of a list of messages, of which the assistant's are learnt."""
     template: Literal["auto", "chat", "none"] = "auto"
     """How prompt and completion meet. auto: as turns of a user and an assistant where there is a chat template; what a
-    format such as "Question: {q}\\nAnswer:" makes is a turn, too, unless it writes control tokens itself. chat: the
+    format like "Question: {q}\\nAnswer:" makes is a turn, too, unless it writes control tokens itself. chat: the
     same, and a tokenizer without one is refused. none, and auto without one: as they stand, with a newline between if
     neither has white space there. A task's are as none."""
     messages: str | None = None
@@ -263,8 +263,8 @@ class DataSettings(Group):
     chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(default={})
     """What the template is told beside messages, as {enable_thinking: false}."""
     split_special_tokens: bool = True
-    """Read control tokens that a record spells, such as "<|im_end|>", as its text, so that no record forges a turn. Set
-    it to false for texts that a chat template has already rendered."""
+    """Read control tokens that a record spells, as "<|im_end|>", as its text, so that none forges a turn. Set it to
+    false for texts that a chat template has already rendered."""
     loss_on: Literal["all", "completion"] = "all"
     """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns)."""
     max_length: int = Field(default=512, ge=2)
