@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import transformers as hf
 from tiny_models import (
     FAMILIES,
     everything_in_double,
@@ -99,6 +100,22 @@ def by_record(parts: list[tuple[MicroBatch, Captured]], count: int) -> Captured:
     tensors = [torch.cat(column)[order] for column in columns]
     half = len(tensors) // 2
     return Captured(tensors[:half], tensors[half:])
+
+
+def test_a_layer_that_is_given_rows_of_several_heads() -> None:
+    """As the shared one of DeepSeek, whose input is (rows, 1, tokens, features)."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "first_k_dense_replace": 2}
+    heads = {"num_attention_heads": 2, "num_key_value_heads": 2, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4}
+    ranks = {"kv_lora_rank": 8, "q_lora_rank": 8, "v_head_dim": 4, "initializer_range": 0.3}
+    config = hf.DeepseekV3Config(vocab_size=61, pad_token_id=0, **sizes, **heads, **ranks)
+    model = hf.DeepseekV3ForCausalLM(config).double().eval()
+    adapter = attach(model, target_modules=["kv_b_proj", "o_proj"])
+    examples = Examples(uneven_examples(), pad_token_id=0)
+    expected = [dense_gradients(model, adapter, example) for example in examples]
+    batch = one_batch(list(examples), double=True)
+    captured = by_record([(batch, gradients_of(model, adapter, batch))], len(examples))
+    check(captured, adapter, expected)
 
 
 @pytest.mark.parametrize("family", FAMILIES)

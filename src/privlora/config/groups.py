@@ -162,7 +162,8 @@ class AdapterSettings(Group):
     target_modules: str | list[str] = "all-linear"
     """all-linear; feed-forward (the linear layers outside of attention, by the names of the modules that they are in);
     auto, which is feed-forward where names tell it from attention and no token is sent to experts, else all-linear; a
-    list of name endings; or a regular expression over whole module names."""
+    list of name endings; or a regular expression over whole module names. The words leave out layers that cannot be
+    adapted and those narrower than r: a plan and the report name them."""
     exclude_modules: list[str] = Field(default=[])
     """Name endings of layers that are left out of target_modules."""
     layers_to_transform: list[int] | None = None
