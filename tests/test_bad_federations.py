@@ -333,7 +333,7 @@ def test_a_folder_in_the_place_of_a_file(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder / "books").mkdir()
-    for path, rest in ((".", "'.' is not a file"), (f"{folder}/books", "books' is not a file")):
+    for path, rest in ((".", "'.' is not a file"), (f"{folder}/books", "books' is no file")):
         clients = [{**write_clients(folder)[0], "path": path}, *write_clients(folder)[1:]]
         settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
         argv: list[object] = ["federate", write_config(folder, settings)]

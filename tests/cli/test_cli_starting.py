@@ -442,12 +442,12 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a folder of no records": (
         lambda f: _folder(f / "all", "d.png"),
         [],
-        ["a folder without a file of records. Fix: name a file: .jsonl"],
+        ["no file of records, nor a folder of them. Fix: name a file: .jsonl"],
     ),
     "an empty folder": (
         lambda f: _folder(f / "all"),
         [],
-        ["a folder without a file of records"],
+        ["no file of records, nor a folder of them"],
     ),
     "no such file": (lambda f: f / "none.jsonl", [], ["there is no file"]),
     "an unknown ending": (lambda f: _text(f / "d.doc", 3), [], ["ending"]),

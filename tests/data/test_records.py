@@ -221,9 +221,7 @@ def test_a_text_in_the_place_of_a_file_is_not_shown(text: str) -> None:
 
 
 def test_refuses_a_directory(tmp_path: Path) -> None:
-    with pytest.raises(
-        DataError, match=r"is not a file but a folder without a file of records. Fix: name a file"
-    ):
+    with pytest.raises(DataError, match=r"is no file of records, nor a folder of them. Fix: name a file"):
         load_records(str(tmp_path))
 
 

@@ -49,16 +49,17 @@ GIVE_RECORDS: Final = (
 )
 
 _OTHER_ENDINGS: Final = {
-    **dict.fromkeys(
-        (".xlsx", ".xls", ".xlsm", ".ods"),
-        "save the sheet as CSV (UTF-8), or in Python pass pandas.read_excel(...) as the records",
-    ),
-    ".tsv": "write it with commas as .csv, or as JSONL",
-    **dict.fromkeys(
-        (".pdf", ".docx", ".doc", ".html", ".md"),
-        'write its texts as JSON lines, one record each, as {"text": ...}; or, of plain text, rename it to .txt',
-    ),
-    **dict.fromkeys((".zip", ".tar", ".7z"), "unpack it"),
+    ending: fix
+    for endings, fix in (
+        (".xlsx .xls .xlsm .ods", "save the sheet as CSV (UTF-8), or in Python pass pandas.read_excel(...)"),
+        (".tsv", "write it with commas as .csv, or as JSONL"),
+        (
+            ".pdf .docx .doc .html .md",
+            'write its texts as JSON lines, {"text": ...}; rename plain text to .txt',
+        ),
+        (".zip .tar .7z", "unpack it"),
+    )
+    for ending in endings.split()
 }
 """How to give files of other programs."""
 
@@ -306,12 +307,11 @@ def refuse_splits(data: Any) -> None:
         return
     if not type(data).__module__.startswith("datasets.") and not _SPLITS.issuperset(data):
         return
-    splits = [str(name) for name in data if COLUMN.fullmatch(str(name))][:_SHOWN_COLUMNS]
-    one = "train" if "train" in splits or not splits else splits[0]
+    splits = [str(name) for name in data if COLUMN.fullmatch(str(name))] or ["train"]
     raise DataError(
-        f"the data are a {type(data).__name__} with the splits {', '.join(splits) or '(not shown)'}",
-        why="each split is a set of records of its own, and which of them are private is yours to say",
-        fix=f"give one split, as data[{one!r}]",
+        f"the data are a {type(data).__name__} of several splits",
+        why="which of them are private is yours to say",
+        fix=f"give one split, as data[{'train' if 'train' in splits else splits[0]!r}]",
     )
 
 
@@ -572,8 +572,6 @@ def _refuse_json(source: str, file: Path) -> None:
 
 def _no_file(source: str, place: Path) -> DataError:
     """The error for what is there and no file."""
-    if not place.is_dir():
-        return DataError(f"{source!r} is not a file", fix="name a file of records")
     if (place / SAVED[1]).is_file():
         splits = sorted(each.parent.name for each in place.glob(f"*/{SAVED[0]}"))
         return DataError(
@@ -583,13 +581,14 @@ def _no_file(source: str, place: Path) -> DataError:
         )
     files = [str(each) for each in sorted(place.glob("*")) if is_data_file_name(each.name)]
     listed = ", ".join(files[:SHOWN]) + ", …" * (len(files) > SHOWN)
-    kind = Path(files[0]).suffix if files else ""
+    if not files:
+        what = f"{source!r} is no file of records, nor a folder of them"
+        return DataError(what, fix=f"name a file: {', '.join(FORMAT_OF_SUFFIX)}")
+    glob = f"sorted(pathlib.Path({str(place)!r}).glob('*{Path(files[0]).suffix}'))"
     return DataError(
-        f"{source!r} is not a file but a folder" + " without a file of records" * (not files),
-        fix=f"name the files in it, as path: [{listed}], in Python as sorted(pathlib.Path({str(place)!r})"
-        f".glob('*{kind}')), for `privlora init` one after the other, with --clients if each is of another owner"
-        if files
-        else f"name a file: {', '.join(FORMAT_OF_SUFFIX)}",
+        f"{source!r} is not a file but a folder",
+        fix=f"name the files in it, as path: [{listed}], in Python as {glob}, for `privlora init` one after the other, "
+        "with --clients if each is of another owner",
     )
 
 
