@@ -267,7 +267,7 @@ class DataSettings(Group):
     """Use only the first ``limit`` records. If one of them is removed, a later one takes its place, so the run protects
     against replacing a record, not against adding or removing one. Refused with unit=user."""
     evaluation: str | list[str] | None = None
-    """PUBLIC records of the same form, for the held-out loss in the report. Never private ones."""
+    """PUBLIC records of the same form, for losses and answers to three prompts in the report. Never private ones."""
     cache: bool = False
     """Keep the tokens of the private records in the run's folder private/, so that `privlora resume` reads them there;
     in a study, its cells and workers share them. Off by default: nothing else that a run writes holds a record, and
