@@ -106,7 +106,7 @@ def test_a_model_that_cannot_be_asked_keeps_its_release(caplog: pytest.LogCaptur
     ("text", "row", "fault"),
     [
         ("", [], "ends at once"),
-        (" \n", [5, 6], "ends at once"),
+        (" \n", [5, 6], "says nothing"),
         ("ha ha ha", [4] * 12, "repeats itself"),
         ("one two three", [9, 1, *[2, 3, 4, 5, 6] * 3], "repeats itself"),
         ("one two three", [*range(30)], None),
@@ -117,7 +117,7 @@ def test_a_model_that_cannot_be_asked_keeps_its_release(caplog: pytest.LogCaptur
 )
 def test_what_is_odd_about_an_answer(text: str, row: list[int], fault: str | None) -> None:
     asked = "a short one, and a question that has some length?"
-    assert _told(text, row, asked) == {"text": text, "fault": fault}
+    assert _told(text, row, asked) == {"text": text.strip(), "fault": fault}
 
 
 def test_nothing_of_an_answer_has_an_effect(tmp_path: Path) -> None:
@@ -133,6 +133,8 @@ def test_nothing_of_an_answer_has_an_effect(tmp_path: Path) -> None:
         "asked": "own",
         "max_new_tokens": 40,
         "shown": [{"prompt": wild[:200], "base": told, "adapter": told}],
+        "begun": 1,
+        "ends_at_once": {"base": 0, "adapter": 0},
     }
     Bench().start(tmp_path / "run")
     report = {**json.loads((tmp_path / "run/release/privacy_report.json").read_text()), "answers": said}
@@ -156,7 +158,7 @@ def test_an_adapter_that_ends_at_once_is_told_everywhere(tmp_path: Path) -> None
 
     folder = RunFolder(tmp_path / "run")
     result = bench.start(folder.root, evaluation=PUBLIC, observer=Watch(0))
-    words = "on 3 of 3 public prompts the adapter's answer ends at once; the base model's does on 3"
+    words = "on 4 of 4 public prompts the adapter's answer ends at once; the base model's does on 4"
     assert any(words in each and "Fix: " in each for each in warned)
     assert faults(result.report["answers"]) == [words]
     for name in ("report.html", "README.md"):
@@ -205,6 +207,23 @@ def test_a_federation_shows_its_adapters_answers(tmp_path: Path) -> None:
     report = json.loads((found.release / "privacy_report.json").read_text())
     assert len(report["answers"]["shown"]) == 3
     assert "What it says" in (found.release / "report.html").read_text()
+
+
+def test_of_more_prompts_it_is_seen_whether_answers_end_at_once(tmp_path: Path) -> None:
+    """Each prompt counts once, and three are answered in full."""
+    pairs = [{"q": f"number {i % 20}", "a": "of some length"} for i in range(60)]
+    data = data_of(prompt="q", completion="a")
+    found = answers(Ending(), tiny_tokenizer(), data, pairs)
+    assert found is not None
+    assert (len(found["shown"]), found["begun"], found["ends_at_once"]) == (
+        3,
+        12,
+        {"base": 12, "adapter": 12},
+    )
+    assert len({each["prompt"] for each in found["shown"]}) == 3
+    once = answers(tiny_model(), tiny_tokenizer(), data, pairs[:1] * 5)
+    assert once is not None
+    assert once["begun"] == 1
 
 
 def test_prompts_leave_room_for_an_answer() -> None:

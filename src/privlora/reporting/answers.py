@@ -20,7 +20,7 @@ from privlora.training.sharding import is_sharded
 
 _log = logging.getLogger(__name__)
 
-_ASKED: Final = 3
+_ASKED, _BEGUN, _LOOKED = 3, 12, 200  # prompts that are answered, and whose first token is looked at; records
 _NEW, _BEGINNING = 40, 16  # tokens of an answer, and of a text that is gone on with
 _LONGEST, _COPIED = 300, 20  # characters that are shown of a text, and that are no chance
 _LOOP: Final = 12  # tokens
@@ -34,7 +34,8 @@ def answers(
     records: Sequence[Mapping[str, Any]],
     adapter: Attached | None = None,
 ) -> dict[str, Any] | None:
-    """The most probable answers to a few prompts, with the adapter and without; JSON-ready.
+    """The most probable answers to a few prompts, with the adapter and without, and of some more whether they end at
+    once; JSON-ready.
 
     records: PUBLIC, of the form that ``data`` describes; without any, prompts are privlora's own. adapter: attached to
     ``model``; None for a model of peft. None of classifiers, and of models that write nothing.
@@ -42,22 +43,34 @@ def answers(
     if data.classes is not None or not hasattr(model, "generate") or is_sharded(model):
         return None
     try:
-        public = list(islice(records, _ASKED)) or _own_records(data)
+        public = list(islice(records, _LOOKED)) or _own_records(data)
         room = max(1, (positions_of(model) or 2**31) - _NEW)
-        prompts = [ids[-room:] for ids in _prompts(public, data, tokenizer)]
-        prompts = prompts or [start_of_text(tokenizer, fix="give data.evaluation")]
-        written = generate_tokens(model, tokenizer, prompts, max_new_tokens=_NEW)
+        found = {ids.tobytes(): ids[-room:] for ids in _prompts(public, data, tokenizer)}
+        prompts = list(found.values())[:_BEGUN] or [start_of_text(tokenizer, fix="give data.evaluation")]
+        written = _rows(model, tokenizer, prompts)
         with base_alone(model, adapter) as base:
-            before = generate_tokens(base, tokenizer, prompts, max_new_tokens=_NEW)
+            before = _rows(base, tokenizer, prompts)
     except Exception as error:  # noqa: BLE001 - a model of others raises anything, and what it was asked is public
         _log.warning("the adapter could not be asked, so the report shows no answers: %s", reason_of(error))
         return None
     shown = []
-    for prompt, *both in zip(prompts, before, written, strict=True):
+    for prompt, *both in list(zip(prompts, before, written, strict=True))[:_ASKED]:
         words = decoded(tokenizer, prompt.tolist())
         base_says, adapter_says = (_told(decoded(tokenizer, row), row, words) for row in both)
         shown.append({"prompt": _clean(words[-_LONGEST:]), "base": base_says, "adapter": adapter_says})
-    return {"asked": "data.evaluation" if len(records) else "own", "max_new_tokens": _NEW, "shown": shown}
+    return {
+        "asked": "data.evaluation" if len(records) else "own",
+        "max_new_tokens": _NEW,
+        "shown": shown,
+        "begun": len(prompts),
+        "ends_at_once": {"base": before.count([]), "adapter": written.count([])},
+    }
+
+
+def _rows(model: Any, tokenizer: Any, prompts: Sequence[np.ndarray]) -> list[list[int]]:
+    """The first few answers, and of the others the first token."""
+    whole = generate_tokens(model, tokenizer, prompts[:_ASKED], max_new_tokens=_NEW)
+    return whole + generate_tokens(model, tokenizer, prompts[_ASKED:], max_new_tokens=1)
 
 
 def _prompts(
@@ -97,13 +110,13 @@ def _told(text: str, row: Sequence[int], prompt: str) -> dict[str, str | None]:
     short, long = sorted((text.strip(), prompt.strip()), key=len)
     fault = None
     if not text.strip():
-        fault = "ends at once"
+        fault = "says nothing" if len(row) else "ends at once"
     elif any(_loops(row, period) for period in range(1, len(row) // 3 + 1)):
         fault = "repeats itself"
     elif len(short) >= _COPIED and short in long:
         fault = "repeats the prompt"
-    more = "…" if len(row) == _NEW or len(text) > _LONGEST else ""
-    return {"text": _clean(text[:_LONGEST]) + more, "fault": fault}
+    more = "…" if len(row) == _NEW or len(text.strip()) > _LONGEST else ""
+    return {"text": _clean(text.strip()[:_LONGEST]) + more, "fault": fault}
 
 
 def _loops(row: Sequence[int], period: int) -> bool:

@@ -16,7 +16,7 @@ _ALWAYS = (
     "Choices made by looking at the private records: filters, columns, hyper-parameters, the best of several "
     "runs. Each run on the same records has its own cost; the command “privlora budget” adds them up.",
     "Settings, prompt templates, the data set's label and its public size: published as they were given.",
-    "The evaluation records. Losses on them are published without noise, so they must be public.",
+    "The evaluation records. Losses on them and a few of their prompts are published, so they must be public.",
     "Everything outside this folder: the training losses and logs that stay with whoever trained.",
     "Side channels of the training machine, such as how long a step took.",
     "{rounding}",

@@ -87,13 +87,17 @@ MEND = "Fix: see what one record becomes, by `privlora plan`, and whether data.m
 
 def faults(said: Mapping[str, Any] | None) -> list[str]:
     """What is odd about an adapter's answers, in words. said: what ``answers`` gave."""
-    shown = [] if said is None else said["shown"]
-    found = {who: [each[who]["fault"] for each in shown] for who in ("adapter", "base")}
+    if said is None:
+        return []
+    shown, ends = said["shown"], said["ends_at_once"]
+    told = [("ends at once", said["begun"], ends["adapter"], ends["base"])]
+    for fault in ("says nothing", "repeats itself", "repeats the prompt"):
+        own, base = (sum(each[who]["fault"] == fault for each in shown) for who in ("adapter", "base"))
+        told.append((fault, len(shown), own, base))
     return [
-        f"on {found['adapter'].count(fault)} of {len(shown)} public prompts the adapter's answer {fault}; "
-        f"the base model's does on {found['base'].count(fault)}"
-        for fault in ("ends at once", "repeats itself", "repeats the prompt")
-        if fault in found["adapter"]
+        f"on {own} of {asked} public prompts the adapter's answer {fault}; the base model's does on {base}"
+        for fault, asked, own, base in told
+        if own
     ]
 
 
