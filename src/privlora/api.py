@@ -127,10 +127,9 @@ def fine_tune(
     }
     files = {"path": path, "evaluation": public}
     loaded = model if is_loaded(model) else None
-    looks = not several_processes()  # of which the first one looks, once they have joined
     there = {"given": loaded is not None, "tokenizer": tokenizer}
     settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
-    if looks:
+    if not several_processes():  # of which the first one looks, once they have joined
         looked = Together()
         looked.of(None, _refuse_who_cannot_be_told, settings, observer)
         looked.of(None, lambda: refuse_first(settings, records, evaluation_records, **there))

@@ -119,9 +119,8 @@ def synthesize(
     }
     files = {"path": path, "evaluation": public}
     there = {"given": loaded is not None, "tokenizer": tokenizer}
-    looks = not several_processes()  # of which the first one looks, once they have joined
     settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
-    if looks:
+    if not several_processes():  # of which the first one looks, once they have joined
         refuse_first(settings, records, held, **there)
     return synthesize_run(
         settings,

@@ -165,7 +165,6 @@ class PrivateTrainer:
             there = self._records, self._evaluation
             # A run in the folder may be one to go on with: train() says.
             how = {"given": is_loaded(model), "tokenizer": self._tokenizer, "begins": False}
-            looks = not several_processes()  # of which the first one looks, once they have joined
             settings = settings_of_call(
                 model,
                 {"path": path, "evaluation": public},
@@ -174,10 +173,8 @@ class PrivateTrainer:
                 source="PrivateTrainer",
                 problems=problems,
             )
-            looked = Together()
-            if looks:
-                looked.of(None, lambda: refuse_first(settings, *there, **how))
-            looked.tell()
+            if not several_processes():  # of which the first one looks, once they have joined
+                refuse_first(settings, *there, **how)
         except PrivloraError as error:
             as_in_python(error, names_for(args))
             raise
