@@ -231,6 +231,7 @@ class LowRankAdapter:
             if self.model.get_submodule(site.name) is not site.module:
                 raise ModelError(
                     f"module {site.name!r} was replaced after the adapter was built",
+                    why="its gradients would be those of a stale layer",
                     fix="build the model, move it to its device, then build the adapter",
                 )
         self._held = hold(self.model)
@@ -281,6 +282,7 @@ class LowRankAdapter:
                 name = group.sites[seen.tolist().index(False)].name
                 raise ModelError(
                     f"the frozen weight of {name!r} is all zeros, or has entries that are not finite",
+                    why="method.relative_rate measures a module's steps by the norm of its weight, and it has none",
                     fix="leave it out with adapter.exclude_modules, or set method.relative_rate=false",
                 )
         return norms
@@ -311,6 +313,7 @@ class LowRankAdapter:
             if bits(site.module) is not None or not site.weight.dtype.is_floating_point:
                 raise ModelError(
                     f"the weights of {site.name!r} are quantised, and this method adds a dense update to them",
+                    why="packed weights cannot take it, and unpacked ones would need the memory that was to be saved",
                     fix="remove model.quantization, or use a method of low rank, such as prism or dp-adamw",
                 )
             site.update = update[k]
@@ -408,18 +411,21 @@ class LowRankAdapter:
         if not self.attached:
             raise PrivacyError(
                 "the adapter is not attached to its model",
+                why="the model would be trained without it, and nothing would be clipped",
                 fix="write `with adapter:` around the training, or call adapter.attach()",
             )
         for site in self.sites:
             if not site.reached:
                 raise PrivacyError(
                     f"module {site.name!r} got no gradient in this micro-batch",
+                    why="its update would be pure noise, or worse, unclipped",
                     fix="exclude it with adapter.exclude_modules",
                 )
         for name, p in self.model.named_parameters():
             if p.requires_grad:
                 raise PrivacyError(
                     f"parameter {name!r} is trainable but not privatised",
+                    why="its gradient is neither clipped nor noised",
                     fix="freeze it (requires_grad=False) or adapt its layer",
                 )
 
@@ -458,6 +464,7 @@ class LowRankAdapter:
         if self._rows is None:
             raise PrivacyError(
                 "a backward pass ran outside LowRankAdapter.capture",
+                why="its gradients would escape clipping",
                 fix="compute losses inside `with adapter.capture(records):`",
             )
         if x.dim() == 2 and site.name in self.pooled:
