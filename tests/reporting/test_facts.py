@@ -77,6 +77,8 @@ ALLOWED = {
     "adapter.base_is_local",
     "adapter.base_revision",
     "adapter.rank",
+    "adapter.coverage.share",
+    "adapter.coverage.experts",
     "adapter.lora_alpha",
     "adapter.use_rslora",
     "adapter.target_modules",
