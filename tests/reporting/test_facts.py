@@ -78,6 +78,8 @@ ALLOWED = {
     "adapter.base_sha256",
     "adapter.base_revision",
     "adapter.rank",
+    "adapter.coverage.share",
+    "adapter.coverage.experts",
     "adapter.lora_alpha",
     "adapter.use_rslora",
     "adapter.target_modules",
