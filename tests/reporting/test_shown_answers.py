@@ -51,6 +51,12 @@ class Ending(torch.nn.Module):
         return model
 
 
+def test_a_prompt_that_training_cuts_is_asked_whole() -> None:
+    """As whoever uses the adapter asks it."""
+    data = DataSettings(path="(in memory)", max_length=8, prompt="q", completion="a")
+    assert prompts_of(data, [{"q": "a prompt of some", "a": "answer"}]) == ["a prompt of some"]
+
+
 def test_a_prompt_is_what_stands_before_the_answer_in_training() -> None:
     pairs = [{"q": f"number {i}", "a": "of some length"} for i in range(5)]
     form = {"prompt": "q", "completion": "a"}

@@ -21,9 +21,13 @@ from privlora.training.sharding import is_sharded
 _log = logging.getLogger(__name__)
 
 _ASKED, _BEGUN, _LOOKED = 3, 12, 200  # prompts that are answered, and whose first token is looked at; records
-_NEW, _BEGINNING = 40, 16  # tokens of an answer, and of a text that is gone on with
+_NEW, _BEGINNING, _READ = (
+    40,
+    16,
+    512,
+)  # tokens of an answer, of a text that is gone on with, of a prompt at least
 _LONGEST, _COPIED = 300, 20  # characters that are shown of a text, and that are no chance
-_LOOP: Final = 12  # tokens
+_LOOP, _WHOLE = 12, 1 << 20  # tokens
 _OWN: Final = ("What is the capital of France?", "Write a note about the weather.", "How do I make tea?")
 
 
@@ -44,9 +48,13 @@ def answers(
         return None
     try:
         public = list(islice(records, _LOOKED)) or _own_records(data)
-        room = max(1, (positions_of(model) or 2**31) - _NEW)
-        found = {ids.tobytes(): ids[-room:] for ids in _prompts(public, data, tokenizer)}
-        prompts = list(found.values())[:_BEGUN] or [start_of_text(tokenizer, fix="give data.evaluation")]
+        room = max(1, min(max(data.max_length, _READ), (positions_of(model) or 2**31) - _NEW))
+        found = dict[bytes, np.ndarray]()
+        for ids in _prompts(public, data, tokenizer):
+            found[ids.tobytes()] = ids[-room:]
+            if len(found) == _BEGUN:
+                break
+        prompts = list(found.values()) or [start_of_text(tokenizer, fix="give data.evaluation")]
         written = _rows(model, tokenizer, prompts)
         with base_alone(model, adapter) as base:
             before = _rows(base, tokenizer, prompts)
@@ -76,8 +84,9 @@ def _rows(model: Any, tokenizer: Any, prompts: Sequence[np.ndarray]) -> list[lis
 def _prompts(
     records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any
 ) -> Iterator[np.ndarray]:
-    """What stands before each record's answer as training tokenises it, (T,) int32; of a whole text, its beginning."""
-    of_answers = data.model_copy(update={"loss_on": "completion"})
+    """What stands before each record's answer as training tokenises it, but whole, as a model is asked: (T,) int32; of
+    a text, its beginning."""
+    of_answers = data.model_copy(update={"loss_on": "completion", "max_length": _WHOLE})
     for record in records:
         try:
             asks = data.columns["text"] is None
