@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import numpy as np
 import pytest
@@ -22,7 +23,6 @@ from privlora.auditing.bounds import (
     gaussian_floor,
     largest_refuted,
     one_run_epsilon,
-    one_run_gaussian_epsilon,
     one_run_p_value,
     one_run_refutes,
     rate_at_least,
@@ -155,7 +155,12 @@ def test_one_run_bounds_of_gaussian_canaries(target: float, share: float) -> Non
     generator = np.random.default_rng(11)
     mu, canaries, guesses = 1 / gaussian_noise_multiplier(target, DELTA), 3000, 300
     right = [simulate(mu, canaries, guesses, generator) for _ in range(20)]
-    found = np.array([one_run_gaussian_epsilon(c, guesses, canaries, DELTA, 0.95) for c in right])
+
+    def refuted(correct: int) -> float:
+        floor = partial(one_run_refutes, correct=correct, guesses=guesses, canaries=canaries, confidence=0.95)
+        return gaussian_epsilon(largest_refuted(lambda mu: floor(gaussian_floor(mu)), 20.0), DELTA)
+
+    found = np.array([refuted(correct) for correct in right])
     plain = np.array([one_run_epsilon(c, guesses, canaries, DELTA, 0.95) for c in right])
     assert (found <= target).all()
     assert (plain <= found + 1e-3).all()

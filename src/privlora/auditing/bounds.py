@@ -180,17 +180,6 @@ def one_run_refutes(floor: Floor, correct: int, guesses: int, canaries: int, con
     return right + wrong > guesses / canaries
 
 
-def one_run_gaussian_epsilon(
-    correct: int, guesses: int, canaries: int, delta: float, confidence: float
-) -> float:
-    """Epsilon at ``delta`` of the largest mu for which one run refutes mu-GDP; assumes that the run is of that kind."""
-    largest = 2 * math.sqrt(2 * LARGEST_EPSILON)  # its epsilon is above LARGEST_EPSILON at every delta < 1/2
-    mu = largest_refuted(
-        lambda mu: one_run_refutes(gaussian_floor(mu), correct, guesses, canaries, confidence), largest
-    )
-    return gaussian_epsilon(mu, delta)
-
-
 def signals_mu(signal: float, expected: float, energy: float, dimensions: int, confidence: float) -> float:
     """Largest 1 / noise_multiplier that the summed signals of one run's canaries refute, at least 0.
 
