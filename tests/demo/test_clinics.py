@@ -11,8 +11,8 @@ from demo_model import encode
 
 from privlora.config.federation import FederationSettings
 from privlora.data.partition import cut
-from privlora.demo import make_canaries, model_path, public_texts
-from privlora.demo.clinics import CLINICS, canary_records, clinic_records
+from privlora.demo import model_path, public_texts
+from privlora.demo.clinics import CLINICS, clinic_records
 from privlora.errors import ConfigError
 
 EVERY = range(len(CLINICS))
@@ -80,18 +80,6 @@ def test_notes_are_short_and_written_in_words_that_the_model_has_seen() -> None:
         assert max(map(len, encode(tokenizer, texts))) <= 96
 
 
-def test_canaries_are_patients_of_one_clinic_and_of_nobody_else() -> None:
-    canaries = make_canaries(3, 0, repetitions=4)
-    planted = canary_records(2, canaries)
-    assert len(planted) == 12
-    assert all(set(r) == {"text", "patient", "clinic"} for r in planted)
-    assert {r["clinic"] for r in planted} == {CLINICS[2].name}
-    notes = [r for clinic in EVERY for r in clinic_records(clinic, 500, 0)]
-    assert not {r["patient"] for r in planted} & {r["patient"] for r in notes}
-    texts = " ".join(r["text"] for r in notes)
-    assert not any(canary.secret in texts or canary.prefix.split(",")[0][16:] in texts for canary in canaries)
-
-
 def test_the_column_cuts_the_notes_into_the_clinics_again() -> None:
     mixed = [r for clinic in EVERY for r in clinic_records(clinic, 10 + clinic, 0)]
     federation = FederationSettings.model_validate(
@@ -106,5 +94,3 @@ def test_the_column_cuts_the_notes_into_the_clinics_again() -> None:
 def test_there_is_no_sixth_clinic(clinic: int) -> None:
     with pytest.raises(ConfigError, match=f"clinic={clinic} is not between 0 and 4"):
         clinic_records(clinic, 1, 0)
-    with pytest.raises(ConfigError, match=f"clinic={clinic} is not between 0 and 4"):
-        canary_records(clinic, [])

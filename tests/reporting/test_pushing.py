@@ -57,7 +57,7 @@ def test_a_name_without_its_owner_is_told_beside_the_base(run: RunFolder) -> Non
         push(run, "notes", dry_run=True)
     told = str(refused.value).splitlines()
     assert told[0] == "2 mistakes:"
-    assert "'notes' is no name of a repository: it has no owner. Fix: write it as owner/name" in told[1]
+    assert "'notes' is no name of a repository. Fix: write it as owner/name" in told[1]
     assert "--base-model OWNER/NAME" in told[2]
 
 

@@ -100,15 +100,7 @@ def verify(
             "--public-key", metavar="FILE", help="Whose signature the annex must have.", show_default=False
         ),
     ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(
-            "--base",
-            metavar="MODEL",
-            help="Base model whose weights to compare.",
-            show_default=False,
-        ),
-    ] = None,
+    base: Annotated[str | None, typer.Option(help="Base model to compare.", show_default=False)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute a release's epsilon from its ledger again, and hold every file and the annex against it; no records.

@@ -7,11 +7,10 @@ clinic's own. What one clinic's notes teach is of little help with another's; al
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from privlora.demo import words
-from privlora.demo.corpus import Canary, date, notes_of_patients
+from privlora.demo.corpus import date, notes_of_patients
 from privlora.errors import ConfigError
 
 _ACCIDENTS = (
@@ -132,9 +131,3 @@ def _note(clinic: Clinic, name: str, rng: random.Random) -> str:
         review=visit.review,
         fee=visit.fee,
     )
-
-
-def canary_records(clinic: int, canaries: Sequence[Canary]) -> list[dict[str, str]]:
-    """The canaries' notes in the form of `clinic_records`: their patients are patients of this clinic alone."""
-    name = _find(clinic).name
-    return [{**record, "clinic": name} for canary in canaries for record in canary.records()]

@@ -47,13 +47,7 @@ def _attendance(axes: Axes, log: list[dict[str, Any]]) -> None:
     axes.bar(numbers, answered, width, color=ACCENT, linewidth=0, label="answered")
     if void.any():
         axes.plot(
-            numbers[void],
-            asked[void] / 2,
-            "x",
-            color=SECOND,
-            markersize=7,
-            markeredgewidth=1.8,
-            label="void",
+            numbers[void], asked[void] / 2, "x", color=SECOND, markersize=7, markeredgewidth=1.8, label="void"
         )
     axes.set_ylim(0, max(asked) * 1.08)
     axes.yaxis.set_major_locator(MaxNLocator(4, integer=True))

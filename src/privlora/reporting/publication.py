@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping
-from math import isclose
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.errors import ConfigError, PrivacyError, RunError, named
@@ -24,6 +23,7 @@ from privlora.reporting.annex import (
 from privlora.reporting.annex_page import render_annex
 from privlora.reporting.card import card
 from privlora.reporting.page import render
+from privlora.reporting.rows import alike
 from privlora.reporting.seals import (
     ANNEX,
     CARD_NAME,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
 _GROWS: Final = (LEDGER, "evaluations.jsonl")  # in a run that went on after its release was written
 _LACKING: Final = object()
 _COMPUTED: Final = re.compile(r"statement\.epsilon(_replace_one)?|epsilon_over_steps\[\d+\]\.epsilon")
-_ROUNDING: Final = 1e-6  # of an accountant on two machines
 
 
 def publish(
@@ -165,7 +164,7 @@ def _shown(value: object) -> str:
 
 def _rounded(name: str, said: object, true: object) -> bool:
     computed = name.startswith("means.") or _COMPUTED.fullmatch(name) is not None
-    return computed and isinstance(said, float) and isclose(said, cast(float, true), rel_tol=_ROUNDING)
+    return computed and isinstance(said, float) and alike(said, true)
 
 
 def read_report(path: Path) -> dict[str, Any]:

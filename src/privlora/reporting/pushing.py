@@ -84,13 +84,11 @@ def push(
 
 def _refuse_no_repository(repo: object) -> None:
     """Raise ConfigError for what is no owner/name: the hub finds nothing under a name without its owner."""
-    if not isinstance(repo, str) or HUB_NAME.fullmatch(repo) is None or len(repo) > _LONGEST:
+    if not (isinstance(repo, str) and "/" in repo and HUB_NAME.fullmatch(repo) and len(repo) <= _LONGEST):
         shown = in_one_line(repr(repo)) if isinstance(repo, str) else f"of type {type(repo).__name__}, which"
-        raise ConfigError(f"{shown} is no name of a repository", fix="write it as owner/name")
-    if "/" not in repo:
         raise ConfigError(
-            f"{repo!r} is no name of a repository: it has no owner",
-            fix=f"write it as owner/name: your name on the hub, or that of an organisation, as OWNER/{repo}",
+            f"{shown} is no name of a repository",
+            fix="write it as owner/name, with your name on the hub or that of an organisation",
         )
 
 

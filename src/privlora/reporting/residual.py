@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
-from privlora.reporting.limits import COPIES, NOISE_KEPT
+from privlora.reporting import limits
 from privlora.reporting.wording import FLOAT32_KEEPS, Report, any_cyclic, any_projected, any_truncated
 
 
 @dataclass(frozen=True)
 class Risk:
-    """edge: the first cell of the row in docs/sharp-edges.md. said: one or two sentences for who files the release.
+    """edge: the first cell of the row in docs/sharp-edges.md. said: in the words of the report (`limits`).
     applies: whether to a run, as its report says."""
 
     edge: str
@@ -23,7 +23,8 @@ class Risk:
 
 def risks_of(report: Report) -> list[dict[str, str]]:
     """Those of a private run, JSON-ready; the most severe first."""
-    return [{"edge": risk.edge, "risk": risk.said} for risk in RISKS if risk.applies(report)]
+    told = {"unit": report["statement"]["unit"], "t": _federation(report).get("threshold")}
+    return [{"edge": risk.edge, "risk": risk.said.format(**told)} for risk in RISKS if risk.applies(report)]
 
 
 def _always(_: Report) -> bool:
@@ -54,16 +55,12 @@ def _several_budgets(report: Report) -> bool:
     return _noise_by("client")(report) and not _unit("client")(report)
 
 
+def _of_statement(holds: Callable[[Report], bool]) -> Callable[[Report], bool]:
+    return lambda report: holds(report["statement"])
+
+
 def _other_adapter(report: Report) -> bool:
     return report["adapter"]["init"] not in (RANDOM, W0_SUBSPACE, SPECTRAL_SPLIT, PUBLIC_GRADIENT)
-
-
-def _written(report: Report) -> bool:
-    return "texts" in report or "public_texts" in report["method"]
-
-
-def _rounded_by_the_model(report: Report) -> bool:
-    return bool(report["noise"]["clipping_slack"] > FLOAT32_KEEPS)
 
 
 def _dropout(report: Report) -> bool:
@@ -71,98 +68,47 @@ def _dropout(report: Report) -> bool:
 
 
 RISKS: Final = (
-    Risk(
-        "One person has several records, unit = record",
-        "The unit is one record, not one person: whoever has k records in the data is protected by about k times "
-        "epsilon only.",
-        _unit("record"),
-    ),
-    Risk(
-        "One person is several users, unit = user",
-        "The unit is what the user column says: a person under two names, or in the records of others, is in several "
-        "units.",
-        _unit("user"),
-    ),
+    Risk("One person has several records, unit = record", limits.RECORD, _unit("record")),
+    Risk("One person is several users, unit = user", limits.USER, _unit("user")),
+    Risk("One person has records with several clients of a federation", limits.CLIENT, _unit("client")),
     Risk(
         "One person has records with several clients of a federation",
-        "The unit is all that one client sends, and that a client takes part is public. Whoever has records with "
-        "several clients is in several units.",
-        _unit("client"),
-    ),
-    Risk(
-        "One person has records with several clients of a federation",
-        "Each client has a budget of its own: for whoever has a record with several clients, these add up.",
+        limits.SEVERAL_BUDGETS,
         _several_budgets,
     ),
-    Risk(
-        "When a trusted server's lines appear",
-        "The server is trusted: it sees each client's update without noise, and knows whom it drew.",
-        _noise_by("server"),
-    ),
+    Risk("When a trusted server's lines appear", limits.TRUSTED, _noise_by("server")),
     Risk(
         "A federation's `survivors` counts clients that tell the server their noise",
-        "The statement counts on clients that keep their share of the noise to themselves; against those that do not "
-        "epsilon is larger.",
+        limits.SHARES,
         _noise_by("shares"),
     ),
     Risk(
         "Clients of one federation do not know one another",
-        "Sums are secret only from a server that hands out the clients' own keys.",
+        limits.KEYS,
         lambda report: bool(_federation(report).get("secure_sums")),
     ),
-    Risk(
-        "The base model saw the records before",
-        "What the base model learned in its own pretraining is not covered, not even if the records were in it.",
-        _always,
-    ),
-    Risk(
-        "Settings tuned on private results",
-        "Settings that were chosen by looking at private results, and other runs on the same records, are not covered: "
-        "their costs add up (privlora budget).",
-        _always,
-    ),
-    Risk(
-        "Evaluation records are private",
-        "Losses on evaluation records are published without noise, so these records must be public.",
-        lambda report: bool(report["evaluation"]),
-    ),
+    Risk("The base model saw the records before", limits.BASE, _always),
+    Risk("Settings tuned on private results", limits.CHOICES, _always),
+    Risk("Evaluation records are private", limits.EVALUATION, lambda report: bool(report["evaluation"])),
     Risk(
         "`adapter.public_text` holds private texts",
-        "The texts that the start was computed from have no protection, so they must be public.",
-        lambda report: bool(report["adapter"]["init"] == PUBLIC_GRADIENT),
+        limits.PUBLIC_TEXTS,
+        lambda report: report["adapter"]["init"] == PUBLIC_GRADIENT,
     ),
-    Risk(
-        "Training starts from another adapter",
-        "The data of the adapter that training started from are not covered.",
-        _other_adapter,
-    ),
+    Risk("Training starts from another adapter", limits.OTHER_ADAPTER, _other_adapter),
     Risk(
         "Texts of `synthesis`, or its prompts, follow from private records",
-        "Generated or given texts that the run used, their generator and the words that asked it have no protection, "
-        "so none of them may come from private records.",
-        _written,
+        limits.WRITTEN,
+        lambda report: "texts" in report or "public_texts" in report["method"],
     ),
     Risk(
         "`private/` of a run with `privacy.bands` is read, or a copy of it is kept",
-        NOISE_KEPT,
-        lambda report: any_cyclic(report["statement"]),
+        limits.NOISE_KEPT,
+        _of_statement(any_cyclic),
     ),
-    Risk(
-        "Two copies of a run with `privacy.bands` go on apart",
-        COPIES,
-        lambda report: any_cyclic(report["statement"]),
-    ),
-    Risk(
-        "Oversized batches cut by `max_batch_size`",
-        "Batches are capped: the public number of units has to be at least the true one, and how many units there are "
-        "is not hidden.",
-        lambda report: any_truncated(report["statement"]),
-    ),
-    Risk(
-        "`method: wishart-m2` (clip, then project)",
-        "The statement covers adding or removing a unit; for replacing one no bound is known.",
-        lambda report: any_projected(report["statement"]),
-    ),
+    Risk("Two copies of a run with `privacy.bands` go on apart", limits.COPIES, _of_statement(any_cyclic)),
+    Risk("Oversized batches cut by `max_batch_size`", limits.TRUNCATED, _of_statement(any_truncated)),
+    Risk("`method: wishart-m2` (clip, then project)", limits.PROJECTED, _of_statement(any_projected)),
     Risk(
         "Dropout (`model.dropout`, `adapter.lora_dropout`)",
         "With dropout the bound on one unit's part is not strict where a unit's gradient is not a number.",
@@ -171,7 +117,7 @@ RISKS: Final = (
     Risk(
         "bfloat16 models",
         "The model rounds: that one unit's part stays within the clipping norm is a measurement there, and no proof.",
-        _rounded_by_the_model,
+        lambda report: bool(report["noise"]["clipping_slack"] > FLOAT32_KEEPS),
     ),
     Risk(
         "`method.clipping: spectral` (PRISM's default)",
@@ -191,14 +137,10 @@ RISKS: Final = (
     ),
     Risk(
         "Noise is a floating-point Gaussian",
-        "Noise is a floating-point Gaussian on a coarse grid: attacks on its lowest digits are not excluded by proof.",
+        limits.CONTINUOUS,
         lambda report: not _noise_by("shares")(report),
     ),
-    Risk(
-        "Run time and memory use",
-        "Whoever watched the machine while it trained may have learned about batches; this folder holds no times.",
-        _always,
-    ),
+    Risk("Run time and memory use", limits.SIDE, _always),
     Risk(
         "A release that was taken away from its run",
         "Hashes have no key: only that of this annex, kept apart from the folder, or a signature shows that they were "

@@ -94,8 +94,7 @@ def refuse_other_weights(settings: ModelSettings, model: Any, *, classifies: boo
             f"the loaded model is not the one of its name, {settings.name!r}: {len(others)} of its weights are others, "
             f"such as {others[0]}",
             why="the release would name a base model beside which its adapter is another model",
-            fix="save it and give its folder: model.save_pretrained('my-base'), tokenizer.save_pretrained('my-base'), "
-            "then 'my-base' as the model; hand that folder on with the release",
+            fix="give the folder that model.save_pretrained('my-base') and tokenizer.save_pretrained('my-base') write",
         )
 
 

@@ -19,6 +19,7 @@ import transformers
 from privlora.adapters.quantised import bits, computes_in, scales
 from privlora.config import Settings
 from privlora.errors import PrivacyError, RunError, named
+from privlora.training.base_weights import remember_weights
 from privlora.training.checkpoint import digest_of, read_identity
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.inputs import Data
@@ -294,6 +295,7 @@ _REMEMBERED: Final = WeakKeyDictionary[torch.nn.Module, tuple[str, str]]()
 def remember(model: torch.nn.Module) -> None:
     """Call it before the weights are spread over processes, where their first values lie."""
     _REMEMBERED[model] = _of_model(model), _all_of_model(model)
+    remember_weights(model)
 
 
 def _of_model(model: torch.nn.Module) -> str:

@@ -63,8 +63,7 @@ def refuse_adapted(model: torch.nn.Module) -> None:
         raise ModelError(
             "the model holds an adapter already",
             why="what is released would fit this adapted model alone, and no base model could load it",
-            fix="give the base model; or merge the adapter (model = model.merge_and_unload()), save the result "
-            "(model.save_pretrained('my-base'), and so the tokenizer), and give that folder",
+            fix="give the base model; or merge_and_unload() the adapter, save_pretrained() the result, and give that",
         )
 
 

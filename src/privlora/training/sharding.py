@@ -17,7 +17,6 @@ import torch
 from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError
 from privlora.methods import METHODS, VOTE_METHODS
-from privlora.training.base_weights import remember_weights
 from privlora.training.devices import device_of
 from privlora.training.identity import remember
 from privlora.training.models import given_or_loaded
@@ -38,7 +37,6 @@ def load_sharded(settings: ModelSettings, ranks: Ranks) -> tuple[Any, Any]:
     def load() -> tuple[Any, Any]:
         model, tokenizer = given_or_loaded(settings.model_copy(update={"device": "cpu"}), None, None)
         remember(model)
-        remember_weights(model)
         shard(model, mesh)
         return model, tokenizer
 
