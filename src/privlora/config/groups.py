@@ -284,7 +284,7 @@ class DataSettings(Group):
     """Use only the first ``limit`` records. If one of them is removed, a later one takes its place, so the run protects
     against replacing a record, not against adding or removing one. Refused with unit=user."""
     evaluation: str | list[str] | None = None
-    """PUBLIC records of the same form, for losses and answers to three prompts in the report. Never private ones."""
+    """PUBLIC records of the same form, for the held-out loss and answers in the report. Never private ones."""
     unchecked: bool = False
     """Train even if the records do not fit the settings: more than twice or fewer than half as many units as the public
     number, most of them without a token to train on, or most of them cut to less than half by max_length. This setting
