@@ -18,6 +18,7 @@ from typing import Any, Final
 import torch
 from torch.profiler import ProfilerAction, ProfilerActivity, record_function
 
+from privlora.accounting import read_ledger
 from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
 from privlora.methods import CHOICES, find_row
@@ -56,7 +57,7 @@ def refuse_without_steps(settings: Settings) -> None:
 def profiled(
     folder: RunFolder, device: torch.device, steps: int, tell: Callable[[Path], None] | None
 ) -> Iterator[list[Path]]:
-    """Around a run's steps, of which so many are to come: profiles some, and ``tell``s of the trace when they are over.
+    """Around a run's steps, of which so many are planned: profiles some, and ``tell``s of the trace when they are over.
 
     The list that it gives then holds the trace. Without ``tell`` nothing is measured. What cannot be written is logged
     as a warning, and stops nothing.
@@ -65,7 +66,8 @@ def profiled(
     if tell is None or not _made(folder.profile):
         yield traces
         return
-    window = Window(folder.profile, device, steps)
+    left = read_ledger(folder.ledger).remaining if folder.ledger.exists() else steps
+    window = Window(folder.profile, device, left)
     try:
         with heard_by(window):
             yield traces

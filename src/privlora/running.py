@@ -194,16 +194,13 @@ def train_and_publish(
             known = plan
             if settings.privacy.private and known is None:
                 known = read_ledger(folder.ledger).plan
-            left = settings.privacy.steps
-            if settings.privacy.private and not fresh:
-                left = read_ledger(folder.ledger).remaining
             reported = loggers(settings.run.report_to, folder, settings.run.label)
             if (begin := getattr(given.observer, "on_run", None)) is not None:
                 begin(known, settings)
             with (
                 _resumable(settings, given),
                 watching(given.observer, given.callbacks, reported, known, settings) as (observer, heard),
-                profiled(folder, parts.adapter.device, left, given.on_profile) as traces,
+                profiled(folder, parts.adapter.device, settings.privacy.steps, given.on_profile) as traces,
             ):
                 finish_training(parts, data, folder, plan, observer=observer, ranks=ranks)
             rows = _rows(parts, folder, known) if reported else []

@@ -177,7 +177,7 @@ def test_missing_records_are_told_before_anything_is_loaded(
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text(yaml.safe_dump(content()))
     ended = call(capsys, "compare", "study.yaml")
-    mend = "Fix: check the path; a hub dataset is written hf://name:split\n"
+    mend = "Fix: check the path; a hub dataset is written hf://name:split, and in Python texts are a list of strings\n"
     assert ended.err == (
         f"error: 2 mistakes:\n  - study.yaml: data.path: there is no file records.jsonl. {mend}"
         f"  - study.yaml: data.evaluation: there is no file held_out.jsonl. {mend}"

@@ -60,7 +60,7 @@ def test_a_long_diagnosis_says_what_shortens_it() -> None:
         "this takes about 18 minutes: 540 steps of 2 s. Shorter with --steps 5 (about 4 minutes), or "
         "--figures gauge-sweep (about 40 s)"
     )
-    assert diagnosing.estimate(0.05, FIGURES, 0, 20) == "this takes about 27 s: 540 steps of 0.05 s"
+    assert diagnosing.estimate(0.05, FIGURES, 0, 20) == "this takes about 27 s: 540 steps of 50 ms"
     long = diagnosing.estimate(100.0, ["gauge-sweep"], 0, 300)
     assert long == "this takes about 8.3 hours: 300 steps of 100 s. Shorter with --steps 5 (about 8 minutes)"
 
