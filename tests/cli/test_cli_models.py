@@ -95,7 +95,7 @@ def test_numbers_of_the_runs_own_private_file_are_called_private(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By the file, whatever it is called here; and not those of the public records beside it."""
-    monkeypatch.setattr("privlora.cli.evaluation._next_token", lambda *_: LOSS)
+    monkeypatch.setattr("privlora.cli.evaluation._held_out", lambda *_, **__: LOSS)
     (tmp_path / "link.jsonl").symlink_to(finished / "records.jsonl")
     for own in (finished / "records.jsonl", tmp_path / "link.jsonl"):
         shown = call(capsys, "evaluate", finished / of, "--data", own)

@@ -207,7 +207,11 @@ def test_other_signals_save_as_ctrl_c_does(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     _interrupt_at(2, monkeypatch, number)
-    stopped = call(capsys, "train", write_config(folder, run_settings(model, folder)))
+    before = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored
+    try:
+        stopped = call(capsys, "train", write_config(folder, run_settings(model, folder)))
+    finally:
+        signal.signal(number, before)
     assert stopped.code == 128 + number
     assert stopped.err.splitlines()[-1].startswith("interrupted: after step 2, which is saved")
     assert (folder / "run/private/checkpoint.safetensors").exists()

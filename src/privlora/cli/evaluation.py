@@ -20,7 +20,6 @@ from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line
 from privlora.names import ADAPTER_FILES, HUB_NAME
-from privlora.reporting.wording import faults, spoken
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
 from privlora.training.model_names import refuse_unknown_model
@@ -201,6 +200,8 @@ def evaluate(
         if settings.task is None
         else _task_lines
     )
+    from privlora.reporting.wording import faults, spoken
+
     said = result.get("answers")
     for line in (*lines(result), *spoken(said), *(f"WARNING: {words}" for words in faults(said))):
         out().print(line)

@@ -17,7 +17,6 @@ from privlora.cli.training import OverridesArgument, explained_stops, promised
 from privlora.config import FederationSettings, Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.federated.used import is_over, refuse_used
-from privlora.reporting.wording import spoken
 from privlora.training.files import RunFolder
 from privlora.training.sources import refuse_first
 
@@ -239,6 +238,8 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
             }
         )
         return
+    from privlora.reporting.wording import spoken
+
     for line in spoken(report.get("answers")):
         out().print(line)
     if ledgers:

@@ -18,7 +18,6 @@ from privlora.cli.stops import Stopped
 from privlora.config import Settings, kept_settings, load_settings
 from privlora.config.groups import IN_MEMORY
 from privlora.errors import ConfigError, DataError, RunError
-from privlora.reporting.wording import spoken
 from privlora.training.files import RunFolder, no_run
 from privlora.training.sources import check_sources, refuse_first
 from privlora.training.takeover import OVER, is_over
@@ -252,6 +251,8 @@ def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
     if as_json:
         emit({**places, "steps": result.steps, "answers": said, **statement})
         return
+    from privlora.reporting.wording import spoken
+
     for line in spoken(said):
         out().print(line)
     for name, place in places.items():
