@@ -555,7 +555,6 @@ def test_advice_says_from_how_many_records_on(
     shown = call(capsys, "plan", choosing, "--advise")
     said = "prism with clipping: automatic overtakes guided-prism and span-prism at 200 records"
     assert said in " ".join(shown.out.split())
-    assert "rehearsing on public texts: 15 of 15" in shown.err
 
 
 def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
