@@ -300,7 +300,8 @@ class _Verification:
         for name, text in pages_of(self.report).items():
             found = self._read(name).decode()
             if not (found == text or (name == HTML_NAME and drawn_alike(found, text))):
-                how = f"is not what {REPORT_NAME} makes here, with matplotlib {version('matplotlib')}"
+                drawn = f", with matplotlib {version('matplotlib')}" if name == HTML_NAME else ""
+                how = f"is not what {REPORT_NAME} makes here{drawn}"
                 _refuse_other(name, f"privlora {self.report['versions']['privlora']}", how)
         return "card and page, made again from the report, are the same"
 
