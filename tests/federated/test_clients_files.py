@@ -189,7 +189,7 @@ def test_whatever_a_reader_raises_a_client_answers(
         raise ArithmeticError("Zanzibar")
 
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
-    monkeypatch.setattr("privlora.data.records.read_file", raises)
+    monkeypatch.setattr("privlora.data.records.read_placed", raises)
     told = public_settings(with_local_method(settings_of("tan", NAMES)))
     data = own_data(told, NAMES[0], tiny_model(), tiny_tokenizer(), path=str(tmp_path / "a.jsonl"))
     assert len(data.units) == 0
