@@ -21,6 +21,8 @@ torch.set_num_threads(1)
 gc.disable()  # until pytest_collection_finish: it would take a third of the time that importing takes
 # Whoever starts the tests in the background may have ctrl-C ignored, which they and their child processes inherit.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+if hasattr(signal, "SIGHUP"):  # as by nohup
+    signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

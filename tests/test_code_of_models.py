@@ -65,7 +65,7 @@ def load_calls() -> list[tuple[str, ast.Call]]:
 
 def test_every_loader_is_told_to_run_no_code() -> None:
     calls = load_calls()
-    assert len(calls) > 10
+    assert len(calls) > 5
     careless = [
         place
         for place, call in calls

@@ -401,7 +401,7 @@ SAME_TOKENS: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
     "another boundary": (
         [{"p": f"fever {i}", "c": " rises today"} for i in range(30)],
         [{"p": "fever 3 rises", "c": " today"}],
-        {"prompt": "p", "completion": "c"},
+        {"prompt": "p", "completion": "c", "template": "none"},
     ),
     "another end, beyond max_length": (
         [{"text": f"fever {i} " + "rises " * 9} for i in range(30)],
@@ -411,7 +411,7 @@ SAME_TOKENS: dict[str, tuple[list[Any], list[Any], dict[str, Any]]] = {
     "a long completion under another prompt": (
         [{"p": f"note {i}", "c": f"{ANSWER} {i}"} for i in range(30)],
         [{"p": "mail", "c": f"{ANSWER} 3"}],
-        {"prompt": "p", "completion": "c", "loss_on": "completion"},
+        {"prompt": "p", "completion": "c", "loss_on": "completion", "template": "none"},
     ),
 }
 

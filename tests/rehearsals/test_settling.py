@@ -680,7 +680,7 @@ def test_no_record_plays_a_part(public: Path, tmp_path: Path, monkeypatch: pytes
         privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=records)
         found.append((tmp_path / f"run{i}" / "release" / "choice.json").read_bytes())
     assert found[0] == found[1]
-    assert [len(arguments) for arguments in given] == [5, 5]  # settings, plan, model, tokenizer, told
+    assert [len(arguments) for arguments in given] == [6, 6]  # settings, plan, model, tokenizer, told, kept
 
 
 @pytest.mark.parametrize("name", ["data.path", "data.evaluation"])

@@ -87,7 +87,7 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "bands of a method that has none": (
         content(methods=["dp-sgd", {"name": "dp-zo", "privacy.bands": 2}]),
-        ["study.yaml: task 'one', method 'dp-zo (privacy.bands 2)'", "privacy.bands=2 cannot be used"],
+        ["study.yaml: task 'one', method 'dp-zo (privacy.bands 2)'", "privacy.bands=2 does not go with"],
     ),
     "dropout of a method that has none": (
         content(methods=["dp-sgd", {"name": "dp-zo", "adapter.lora_dropout": 0.1}]),

@@ -30,7 +30,7 @@ def test_a_held_out_loss_that_is_not_finite_is_told_once_and_is_null(
     public = [{"text": f"on day {i} the weather was fine."} for i in range(5)]
     options: dict[str, Any] = {"method": {"name": "dp-sgd", "learning_rate": 1e30}, "evaluation": public}
     bench.start(folder.root, observer=Watch(0), run={"evaluate_every": 2}, **options)
-    far, told = warned
+    far, told = (what for what in warned if "public prompts" not in what)
     assert "times the method's default" in far
     assert "held-out loss after step 2 is not a finite number" in told
     assert "smaller method.learning_rate" in told

@@ -76,7 +76,6 @@ def test_nothing_is_said_and_nothing_removed_where_no_run_is(
 def test_nothing_that_follows_from_the_first_start_is_left(failed: RunFolder) -> None:
     append_line(failed.evaluations, {"step": 0, "loss": 4.0})  # of the base model, on public records
     failed.choice.write_text("{}")
-    failed.tokens.write_text("of its records")
     (failed.private / ".config.resolved.yaml.privlora-tmp").write_text("half")
     make_room(failed)
     assert tree(failed.root) == {"private": None, "release": None}
