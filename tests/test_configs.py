@@ -37,6 +37,7 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     small: dict[str, object] = {
         "model.name": model,
         "data.max_length": min(settings.data.max_length, 128),  # the small model's positions
+        "data.unchecked": True,  # which prompts of tasks may fill
         "adapter.r": 4,
         "privacy.expected_batch_size": 4 if settings.federation is None else 8,
         "privacy.public_dataset_size": 40 if settings.privacy.unit == "record" else len(NAMES),

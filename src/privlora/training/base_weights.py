@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
@@ -36,12 +35,7 @@ def weights_of(model: torch.nn.Module, *, classifies: bool = False) -> str | Non
     if _is_packed(model):
         return None
     named = _parameters(model, classifies)
-    with ThreadPoolExecutor() as pool:
-        digests = pool.map(_digest, named.values())
-        told = [
-            f"{name} {tuple(named[name].shape)} {digest}\n"
-            for name, digest in zip(named, digests, strict=True)
-        ]
+    told = [f"{name} {tuple(tensor.shape)} {_digest(tensor)}\n" for name, tensor in named.items()]
     return sha256("".join(told).encode()).hexdigest()
 
 
@@ -83,12 +77,13 @@ def refuse_other_weights(settings: ModelSettings, model: Any, *, classifies: boo
     named = {name.removeprefix(prefix): tensor for name, tensor in saved.items()}
     others: list[str] = []
     for file in files.weights:
-        with safe_open(file, "pt") as stored, ThreadPoolExecutor() as pool:
+        with safe_open(file, "pt") as stored:
             names = [name for name in stored.keys() if name.removeprefix(prefix) in named]  # noqa: SIM118
-            same = pool.map(
-                lambda name: _same(named[name.removeprefix(prefix)], stored.get_tensor(name), packed), names
-            )
-            others += [name for name, is_same in zip(names, same, strict=True) if not is_same]
+            others += [
+                name
+                for name in names
+                if not _same(named[name.removeprefix(prefix)], stored.get_tensor(name), packed)
+            ]
     if others:
         raise ModelError(
             f"the loaded model is not the one of its name, {settings.name!r}: {len(others)} of its weights are others, "

@@ -369,7 +369,7 @@ def test_what_votes_have_not_is_refused(
 
 
 def test_without_texts_there_is_nothing_to_vote_on(shop: Shop, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="there is nothing to be asked about"):
+    with pytest.raises(ConfigError, match="releases votes on public texts, and none are given"):
         fine_tune(
             shop.model,
             RECORDS,
