@@ -533,7 +533,6 @@ def test_the_summary_is_in_private_alone(
         assert "p95_tokens" not in content, name
 
 
-@pytest.mark.usefixtures("quick_reports")
 @pytest.mark.parametrize(("said", "told"), [(40, False), (52, True), (30, True)])
 def test_another_number_of_records_than_was_said_is_on_the_screen_alone(
     model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: int, told: bool

@@ -152,7 +152,7 @@ def test_without_noise_settings_are_looked_at_as_well() -> None:
         plan_run(settings)
 
 
-@pytest.mark.parametrize("function", ["fine_tune", "federate", "synthesize"])
+@pytest.mark.parametrize("function", ["fine_tune", "federate"])
 def test_an_argument_is_given_once(function: str) -> None:
     call: Any = getattr(privlora, function)
     with pytest.raises(TypeError, match=f"{function}.. got multiple values for argument 'model'"):
