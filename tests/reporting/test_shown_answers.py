@@ -24,7 +24,10 @@ from privlora.reporting.verifying import verify
 from privlora.reporting.wording import faults, spoken
 from privlora.training.files import RunFolder
 
-CHAT = "{% for m in messages %}{{ m.role[0] }}.{{ m.content }}{{ eos_token if m.role == 'assistant' else ' ' }}{% endfor %}{% if add_generation_prompt %}a.{% endif %}"
+CHAT = (
+    "{% for m in messages %}{{ m.role[0] }}.{{ m.content }}{{ eos_token if m.role == 'assistant' else ' ' }}"
+    "{% endfor %}{% if add_generation_prompt %}a.{% endif %}"
+)
 
 
 def data_of(**columns: Any) -> DataSettings:
