@@ -166,7 +166,9 @@ def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         Path(f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
     small = [f"model.name={model_path()}", "federation.rounds=2", "privacy.expected_batch_size=24"]
     settings = load_settings("clinics.yaml", [*small, "privacy.public_dataset_size=120"])
-    result = privlora.federate(settings)
+    from privlora.federated.run import federate
+
+    result = federate(settings)
     assert result.epsilon is not None
     assert 0 < result.epsilon <= 3
     assert sorted(path.name for path in result.release.glob("ledger-*")) == [
