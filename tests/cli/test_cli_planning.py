@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -543,7 +545,9 @@ def test_a_choice_is_planned_without_the_model(
 def test_advice_says_from_how_many_records_on(
     choosing: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def losses(parts: Parts, texts: Texts, noise: Noise, draw: int, *_: object) -> torch.Tensor:
+    def losses(parts: Parts, texts: Texts, noise: Noise, draw: int, tick: Callable[[], None]) -> torch.Tensor:
+        for _ in range(noise.privacy.steps):
+            tick()
         few = noise.records < 200
         return torch.full((len(texts.held),), 1.0 + (few == (parts.method.name == "prism")))
 
@@ -555,6 +559,7 @@ def test_advice_says_from_how_many_records_on(
     shown = call(capsys, "plan", choosing, "--advise")
     said = "prism with clipping: automatic overtakes guided-prism and span-prism at 200 records"
     assert said in " ".join(shown.out.split())
+    assert re.search(r"rehearsing on public texts: (\d+) of \1\n", shown.err)
 
 
 def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -240,3 +240,17 @@ def test_prompts_leave_room_for_an_answer() -> None:
     long = [{"q": "a" * 60, "a": "b"}]
     data = DataSettings(path="(in memory)", max_length=64, prompt="q", completion="a")
     assert np.array([len(each) <= 24 for each in prompts_of(data, long)]).all()
+
+
+def test_a_base_model_that_repeats_itself_is_no_news() -> None:
+    odd, fine = {"text": "ha", "fault": "repeats itself"}, {"text": "ha", "fault": None}
+
+    def told(*both: dict[str, Any]) -> list[str]:
+        shown = [{"prompt": "p", "base": both[0], "adapter": both[1]}]
+        ends = {"base": 0, "adapter": 0}
+        return faults(
+            {"asked": "own", "max_new_tokens": 40, "shown": shown, "begun": 1, "ends_at_once": ends}
+        )
+
+    assert told(odd, odd) == told(odd, fine) == []
+    assert len(told(fine, odd)) == 1

@@ -97,7 +97,7 @@ def faults(said: Mapping[str, Any] | None) -> list[str]:
     return [
         f"on {own} of {asked} public prompts the adapter's answer {fault}; the base model's does on {base}"
         for fault, asked, own, base in told
-        if own
+        if own > base * fault.startswith("repeats")  # which small models often do by themselves
     ]
 
 
