@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
@@ -18,7 +17,7 @@ from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
 from privlora.config.groups import named_twice
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
-from privlora.errors import ConfigError, DataError, ModelError, RunError, Together, in_one_line
+from privlora.errors import ConfigError, ModelError, RunError, Together, in_one_line
 from privlora.names import ADAPTER_FILES, HUB_NAME
 from privlora.training.files import RunFolder, near_run
 from privlora.training.model_files import refuse_incomplete_files
@@ -263,11 +262,7 @@ def _refuse_early(
         for path in [data.path] if isinstance(data.path, str) else data.path:
             problems.of(None, lambda path=path: refuse_missing(path, format=data.format))
         return
-    try:
-        check_parts(data)
-    except DataError as error:
-        error.mend_by(lambda one: [re.sub(r"data\.(\w+)=", r"--\1 ", fix) for fix in one.fixes])
-        problems.found.append(error)
+    problems.of(None, check_parts, data)
 
 
 def _labels(told: str) -> list[str] | int:

@@ -249,7 +249,7 @@ def check_columns(settings: Settings, records: Any = None, *, readable: bool = T
 
 
 def check_parts(data: DataSettings) -> None:
-    """``check_columns`` for every file of ``data``, which is asked for in parts or as a whole, and belongs to no run.
+    """``check_columns`` for every file of ``data``, which belongs to no run and whose columns are named by options.
     Raises DataError, also of files that are not there, for all of them."""
     problems = Together()
     for path in [data.path] if isinstance(data.path, str) else data.path:
@@ -259,15 +259,16 @@ def check_parts(data: DataSettings) -> None:
 
 def _check_part(data: DataSettings, path: str) -> None:
     refuse_missing(path, format=data.format, look=True)
-    if lacking := _lacking(data, _first(data.model_copy(update={"path": path})), None):
+    if lacking := _lacking(data, _first(data.model_copy(update={"path": path})), None, options=True):
         raise in_one([error for _, error in lacking]).of(repr(str(path)))
 
 
 def _lacking(
-    data: DataSettings, first: Sequence[Mapping[str, Any]], owner: str | None
+    data: DataSettings, first: Sequence[Mapping[str, Any]], owner: str | None, *, options: bool = False
 ) -> list[tuple[str, DataError]]:
     """Of each column that the first record lacks the setting that names it, and what to say. owner: that of a record's
-    user. Raises DataError for a record that is none of data.task."""
+    user. options: whether columns are named by options of a command. Raises DataError for a record that is none of
+    data.task."""
     if not first:
         return []
     record = first[0]
@@ -284,7 +285,12 @@ def _lacking(
     named += [] if owner is None else [("privacy.user_column", owner)]
     lacking = [(setting, name) for setting, name in named if not has_column(record, name)]
     shared = shared_columns(first, table=_is_table(data), user_column=owner) if lacking else []
-    return [(setting, missing_column(name, record, 1, shared=shared)) for setting, name in lacking]
+
+    def told(setting: str, name: str) -> DataError:
+        mend = f"--{setting.removeprefix('data.').replace('_', '-')} NAME" if options else None
+        return missing_column(name, record, 1, shared=shared, mend=mend)
+
+    return [(setting, told(setting, name)) for setting, name in lacking]
 
 
 _KINDS: Final = ("text", "prompt", "completion", "messages", "chosen", "rejected", "text_pair", "label")
