@@ -252,6 +252,17 @@ class _Known(torch.autograd.Function):
         return gradient * upstream[:, None].to(gradient.dtype), None, None
 
 
+@torch.no_grad()
+def divergences(before: Tensor, after: Tensor) -> Tensor:
+    """KL(p || q) of each row in nats, (k,) float32 or better, of logits (k, vocabulary) of p, ``before``, and of q."""
+    dtype = torch.promote_types(before.dtype, torch.float32)
+    found = torch.empty(len(before), dtype=dtype, device=before.device)
+    for block in _in_blocks(*before.shape):
+        log_p, log_q = (torch.log_softmax(logits[block], dim=-1, dtype=dtype) for logits in (before, after))
+        found[block] = log_p.exp().mul_(log_p - log_q).sum(dim=-1)
+    return found
+
+
 def _in_blocks(count: int, width: int) -> list[slice]:
     rows = min(_BLOCK, max(_FEW, _NUMBERS // max(1, width)))
     return [slice(start, start + rows) for start in range(0, count, rows)]

@@ -204,7 +204,7 @@ def test_a_clip_norm_is_a_quarter_of_the_median_norm_of_its_own_texts(row: str) 
     assert found.facts["median_norm"] == pytest.approx(middle, rel=2e-3)
     assert found.settings.privacy.clip_norm == float(f"{found.facts['median_norm'] / 4:.2g}")
     assert (found.facts["rows"], found.facts["of_its_own"]) == ([], len(norms))
-    assert "a quarter of the median norm of gradients of 64 texts that it wrote itself" in because(
+    assert "a quarter of the median norm of gradients of 16 texts that it wrote itself" in because(
         found.facts
     )
     both = settings(None, privacy={"clip_norm": "auto"}, method={"name": row})
@@ -253,7 +253,7 @@ def test_a_right_weight_is_how_long_gradients_are_where_v_turns(init: str, clipp
     weight = found.facts["right_weight"]
     assert found.settings.method.right_weight == weight == right_weight_of(found.facts["turning"])
     assert (found.settings.method.metric_power, found.settings.method.clipping) == (1.0, clipping)
-    assert f"right weight {weight:g}, since gradients of 64 texts that it wrote itself are" in because(
+    assert f"right weight {weight:g}, since gradients of 16 texts that it wrote itself are" in because(
         found.facts
     )
     assert told[-1] == "measuring where gradients point of its own texts"
@@ -416,7 +416,7 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
     assert list(facts) == ["row", "rows", "of_its_own", "turning", "right_weight"]
     assert result.report["method"]["right_weight"] == facts["right_weight"]
     page = " ".join((tmp_path / "weight/release/report.html").read_text("utf-8").split())
-    assert f"right weight {facts['right_weight']:g}, since gradients of 64 texts" in page
+    assert f"right weight {facts['right_weight']:g}, since gradients of 16 texts" in page
     assert all(check.passed is not False for check in verify(tmp_path / "weight").checks)
     run(others, "weight of others", method={"right_weight": "auto", "learning_rate": 0.1})
     assert read_choice(RunFolder(tmp_path / "weight of others")) == facts
@@ -444,7 +444,7 @@ def test_what_a_choice_would_have_cost_on_private_records() -> None:
     few = replace(plan, phases=((StepEvent(PoissonSampling(1.0), 0.25), 10),))
     assert 200 < cost_on_private(few, 2)["private_epsilon"] < 480
     row = {"name": "prism", "learning_rate": 0.02, "loss": 1.5, "spread": None, "draws": 2}
-    facts = {"row": "prism", "rows": [row], "aim": AIM, "of_its_own": 64, "untrained": 1.35}
+    facts = {"row": "prism", "rows": [row], "aim": AIM, "of_its_own": 16, "untrained": 1.35}
     assert "on the private records" not in because(facts)
     assert because({**facts, "private_runs": 2, "private_epsilon": None}).endswith(
         "an ε of some 500 or more together"
@@ -453,7 +453,7 @@ def test_what_a_choice_would_have_cost_on_private_records() -> None:
 
 def test_planted_choices_are_found() -> None:
     row = {"name": "prism", "learning_rate": 0.02, "loss": 1.5, "spread": None, "draws": 2}
-    facts = {"row": "prism", "rows": [row], "aim": AIM, "of_its_own": 64, "untrained": 1.35}
+    facts = {"row": "prism", "rows": [row], "aim": AIM, "of_its_own": 16, "untrained": 1.35}
     report = {"method": {"name": "prism", "learning_rate": 0.02}, "statement": {"clip_norm": 1.0}}
     assert _is_settled(facts, report)
     assert not _is_settled({**facts, "of_its_own": 0.5}, report)
@@ -462,8 +462,8 @@ def test_planted_choices_are_found() -> None:
     turned = {"turning": 0.5617, "right_weight": 0.56}
     weighed = {**report, "method": {**report["method"], "right_weight": 0.56}}
     assert _is_settled({**facts, **turned, **norms}, weighed)
-    assert _is_settled({"row": "prism", "rows": [], "of_its_own": 64, **turned}, weighed)
-    assert not _is_settled({"row": "prism", "rows": [], "of_its_own": 64}, weighed)
+    assert _is_settled({"row": "prism", "rows": [], "of_its_own": 16, **turned}, weighed)
+    assert not _is_settled({"row": "prism", "rows": [], "of_its_own": 16}, weighed)
     assert not _is_settled({**facts, **norms, **turned}, weighed)  # another order
     assert not _is_settled({**facts, **turned}, report)  # the run's is another
     for changed in (
@@ -480,7 +480,7 @@ def test_planted_choices_are_found() -> None:
     for share, held in ((1.019, True), (100.0, True), (31847.0, False), (1, False)):
         assert _is_settled({**facts, "turning": share, "right_weight": 1.0}, whole) is held, share
     assert not _is_settled({**facts, "turning": 1.019, "right_weight": True}, whole)
-    alone = {"row": "prism", "rows": [], "of_its_own": 64, **norms}
+    alone = {"row": "prism", "rows": [], "of_its_own": 16, **norms}
     assert _is_settled(alone, report)
     for changed in (
         {"of_its_own": 31847},

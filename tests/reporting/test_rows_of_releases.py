@@ -157,7 +157,7 @@ def _choice(run: RunFolder, kind: str) -> dict[str, Any]:
         trials = [{"name": "prism", "learning_rate": each, **draws} for each in (rate, 0.5, 0.25)]
         found = {"row": "prism", "rows": trials}
         if kind == "noise":
-            found |= {"aim": AIM, "of_its_own": 64, "untrained": 2.4}
+            found |= {"aim": AIM, "of_its_own": 16, "untrained": 2.4}
         else:
             found |= {"in_place_of_records": 40, "held_out": 20, "drawn": 8, "untrained": 3.0}
             found |= {"equal_from": rate, "equal_to": 0.5}

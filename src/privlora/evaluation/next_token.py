@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 
 import torch
+from torch import Tensor
 
 from privlora.data.batching import MicroBatch, sequential_batches
 from privlora.data.examples import Examples
 from privlora.errors import DataError
 from privlora.evaluation.batches import evaluating
-from privlora.losses import label_logits, weighted_cross_entropy
+from privlora.losses import LabelLogits, label_logits, weighted_cross_entropy
 
 
 @dataclass(frozen=True)
@@ -37,8 +39,8 @@ def evaluate_next_token(
     model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192
 ) -> NextTokenResult:
     """Evaluate in batches of at most ``max_tokens`` padded tokens. Raises DataError if nothing can be predicted."""
-    rows: list[torch.Tensor] = []  # of each batch: losses and whether there is any
-    totals: list[torch.Tensor] = []  # loss and hits; read back once, at the end
+    rows: list[Tensor] = []  # of each batch: losses and whether there is any
+    totals: list[Tensor] = []  # loss and hits; read back once, at the end
     tokens = 0
     with evaluating(model) as device:
         for batch in sequential_batches(examples, max_tokens=max_tokens, device=device):
@@ -62,16 +64,35 @@ def evaluate_next_token(
     )
 
 
-def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192) -> torch.Tensor:
+def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192) -> Tensor:
     """Mean next-token loss of each record in their order, in nats per label token, (N,) float64 on the CPU."""
-    found = torch.zeros(len(examples), dtype=torch.float64)
+    return record_means(
+        model,
+        examples,
+        lambda batch, found: weighted_cross_entropy(found, batch.token_weight)[1],
+        max_tokens=max_tokens,
+    )
+
+
+def record_means(
+    model: torch.nn.Module,
+    examples: Examples,
+    of: Callable[[MicroBatch, LabelLogits], Tensor],
+    *,
+    max_tokens: int = 8192,
+) -> Tensor:
+    """What ``of`` makes of each label, (k,), as each record's mean, (N,) float64 on the CPU. Batches are always the
+    same ones, in the same order."""
+    means = torch.zeros(len(examples), dtype=torch.float64)
     with evaluating(model) as device:
         for batch in sequential_batches(examples, max_tokens=max_tokens, device=device):
-            found[batch.record_index] = row_losses(model, batch.to(device)).cpu().double()
-    return found
+            batch = batch.to(device)
+            found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
+            means[batch.record_index] = found.row_means(of(batch, found)).cpu().double()
+    return means
 
 
-def row_losses(model: torch.nn.Module, batch: MicroBatch) -> torch.Tensor:
+def row_losses(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
     """Mean next-token loss of each row in nats per label token, (rows,) float64; 0 where nothing is predicted."""
     found = label_logits(model, batch.input_ids, batch.attention_mask, batch.labels)
     return found.row_means(weighted_cross_entropy(found, batch.token_weight)[1])

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 AIM: Final = 0.1
 """Nats a token: what noise alone may cost where signal has yet to come (`noise_alone`)."""
 
-TEXTS: Final = 64
+TEXTS: Final = 16
 """That the model writes itself for what is chosen without public records, at most."""
 
 DRAWS: Final = 2

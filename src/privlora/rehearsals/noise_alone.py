@@ -4,10 +4,12 @@ What a private run loses to its noise is a matter of the model, the rate and the
 is measured as the divergence of the model after all T steps of empty batches, p, from the untouched one, p0, on texts
 that the untouched model itself writes:
 
-    D(rate) = E_{x ~ p0} [log p0(x) - log p(x)] per token,
+    D(rate) = E_{x ~ p0} [log p0(x) - log p(x)] per token
+            = E_{x ~ p0} sum over t of KL(p0(. | x_<t) || p(. | x_<t)) per token,
 
-the KL divergence KL(p0 || p), which for small moves is half of their square in the model's Fisher metric, whatever its
-width, depth and scale of weights. One D serves all models as a rate in entries or in norms does not (docs/choosing.md).
+which for small moves is half of their square in the model's Fisher metric, whatever its width, depth and scale of
+weights. The second line is what is computed: over the whole vocabulary, few tokens tell what many do by the first.
+One D serves all models as a rate in entries or in norms does not (docs/choosing.md).
 No record, private or public, is read, so it costs no epsilon.
 """
 
@@ -25,17 +27,19 @@ from torch import Tensor
 
 from privlora.accounting import Plan
 from privlora.config import Settings
+from privlora.data.batching import MicroBatch
 from privlora.data.examples import IGNORED, Example, Examples, pad_token
 from privlora.errors import ModelError
 from privlora.evaluation.generation import Sampling, generate_tokens, start_of_text
-from privlora.evaluation.next_token import record_losses
+from privlora.evaluation.next_token import record_means
+from privlora.losses import LabelLogits, divergences, weighted_cross_entropy
 from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS, once
 from privlora.rehearsals.trials import Noise, Told, trial_step
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.cycles import bands_of
 from privlora.training.models import unchanged_afterwards
 
-_LENGTH: Final = 48
+_LENGTH: Final = 32
 _NEAR: Final = 1.2  # of the aim: a tenth of a rate, which no run can tell
 _FARTHEST: Final = 8.0  # from one rate to the next
 _WRITING: Final = "texts that the model writes itself"
@@ -86,8 +90,8 @@ def rate_by_noise(
 
 @dataclass(frozen=True)
 class NoiseTrials:
-    """start: the row's own rate. untrained: the mean loss of the texts before. losses: of each text after a run of
-    noise at a rate, (draws, texts); infinite where it went astray."""
+    """start: the method's own rate. untrained: the mean loss of the texts before. losses: of each text after a run of
+    noise at a rate, its loss before and its divergence, (draws, texts); infinite where it went astray."""
 
     start: float
     untrained: float
@@ -105,7 +109,7 @@ def noise_trials(
 ) -> Iterator[NoiseTrials]:
     """Runs of noise and of nothing else, on a model that is given back as it was. texts: `own_texts`. tick: called
     after each step."""
-    untrained = float(record_losses(model, texts).mean())
+    before = _Before(model, texts)
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
         with parts.adapter:
@@ -119,10 +123,10 @@ def noise_trials(
                 for draw in range(DRAWS):
                     parts.take_states(states)
                     parts.hyper = replace(hyper, learning_rate=rate)
-                    found.append(_after_noise(parts, texts, noise, draw, tick))
+                    found.append(_after_noise(parts, before, noise, draw, tick))
                 return torch.stack(found)
 
-            yield NoiseTrials(hyper.learning_rate, untrained, losses)
+            yield NoiseTrials(hyper.learning_rate, float(before.losses.mean()), losses)
 
 
 def find_rate(start: float, rise: Callable[[float], float]) -> float:
@@ -206,18 +210,37 @@ def own_texts(
     return Examples(examples, pad_token_id=pad_token(tokenizer))
 
 
-def _after_noise(parts: Any, texts: Examples, noise: Noise, draw: int, tick: Callable[[], None]) -> Tensor:
-    """Losses of the texts after all steps of empty batches, (texts,); infinite where a matrix had no decomposition."""
-    step = trial_step(parts, texts, noise, draw)
+class _Before:
+    """The untouched model on texts. losses: of each, in nats a token, (texts,) float64."""
+
+    def __init__(self, model: torch.nn.Module, texts: Examples) -> None:
+        self.texts = texts
+        self._logits: list[Tensor] = []
+
+        def keep(batch: MicroBatch, found: LabelLogits) -> Tensor:
+            self._logits.append(found.logits)
+            return weighted_cross_entropy(found, batch.token_weight)[1]
+
+        self.losses = record_means(model, texts, keep)
+
+    def after(self, model: torch.nn.Module) -> Tensor:
+        """The same with the divergence of a moved model on top, infinite where it is not a number."""
+        logits = iter(self._logits)
+        moved = record_means(model, self.texts, lambda _, found: divergences(next(logits), found.logits))
+        return self.losses + moved.nan_to_num(nan=math.inf)
+
+
+def _after_noise(parts: Any, before: _Before, noise: Noise, draw: int, tick: Callable[[], None]) -> Tensor:
+    """Of the texts after all steps of empty batches, (texts,); infinite where a matrix had no decomposition."""
+    step = trial_step(parts, before.texts, noise, draw)
     try:
         for _ in range(noise.privacy.steps):
             step.take([])
             tick()
     except torch.linalg.LinAlgError:
-        return torch.full((len(texts),), float("inf"), dtype=torch.float64)
+        return torch.full_like(before.losses, math.inf)
     with parts.exported() as model:
-        losses = record_losses(model, texts)
-    return losses.nan_to_num(nan=float("inf"))
+        return before.after(model)
 
 
 def _short(rate: float) -> float:
