@@ -109,6 +109,15 @@ def test_a_number_that_a_table_may_have_rounded_is_refused(number: float) -> Non
             DataError, match=r"record 1: message 2 .*more than 15 digits.* Fix: write it as a string"
         ):
             tokens([written])
+    template = Template(messages="talk", tools="tools", chat_template=PRINTS)
+    for column, value in (
+        ("tools", [{"most": float(number)}]),
+        ("chat_template_kwargs", {"most": float(number)}),
+    ):
+        with pytest.raises(
+            DataError, match=rf"record 1: column '{column}' has a number of more than 15 digits"
+        ):
+            build_examples([{**record("a", {}), column: value}], template, tiny_tokenizer(), max_length=400)
     assert tokens([record("a", {"id": 2**60})])  # nothing rounds it here
     assert tokens([record("a", {"id": 2.0**52})])
 

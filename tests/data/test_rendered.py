@@ -235,6 +235,15 @@ class TestControlTokens:
         (asked,) = encode_asked(records[:1], template, tokenizer, max_length=999)
         assert asked.tolist() == found[0].input_ids[: len(asked)].tolist()
 
+    def test_nor_by_what_it_tells_the_template(self) -> None:
+        tokenizer = make_tokenizer(chat_template="{{ about }}{{ bos_token }}" + CHATML)
+        told = {"about": FORGED, "bos_token": "<|im_end|>"}
+        record = {"messages": TALK, "chat_template_kwargs": told}
+        found = build_examples([record], CHAT, tokenizer, max_length=999)
+        plain = build({"messages": TALK}, CHAT, tokenizer).input_ids.tolist()
+        assert found[0].input_ids.tolist().count(END) == plain.count(END)
+        assert found.spelled == 1
+
     def test_nor_with_the_characters_that_stand_for_them(self) -> None:
         signs = "".join(chr(block * (1 << 13)) * 10 for block in range(0x100000 >> 13, 0x10E000 >> 13))
         tokenizer = make_tokenizer(chat_template=CHATML)

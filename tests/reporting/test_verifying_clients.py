@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from privlora.accounting import Ledger, Plan, PoissonSampling
+from privlora.accounting import Ledger, Plan, PoissonSampling, epsilon
 from privlora.accounting.events import StepEvent
 from privlora.errors import PrivacyError
 from privlora.reporting.annex import Book, read_book
-from privlora.reporting.verifying_clients import _of_a_client, check_clients
+from privlora.reporting.verifying_clients import _of_a_client, check_clients, check_colluding
 
 EVENT = StepEvent(PoissonSampling(0.1), 1.0)
 PLAN = Plan(
@@ -72,3 +72,33 @@ def test_the_statements_ledger_is_its_clients(books: dict[str, Book], tmp_path: 
             check_clients(_report(books, "north"), books, stated)
     with pytest.raises(PrivacyError, match=r"ledger.jsonl is not that of 'nobody'"):
         check_clients(_report(books, "nobody"), books, nobodys)
+
+
+def test_what_clients_together_learn_is_said_whole(books: dict[str, Book]) -> None:
+    """The rows follow from n and t, and those from the clients that are named."""
+    report = _report(books, "north")
+    facts = report["federation"] | {"noise_by": "shares", "clients_per_round": 3, "threshold": 3}
+    rows = [
+        {"clients": count, "noise_multiplier": (1 - count / 3) ** 0.5, "epsilon": found}
+        for count, found in ((1, _epsilon(2)), (2, _epsilon(1)))
+    ]
+    check_colluding({"federation": facts | {"colluding": rows}}, books["north"].summary)
+    check_colluding({"federation": facts | {"noise_by": "client", "colluding": []}}, books["north"].summary)
+    with pytest.raises(PrivacyError, match=r"epsilon = 0\.5 against 2 clients"):
+        check_colluding(
+            {"federation": facts | {"colluding": [rows[0], {**rows[1], "epsilon": 0.5}]}},
+            books["north"].summary,
+        )
+    for missing in ([], rows[:1], rows[1:]):
+        with pytest.raises(PrivacyError, match="what clients together may learn"):
+            check_colluding({"federation": facts | {"colluding": missing}}, books["north"].summary)
+    for size, threshold in ((100, 100), (3, 2), (2, 3)):
+        wrong = facts | {"colluding": rows, "clients_per_round": size, "threshold": threshold}
+        with pytest.raises(PrivacyError, match="do not follow from its clients"):
+            check_colluding({"federation": wrong}, books["north"].summary)
+
+
+def _epsilon(honest: int) -> float:
+    """Of what is left of three shares."""
+    weaker = replace(EVENT, noise_multiplier=(honest / 3) ** 0.5)
+    return epsilon([(weaker, 3)], PLAN.delta, adjacency=PLAN.adjacency)

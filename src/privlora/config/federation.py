@@ -46,6 +46,11 @@ def honest_left(clients: int, threshold: int, colluding: int) -> int:
     return threshold - colluding if 2 * threshold > clients + colluding else 1
 
 
+def colluding_counts(clients: int, threshold: int) -> list[int]:
+    """For how many colluding clients of a round a report states what they learn."""
+    return sorted({1, 2, 3, clients - threshold, clients - 1} & set(range(1, clients)))
+
+
 class ClientSettings(Group):
     """One owner of records."""
 

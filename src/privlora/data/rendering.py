@@ -10,7 +10,6 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
-from functools import partial
 from itertools import accumulate, chain
 from typing import TYPE_CHECKING, Any, Final
 
@@ -184,9 +183,11 @@ class Renderer:
 
     def _talk(self, messages: list[dict[str, Any]], record: Mapping[str, Any], number: int) -> _Talk:
         tools = tools_of(record, number, self._template.tools)
-        told = {**self._template.chat_template_kwargs, **_told_by(record, number)}
         apply = self._applied.get(bool(tools)) or self._applied.setdefault(True, self._apply(with_tools=True))
-        return _Talk(messages, tools, partial(apply, told=told), number, self._whose, self._control)
+        told = self._template.chat_template_kwargs
+        return _Talk(
+            messages, tools, _told_by(record, number), told, apply, number, self._whose, self._control
+        )
 
     def _conversation(
         self, messages: list[dict[str, Any]], first: int, record: Mapping[str, Any], number: int
@@ -256,12 +257,15 @@ class _Talk:
     """A record's messages on their way through a chat template.
 
     While they are rendered, other characters stand for the control tokens that they spell, so that what the
-    template writes itself can be told from it.
+    template writes itself can be told from it. own: what the record tells the template beside them. told: what the
+    settings tell it.
     """
 
     messages: list[dict[str, Any]]
     tools: list[Any] | None
-    apply: Apply
+    own: Mapping[str, Any]
+    told: Mapping[str, Any]
+    template: Apply
     number: int
     whose: str
     control: re.Pattern[str] | None
@@ -270,15 +274,20 @@ class _Talk:
         objects = _with_objects(self.messages)
         if objects != self.messages:
             with suppress(Exception):  # a template that takes arguments as text fails on objects
-                self.apply(objects, False, self.tools)
+                self._written(objects)
                 self.messages = objects
-        (self.messages, self.tools), self._stand_ins = _guarded([self.messages, self.tools], self.control)
+        (self.messages, self.tools, self.own), self._stand_ins = _guarded(
+            [self.messages, self.tools, self.own], self.control
+        )
+
+    def _written(self, messages: list[dict[str, Any]], ask: bool = False) -> str:
+        return self.template(messages, ask, self.tools, {**self.told, **self.own})
 
     def render(self, count: int, ask: bool = False) -> str:
         """The first ``count`` messages, and the beginning of an answer if one is asked for. Raises DataError."""
         whose = f"record {self.number}: {self.whose}"
         try:
-            return self.apply(self.messages[:count], ask, self.tools)
+            return self._written(self.messages[:count], ask)
         except TemplateRefusedError as error:
             raise DataError(
                 f"{whose} {error.message}",
@@ -482,7 +491,19 @@ def tools_of(record: Mapping[str, Any], number: int, column: str | None) -> list
             fix='write it as [{"type": "function", "function": {"name": "...", ...}}], or set data.tools to another '
             "column, or to null",
         )
-    return [canonical(each) for each in given]
+    return [_of_its_own(each, number, f"column {column!r}") for each in given]
+
+
+def _of_its_own(value: Any, number: int, whose: str) -> Any:
+    """As if the record were the only one of its source. Raises DataError where that cannot be told."""
+    if is_rounded(value):
+        raise DataError(
+            f"record {number}: {whose} has a number of more than 15 digits",
+            why="tables round such a number once another record has a fraction there, so one record would change "
+            "another's text",
+            fix="write it as a string",
+        )
+    return canonical(value)
 
 
 def _told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
@@ -495,7 +516,7 @@ def _told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
             f"record {number}: column 'chat_template_kwargs' holds what is decided by settings",
             fix="leave in it what the template asks for, as {enable_thinking: false}",
         )
-    found: Mapping[str, Any] = canonical(told)
+    found: Mapping[str, Any] = _of_its_own(told, number, "column 'chat_template_kwargs'")
     return found
 
 
@@ -518,16 +539,12 @@ def messages_of(record: Mapping[str, Any], number: int, column: str) -> list[dic
             fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
         )
     messages = [with_role(message) for message in messages]
+    said = []
     for i, message in enumerate(messages):
-        _refuse_unspoken(message, number, f"message {i + 1} of column {column!r}")
-        if is_rounded(message):
-            raise DataError(
-                f"record {number}: message {i + 1} of column {column!r} has a number of more than 15 digits",
-                why="tables round such a number once another record has a fraction there, so one record would change "
-                "another's text",
-                fix="write it as a string",
-            )
-    return [canonical({**message, "content": message.get("content") or ""}) for message in messages]
+        whose = f"message {i + 1} of column {column!r}"
+        _refuse_unspoken(message, number, whose)
+        said.append(_of_its_own({**message, "content": message.get("content") or ""}, number, whose))
+    return said
 
 
 def with_role(message: Any) -> Any:

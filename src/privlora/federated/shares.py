@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from privlora.accounting import Adjacency, Plan, StepEvent, epsilon
 from privlora.config import FederationSettings, Settings
-from privlora.config.federation import honest_left
+from privlora.config.federation import colluding_counts, honest_left
 from privlora.federated.plans import federation_of, plan_in
 from privlora.mechanisms import Lattice, lattice_for
 from privlora.pages.numbers import finite
@@ -59,16 +59,16 @@ def colluding(
     events: Sequence[tuple[StepEvent, int]],
 ) -> list[dict[str, Any]]:
     """Epsilon of the same releases for c clients and a server that work together and take off their own noise, in the
-    smallest sum that they can open: for c = 1, 2, 3, the n - t that the threshold allows for, and all but one.
+    smallest sum that they can open, for the c of `colluding_counts`.
 
     lattices: of each phase. events: what was, or will be, charged. Rows have ``clients``, ``noise_multiplier`` (what is
     left: sigma sqrt(`honest_left` / t)) and ``epsilon``; none where nobody knows a share, or nothing is promised.
     """
     if not lattices or plan is None or plan.insecure_noise:
         return []
-    rows, n = [], federation.per_round
-    for count in sorted({1, 2, 3, federation.colluding, n - 1} & set(range(1, n))):
-        honest = honest_left(n, federation.threshold, count)
+    rows, n, t = [], federation.per_round, federation.threshold
+    for count in colluding_counts(n, t):
+        honest = honest_left(n, t, count)
         # Phases differ in what rounding adds alone; the least noise bounds all of them.
         left = min(
             replace(lattice, survivors=honest).noise_multiplier(plan.clip_norm) for lattice in lattices

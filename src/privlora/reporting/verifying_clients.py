@@ -9,7 +9,7 @@ from math import sqrt
 from typing import Any, Final, cast
 
 from privlora.accounting import LedgerSummary, Plan, epsilon
-from privlora.config.federation import honest_left
+from privlora.config.federation import colluding_counts, honest_left
 from privlora.errors import PrivacyError, named
 from privlora.pages.numbers import finite
 from privlora.reporting.annex import Book
@@ -21,14 +21,22 @@ Report = Mapping[str, Any]
 
 
 def check_colluding(report: Report, summary: LedgerSummary) -> None:
-    """Raise PrivacyError where the report has another epsilon against clients together than the ledger gives.
+    """Raise PrivacyError where the report has another epsilon against clients together than the ledger gives, or none.
 
     Of t shares of the noise the smallest sum that they can open has `honest_left`, to less than rounding.
     """
-    federation = report.get("federation", {"colluding": []})
+    federation = report.get("federation")
+    if federation is None or federation["noise_by"] != "shares":
+        return
+    size, total = federation["clients_per_round"], federation["threshold"]
+    if not (2 * size < 3 * total and total <= size <= len(federation["clients"])):
+        raise PrivacyError("the report's secure sums do not follow from its clients")
+    counts = [] if summary.plan.insecure_noise else colluding_counts(size, total)
+    if counts != [row["clients"] for row in federation["colluding"]]:
+        raise PrivacyError("the report does not say what clients together may learn")
     for row in federation["colluding"]:
-        count, total = row["clients"], federation["threshold"]
-        honest = honest_left(federation["clients_per_round"], total, count)
+        count = row["clients"]
+        honest = honest_left(size, total, count)
         left = min(event.noise_multiplier for event, _ in summary.events()) * sqrt(honest / total)
         weaker = [(replace(event, noise_multiplier=left), steps) for event, steps in summary.events()]
         found = finite(epsilon(weaker, summary.plan.delta, adjacency=summary.plan.adjacency))
