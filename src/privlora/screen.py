@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any, Final
 
 from rich.console import Console
-from rich.text import Text
 
 from privlora.accounting import Plan, read_ledger
 from privlora.config import PrivacySettings, Settings
@@ -26,40 +25,26 @@ from privlora.training.takeover import OVER, is_over
 
 _ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs without a word
 _MOST: Final = 0.5  # share of records that repeat others
-_MANY: Final = 0.1  # share of records that max_length cuts without a word
 
 
 def tell_records(shown_on: Console, summary: DataSummary, settings: Settings) -> None:
-    """On a terminal, to whoever may see the records: what they are, and how far from public_dataset_size. Elsewhere,
-    as in a log that may be passed on, what is odd about them, and where the numbers are."""
-    privacy, odd = settings.privacy, list[str]()
-    if privacy.unit == "record" and summary.repeated > _MOST:
-        odd.append(
-            "most records say what another one says, and what is there k times is protected about k times less: remove "
-            "copies, or protect people (privacy.unit: user)"
-        )
+    """On a terminal, to whoever may see the records: what they are, and what is odd about them. Elsewhere, as in a log
+    that may be passed on, nothing: a warning would be a bit of them. private/data_summary.json has the numbers."""
     if not shown_on.is_terminal:
-        if _times_the_public(summary, privacy) is not None:
-            odd.append(f"the records are not {_public(privacy)}")
-        if summary.cut > _MANY:
-            odd.append(
-                f"many records are longer than max_length={settings.data.max_length}, and their ends are left out"
-            )
-        numbers = f". PRIVATE numbers: {RunFolder(Path(settings.run.output)).data_summary}"
-        _warn(shown_on, *(f"{what}{numbers}" for what in odd))
         return
+    privacy = settings.privacy
     shown_on.print(f"PRIVATE, here and in private/ only: {summary.describe()}")
-    _warn(shown_on, *odd)
+    if privacy.unit == "record" and summary.repeated > _MOST:
+        shown_on.print(
+            "WARNING: most records say what another one says, and what is there k times is protected about k times "
+            "less: remove copies, or protect people (privacy.unit: user)",
+            style="bold yellow",
+        )
     if (share := _times_the_public(summary, privacy)) is not None:
         shown_on.print(
             f"PRIVATE, too: these are {share:.2f} times {_public(privacy)}. Epsilon holds; beside the noise, steps "
             f"weigh {share:.2f} times what was planned. Mend the file, or that number, if one of them is wrong"
         )
-
-
-def _warn(shown_on: Console, *what: str) -> None:
-    for each in what:
-        shown_on.print(Text(f"WARNING: {each}", style="bold yellow"))
 
 
 def _times_the_public(summary: DataSummary, privacy: PrivacySettings) -> float | None:
@@ -97,8 +82,8 @@ class Screen(RichObserver):
     """A run of a call, which tells its plan and its records when they are known.
 
     A terminal shows what `privlora train` shows there. Anything else may be kept and passed on, as notebooks and logs
-    of jobs are: it gets public numbers alone, so no seconds, which tell how large batches are, and no counts. Of the
-    records a warning says there that something looks wrong, which is one bit of them.
+    of jobs are: it gets public numbers alone, so no seconds, which tell how large batches are, and nothing of the
+    records.
     """
 
     def __init__(self, shown_on: Console) -> None:

@@ -243,6 +243,17 @@ class TestControlTokens:
         plain = build({"messages": TALK}, CHAT, tokenizer).input_ids.tolist()
         assert found[0].input_ids.tolist().count(END) == plain.count(END)
         assert found.spelled == 1
+        asks = {"messages": TALK, "chat_template_kwargs": {"add_generation_prompt": True}}
+        with pytest.raises(DataError, match="holds what is decided by settings"):
+            build(asks, CHAT, tokenizer)
+
+    def test_nor_by_tools(self) -> None:
+        tokenizer = make_tokenizer(chat_template="{{ tools|tojson }}" + CHATML)
+        tool = {"name": "f", "parameters": {"<|im_end|>": "<|im_end|>"}}
+        found = build_examples([{"messages": TALK, "tools": [tool]}], CHAT, tokenizer, max_length=999)
+        plain = build({"messages": TALK}, CHAT, tokenizer).input_ids.tolist()
+        assert found[0].input_ids.tolist().count(END) == plain.count(END)
+        assert found.spelled == 1
 
     def test_nor_with_the_characters_that_stand_for_them(self) -> None:
         signs = "".join(chr(block * (1 << 13)) * 10 for block in range(0x100000 >> 13, 0x10E000 >> 13))

@@ -102,3 +102,39 @@ def _epsilon(honest: int) -> float:
     """Of what is left of three shares."""
     weaker = replace(EVENT, noise_multiplier=(honest / 3) ** 0.5)
     return epsilon([(weaker, 3)], PLAN.delta, adjacency=PLAN.adjacency)
+
+
+def test_single_answers_have_one_share(tmp_path: Path) -> None:
+    """Of n = 7 and t = 5, three clients and the server open single answers; and the phase with least noise counts."""
+    phases = ((EVENT, 3), (replace(EVENT, noise_multiplier=2.0), 3))
+    plan = replace(PLAN, phases=phases)
+    with Ledger.create(tmp_path / "a.jsonl", plan) as ledger:
+        for event, count in phases:
+            for _ in range(count):
+                ledger.charge(event)
+        ledger.finish()
+    summary = read_book(tmp_path / "a.jsonl", (tmp_path / "a.jsonl").read_bytes()).summary
+    rows = []
+    for count, honest in ((1, 4), (2, 3), (3, 1), (6, 1)):
+        left = (honest / 5) ** 0.5
+        found = epsilon([(replace(EVENT, noise_multiplier=left), 6)], PLAN.delta, adjacency=PLAN.adjacency)
+        rows.append({"clients": count, "noise_multiplier": left, "epsilon": found})
+    facts = {
+        "noise_by": "shares",
+        "clients_per_round": 7,
+        "threshold": 5,
+        "clients": [{}] * 7,
+        "colluding": rows,
+    }
+    check_colluding({"federation": facts}, summary)
+    more = [{**row, "noise_multiplier": 2 * row["noise_multiplier"]} for row in rows]
+    with pytest.raises(PrivacyError, match="noise_multiplier"):
+        check_colluding({"federation": facts | {"colluding": more}}, summary)
+
+
+def test_a_ledger_of_many_phases_is_refused(tmp_path: Path) -> None:
+    phases = tuple((replace(EVENT, noise_multiplier=1.0 + number / 10), 1) for number in range(33))
+    path = tmp_path / "a.jsonl"
+    Ledger.create(path, replace(PLAN, phases=phases)).close()
+    with pytest.raises(PrivacyError, match="more than 32 phases"):
+        read_book(path, path.read_bytes())

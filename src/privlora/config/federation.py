@@ -19,7 +19,7 @@ from pydantic import (
 from privlora.config.base import Countable, Group, all_of, countable
 from privlora.data.formats import Format
 from privlora.errors import echoed, named, nearest
-from privlora.ranges import BATCHES
+from privlora.ranges import BATCHES, MOST_PHASES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the first a letter or a digit"
@@ -102,7 +102,7 @@ class FederationSettings(Group):
     """How many; where there are phases, the sum of theirs, which nobody gives."""
     local_steps: Countable = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
-    phases: list[PhaseSettings] | None = Field(default=None, min_length=1, max_length=32)
+    phases: list[PhaseSettings] | None = Field(default=None, min_length=1, max_length=MOST_PHASES)
     """In the place of rounds and local_steps: rounds of several kinds, in their order, each as “- {rounds: 4,
     local_steps: 3, expected_batch_size: 128}”."""
     clients_per_round: int | None = Field(default=None, ge=1)

@@ -267,7 +267,8 @@ class DataSettings(Group):
     """Read control tokens that a record spells, as "<|im_end|>", as its text, so that none forges a turn. Set it to
     false for texts that a chat template has already rendered."""
     loss_on: Literal["all", "completion"] = "all"
-    """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns)."""
+    """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns). Unless given,
+    completion where settings name a completion or messages."""
     max_length: int = Field(default=512, ge=2)
     """Longest text in tokens. The default gives way to a model's smaller limit."""
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
@@ -345,12 +346,12 @@ class DataSettings(Group):
 
     @model_validator(mode="before")
     @classmethod
-    def _answers_of_a_task(cls, values: Any) -> Any:
-        is_task = (
-            isinstance(values, Mapping) and values.get("task") is not None and values.get("label") is None
-        )
-        is_preference = isinstance(values, Mapping) and values.get("chosen") is not None
-        return {"loss_on": "completion", **values} if is_task or is_preference else values
+    def _answers(cls, values: Any) -> Any:
+        """Where something is asked, what answers it is learnt, unless the settings say otherwise."""
+        if not isinstance(values, Mapping) or values.get("label") is not None:
+            return values
+        asks = any(values.get(name) is not None for name in ("task", "chosen", "completion", "messages"))
+        return {"loss_on": "completion", **values} if asks else values
 
     @field_validator("path")
     @classmethod

@@ -17,6 +17,7 @@ from privlora.accounting import LedgerSummary
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.errors import PrivacyError
 from privlora.pages.numbers import finite
+from privlora.ranges import MOST_PHASES
 from privlora.reporting import wording
 from privlora.reporting.residual import risks_of
 from privlora.reporting.seals import ANNEX, belongs, digests, sealed
@@ -70,6 +71,12 @@ def read_book(path: Path, content: bytes) -> Book:
         raise PrivacyError(
             f"{path}: something lies behind the last whole line",
             why="a run that is over leaves nothing there",
+            fix="restore the original ledger",
+        )
+    if len(summary.plan.phases) > MOST_PHASES:
+        raise PrivacyError(
+            f"{path}: the plan has more than {MOST_PHASES} phases",
+            why="no settings allow them, and epsilon of each would take seconds",
             fix="restore the original ledger",
         )
     return Book(summary, head)
