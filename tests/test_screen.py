@@ -332,3 +332,15 @@ def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capfd: pytest.Captu
 def test_private_losses_are_for_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     call(tmp_path / "run", run={"show_private_loss": True})
     assert "PRIVATE" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("asked")
+def test_a_base_model_of_another_run_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    base = tmp_path / "merged"
+    tiny_model().save_pretrained(base)
+    tiny_tokenizer().save_pretrained(base)
+    for name, told in (("first", False), ("second", True)):
+        options: dict[str, Any] = {"columns": {"max_length": 40}, "adapter": {"r": 2}}
+        made = fine_tune(str(base), RECORDS, privacy=PRIVACY, output=tmp_path / name, **options)
+        assert ("the epsilons add up: `privlora budget`" in capfd.readouterr().err) is told
+        (base / "privacy_report.json").write_bytes((made.release / "privacy_report.json").read_bytes())

@@ -197,6 +197,12 @@ def train_and_publish(
             reported = loggers(settings.run.report_to, folder, settings.run.label)
             if (begin := getattr(given.observer, "on_run", None)) is not None:
                 begin(known, settings)
+            warn = getattr(given.observer, "on_warning", lambda _: None)  # observers of old have none
+            if fresh and (Path(settings.model.name) / folder.report.name).is_file():
+                warn(
+                    "the base model comes from a run of privlora. Of records that were in that one, too, the epsilons "
+                    "add up: `privlora budget` says to what"
+                )
             with (
                 _resumable(settings, given),
                 watching(given.observer, given.callbacks, reported, known, settings) as (observer, heard),
@@ -221,7 +227,6 @@ def train_and_publish(
                 begins("asking the model")
                 with parts.exported() as told_model:
                     said = answers(told_model, tokenizer, settings.data, data.public, parts.adapter)
-                warn = getattr(given.observer, "on_warning", lambda _: None)  # observers of old have none
                 for odd in faults(said):
                     warn(f"{odd}. {MEND}")
                 begins(WRITING)

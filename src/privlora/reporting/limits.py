@@ -9,7 +9,10 @@ from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 from privlora.reporting.wording import any_cyclic, any_projected, any_truncated
 
 _USED = "What is sent to the model when it is used: prompts, context and answers."
-BASE = "The base model. Whatever it learned from its own pretraining data is outside this statement."
+BASE = (
+    "The base model. Whatever it learned before this run is outside this statement: from its pretraining data, or in a "
+    "private run that was merged into it. Of records that were in both runs the epsilons add up."
+)
 CHOICES = (
     "Choices made by looking at the private records: filters, columns, hyper-parameters, the best of several "
     "runs. Each run on the same records has its own cost; the command “privlora budget” adds them up."
