@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from privlora.accounting.meaning import Meaning, in_words
 from privlora.config import OPTIMIZER_SETTINGS
@@ -430,12 +430,20 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     ]
     if "form" in method:
         prompt, completion = (json.dumps(method["form"][name]) for name in ("prompt", "completion"))
-        met = f"`data.template: {method['form'].get('template', 'none')}`"
+        template = method["form"].get("template", "none")
+        met = _MET.get(template, template)
         rows.append(("Form", f"prompt {prompt}, answer {completion}, {met}: ask it in the same form"))
     rows += _chat(method)
     if "dropout" in method:  # older reports do not say
         rows.append(("Dropout", _dropout(method)))
     return rows
+
+
+_MET: Final = {
+    "auto": "a user's and an assistant's turn where the tokenizer has a chat template (apply_chat_template), else text",
+    "chat": "a user's and an assistant's turn of the chat template (apply_chat_template)",
+    "none": "text without a chat template",
+}
 
 
 def _chat(method: Report) -> list[tuple[str, str]]:
