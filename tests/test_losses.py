@@ -14,7 +14,14 @@ from torch import Tensor
 from privlora import losses
 from privlora.data.batching import MicroBatch
 from privlora.errors import ModelError
-from privlora.losses import LabelLogits, LabelStates, label_logits, label_states, weighted_cross_entropy
+from privlora.losses import (
+    LabelLogits,
+    LabelStates,
+    divergences,
+    label_logits,
+    label_states,
+    weighted_cross_entropy,
+)
 
 
 def found_in(model: Any, batch: MicroBatch) -> LabelLogits:
@@ -371,3 +378,15 @@ def test_finding_out_leaves_generators_as_they_are() -> None:
         found = label_states(model, batch.input_ids, batch.attention_mask, batch.labels)
         drawn.append(weighted_cross_entropy(found, batch.token_weight)[1])
     assert torch.equal(*drawn)
+
+
+def test_divergences_are_those_of_the_definition() -> None:
+    """Of p from q, as of torch.distributions; in blocks, and of logits in bfloat16."""
+    generator = torch.Generator().manual_seed(5)
+    p, q = (3 * torch.randn(700, 40, generator=generator) for _ in range(2))
+    p, q = p.bfloat16(), q.bfloat16()
+    expected = torch.distributions.kl_divergence(
+        torch.distributions.Categorical(logits=p.double()), torch.distributions.Categorical(logits=q.double())
+    )
+    torch.testing.assert_close(divergences(p, q).double(), expected, rtol=1e-4, atol=1e-5)
+    assert divergences(p, p).abs().max() < 1e-6
