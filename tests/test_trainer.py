@@ -386,7 +386,7 @@ PLAIN = {"prompt": "prompt", "completion": "completion", "template": "none"}
                 "truncation_mode": "keep_end",
             },
         ),
-        ({"messages": TALK}, {}, {"messages": "messages"}),
+        ({"messages": TALK}, {}, {"messages": "messages", "loss_on": "all"}),
         (
             {"messages": TALK},
             {"assistant_only_loss": True},

@@ -67,8 +67,8 @@ def test_evaluate_agrees_with_the_run(finished: Path, capsys: pytest.CaptureFixt
 def test_columns_of_other_records(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     columns = ["--prompt", "question", "--completion", "answer"]
     argv = ["evaluate", finished / "run", "--data", finished / "held_out.jsonl", *columns, "--json"]
-    everything = call(capsys, *argv).json
-    answers = call(capsys, *argv, "--loss-on", "completion").json
+    everything = call(capsys, *argv, "--loss-on", "all").json
+    answers = call(capsys, *argv).json
     fewer = call(capsys, *argv, "--loss-on", "completion", "--limit", 2, "--no-add-eos").json
     assert everything["tokens"] > answers["tokens"] > fewer["tokens"]
     assert (answers["examples"], fewer["examples"]) == (8, 2)

@@ -339,6 +339,8 @@ def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) ->
         columns["loss_on"] = "all" if groups.completion_only is False else "completion"
     elif groups.completion_only:
         columns["loss_on"] = "completion"
+    elif "messages" in columns:
+        columns["loss_on"] = "all"  # as TRL, unless assistant_only_loss
 
 
 def _form(records: Sequence[Mapping[str, Any]]) -> str:
