@@ -533,21 +533,17 @@ def test_the_summary_is_in_private_alone(
         assert "p95_tokens" not in content, name
 
 
-@pytest.mark.parametrize(("said", "told"), [(40, False), (52, True), (30, True)])
-def test_another_number_of_records_than_was_said_is_on_the_screen_alone(
-    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: int, told: bool
+@pytest.mark.parametrize("said", [40, 52, 30])
+def test_another_number_of_records_than_was_said_is_on_a_terminal_alone(
+    model_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], said: int
 ) -> None:
     write_records(tmp_path / "records.jsonl", 37)
     privacy = {"public_dataset_size": said, "expected_batch_size": 5}
     config = write_config(tmp_path, run_settings(model_folder, tmp_path, privacy=privacy))
     ended = call(capsys, "train", config, "--json")
     assert ended.code == 0, ended.err
-    warned = [line for line in ended.err.splitlines() if line.startswith("WARNING: the records are not")]
-    assert [f"the {said} records that group privacy says" in line for line in warned] == (
-        [True] if told else []
-    )
-    assert "37" not in "".join(warned).replace(str(tmp_path), "")
-    assert "times the" not in ended.out + ended.err
+    assert "WARNING" not in ended.err
+    assert f"the {said} records" not in ended.out + ended.err
 
 
 class _Peeking(torch.nn.Module):
