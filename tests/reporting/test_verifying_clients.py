@@ -77,13 +77,22 @@ def test_the_statements_ledger_is_its_clients(books: dict[str, Book], tmp_path: 
 def test_what_clients_together_learn_is_said_whole(books: dict[str, Book]) -> None:
     """The rows follow from n and t, and those from the clients that are named."""
     report = _report(books, "north")
-    facts = report["federation"] | {"noise_by": "shares", "clients_per_round": 3, "threshold": 3}
+    facts = report["federation"] | {
+        "noise_by": "shares",
+        "clients_per_round": 3,
+        "threshold": 3,
+        "rule": {"name": "joint"},
+    }
     rows = [
         {"clients": count, "noise_multiplier": (1 - count / 3) ** 0.5, "epsilon": found}
         for count, found in ((1, _epsilon(2)), (2, _epsilon(1)))
     ]
     check_colluding({"federation": facts | {"colluding": rows}}, books["north"].summary)
-    check_colluding({"federation": facts | {"noise_by": "client", "colluding": []}}, books["north"].summary)
+    alone = facts | {"noise_by": "client", "rule": {"name": "fedavg"}}
+    check_colluding({"federation": alone | {"colluding": []}}, books["north"].summary)
+    for other in (alone | {"colluding": rows}, alone | {"colluding": [], "rule": {"name": "joint"}}):
+        with pytest.raises(PrivacyError, match="what clients together may learn"):
+            check_colluding({"federation": other}, books["north"].summary)
     with pytest.raises(PrivacyError, match=r"epsilon = 0\.5 against 2 clients"):
         check_colluding(
             {"federation": facts | {"colluding": [rows[0], {**rows[1], "epsilon": 0.5}]}},
@@ -122,6 +131,7 @@ def test_single_answers_have_one_share(tmp_path: Path) -> None:
     facts = {
         "noise_by": "shares",
         "clients_per_round": 7,
+        "rule": {"name": "joint"},
         "threshold": 5,
         "clients": [{}] * 7,
         "colluding": rows,

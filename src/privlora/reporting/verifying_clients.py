@@ -26,12 +26,13 @@ def check_colluding(report: Report, summary: LedgerSummary) -> None:
     Of t shares of the noise the smallest sum that they can open has `honest_left`, to less than rounding.
     """
     federation = report.get("federation")
-    if federation is None or federation["noise_by"] != "shares":
+    if federation is None:
         return
-    size, total = federation["clients_per_round"], federation["threshold"]
-    if not (2 * size < 3 * total and total <= size <= len(federation["clients"])):
-        raise PrivacyError("the report's secure sums do not follow from its clients")
-    counts = [] if summary.plan.insecure_noise else colluding_counts(size, total)
+    size, total, counts = federation["clients_per_round"], federation["threshold"], list[int]()
+    if federation["noise_by"] == "shares" or federation["rule"]["name"] == "joint":
+        if not (2 * size < 3 * total and total <= size <= len(federation["clients"])):
+            raise PrivacyError("the report's secure sums do not follow from its clients")
+        counts = [] if summary.plan.insecure_noise else colluding_counts(size, total)
     if counts != [row["clients"] for row in federation["colluding"]]:
         raise PrivacyError("the report does not say what clients together may learn")
     for row in federation["colluding"]:
