@@ -104,7 +104,8 @@ def faults(said: Mapping[str, Any] | None) -> list[str]:
 def spoken(said: Mapping[str, Any] | None) -> Iterator[str]:
     """The same answers as lines of a screen."""
     for each in [] if said is None else said["shown"]:
-        yield f"{'asked:':<10}{in_one_line(each['prompt'][-_LINE:])}"
+        cut = "…" if len(each["prompt"]) > _LINE else ""
+        yield f"{'asked:':<10}{cut}{in_one_line(each['prompt'][-_LINE:])}"
         for who in ("base", "adapter"):
             fault = each[who]["fault"]
             yield f"{'  ' + who + ':':<12}{in_one_line(each[who]['text'], _LINE)}" + (
