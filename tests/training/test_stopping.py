@@ -17,7 +17,7 @@ from privlora.training.loop import StepReport
 from privlora.training.progress import RichObserver
 from privlora.training.stopping import exit_code, interrupting, stop_on_signal
 
-WORDS = "stopping after this step, and saving. A second Ctrl-C stops at once"
+WORDS = "stopping after this step, and saving. A second Ctrl-C or SIGTERM stops at once"
 
 
 def said(log: pytest.LogCaptureFixture) -> list[str]:

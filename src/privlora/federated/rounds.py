@@ -32,8 +32,8 @@ from privlora.training.stopping import stop_on_signal
 _log = logging.getLogger(__name__)
 
 _AFTER_ROUND: Final = (
-    "stopping after this round, and saving. A second Ctrl-C stops at once: the round is then void, and what it charged "
-    "stays charged"
+    "stopping after this round, and saving. A second Ctrl-C or SIGTERM stops at once: the round is then void, and what "
+    "it charged stays charged"
 )
 
 _SHOWN = 10  # rounds that a line names

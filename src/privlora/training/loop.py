@@ -453,6 +453,6 @@ def _keep_private_loss(
 
 
 _AFTER_ROUND: Final = (
-    "stopping after this round, and saving. A second Ctrl-C stops at once: a round that is charged by then and not "
-    "saved stays charged, and is lost"
+    "stopping after this round, and saving. A second Ctrl-C or SIGTERM stops at once: a round that is charged by then "
+    "and not saved stays charged, and is lost"
 )

@@ -21,8 +21,8 @@ from privlora.training.stopping import stop_on_signal
 
 _AT_ONCE: Final = 32  # texts between two savings
 _AFTER_TEXTS: Final = (
-    "stopping after the texts that are being written, and saving. A second Ctrl-C stops at once: these texts are "
-    "written again, which costs nothing"
+    "stopping after the texts that are being written, and saving. A second Ctrl-C or SIGTERM stops at once: these "
+    "texts are written again, which costs nothing"
 )
 _ROUNDS: Final = 8  # in which as many texts may be asked for as are wanted
 
