@@ -1,4 +1,4 @@
-"""The training steps that the benchmarks of speed compare, on one random Llama.
+"""The training steps that the benchmarks of speed compare, on one random Llama or one pretrained model.
 
 Every variant has a ``step(drawn)``: one whole logical step, from the numbers of the drawn records to the moved weights.
 All of them have the same adapter, no dropout and no checkpointing, and may share the frozen weights.
@@ -23,7 +23,7 @@ from opacus.accountants import PRVAccountant
 from opacus.optimizers import DPOptimizer
 from peft import LoraConfig, get_peft_model
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Ledger, Plan
@@ -69,8 +69,11 @@ class Shape:
     targets: tuple[str, ...] = TARGETS
     tied: bool = False
     dtype: str = "float32"
+    folder: str | None = None  # a pretrained model, of which the rest but rank and targets says nothing
 
     def __str__(self) -> str:
+        if self.folder is not None:
+            return f"{Path(self.folder).name}, {self.dtype}, rank {self.rank} on {', '.join(self.targets)}"
         return (
             f"random Llama: hidden {self.hidden}, {self.layers} layers, {self.heads} heads, intermediate "
             f"{self.intermediate}, vocabulary {self.vocabulary}, {self.dtype}"
@@ -100,8 +103,12 @@ class Setting:
     checkpointing: bool = False
 
 
-def build_model(setting: Setting) -> LlamaForCausalLM:
+def build_model(setting: Setting) -> Any:
     shape = setting.shape
+    if shape.folder is not None:
+        model = AutoModelForCausalLM.from_pretrained(shape.folder, dtype=getattr(torch, shape.dtype))
+        set_checkpointing(model, "non-reentrant" if setting.checkpointing else "none")
+        return model.to(setting.device)
     config = LlamaConfig(
         hidden_size=shape.hidden,
         num_hidden_layers=shape.layers,

@@ -112,11 +112,21 @@ def demo(
     few: Annotated[
         bool, typer.Option("--few", help="A clinic with 120 notes: PRISM against PE-SGD.")
     ] = False,
+    model: Annotated[
+        str | None,
+        typer.Option(
+            "--model",
+            help="Local folder or hub name of your own; the embedded one unless given.",
+            show_default=False,
+        ),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train privately and otherwise on generated records, and show what each model gives away."""
     if federated and few:
         raise ConfigError("--federated and --few are two demos", fix="give one of them")
+    if model is not None and (federated or few):
+        raise ConfigError("--federated and --few are of the embedded model", fix="leave out --model, or them")
     # Made before stdout is redirected; the demo prints tables and colours.
     console = Console(file=sys.stderr if as_json else sys.stdout)
     with quiet_libraries(told=True), _stopped():
@@ -131,7 +141,7 @@ def demo(
         else:
             from privlora.demo.run import main
 
-            result = main(output, console)
+            result = main(output, console, model)
     if as_json:
         emit(result)
 

@@ -1,10 +1,11 @@
-"""``privlora demo``: the main job on the embedded model and data, private and not, and what each model recites."""
+"""``privlora demo``: the main job on generated data, private and not, and what each model recites."""
 
 from __future__ import annotations
 
 import shutil
 import tempfile
 import textwrap
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -23,15 +24,15 @@ from privlora.errors import RunError
 from privlora.evaluation.generation import generate
 from privlora.pages.figures import ACCENT, INK, MUTED, SECOND, WIDTH, grid, in_style, png
 from privlora.training.files import RunFolder, append_line, read_lines
+from privlora.training.model_names import refuse_no_model
 from privlora.training.models import load_model
 from privlora.training.progress import RichObserver
 from privlora.training.promise import plan_privacy
 
 RECORDS, PATIENTS, HELD_OUT, CANARIES = 2000, 800, 200, 8
 EPSILON, DELTA = 3.0, 1e-5
-# In patients, whose records in one step are capped; the plain run goes through the records often enough to memorise.
-_PRIVATE_STEPS, _PRIVATE_BATCH, _RECORDS_PER_PATIENT = 45, 64, 2
-_PLAIN_STEPS, _PLAIN_BATCH, _PLAIN_RATE = 320, 32, 2e-2
+_PRIVATE_BATCH, _RECORDS_PER_PATIENT = 64, 2  # in patients, whose records in one step are capped
+_PLAIN_BATCH = 32
 _LOOKS = 5  # at the held-out loss of a run, after the one before it
 _BAR = 16  # characters, of the largest loss
 _WORDS = 16  # tokens of an answer
@@ -42,13 +43,38 @@ TITLES = {
 }
 
 
-def main(output: Path | None, console: Console) -> dict[str, Any]:
+@dataclass(frozen=True)
+class Story:
+    """What both runs train, and how. auto: group auto of the private run. plain_rate: of AdamW, whose steps go through
+    the records often enough to memorise."""
+
+    model: dict[str, Any]
+    private_steps: int
+    method: dict[str, Any]
+    plain_steps: int
+    plain_rate: float
+    auto: dict[str, Any] | None = None
+
+
+def story_of(model: str | None) -> Story:
+    """None: of the embedded model, with the settings that the demo was measured in; of another those of `init`."""
+    if model is None:
+        embedded = {"name": str(model_path()), "dtype": "float32"}
+        return Story(embedded, 45, {"name": "prism", "relative_rate": False}, 320, 2e-2)
+    return Story({"name": model}, 25, {"name": "prism"}, 120, 1e-3, {"all": True})
+
+
+def main(output: Path | None, console: Console, model: str | None = None) -> dict[str, Any]:
     """Train on generated clinic notes with PRISM at epsilon 3, then without privacy, and compare.
 
-    output: where both runs go; None takes runs/demo, and replaces what an earlier demo left there. Returns the numbers
-    that were shown. Raises RunError if ``output`` is given and not empty.
+    output: where both runs go; None takes runs/demo, and replaces what an earlier demo left there. model: a local
+    folder or hub name of a causal LM; None for the embedded one. Returns the numbers that were shown. Raises RunError
+    if ``output`` is given and not empty, and ModelError.
     """
-    torch.set_num_threads(1)  # on a model this small a second thread mostly waits for the first
+    story = story_of(model)
+    if model is None:
+        torch.set_num_threads(1)  # on a model this small a second thread mostly waits for the first
+    refuse_no_model(ModelSettings(**story.model))
     root = fresh_folder(output, Path("runs/demo"))
     canaries = make_canaries(CANARIES, seed=11)
     records = private_records(RECORDS, seed=1) + [r for canary in canaries for r in canary.records()]
@@ -57,9 +83,9 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
         f"[bold]privlora demo[/]: {len(records)} generated clinic notes, {CANARIES} of whose patients have a secret "
         f"access code.\nA note reads: [italic]{records[0]['text']}[/]\n"
         f"One with a code:  [italic]{canaries[0].texts[0]}[/]\n"
-        "The same small model learns from them twice, with privacy and without; then both are asked for the codes.\n"
+        "The same model learns from them twice, with privacy and without; then both are asked for the codes.\n"
     )
-    shown: dict[str, dict[str, Any]] = {"before": _leakage(None, canaries)}
+    shown: dict[str, dict[str, Any]] = {"before": _leakage(story, None, canaries)}
     curves: dict[str, dict[int, float]] = {}
     runs: dict[str, Result] = {}
     for name, title in (
@@ -67,7 +93,7 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
         ("non-private", "the same data without privacy"),
     ):
         console.rule(title)
-        settings = _settings(root / name, private=name == "private")
+        settings = _settings(story, root / name, private=name == "private")
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
         with RichObserver(console, plan, timed=True) as observer:
             runs[name] = train_run(settings, records=records, evaluation=held_out, observer=observer)
@@ -76,7 +102,7 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
         }
         curves[name] = losses
         shown["before"]["loss"] = losses[0]
-        shown[name] = {"loss": losses[max(losses)], **_leakage(runs[name].release, canaries)}
+        shown[name] = {"loss": losses[max(losses)], **_leakage(story, runs[name].release, canaries)}
     shown["private"] |= {"epsilon": runs["private"].epsilon, "delta": runs["private"].delta}
     secrets = root / "secrets.jsonl"
     for canary in canaries:
@@ -89,42 +115,43 @@ def main(output: Path | None, console: Console) -> dict[str, Any]:
     console.print(_curve(curves))
     console.print(_table(shown))
     console.print(_answers(canaries[asked], answers))
-    _tell_where(console, RunFolder(root / "private"), secrets, picture)
+    _tell_where(console, story.model["name"], RunFolder(root / "private"), secrets, picture)
     return {**shown, "curves": curves, "release": str(runs["private"].release), "picture": str(picture)}
 
 
-def _settings(output: Path, *, private: bool) -> Settings:
+def _settings(story: Story, output: Path, *, private: bool) -> Settings:
     privacy: dict[str, Any]
     if private:
         privacy = {"target_epsilon": EPSILON, "delta": DELTA, "unit": "user", "user_column": "patient"}
         privacy |= {"public_dataset_size": PATIENTS, "max_records_per_user": _RECORDS_PER_PATIENT}
-        privacy |= {"steps": _PRIVATE_STEPS, "expected_batch_size": _PRIVATE_BATCH}
+        privacy |= {"steps": story.private_steps, "expected_batch_size": _PRIVATE_BATCH}
     else:
         privacy = {"private": False, "public_dataset_size": RECORDS}
-        privacy |= {"steps": _PLAIN_STEPS, "expected_batch_size": _PLAIN_BATCH}
+        privacy |= {"steps": story.plain_steps, "expected_batch_size": _PLAIN_BATCH}
     return settings_from(
         {
-            "model": {"name": str(model_path()), "dtype": "float32"},
+            "model": story.model,
             "data": {"path": "(generated)", "max_length": 96},
             "privacy": privacy,
-            "method": {"name": "prism", "relative_rate": False}  # in which the demo was measured
+            "method": story.method
             if private
-            else {"name": "adamw", "learning_rate": _PLAIN_RATE, "schedule": "linear"},
+            else {"name": "adamw", "learning_rate": story.plain_rate, "schedule": "linear"},
+            "auto": story.auto if private else None,
             "run": {
                 "output": str(output),
                 "label": "generated clinic notes",
                 "tokens_per_micro_batch": 8192,
-                "evaluate_every": (_PRIVATE_STEPS if private else _PLAIN_STEPS) // _LOOKS,
+                "evaluate_every": (story.private_steps if private else story.plain_steps) // _LOOKS,
             },
         }
     )
 
 
-def _leakage(adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
+def _leakage(story: Story, adapter: Path | None, canaries: list[Canary]) -> dict[str, Any]:
     """Exposure of the canaries' secrets, how many greedy decoding recites, and what it writes for each."""
     from peft import PeftModel
 
-    base, tokenizer = load_model(ModelSettings(name=str(model_path()), dtype="float32"))
+    base, tokenizer = load_model(ModelSettings(**story.model))
     tuned = base if adapter is None else PeftModel.from_pretrained(base, str(adapter))
     report = measure_exposure(canaries, log_likelihood_scorer(tuned, tokenizer))
     extracted = sum(greedy_extraction(tuned, tokenizer, canaries))
@@ -230,7 +257,7 @@ def _table(shown: dict[str, dict[str, Any]]) -> Table:
     return table
 
 
-def _tell_where(console: Console, folder: RunFolder, secrets: Path, picture: Path) -> None:
+def _tell_where(console: Console, model: str, folder: RunFolder, secrets: Path, picture: Path) -> None:
     """Where everything lies, and a program that runs as it is pasted: without a margin."""
     summary = read_ledger(folder.ledger)
     console.print(
@@ -241,9 +268,9 @@ def _tell_where(console: Console, folder: RunFolder, secrets: Path, picture: Pat
         "\nUse it, in Python:\n"
         "[green]from peft import PeftModel[/]\n"
         "[green]from transformers import AutoModelForCausalLM, AutoTokenizer[/]\n"
-        f"[green]base = AutoModelForCausalLM.from_pretrained({str(model_path())!r})[/]\n"
+        f"[green]base = AutoModelForCausalLM.from_pretrained({model!r})[/]\n"
         f"[green]model = PeftModel.from_pretrained(base, {str(folder.release)!r})[/]\n"
-        f"[green]tokenizer = AutoTokenizer.from_pretrained({str(model_path())!r})[/]\n"
+        f"[green]tokenizer = AutoTokenizer.from_pretrained({model!r})[/]\n"
         "[green]note = tokenizer('Clinic note for', return_tensors='pt')[/]\n"
         "[green]print(tokenizer.decode(model.generate(**note, max_new_tokens=60)[0]))[/]\n"
         "\nAttack it, with the planted secrets at hand:\n"
