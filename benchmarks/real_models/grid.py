@@ -30,8 +30,8 @@ sys.path.append(str(Path(__file__).parents[1]))
 from machine import describe_machine
 
 RESULTS = Path(__file__).parents[1] / "results" / "real_models.jsonl"
-RECORDS, HELD_OUT = 4000, 400  # at most
-STEPS, BATCH = 24, 128
+RECORDS, HELD_OUT = 4000, 300  # at most
+STEPS, BATCH = 16, 128
 RATES = (1.0, 0.5, 2.0)  # times what auto finds, or the default where it finds none
 
 SMOLLM, GEMMA = "smollm2-135m-instruct", "gemma-3-270m"
@@ -53,7 +53,7 @@ TASKS = {
     "stsb": Task("glue/stsb", {"task": "stsb", "max_length": 160}, scored=True),
     "qnli": Task("glue/qnli", {"task": "qnli", "max_length": 192}, scored=True),
     "e2e": Task("e2e_nlg", {"prompt": "mr", "completion": "ref", "max_length": 160}),
-    "pubmed": Task("pubmed", {"text": "text", "max_length": 192}),
+    "pubmed": Task("pubmed", {"text": "text", "max_length": 128}),
     "math": Task("math", {"prompt": "instruction", "completion": "output", "max_length": 256}),
 }
 
