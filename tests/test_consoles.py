@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from pathlib import Path
 
 import pytest
 
@@ -38,3 +39,16 @@ def test_a_stream_that_was_never_there(monkeypatch: pytest.MonkeyPatch) -> None:
     with unbroken():
         print("a line")
     out().print("a result")
+
+
+@pytest.mark.parametrize("name", ["FORCE_COLOR", "TTY_COMPATIBLE"])
+def test_a_log_is_no_terminal_whatever_the_environment_says(
+    name: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """What is private is shown on terminals alone."""
+    monkeypatch.setenv(name, "1")
+    with (tmp_path / "log").open("w") as stream:
+        monkeypatch.setattr("sys.stdout", stream)
+        monkeypatch.setattr("sys.stderr", stream)
+        assert not out().is_terminal
+        assert not err().is_terminal

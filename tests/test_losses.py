@@ -390,3 +390,7 @@ def test_divergences_are_those_of_the_definition() -> None:
     )
     torch.testing.assert_close(divergences(p, q).double(), expected, rtol=1e-4, atol=1e-5)
     assert divergences(p, p).abs().max() < 1e-6
+    p[:, 3:], q[:, 4:] = -torch.inf, -torch.inf  # tokens that a model never writes
+    assert divergences(p, p).abs().max() < 1e-6
+    assert divergences(p, q).isfinite().all()
+    assert divergences(q, p).isposinf().all()

@@ -78,12 +78,19 @@ def unbroken() -> Iterator[None]:
 
 def out() -> Console:
     """For results, on stdout as it now is."""
-    return Console(file=_unbroken(sys.stdout), highlight=False, markup=False, soft_wrap=True)
+    return _console(sys.stdout)
 
 
 def err() -> Console:
     """For progress, on stderr as it now is."""
-    return Console(file=_unbroken(sys.stderr), highlight=False, markup=False, soft_wrap=True)
+    return _console(sys.stderr)
+
+
+def _console(stream: Any) -> Console:
+    """A terminal only where there is one: FORCE_COLOR makes rich call a log so, which must not show what is private."""
+    whole = _unbroken(stream)
+    terminal = None if whole.isatty() else False
+    return Console(file=whole, force_terminal=terminal, highlight=False, markup=False, soft_wrap=True)
 
 
 @contextlib.contextmanager

@@ -259,7 +259,8 @@ def divergences(before: Tensor, after: Tensor) -> Tensor:
     found = torch.empty(len(before), dtype=dtype, device=before.device)
     for block in _in_blocks(*before.shape):
         log_p, log_q = (torch.log_softmax(logits[block], dim=-1, dtype=dtype) for logits in (before, after))
-        found[block] = log_p.exp().mul_(log_p - log_q).sum(dim=-1)
+        p = log_p.exp()  # of which 0 adds nothing, also where q is 0
+        found[block] = torch.where(p > 0, p * (log_p - log_q), 0.0).sum(dim=-1)
     return found
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime
 import json
+import math
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -120,6 +122,33 @@ def test_a_number_that_a_table_may_have_rounded_is_refused(number: float) -> Non
             build_examples([{**record("a", {}), column: value}], template, tiny_tokenizer(), max_length=400)
     assert tokens([record("a", {"id": 2**60})])  # nothing rounds it here
     assert tokens([record("a", {"id": 2.0**52})])
+
+
+def test_a_date_that_a_table_made_of_a_text_is_refused() -> None:
+    """Alone a text that looks like a date becomes one, and beside another text it stays: by Arrow's reader of JSON."""
+    template = Template(messages="talk", tools="tools", chat_template=PRINTS)
+    made = datetime.date(2024, 5, 1)
+    for column, value in (("tools", [{"since": made}]), ("chat_template_kwargs", {"days": [made]})):
+        with pytest.raises(DataError, match=rf"record 1: column '{column}' has a value that is neither text"):
+            build_examples([{**record("a", {}), column: value}], template, tiny_tokenizer(), max_length=400)
+    with pytest.raises(DataError, match=r"record 1: message 2 .*neither text"):
+        tokens([record("a", {"since": made})])
+
+
+def test_a_record_without_tools_has_none_whatever_stands_there() -> None:
+    template = Template(messages="talk", tools="tools", chat_template=PRINTS)
+    ids = [
+        build_examples([{**record("a", {}), **told}], template, tiny_tokenizer(), max_length=400)[
+            0
+        ].input_ids.tolist()
+        for told in (
+            {},
+            {"tools": math.nan},
+            {"tools": None},
+            {"chat_template_kwargs": {"documents": None}},
+        )
+    ]
+    assert all(each == ids[0] for each in ids)
 
 
 def test_what_is_taken_away() -> None:

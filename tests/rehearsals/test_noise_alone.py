@@ -26,7 +26,14 @@ from privlora.mechanisms import GaussianMechanism
 from privlora.rehearsals import noise_alone, settling
 from privlora.rehearsals.choosing import plan_run
 from privlora.rehearsals.kept import because, cost_on_private, read_choice, right_weight_of
-from privlora.rehearsals.noise_alone import AIM, MOST_RATES, find_rate, own_texts, rate_by_noise
+from privlora.rehearsals.noise_alone import (
+    AIM,
+    MOST_RATES,
+    find_rate,
+    noise_trials,
+    own_texts,
+    rate_by_noise,
+)
 from privlora.rehearsals.settling import settle
 from privlora.rehearsals.trials import Noise, trial_step
 from privlora.reporting.rows import _is_priced, _is_settled
@@ -137,6 +144,27 @@ def test_the_rate_moves_the_model_by_the_aim(row: str) -> None:
     assert divergence(model, open_, rate, texts_of(model)) == pytest.approx(AIM, rel=0.5)
     assert found.facts["rows"][0]["learning_rate"] == rate
     assert found.settings.auto is None
+
+
+def test_a_model_that_broke_is_infinitely_far(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whether its logits are no numbers, or a matrix of the method has no decomposition."""
+    chosen = settings(None, method={"name": "prism"}, privacy={"steps": 1}).model_copy(update={"auto": None})
+    model = tiny_model()
+    texts = texts_of(model)
+    with noise_trials(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer(), texts) as trials:
+        assert trials.losses(1e-3).isfinite().all()
+        for value in (math.nan, math.inf):
+            with monkeypatch.context() as changed:
+                changed.setattr(
+                    noise_alone, "divergences", lambda p, q, value=value: p[:, 0].float() * 0 + value
+                )
+                assert trials.losses(1e-3).isposinf().all()
+
+        def fails(*_: Any) -> None:
+            raise torch.linalg.LinAlgError
+
+        monkeypatch.setattr("privlora.training.step.Step.take", fails)
+        assert trials.losses(1e-3).isposinf().all()
 
 
 @pytest.mark.parametrize("row", ["dp-sgd", "projected", "ffa"])

@@ -107,6 +107,38 @@ def test_what_clients_together_learn_is_said_whole(books: dict[str, Book]) -> No
             check_colluding({"federation": wrong}, books["north"].summary)
 
 
+def test_a_ledger_of_whole_clients_says_who_adds_the_noise(tmp_path: Path) -> None:
+    whole = _book(tmp_path / "whole.jsonl", 3, replace(PLAN, unit="client"))
+    facts = {
+        "noise_by": "shares",
+        "clients_per_round": 3,
+        "threshold": 3,
+        "rule": {"name": "tan"},
+        "clients": [{}] * 3,
+        "statement_of": "north",
+        "colluding": [
+            {"clients": count, "noise_multiplier": (1 - count / 3) ** 0.5, "epsilon": _epsilon(3 - count)}
+            for count in (1, 2)
+        ],
+    }
+    check_colluding({"federation": facts}, whole.summary)
+    for forged in (
+        {"noise_by": "client"},
+        {"noise_by": "server"},
+        {"noise_by": "client", "rule": {"name": "fedavg"}},
+        {"statement_of": None},
+    ):
+        with pytest.raises(PrivacyError, match="whole clients"):
+            check_colluding({"federation": facts | forged | {"colluding": []}}, whole.summary)
+    for few in ({}, {"clients_per_round": 1, "threshold": 1}):
+        with pytest.raises(PrivacyError, match=r"what clients together may learn|do not follow"):
+            check_colluding({"federation": facts | few | {"colluding": []}}, whole.summary)
+    with pytest.raises(PrivacyError, match="names none"):
+        check_colluding({}, whole.summary)
+    trusted = facts | {"noise_by": "server", "statement_of": None, "colluding": []}
+    check_colluding({"federation": trusted}, whole.summary)
+
+
 def _epsilon(honest: int) -> float:
     """Of what is left of three shares."""
     weaker = replace(EVENT, noise_multiplier=(honest / 3) ** 0.5)
@@ -148,3 +180,6 @@ def test_a_ledger_of_many_phases_is_refused(tmp_path: Path) -> None:
     Ledger.create(path, replace(PLAN, phases=phases)).close()
     with pytest.raises(PrivacyError, match="more than 32 phases"):
         read_book(path, path.read_bytes())
+    few = tmp_path / "b.jsonl"
+    Ledger.create(few, replace(PLAN, phases=phases[:32])).close()
+    assert len(read_book(few, few.read_bytes()).summary.plan.phases) == 32

@@ -45,5 +45,14 @@ def is_rounded(value: Any) -> bool:
     return isinstance(value, float) and value.is_integer() and abs(value) >= _EXACT
 
 
+def is_json(value: Any) -> bool:
+    """Whether JSON has a kind for all that is in it, so no date, which a table makes of texts that look like one."""
+    if isinstance(value, Mapping):
+        return all(map(is_json, value.values()))
+    if isinstance(value, list | tuple):
+        return all(map(is_json, value))
+    return value is None or isinstance(value, str | bool | int | float | np.bool_ | np.integer | np.floating)
+
+
 def _place(key: Any) -> tuple[int, str]:
     return (_FIRST.index(key) if key in _FIRST else len(_FIRST), str(key))

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from jinja2 import TemplateError, UndefinedError
 
-from privlora.data.canonical import canonical, is_rounded
+from privlora.data.canonical import canonical, is_json, is_rounded
 from privlora.data.records import field_of, text_of, value_of
 from privlora.data.sandbox import DATE, TemplateRefusedError, rendering
 from privlora.data.templates import TAKEN, no_chat_template, parse, template_named
@@ -483,7 +483,7 @@ def tools_of(record: Mapping[str, Any], number: int, column: str | None) -> list
     given = record.get(column) if column is not None else None
     with suppress(ValueError):
         given = json.loads(given) if isinstance(given, str) else given
-    if not given:
+    if not given or given != given:  # NaN, which pandas writes where a record has none
         return None
     if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
         raise DataError(
@@ -496,6 +496,12 @@ def tools_of(record: Mapping[str, Any], number: int, column: str | None) -> list
 
 def _of_its_own(value: Any, number: int, whose: str) -> Any:
     """As if the record were the only one of its source. Raises DataError where that cannot be told."""
+    if not is_json(value):
+        raise DataError(
+            f"record {number}: {whose} has a value that is neither text, number, truth, list nor mapping",
+            why="tables read texts as dates unless another record's is none, so one record would change another's text",
+            fix="write it as a string, and keep readers from making dates of it",
+        )
     if is_rounded(value):
         raise DataError(
             f"record {number}: {whose} has a number of more than 15 digits",
@@ -511,7 +517,7 @@ def _told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     told = record.get("chat_template_kwargs")
     if not isinstance(told, Mapping):
         return {}
-    if TAKEN & told.keys():
+    if TAKEN & {key for key, value in told.items() if value is not None}:
         raise DataError(
             f"record {number}: column 'chat_template_kwargs' holds what is decided by settings",
             fix="leave in it what the template asks for, as {enable_thinking: false}",

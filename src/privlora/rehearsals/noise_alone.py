@@ -227,7 +227,7 @@ class _Before:
         """The same with the divergence of a moved model on top, infinite where it is not a number."""
         logits = iter(self._logits)
         moved = record_means(model, self.texts, lambda _, found: divergences(next(logits), found.logits))
-        return self.losses + moved.nan_to_num(nan=math.inf)
+        return self.losses + moved.nan_to_num(nan=math.inf, posinf=math.inf)
 
 
 def _after_noise(parts: Any, before: _Before, noise: Noise, draw: int, tick: Callable[[], None]) -> Tensor:

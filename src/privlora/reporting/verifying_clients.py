@@ -25,14 +25,20 @@ def check_colluding(report: Report, summary: LedgerSummary) -> None:
 
     Of t shares of the noise the smallest sum that they can open has `honest_left`, to less than rounding.
     """
-    federation = report.get("federation")
+    federation, of_clients = report.get("federation"), summary.plan.unit == "client"
     if federation is None:
+        if of_clients:
+            raise PrivacyError("the ledger protects whole clients, and the report names none")
         return
+    if of_clients and federation["noise_by"] != (
+        "server" if federation["statement_of"] is None else "shares"
+    ):
+        raise PrivacyError("the ledger protects whole clients, and the report says that others add the noise")
     size, total, counts = federation["clients_per_round"], federation["threshold"], list[int]()
     if federation["noise_by"] == "shares" or federation["rule"]["name"] == "joint":
-        if not (2 * size < 3 * total and total <= size <= len(federation["clients"])):
+        if not (1 < size < 1.5 * total and total <= size <= len(federation["clients"])):
             raise PrivacyError("the report's secure sums do not follow from its clients")
-        counts = [] if summary.plan.insecure_noise else colluding_counts(size, total)
+        counts = colluding_counts(size, total)
     if counts != [row["clients"] for row in federation["colluding"]]:
         raise PrivacyError("the report does not say what clients together may learn")
     for row in federation["colluding"]:

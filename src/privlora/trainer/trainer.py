@@ -335,12 +335,10 @@ def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) ->
                 columns.setdefault("template", "none")  # as TRL, which renders messages alone
     if groups.assistant_only:
         columns["loss_on"] = "completion"
-    elif "prompt" in columns:
-        columns["loss_on"] = "all" if groups.completion_only is False else "completion"
-    elif groups.completion_only:
-        columns["loss_on"] = "completion"
-    elif "messages" in columns:
-        columns["loss_on"] = "all"  # as TRL, unless assistant_only_loss
+    elif groups.completion_only is not None and ("prompt" in columns or groups.completion_only):
+        columns["loss_on"] = "completion" if groups.completion_only else "all"
+    elif "prompt" in columns or "messages" in columns:  # as TRL, unless assistant_only_loss
+        columns.setdefault("loss_on", "completion" if "prompt" in columns else "all")
 
 
 def _form(records: Sequence[Mapping[str, Any]]) -> str:
