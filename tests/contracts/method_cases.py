@@ -45,6 +45,7 @@ from privlora.methods import METHODS, Method, build
 from privlora.optimizers import Optimizer, SpanOptimizer
 from privlora.training.assembly import lean_on
 from privlora.training.gradients import micro_batch_gradients
+from privlora.training.model_checks import own_width
 from privlora.training.state import TrainState
 from privlora.training.step import Step
 
@@ -156,15 +157,17 @@ class Case:
         units: Sequence[Any] | None = None,
         max_tokens: int | None = None,
     ) -> int:
-        """Accumulate one logical batch; returns the number of micro-batches. max_tokens: None for a single one, where
-        everybody's company is largest."""
+        """Accumulate one logical batch; returns the number of micro-batches. max_tokens: None for as few as a step
+        takes, where everybody's company is largest."""
         self.coordinates.prepare()
         chosen = range(len(examples)) if units is None else units
         count = 0
-        if max_tokens is None:
+        alike = own_width(self.adapter)
+        if max_tokens is None and alike is None:
             batches = [one_batch(examples, chosen)] if len(chosen) else []
         else:
-            batches = list(micro_batches(chosen, Examples(examples, pad_token_id=0), max_tokens=max_tokens))
+            padded, most = Examples(examples, pad_token_id=0), max_tokens or 2**30
+            batches = list(micro_batches(chosen, padded, max_tokens=most, own_width=alike))
         for batch in batches:
             captured, _ = micro_batch_gradients(self.adapter, batch, summed=not mechanism.needs_examples)
             mechanism.accumulate(captured)

@@ -34,7 +34,9 @@ from privlora.errors import ConfigError
 from privlora.mechanisms import AdaptiveClipNorm
 from privlora.mechanisms.noising import grid_width
 from privlora.methods import METHODS, build
+from privlora.training import gradients
 from privlora.training.gradients import micro_batch_gradients, steadied
+from privlora.training.model_checks import steady_width
 
 
 def hard_batch() -> list[Example]:
@@ -224,7 +226,7 @@ def test_spectral_clipping_does_not_blow_up_what_copies_round(family: str) -> No
     assert float((whole - copies - own).norm()) < 0.01
 
 
-@pytest.mark.parametrize(("tokens", "width"), [(1, 32), (31, 32), (32, 64), (63, 64), (64, 64)])
+@pytest.mark.parametrize(("tokens", "width"), [(1, 8), (7, 8), (8, 16), (32, 40), (63, 64), (64, 64)])
 def test_below_float32_there_is_padding_but_no_position_that_the_model_lacks(tokens: int, width: int) -> None:
     batch = one_batch([random_example(np.random.default_rng(0), tokens)])
     for dtype, expected in ((torch.bfloat16, width), (torch.float32, tokens)):
@@ -232,7 +234,30 @@ def test_below_float32_there_is_padding_but_no_position_that_the_model_lacks(tok
         assert steadied(LowRankAdapter(model, rank=3), batch).input_ids.shape[1] == expected
 
 
-@pytest.mark.parametrize(("dtype", "widths"), [(torch.float32, [9, 4]), (torch.bfloat16, [32, 32])])
+def test_below_float32_the_width_that_a_unit_is_computed_in_follows_from_itself(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    adapter = LowRankAdapter(tiny_model("llama", dtype=torch.bfloat16), rank=3).attach()
+    case = Case(METHODS["prism"], adapter, *build(METHODS["prism"], adapter, init="random"))
+    lengths = [2, 7, 8, 9, 15, 15, 16, 23, 30, 30, 31, 60]
+    run, widths = gradients._run, dict[int, int]()
+
+    def kept(adapter: LowRankAdapter, batch: Any, summed: bool) -> Any:
+        width = steadied(adapter, batch).input_ids.shape[1]
+        widths.update(dict.fromkeys(batch.attention_mask.sum(1).tolist(), width))
+        return run(adapter, batch, summed)
+
+    monkeypatch.setattr(gradients, "_run", kept)
+    examples = [random_example(np.random.default_rng(n), n) for n in lengths]
+    for some in (examples, examples[:-1], examples[3:]):
+        widths.clear()
+        case.step(case.mechanism(), some)
+        assert widths == {n: (n // 8 + 1) * 8 for n in (len(one.input_ids) for one in some)}
+    monkeypatch.setattr("privlora.training.model_checks.positions_of", lambda _: None)
+    assert [steady_width(adapter, n) for n in (100, 128, 250, 256, 511)] == [104, 144, 256, 288, 512]
+
+
+@pytest.mark.parametrize(("dtype", "widths"), [(torch.float32, [9, 4]), (torch.bfloat16, [16, 8])])
 def test_where_tokens_are_routed_a_units_gradient_is_bit_by_bit_its_own(
     dtype: torch.dtype, widths: list[int]
 ) -> None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 import torch
@@ -111,6 +112,7 @@ def micro_batches(
     max_rows: int | None = None,
     row_tokens: int = 0,
     device: torch.device | None = None,
+    own_width: Callable[[int], int] | None = None,
 ) -> Iterator[MicroBatch]:
     """Split a logical batch into those micro-batches of units of like length that take least work, longest units first.
 
@@ -125,6 +127,8 @@ def micro_batches(
         max_rows: a bound on its rows alone.
         row_tokens: shorter rows count as this long: the memory that goes with rows, in tokens (training.footprint).
         device: where they are computed, which is where one more of them has its cost; None: on a CPU.
+        own_width: from a unit's longest row to the width that it is computed in, which does not fall; units of two
+            widths are never together. None: any are.
 
     Raises:
         ConfigError: ``max_tokens`` or ``max_rows`` < 1.
@@ -156,17 +160,21 @@ def micro_batches(
     lengths = [_longest(unit, examples) for unit in units]
     order = sorted(range(len(units)), key=lambda unit: -lengths[unit])
     counts = [examples.rows * len(unit) for unit in units]
-    widths, rows = ([of[unit] for unit in order] for of in (lengths, counts))
     on_gpu = device is not None and device.type != "cpu"
-    for start, stop in _cheapest_split(
-        np.maximum(widths, 1),
-        np.array(rows),
-        max_tokens=max_tokens,
-        max_rows=max_rows,
-        row_tokens=row_tokens,
-        overhead=_OVERHEAD_OF_GPUS if on_gpu else _OVERHEAD,
-    ):
-        yield collate([units[unit] for unit in order[start:stop]], examples)
+    for _, alike in groupby(order, key=lambda unit: own_width and own_width(lengths[unit])):
+        together = list(alike)
+        widths, rows = (np.array([of[unit] for unit in together]) for of in (lengths, counts))
+        if own_width is not None:
+            widths[:] = widths[0]  # which saves nothing for shorter ones
+        for start, stop in _cheapest_split(
+            np.maximum(widths, 1),
+            rows,
+            max_tokens=max_tokens,
+            max_rows=max_rows,
+            row_tokens=row_tokens,
+            overhead=_OVERHEAD_OF_GPUS if on_gpu else _OVERHEAD,
+        ):
+            yield collate([units[unit] for unit in together[start:stop]], examples)
 
 
 @staged(COLLATE)

@@ -64,9 +64,10 @@ def micro_batch_gradients(
 def steadied(adapter: LowRankAdapter, batch: MicroBatch) -> MicroBatch:
     """The micro-batch as it is computed: for a model below float32, padded by 1 to 32 more columns.
 
-    The order in which kernels sum depends on the width, and the choice of attention kernel on whether there is padding:
-    both depend on who else is in the micro-batch. In float32 that changes a gradient by 1e-6 of itself; in bfloat16 by
-    nearly 1 %, in the same way for similar records, so that it would add up. Stays within the model's positions.
+    The order in which kernels sum depends on the width, and the choice of attention kernel on whether there is padding.
+    In float32 that changes a gradient by 1e-6 of itself; in bfloat16 by 1 to 4 %, in the same way for similar records,
+    so that it would add up if it followed the company of a record. On CPUs it follows the record alone: all rows of a
+    micro-batch have one such width (`own_width`). Stays within the model's positions.
     """
     if not adapter.reduced_precision:
         return batch

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -25,6 +26,7 @@ from privlora.training.reach import ROWS, TOKENS, UNUSED, place_of
 _HALF = 4
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
 _COLUMNS: Final = 32
+_FINEST: Final = 8  # where rows of other widths are computed apart: of short ones
 _LENGTHS: Final = torch.tensor([8, 7, 6])  # of the rows; the rest is padding, as in training
 _KEPT: Final = ((2, 0), (0, 2))  # (row, its new place): both get other neighbours on either side
 # Where models say how many positions they have.
@@ -114,8 +116,18 @@ def refuse_unknown_tokens(model: torch.nn.Module, *examples: Examples) -> None:
 
 def steady_width(adapter: LowRankAdapter, width: int) -> int:
     """To how many columns a micro-batch of ``width`` is padded below float32 (`gradients.steadied`)."""
-    wider, positions = (width // _COLUMNS + 1) * _COLUMNS, positions_of(adapter.model)
+    columns = min(_COLUMNS, max(_FINEST, 2 ** width.bit_length() // 16)) if _apart(adapter) else _COLUMNS
+    wider, positions = (width // columns + 1) * columns, positions_of(adapter.model)
     return max(width, wider if positions is None else min(wider, positions))
+
+
+def own_width(adapter: LowRankAdapter) -> Callable[[int], int] | None:
+    """`steady_width` where units of several widths are computed apart, so that a unit's width follows from itself."""
+    return partial(steady_width, adapter) if adapter.reduced_precision and _apart(adapter) else None
+
+
+def _apart(adapter: LowRankAdapter) -> bool:
+    return adapter.device.type == "cpu"  # a GPU waits for each micro-batch more
 
 
 def refuse_too_short(adapter: LowRankAdapter, tokenizer: Any, *, max_length: int) -> None:

@@ -19,6 +19,7 @@ from privlora.stages import ACCUMULATE, PREPARE, stage
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
+from privlora.training.model_checks import own_width
 from privlora.training.state import TrainState
 
 # A logical batch: for each drawn unit the index of its record, or the (k,) array of its drawn records.
@@ -165,6 +166,7 @@ class Step:
                     max_rows=rows,
                     row_tokens=least,
                     device=adapter.device,
+                    own_width=own_width(adapter),
                 ):
                     count, width = batch.input_ids.shape
                     self._units, self._tokens = batch.unit_count, count * max(width, least)
