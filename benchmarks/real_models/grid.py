@@ -252,6 +252,8 @@ def main() -> None:
     if args.show:
         print(table(lines))
         return
+    from privlora.training.loop import Interrupted
+
     torch.set_num_threads(args.threads)
     ends = time.time() + 60 * args.minutes
     machine = describe_machine()
@@ -264,6 +266,9 @@ def main() -> None:
         try:
             with tempfile.TemporaryDirectory() as scratch:
                 line = run(cell, rate, args.models, args.assets, Path(scratch))
+        except Interrupted:
+            print("stopped; the same command goes on")
+            return
         except Exception:  # noqa: BLE001 - one failed run must not end a grid
             print(cell, traceback.format_exc(), flush=True)
             continue
