@@ -19,7 +19,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -65,20 +65,23 @@ ALL_LINEAR = {"r": 8, "target_modules": "all-linear"}
 
 @dataclass(frozen=True)
 class Method:
-    """settings: of the group method. rate: in the place of auto."""
+    """settings: of the group method. rate: in the place of auto. privacy: beside what all have."""
 
     settings: Mapping[str, Any]
     adapter: Mapping[str, Any]
     private: bool = True
     rate: float | None = None
+    privacy: Mapping[str, Any] = field(default_factory=dict)
 
 
 def _free(name: str) -> Method:
     return Method({"name": name, **FREE}, FEED_FORWARD)
 
 
+PRISM = Method({"name": "prism", "metric_power": 1, "right_weight": "auto"}, FEED_FORWARD)
+"""As `privlora init` writes it."""
 METHODS = {
-    "prism": Method({"name": "prism", "metric_power": 1, "right_weight": "auto"}, FEED_FORWARD),
+    "prism": PRISM,
     "dp-sgd + free": _free("dp-sgd"),
     "dp-adamw + free": _free("dp-adamw"),
     "dp-sgd": Method({"name": "dp-sgd"}, ALL_LINEAR),
@@ -86,7 +89,8 @@ METHODS = {
     "ffa + free": _free("ffa"),
     "lora+ + free": _free("lora+"),
     "lora-rite + free": _free("lora-rite"),
-    "prism, all layers": Method({"name": "prism", "metric_power": 1, "right_weight": "auto"}, ALL_LINEAR),
+    "prism, balls in bins": replace(PRISM, privacy={"sampling": "balls-in-bins"}),
+    "prism, all layers": replace(PRISM, adapter=ALL_LINEAR),
     "adamw, not private": Method({"name": "adamw"}, ALL_LINEAR, private=False, rate=1e-3),
     "prism, not private": Method({"name": "prism"}, FEED_FORWARD, private=False, rate=0.02),
 }
@@ -112,7 +116,14 @@ def cells() -> list[Cell]:
     """The most informative first: SmolLM2 at epsilon 3 on three kinds of tasks, then seeds, rates, promises, the other
     tasks, and the other model."""
     first, others = ("sst2", "e2e", "pubmed"), ("mrpc", "cola", "stsb", "qnli", "math")
-    leading = ("prism", "dp-sgd + free", "dp-adamw + free", "dp-sgd", "adamw, not private")
+    leading = (
+        "prism",
+        "dp-sgd + free",
+        "prism, balls in bins",
+        "dp-adamw + free",
+        "dp-sgd",
+        "adamw, not private",
+    )
     wanted = [Cell(SMOLLM, *of, 3.0, 0, 1.0) for of in product(first, leading)]
     wanted += [Cell(SMOLLM, *of, 3.0, 0, 1.0) for of in product(first, METHODS)]
     wanted += [Cell(SMOLLM, *of, 3.0, seed, 1.0) for seed, *of in product((1, 2), first, leading)]
@@ -160,6 +171,7 @@ def run(cell: Cell, rate: float | str, models: Path, assets: Path, scratch: Path
             "steps": STEPS,
             "expected_batch_size": BATCH,
             **promise,
+            **method.privacy,
         },
         adapter=dict(method.adapter),
         method={**method.settings, "learning_rate": rate},

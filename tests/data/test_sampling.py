@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from privlora.accounting.events import PoissonSampling, TruncatedPoissonSampling
-from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
+from privlora.data.sampling import BallsInBinsSampler, CyclicPoissonSampler, PoissonSampler
 from privlora.errors import ConfigError, PrivacyError
 from privlora.randomness import private_generator
 
@@ -246,3 +246,40 @@ def test_an_empty_class_gives_an_empty_batch() -> None:
     sampler, charged = in_turn(0, 2, 0.5)
     for charged[0] in range(4):
         assert sampler.draw().shape == (0,)
+
+
+def in_passes(units: int, bins: int, key: int = 5) -> tuple[BallsInBinsSampler, list[int]]:
+    charged = [0]
+    return BallsInBinsSampler(units, bins, key=key, charged=lambda: charged[0]), charged
+
+
+def test_in_a_pass_each_unit_is_drawn_once_and_passes_are_dealt_anew() -> None:
+    sampler, charged = in_passes(60, 4)
+    places = []
+    for turn in range(40):
+        place = np.full(60, -1)
+        for step in range(4):
+            charged[0] = 4 * turn + step
+            drawn = sampler.draw()
+            assert (place[drawn] == -1).all()
+            place[drawn] = step
+        assert (place >= 0).all()
+        places.append(place)
+    table = np.stack(places)
+    assert stats.chisquare(np.bincount(table.ravel())).pvalue > 1e-3
+    same = (table[1:] == table[:-1]).mean()  # as often as chance has it
+    assert same == pytest.approx(0.25, abs=0.04)
+    sizes = (table == 0).sum(axis=1)
+    assert sizes.var() == pytest.approx(60 * 0.25 * 0.75, rel=0.6)  # not equal parts, which would move others
+
+
+def test_the_step_of_a_pass_follows_what_is_charged_and_nobody_else() -> None:
+    whole, charged = in_passes(60, 4)
+    few, others = in_passes(59, 4)
+    for charged[0] in (0, 3, 9, 4, 9, 2):
+        others[0] = charged[0]
+        assert whole.draw()[whole.draw() < 59].tolist() == few.draw().tolist()
+    assert in_passes(60, 4, key=6)[0].draw().tolist() != in_passes(60, 4)[0].draw().tolist()
+    assert in_passes(0, 4)[0].draw().tolist() == []
+    with pytest.raises(PrivacyError, match="below 2"):
+        in_passes(60, 1)

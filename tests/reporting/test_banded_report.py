@@ -47,7 +47,7 @@ def test_the_report_says_what_was_sampled_and_how_large_noise_is(bench: Bench, t
     assert "rate 0.6 of a class" in words
     assert "each record has its class whoever else is there" in words
     rows = dict(privacy_table(report))
-    assert "Sampling rate q of a class" in rows
+    assert rows["Sampling rate q"] == "0.2"  # of all; a class is a third of them
     assert "stays in private/" in rows["Seeds"]
     page = (folder / "release/report.html").read_text()
     assert "cyclic Poisson sampling" in page

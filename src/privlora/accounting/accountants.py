@@ -30,7 +30,12 @@ from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
-from privlora.accounting.events import PoissonSampling, StepEvent, TruncatedPoissonSampling
+from privlora.accounting.events import (
+    BallsInBinsSampling,
+    PoissonSampling,
+    StepEvent,
+    TruncatedPoissonSampling,
+)
 from privlora.errors import PrivacyError
 from privlora.version import __version__
 
@@ -171,6 +176,8 @@ def rough_epsilon(events: dict[StepEvent, int]) -> float:
     mean = variance = largest = 0.0
     for event, count in events.items():
         q = event.sampling.sample_rate
+        if isinstance(event.sampling, BallsInBinsSampling):  # of whose passes these are counts
+            count *= event.sampling.bins
         mu = math.sqrt(typical_energy(event)) / event.noise_multiplier
         at_most = math.sqrt(_extreme_energy(event)) / event.noise_multiplier
         with np.errstate(divide="ignore"):
@@ -219,6 +226,12 @@ def check_adjacency(adjacency: str) -> None:
 def check_covered(event: StepEvent, adjacency: Adjacency) -> None:
     """Raise PrivacyError if the accountants cannot price `event` under `adjacency`."""
     check_adjacency(adjacency)
+    if isinstance(event.sampling, BallsInBinsSampling) and adjacency != "add-or-remove-one":
+        raise PrivacyError(
+            f"balls in bins are not accounted under adjacency={adjacency}",
+            why="the pair of laws that bounds them is of a unit that is there or not",
+            fix="use adjacency=add-or-remove-one",
+        )
     if event.projections and adjacency != "add-or-remove-one":
         raise PrivacyError(
             f"projected steps are not accounted under adjacency={adjacency}",
@@ -238,7 +251,8 @@ def check_delta(delta: float) -> None:
 
 
 def merged(events: Events) -> dict[StepEvent, int]:
-    """Total count of each distinct event that costs anything; of cyclic sampling, of its cycles (StepEvent.releases).
+    """Total count of each distinct event that costs anything; where cycles or passes are priced, of these
+    (StepEvent.releases).
 
     Each pair is of steps in a row: cycles of two pairs, such as two runs, are counted apart.
     """
@@ -277,9 +291,9 @@ def _check_supported(accountant: Accountant, adjacency: Adjacency, events: Event
             why="its result would understate epsilon",
             fix="use accountant=pld",
         )
-    if any(isinstance(event.sampling, TruncatedPoissonSampling) for event, _ in events):
+    if any(isinstance(event.sampling, TruncatedPoissonSampling | BallsInBinsSampling) for event, _ in events):
         raise PrivacyError(
-            f"accountant={accountant} does not support truncated Poisson sampling",
+            f"accountant={accountant} knows neither truncated Poisson sampling nor balls in bins",
             why="accounted as plain Poisson sampling, epsilon would be understated",
             fix="use accountant=pld",
         )
@@ -290,7 +304,12 @@ def _step_pld(
     event: StepEvent, relation: NeighboringRelation, grid: float, theirs: bool
 ) -> PrivacyLossDistribution:
     """The privacy loss of one step. Kept, because building it takes longer than composing it."""
-    from privlora.accounting.loss_distributions import gaussian_pld, truncated_pld, with_fast_pmfs
+    from privlora.accounting.loss_distributions import (
+        allocation_pld,
+        gaussian_pld,
+        truncated_pld,
+        with_fast_pmfs,
+    )
 
     if event.is_cheaper_by_projection:
         # Under Poisson sampling, replacing a unit by an empty one equals removing it: `relation` does not matter.
@@ -299,6 +318,9 @@ def _step_pld(
         rate = event.sampling.sample_rate
         projected = rank_free_pld(event.noise_multiplier, event.projections, rate, grid)
         return projected if theirs else with_fast_pmfs(projected)
+    if isinstance(event.sampling, BallsInBinsSampling):
+        found = allocation_pld(event.noise_multiplier, event.sampling, grid)
+        return found if theirs else with_fast_pmfs(found)
     if theirs:
         return _their_step_pld(event, relation, grid)
     if isinstance(event.sampling, TruncatedPoissonSampling):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Final, TypeVar
 
 from privlora.accounting.accountants import Adjacency, accountant_versions, epsilon
-from privlora.accounting.events import CyclicPoissonSampling, StepEvent
+from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger_format import LedgerSummary, Plan, Unit, read_ledger
 from privlora.errors import PrivacyError
 from privlora.rounding import rounded_up
@@ -150,10 +150,10 @@ def _refuse_broken_cycles(copies: Sequence[LedgerSummary]) -> None:
     """Raise PrivacyError for copies that were continued apart where steps cost by their place in a cycle."""
     longest = max(copies, key=lambda copy: copy.charges).charge_hashes
     apart = any(copy.charge_hashes != longest[: copy.charges] for copy in copies)
-    if apart and any(isinstance(event.sampling, CyclicPoissonSampling) for event, _ in copies[0].plan.phases):
+    if apart and any(event.sampling.cycle > 1 for event, _ in copies[0].plan.phases):
         raise PrivacyError(
             f"copies of run {copies[0].run_id}, which samples in cycles, were continued apart",
-            why="both took back noise of the same steps, so no bound for two runs covers them together",
+            why="both went on in the same cycle, so no bound for two runs covers them together",
             fix="go on with one copy alone, and destroy what the other one released",
         )
 

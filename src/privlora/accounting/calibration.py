@@ -37,7 +37,6 @@ from privlora.accounting.accountants import (
     typical_energy,
 )
 from privlora.accounting.events import (
-    CyclicPoissonSampling,
     Projections,
     Sampling,
     StepEvent,
@@ -185,7 +184,7 @@ def calibrate_noise_multiplier(
         raise PrivacyError(
             "sample_rate=0 uses no data, so there is no noise to calibrate", fix="raise sample_rate"
         )
-    if others and any(isinstance(kind, CyclicPoissonSampling) for kind, _ in ((sampling, steps), *others)):
+    if others and any(kind.cycle > 1 for kind, _ in ((sampling, steps), *others)):
         raise PrivacyError(
             "cyclic sampling is calibrated in plans of one phase only",
             why="how cycles of several phases meet is not defined",

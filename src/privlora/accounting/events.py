@@ -35,6 +35,11 @@ class PoissonSampling:
     def __post_init__(self) -> None:
         _check_sample_rate(self.sample_rate)
 
+    @property
+    def cycle(self) -> int:
+        """Steps that are priced together."""
+        return 1
+
     def describe(self) -> str:
         return f"Poisson sampling, q={self.sample_rate:.6g}"
 
@@ -61,6 +66,11 @@ class TruncatedPoissonSampling:
                 f"max_batch_size={self.max_batch_size} and dataset_size={self.dataset_size} must be positive",
                 fix="set max_batch_size to about 1.75 times the expected batch size",
             )
+
+    @property
+    def cycle(self) -> int:
+        """As of `PoissonSampling`."""
+        return 1
 
     def describe(self) -> str:
         return (
@@ -93,18 +103,55 @@ class CyclicPoissonSampling:
                 fix="use PoissonSampling",
             )
 
+    @property
+    def cycle(self) -> int:
+        """As of `PoissonSampling`."""
+        return self.classes
+
     def describe(self) -> str:
         return f"cyclic Poisson sampling from {self.classes} classes, q={self.sample_rate:.6g} of a class"
 
 
-Sampling = PoissonSampling | TruncatedPoissonSampling | CyclicPoissonSampling
+@dataclass(frozen=True)
+class BallsInBinsSampling:
+    """In each pass of `bins` (m) steps each privacy unit joins exactly one, dealt by itself and uniformly, and anew in
+    every pass (random allocation). n steps cost ceil(n / m) passes, and the proof is in `accounting.allocation`.
 
-_SAMPLINGS: dict[
-    str, type[PoissonSampling] | type[TruncatedPoissonSampling] | type[CyclicPoissonSampling]
-] = {
+    Raises:
+        PrivacyError: there are fewer than two bins.
+    """
+
+    bins: int
+
+    def __post_init__(self) -> None:
+        if self.bins < 2:
+            raise PrivacyError(
+                f"bins={self.bins} is below 2",
+                why="with one bin every unit joins every step",
+                fix="use PoissonSampling(1.0) for that",
+            )
+
+    @property
+    def sample_rate(self) -> float:
+        """Of one step: 1 / m."""
+        return 1 / self.bins
+
+    @property
+    def cycle(self) -> int:
+        """As of `PoissonSampling`."""
+        return self.bins
+
+    def describe(self) -> str:
+        return f"balls in bins, each privacy unit in one of {self.bins} steps"
+
+
+Sampling = PoissonSampling | TruncatedPoissonSampling | CyclicPoissonSampling | BallsInBinsSampling
+
+_SAMPLINGS: dict[str, type[Sampling]] = {
     "poisson": PoissonSampling,
     "truncated_poisson": TruncatedPoissonSampling,
     "cyclic_poisson": CyclicPoissonSampling,
+    "balls_in_bins": BallsInBinsSampling,
 }
 
 
@@ -151,10 +198,9 @@ class StepEvent:
         _check_projections(self.projections)
         if self.projections and not isinstance(self.sampling, PoissonSampling):
             raise PrivacyError(
-                "a projected step cannot use cyclic or truncated Poisson sampling",
-                why="one unit can push another out of a truncated batch, and correlated noise is of no projection: no "
-                "bound for projections covers either",
-                fix="do without max_batch_size and bands, or without projections",
+                "a projected step uses plain Poisson sampling, neither truncated nor cyclic",
+                why="no bound for projections covers a cap, correlated noise or balls in bins",
+                fix="do without max_batch_size, bands and sampling, or without projections",
             )
         object.__setattr__(self, "projections", tuple(sorted(set(self.projections))))
 
@@ -163,11 +209,18 @@ class StepEvent:
         """Whether the step may cost less than the Gaussian mechanism: every layer loses some dimensions."""
         return bool(self.projections) and all(rank < dimension for rank, dimension in self.projections)
 
+    @property
+    def bounds_replacing(self) -> bool:
+        """Whether a bound is known for a unit that is replaced by another."""
+        return not self.projections and not isinstance(self.sampling, BallsInBinsSampling)
+
     def releases(self, steps: int) -> tuple[StepEvent, int]:
         """What so many steps in a row cost: a step whose releases are independent, and how many of it.
 
-        For cyclic sampling that is each cycle once, also one that is broken off.
+        For cyclic sampling that is each cycle once, also one that is broken off; for balls in bins each pass.
         """
+        if isinstance(self.sampling, BallsInBinsSampling):
+            return self, -(-steps // self.sampling.bins)
         if not isinstance(self.sampling, CyclicPoissonSampling):
             return self, steps
         alone = StepEvent(PoissonSampling(self.sampling.sample_rate), self.noise_multiplier)
@@ -220,7 +273,7 @@ class StepEvent:
         arguments = dict(exact_fields(sampling, expected, "sampling"))
         del arguments["kind"]
         for name, value in {**arguments, "noise_multiplier": values["noise_multiplier"]}.items():
-            wants_int = name in ("max_batch_size", "dataset_size", "classes")
+            wants_int = name in ("max_batch_size", "dataset_size", "classes", "bins")
             if isinstance(value, bool) or not isinstance(value, int if wants_int else (int, float)):
                 raise PrivacyError(
                     f"event field {name}={value!r} is not {'an integer' if wants_int else 'a number'}"

@@ -36,7 +36,6 @@ from privlora.accounting.accountants import (
     epsilon,
 )
 from privlora.accounting.events import (
-    CyclicPoissonSampling,
     StepEvent,
     describe_events,
     events_to_dicts,
@@ -110,7 +109,7 @@ class Plan:
                 )
         for event, _ in self.phases:
             check_covered(event, self.adjacency)
-            if isinstance(event.sampling, CyclicPoissonSampling) and len(set(self.phases)) > 1:
+            if event.sampling.cycle > 1 and len(set(self.phases)) > 1:
                 raise PrivacyError(
                     "the plan has several phases, and one of them samples in cycles",
                     why="how cycles of several phases meet is not defined",

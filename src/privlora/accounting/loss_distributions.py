@@ -23,7 +23,8 @@ from scipy import fft
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
-from privlora.accounting.events import TruncatedPoissonSampling
+from privlora.accounting.allocation import PassLoss
+from privlora.accounting.events import BallsInBinsSampling, TruncatedPoissonSampling
 
 Floats = NDArray[np.float64]
 
@@ -82,6 +83,21 @@ def truncated_pld(
     pushing = gaussian_pld(noise_multiplier / 2, sampled, NeighboringRelation.REPLACE_ONE, grid)
     mixed = pushing.compute_mixture(plain, truncated)
     return with_fast_pmfs(mixed)
+
+
+def allocation_pld(
+    noise_multiplier: float, sampling: BallsInBinsSampling, grid: float
+) -> PrivacyLossDistribution:
+    """Of one pass of balls in bins, by dp_accounting's connected dots; sensitivity 1, one unit added or removed."""
+    loss = PassLoss.of(noise_multiplier, sampling.bins)
+
+    def one_way(low: float, high: float, deltas: Callable[[Floats], Floats]) -> pld_pmf.PLDPmf:
+        first, last = math.floor(low / grid), math.ceil(high / grid)
+        at = deltas(grid * np.arange(first, last + 1, dtype=np.float64))
+        return pld_pmf.create_pmf_pessimistic_connect_dots_fixed_gap(grid, first, last, at)
+
+    low, high = loss.bounds
+    return PrivacyLossDistribution(one_way(low, high, loss.removed), one_way(-high, -low, loss.added))
 
 
 def with_fast_pmfs(pld: PrivacyLossDistribution) -> PrivacyLossDistribution:

@@ -28,7 +28,12 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
 from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon, typical_energy
-from privlora.accounting.events import CyclicPoissonSampling, StepEvent, TruncatedPoissonSampling
+from privlora.accounting.events import (
+    BallsInBinsSampling,
+    CyclicPoissonSampling,
+    StepEvent,
+    TruncatedPoissonSampling,
+)
 from privlora.auditing.asked import refuse_few
 from privlora.auditing.bounds import (
     curve_floor,
@@ -127,11 +132,12 @@ class CanaryMechanism(Instrument):
         saved: Callable[[], None] = lambda: None,
     ) -> None:
         sampling = inner.event.sampling
-        if isinstance(sampling, TruncatedPoissonSampling):
+        if isinstance(sampling, TruncatedPoissonSampling | BallsInBinsSampling):
             raise ConfigError(
                 "an audit needs plain Poisson sampling",
-                why="a canary that takes a place in a truncated batch could push out another unit",
-                fix="remove privacy.max_batch_size for the audit",
+                why="a canary could push another unit out of a truncated batch, and how often one of a pass is seen "
+                "has no bound here yet",
+                fix="remove privacy.max_batch_size and privacy.sampling for the audit",
             )
         super().__init__(inner)
         self._canaries, self._state, self._saved = canaries, state, saved

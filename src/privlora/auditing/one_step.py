@@ -25,7 +25,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from privlora.accounting.accountants import epsilon
-from privlora.accounting.events import CyclicPoissonSampling, PoissonSampling, StepEvent
+from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured
 from privlora.auditing.bounds import (
     Errors,
@@ -111,11 +111,11 @@ def audit_step(
 
     Raises ConfigError for fewer than 100 trials, which could not show anything.
     """
-    if mechanism.noising.correlated is not None or isinstance(claimed.sampling, CyclicPoissonSampling):
+    if mechanism.noising.correlated is not None or claimed.sampling.cycle > 1:
         raise ConfigError(
-            "one step by itself promises nothing where noise is correlated between steps",
+            "one step by itself promises nothing where several are priced together",
             why="what is accounted is a cycle of steps, of which this would play the first alone, again and again",
-            fix="audit a mechanism with independent noise",
+            fix="audit a mechanism with independent noise and Poisson sampling",
         )
     if trials < 100:
         raise ConfigError(f"trials={trials} is too few for a bound", fix="play at least 100 trials")

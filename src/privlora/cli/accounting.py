@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -100,6 +100,9 @@ def calibrate(
             show_default=False,
         ),
     ] = None,
+    drawing: Annotated[
+        Literal["poisson", "balls-in-bins"], typer.Option("--sampling", help="As privacy.sampling.")
+    ] = "poisson",
     adjacency: Annotated[
         Adjacency, typer.Option(help="Which data sets are neighbours.")
     ] = _DEFAULT_ADJACENCY,
@@ -132,6 +135,7 @@ def calibrate(
         "public_dataset_size": public_dataset_size,
         "max_batch_size": max_batch_size,
         "bands": bands,
+        "sampling": drawing,
     }
     given = {name: value for name, value in given.items() if value is not None}
     privacy = problems.of(None, checked, PrivacySettings, given, "calibrate")
@@ -142,7 +146,7 @@ def calibrate(
         sampling = TruncatedPoissonSampling(privacy.q, privacy.max_batch_size, int(privacy.n))
     projections = tuple((int(rank), int(width)) for rank, width in map(_parts, projection or ()))
     found_of_bands: dict[str, Any] = {}
-    if privacy.bands != 1:
+    if privacy.bands != 1 or privacy.sampling != "poisson":
         from privlora.training.cycles import planned_sampling
 
         plain, sampling = sampling, planned_sampling(privacy, sampling, adjacency)

@@ -387,10 +387,9 @@ def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
         "epsilon": curve[-1],
         "means": meaning(planned.phases, planned.adjacency).to_dict(),
         "over_steps": [{"step": s, "epsilon": e} for s, e in zip(steps, curve, strict=True)],
-        # No bound for replacing is known where gradients are clipped before they are projected.
-        "epsilon_replace_one": None
-        if any(event.projections for event, _ in planned.phases)
-        else epsilon(planned.phases, planned.delta, adjacency=_REPLACE_ONE),
+        "epsilon_replace_one": epsilon(planned.phases, planned.delta, adjacency=_REPLACE_ONE)
+        if all(event.bounds_replacing for event, _ in planned.phases)
+        else None,
     }
     if cross_check:
         cost["cross_check"] = _opinions(planned)

@@ -136,6 +136,17 @@ def run_sizes(
     return steps, batch
 
 
+def in_whole_passes(units: float, passes: float, steps: int) -> tuple[int, float]:
+    """(steps, expected batch size) of about as many steps that are whole passes, in each of which every unit is once.
+
+    >>> in_whole_passes(10_000, 5, 67), in_whole_passes(2000, 5, 30)
+    ((65, 769.2), (30, 333.3))
+    """
+    whole = max(1, round(passes))
+    bins = max(2, round(steps / whole))
+    return whole * bins, round(units / bins, 1)
+
+
 def of_few(units: float, passes: float, steps: int, batch: float) -> str | None:
     """In a sentence what the bounds of ``run_sizes`` made of few gradients.
 
@@ -286,6 +297,8 @@ def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> 
         steps=int(steps) if _positive(steps) and "steps" not in names else None,
         batch=batch if _positive(batch) and "expected_batch_size" not in names else None,
     )
+    if privacy.get("sampling") == "balls-in-bins":
+        steps, batch = in_whole_passes(units, passes, steps) if len(names) == len(_SIZES) else (steps, batch)
     privacy |= {name: value for name, value in zip(_SIZES, (steps, batch), strict=True) if name in names}
 
 

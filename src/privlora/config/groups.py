@@ -29,6 +29,7 @@ from privlora.names import EITHER, KINDS, in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
 _ONE_LINE = 10_000  # a path is found whole in the file
+_OFF_PASS = 0.05  # by how much a batch may differ from what a whole number of them in a pass has
 
 IN_MEMORY = "(in memory)"
 """Stands for a path when a Python caller passes the records themselves."""
@@ -560,6 +561,10 @@ class PrivacySettings(Group):
     """Largest number of a user's records in one step; with more, a random part of them is used."""
     max_batch_size: int | None = Field(default=None, ge=1)
     """Public cap on the units of a batch (truncated Poisson sampling, accounted as such)."""
+    sampling: Literal["poisson", "balls-in-bins"] = "poisson"
+    """How batches are drawn. poisson: each unit by a coin of its own, in each step. balls-in-bins: each unit in exactly
+    one of every 1/q steps, a pass, and dealt anew for each: less noise at the same epsilon, best with steps that make
+    whole passes."""
     bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] | Literal["auto"] = 1
     """Above 1: a step's noise takes back a part of that of the bands - 1 steps before it, and batches are drawn from as
     many classes of units in turn (DP-BandMF). auto: as many as leave least noise in the sums of steps. Noise of
@@ -646,7 +651,30 @@ class PrivacySettings(Group):
                 f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}, so most "
                 "batches would be cut. Fix: about 1.75 times the expected batch size costs no epsilon"
             )
+        yield from self._wrong_passes()
         yield from self._wrong_bands()
+
+    def _wrong_passes(self) -> Iterator[Wrong]:
+        """What is wrong with balls in bins that no price covers, or that nothing would read."""
+        if self.sampling == "poisson":
+            return
+        for name, is_given in (
+            ("bands", self.bands != 1),
+            ("max_batch_size", self.max_batch_size is not None),
+        ):
+            if is_given:
+                yield ValueError(
+                    f"sampling={self.sampling} does not go with {name}, which is accounted with Poisson sampling. Fix: "
+                    f"remove {name}"
+                )
+        if not self.private:
+            yield ValueError(f"private=false accounts for nothing. Fix: remove sampling={self.sampling}")
+        bins = max(2, round(1 / self.q))
+        if abs(self.q * bins - 1) > _OFF_PASS:
+            yield ValueError(
+                f"passes have whole numbers of steps, and batches of {self.b:g} make 1/q = {1 / self.q:.3g}. Fix: "
+                f"expected_batch_size={self.n / bins:.4g}, which makes {bins}"
+            )
 
     def _wrong_bands(self) -> Iterator[Wrong]:
         """What is wrong with bands that no price covers, or that nothing would read."""

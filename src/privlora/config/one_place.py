@@ -127,6 +127,11 @@ _TABLE: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
         "knows whom",
         "remove it",
     ),
+    "privacy.sampling": (
+        lambda value: value not in (None, "poisson"),
+        "privacy.sampling does not go with a federation, whose rounds are accounted one by one",
+        "remove it",
+    ),
     "privacy.clip_quantile": (
         _given,
         "privacy.clip_quantile does not go with a federation: each client would learn a clip norm of its own, and "

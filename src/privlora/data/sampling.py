@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 import numpy as np
 
-from privlora.accounting.events import CyclicPoissonSampling, PoissonSampling, TruncatedPoissonSampling
+from privlora.accounting.events import (
+    BallsInBinsSampling,
+    CyclicPoissonSampling,
+    PoissonSampling,
+    TruncatedPoissonSampling,
+)
 from privlora.errors import ConfigError, PrivacyError
 from privlora.randomness import counter_generator, private_generator
 from privlora.stages import DRAW, staged
@@ -127,9 +132,9 @@ def _check(units: int, sample_rate: float, fix: str) -> None:
         raise ConfigError(f"sample_rate={sample_rate} is not in (0, 1]", fix=fix)
 
 
-def classes_of(key: int, classes: int, units: int) -> np.ndarray:
-    """(units,) int64: PRIVATE, of which of b classes each unit is, by its place alone."""
-    return counter_generator(key).integers(classes, size=units)
+def classes_of(key: int, classes: int, units: int, turn: int = 0) -> np.ndarray:
+    """(units,) int64: PRIVATE, of which of b classes each unit is, by its place alone. turn: of dealing."""
+    return counter_generator(key, turn).integers(classes, size=units)
 
 
 class CyclicPoissonSampler:
@@ -179,3 +184,42 @@ class CyclicPoissonSampler:
         members = self._members[self._charged() % len(self._members)]
         size = int(self.generator.binomial(len(members), self.sampling.sample_rate))
         return self.generator.choice(members, size=size, replace=False, shuffle=False).astype(np.int64)
+
+
+class BallsInBinsSampler:
+    """Draws logical batches so that each unit is in one of every m steps, dealt by itself and uniformly.
+
+    Guarantee: ``draw`` follows exactly the law that ``sampling`` states. Where a unit goes in a pass depends on
+    ``key``, on the pass and on the unit's place alone, so whoever is added or removed moves nobody else.
+
+    Args:
+        units: number of privacy units present (private: it is never shown again).
+        bins: m, at least 2.
+        key: PRIVATE, 128 bits of the operating system. A run keeps it to its end: dealt anew, a unit could join twice
+            in a pass.
+        charged: how many steps the ledger shows. The step of a pass follows from it, so one that was charged and lost
+            is never drawn again.
+        insecure_seed: of which of a user's records are taken, for tests only.
+
+    Raises:
+        ConfigError: ``units`` is negative.
+        PrivacyError: there are fewer than two bins.
+    """
+
+    def __init__(
+        self, units: int, bins: int, *, key: int, charged: Callable[[], int], insecure_seed: int | None = None
+    ) -> None:
+        self.sampling = BallsInBinsSampling(bins)
+        _check(units, self.sampling.sample_rate, "")
+        self._units, self._key, self._charged = units, key, charged
+        self._dealt: tuple[int, np.ndarray] | None = None
+        self.insecure = insecure_seed is not None
+        self.generator = private_generator(insecure_seed)
+
+    @staged(DRAW)
+    def draw(self) -> np.ndarray:
+        """One logical batch, as of `PoissonSampler.draw`."""
+        turn, step = divmod(self._charged(), self.sampling.bins)
+        if self._dealt is None or self._dealt[0] != turn:
+            self._dealt = turn, classes_of(self._key, self.sampling.bins, self._units, turn)
+        return np.flatnonzero(self._dealt[1] == step)

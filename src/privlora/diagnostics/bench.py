@@ -228,7 +228,8 @@ def open_workbench(
         )
     bands = settings.privacy.bands
     # Its laws are of one step's noise, which is independent of that of others.
-    settings = settings.model_copy(update={"privacy": settings.privacy.model_copy(update={"bands": 1})})
+    alone = settings.privacy.model_copy(update={"bands": 1, "sampling": "poisson"})
+    settings = settings.model_copy(update={"privacy": alone})
     settings = in_default_micro_batches(settings)  # it keeps gradients in many gauges
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"evaluation": None})})
     if model is None:

@@ -153,8 +153,7 @@ def size_of(report: Mapping[str, Any]) -> dict[str, Any]:
         assert federation is not None
         return {"units": federation["size"], "unit": "client", "of": "the federation"}
     sampling = wording.phases(statement)[-1]["sampling"]
-    # A class of cyclic sampling is one of so many parts of all units.
-    units = statement["expected_batch_size"] * sampling.get("classes", 1) / sampling["sample_rate"]
+    units = statement["expected_batch_size"] / wording.rate(sampling)
     each = federation is not None and federation["noise_by"] == "client"
     return {
         "units": round(units),

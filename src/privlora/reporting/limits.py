@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Final, Literal
 
 from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
-from privlora.reporting.wording import any_cyclic, any_projected, any_truncated
+from privlora.reporting.wording import any_cyclic, any_in_bins, any_projected, any_truncated
 
 _USED = "What is sent to the model when it is used: prompts, context and answers."
 BASE = (
@@ -88,6 +88,13 @@ PROJECTED = (
     "One {unit} replaced by another. The bound for clipping before a random projection is one for adding or removing "
     "a {unit}."
 )
+IN_BINS = (
+    "One {unit} replaced by another. The bound for balls in bins is one for adding or removing a {unit}."
+)
+DEALT: Final = (
+    "Who is drawn when follows from a key in the private folder: whoever read or copied it knows each batch, and had a "
+    "copy of the run gone on by itself, no bound would cover both."
+)
 _ATTENDANCE = (
     "Who was asked, who answered and who dropped out, and why a round was void. It is published, and a client that "
     "stops because of what its records are would show."
@@ -143,6 +150,8 @@ def not_protected(
         sentences.append(TRUNCATED.format(unit=statement["unit"]))
     if any_cyclic(statement):
         sentences += [f"What a copy shows. {NOISE_KEPT}", f"Copies of the run. {COPIES}"]
+    if any_in_bins(statement):
+        sentences += [IN_BINS.format(unit=statement["unit"]), f"Copies of the run. {DEALT}"]
     if any_projected(statement):
         sentences.append(PROJECTED.format(unit=statement["unit"]))
     if start == PUBLIC_GRADIENT:

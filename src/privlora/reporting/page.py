@@ -77,8 +77,7 @@ def _key_figures(report: Report) -> list[tuple[str, str, str]]:
             figures.append((charged, "releases", f"in {len(s['phases'])} phases"))
         else:
             noise, norm = number(s["noise_multiplier"]), f"clipping norm C = {wording.clip_norm(report)}"
-            of = " of a class" if wording.any_cyclic(s) else ""
-            rate = f"sampling rate q = {number(s['sampling']['sample_rate'])}{of}"
+            rate = f"sampling rate q = {number(wording.rate(s['sampling']))}"
             figures += [(noise, "noise multiplier σ", norm), (charged, "releases", rate)]
     if rows:
         before, after = rows[0], rows[-1]

@@ -8,7 +8,14 @@ from typing import Any, Final
 
 from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 from privlora.reporting import limits
-from privlora.reporting.wording import FLOAT32_KEEPS, Report, any_cyclic, any_projected, any_truncated
+from privlora.reporting.wording import (
+    FLOAT32_KEEPS,
+    Report,
+    any_cyclic,
+    any_in_bins,
+    any_projected,
+    any_truncated,
+)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,12 @@ RISKS: Final = (
         _of_statement(any_cyclic),
     ),
     Risk("Two copies of a run with `privacy.bands` go on apart", limits.COPIES, _of_statement(any_cyclic)),
+    Risk(
+        "`private/` of a run with `privacy.sampling` is read or copied",
+        limits.DEALT,
+        _of_statement(any_in_bins),
+    ),
+    Risk("`privacy.sampling: balls-in-bins`", limits.IN_BINS, _of_statement(any_in_bins)),
     Risk("Oversized batches cut by `max_batch_size`", limits.TRUNCATED, _of_statement(any_truncated)),
     Risk("`method: wishart-m2` (clip, then project)", limits.PROJECTED, _of_statement(any_projected)),
     Risk(

@@ -39,8 +39,7 @@ def privacy_facts(summary: LedgerSummary | None) -> dict[str, Any]:
         }
     total = summary.epsilon()
     replace_one = None
-    # For projections no bound under replacement is known.
-    if not any(event.projections for event, _ in summary.plan.phases):
+    if all(event.bounds_replacing for event, _ in summary.plan.phases):
         replace_one = finite(epsilon(summary.events(), summary.plan.delta, adjacency="replace-one"))
     return {
         "stamp": {"text": PRIVATE, "reason": None},

@@ -46,6 +46,11 @@ def any_cyclic(statement: Mapping[str, Any]) -> bool:
     return any(phase["sampling"]["kind"] == "cyclic_poisson" for phase in phases(statement))
 
 
+def any_in_bins(statement: Mapping[str, Any]) -> bool:
+    """Whether each unit is in exactly one of the steps of a pass."""
+    return any(phase["sampling"]["kind"] == "balls_in_bins" for phase in phases(statement))
+
+
 def any_projected(statement: Mapping[str, Any]) -> bool:
     """Whether a phase projects gradients."""
     return any(phase["projections"] for phase in phases(statement))
@@ -207,9 +212,23 @@ def unit(statement: Mapping[str, Any]) -> str:
     return f"one user: all of a user's records, at most {statement['records_per_user']} of them in a step"
 
 
+def rate(sampling: Mapping[str, Any]) -> float:
+    """In how many of all steps a unit is on average. sampling: of an event."""
+    if sampling["kind"] == "balls_in_bins":
+        return 1 / float(sampling["bins"])
+    return float(sampling["sample_rate"]) / float(
+        sampling.get("classes", 1)
+    )  # a class has so many of all units
+
+
 def sampling(phase: Mapping[str, Any], unit: str = "unit") -> str:
     """How a batch was drawn."""
     s = phase["sampling"]
+    if s["kind"] == "balls_in_bins":
+        return (
+            f"balls in bins: in each pass of {s['bins']} steps each {unit} is in exactly one, dealt by itself and anew "
+            "in every pass"
+        )
     if s["kind"] == "cyclic_poisson":
         return (
             f"cyclic Poisson sampling: each {unit} is dealt to one of {s['classes']} classes, once and by itself, and "
@@ -256,7 +275,7 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
             rows.append((f"Phase {place}", f"{_releases(phase)}; {phase['steps_planned']} planned"))
     else:
         rows += [
-            (f"Sampling rate q{_of_a_class(s)}", number(s["sampling"]["sample_rate"], 6)),
+            ("Sampling rate q", number(rate(s["sampling"]), 6)),
             ("Sampling", sampling(s, s["unit"])),
             ("Noise multiplier σ", number(s["noise_multiplier"], 6)),
         ]
@@ -277,12 +296,8 @@ def _passes(s: Mapping[str, Any]) -> str:
     """How often a unit takes part, which is what auto sizes follow from."""
     if "phases" in s or any_truncated(s):
         return ""
-    often = s["steps_planned"] * s["sampling"]["sample_rate"] / s["sampling"].get("classes", 1)
+    often = s["steps_planned"] * rate(s["sampling"])
     return f": each {s['unit']} takes part in {number(often, 3)} of them on average"
-
-
-def _of_a_class(s: Mapping[str, Any]) -> str:
-    return " of a class" if any_cyclic(s) else ""
 
 
 def _noise_name(report: Report) -> str:
@@ -319,7 +334,8 @@ def mechanism(report: Report) -> str:
 
 
 def _replaced(s: Mapping[str, Any]) -> str:
-    return "not known for this mechanism" if any_projected(s) else rounded_up(s["epsilon_replace_one"])
+    unknown = any_projected(s) or any_in_bins(s)
+    return "not known for this mechanism" if unknown else rounded_up(s["epsilon_replace_one"])
 
 
 def seeds(report: Report) -> str:
@@ -328,7 +344,9 @@ def seeds(report: Report) -> str:
     if not is_private(report):
         return f"noise and sampling were repeatable; {start}"
     dealt = (
-        "; classes are dealt by another, which stays in private/" if any_cyclic(report["statement"]) else ""
+        "; who is drawn when follows from another, which stays in private/"
+        if any_cyclic(report["statement"]) or any_in_bins(report["statement"])
+        else ""
     )
     return f"noise and sampling use keys of the operating system, never stored{dealt}; {start}"
 

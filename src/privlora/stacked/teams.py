@@ -246,6 +246,10 @@ def _check(settings: Settings, ledgers: Sequence[Charges] | None, together: int)
         raise PrivacyError(
             "adapters without noise cannot be charged to ledgers", fix="leave ledgers out if this is a study"
         )
+    if privacy.sampling != "poisson":
+        raise ConfigError(
+            f"privacy.sampling={privacy.sampling} does not go with many adapters", fix="remove it"
+        )
     if together < 1:
         raise ConfigError(f"together={together} is below 1", fix="train at least one adapter at a time")
     for name, fix in (

@@ -22,7 +22,7 @@ from privlora.config import PrivacySettings, Settings
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
 from privlora.coordinates.starts import Subspaces
 from privlora.data.records import load_records
-from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler
+from privlora.data.sampling import BallsInBinsSampler, CyclicPoissonSampler, PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.mechanisms import (
     AdaptiveClipNorm,
@@ -38,7 +38,7 @@ from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOp
 from privlora.precision import own_context
 from privlora.randomness import private_generator
 from privlora.training.classifier import refuse_other_rows
-from privlora.training.cycles import Cycles, bands_of, bands_to_come
+from privlora.training.cycles import Cycles, bands_of, bands_to_come, cycle_of
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, text_column, tokenise
 from privlora.training.misfits import (
@@ -324,7 +324,9 @@ def build_step(
             f"method {parts.method.name!r} releases {parts.method.called} and takes no private steps",
             fix="choose a method that releases gradients",
         )
-    draws: PoissonSampler | CyclicPoissonSampler = sampler(settings.privacy, len(data.units))
+    draws: PoissonSampler | CyclicPoissonSampler | BallsInBinsSampler = sampler(
+        settings.privacy, len(data.units)
+    )
     before = 0 if ledger is None else _plan_of(ledger).before_training
     bands = 1 if ledger is None else bands_of(_plan_of(ledger))
     if settings.privacy.bands not in ("auto", bands):
@@ -333,14 +335,14 @@ def build_step(
             why="the stated epsilon holds for the plan only",
             fix="resume with the settings of the first run",
         )
-    if ledger is not None and bands > 1:
+    if ledger is not None and cycle_of(_plan_of(ledger)) > 1:
         if isinstance(ledger, Plan):  # what draws and releases is another process
             cycles = Cycles.drawn(ledger, data)
-            correlated = CorrelatedNoise(cycles.coefficients, parts.coordinates)
-        if cycles is None or correlated is None:
+            correlated = CorrelatedNoise(cycles.coefficients, parts.coordinates) if bands > 1 else None
+        if cycles is None or (correlated is None and bands > 1):
             raise PrivacyError(
-                "the plan has correlated noise, and neither its classes nor its noise are given",
-                why="dealt to classes anew, a unit could join twice in a cycle of steps that is paid for once",
+                "the plan prices steps together, and neither who is drawn when nor their noise is given",
+                why="dealt anew, a unit could join twice in a cycle of steps that is paid for once",
                 fix="take those of training.cycles",
             )
         draws = _in_cycles(settings.privacy, ledger, cycles, len(data.units))
@@ -359,8 +361,9 @@ def build_step(
 
 def _in_cycles(
     privacy: PrivacySettings, ledger: Ledger | Plan, cycles: Cycles, units: int
-) -> CyclicPoissonSampler:
-    bands = bands_of(_plan_of(ledger))
+) -> CyclicPoissonSampler | BallsInBinsSampler:
+    plan = _plan_of(ledger)
+    cycle, bands = cycle_of(plan), bands_of(plan)
 
     def charged() -> int:
         if isinstance(ledger, Plan):
@@ -371,14 +374,11 @@ def _in_cycles(
             )
         return ledger.charges
 
-    return CyclicPoissonSampler(
-        units,
-        bands * privacy.q,
-        bands,
-        key=cycles.key,
-        charged=charged,
-        insecure_seed=privacy.insecure_noise_seed,
-    )
+    seed = privacy.insecure_noise_seed
+    if bands == 1:
+        return BallsInBinsSampler(units, cycle, key=cycles.key, charged=charged, insecure_seed=seed)
+    rate = bands * privacy.q
+    return CyclicPoissonSampler(units, rate, bands, key=cycles.key, charged=charged, insecure_seed=seed)
 
 
 def _plan_of(ledger: Ledger | Plan) -> Plan:

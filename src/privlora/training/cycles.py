@@ -1,4 +1,5 @@
-"""What runs with correlated noise keep to their end, in private/: who is of which class, and the coefficients."""
+"""What runs keep to their end, in private/, whose steps are priced together: who is drawn when, and how their noise is
+correlated."""
 
 from __future__ import annotations
 
@@ -11,7 +12,12 @@ from typing import TYPE_CHECKING
 
 from privlora.accounting import Adjacency, Ledger, Plan
 from privlora.accounting.calibration import calibrate_noise_multiplier
-from privlora.accounting.events import CyclicPoissonSampling, PoissonSampling, Sampling
+from privlora.accounting.events import (
+    BallsInBinsSampling,
+    CyclicPoissonSampling,
+    PoissonSampling,
+    Sampling,
+)
 from privlora.adapters import LowRankAdapter
 from privlora.config import PrivacySettings
 from privlora.data.sampling import classes_of
@@ -29,8 +35,9 @@ _WORTH = 0.95  # of the noise of independent steps: what is saved less is not wo
 
 @dataclass(frozen=True)
 class Cycles:
-    """key: PRIVATE, by which units are dealt to classes. coefficients: c of the noise's bands; public. dealt: PRIVATE,
-    SHA-256 of the units in their places and of their classes, which follow from places."""
+    """key: PRIVATE, by which units are dealt to classes, or to the steps of each pass. coefficients: c of the noise's
+    bands, public; none where noise is independent. dealt: PRIVATE, SHA-256 of the units in their places and of their
+    classes, or of the first pass, which follow from places."""
 
     key: int
     coefficients: Sequence[float]
@@ -39,14 +46,13 @@ class Cycles:
     @classmethod
     def drawn(cls, plan: Plan, data: Data, insecure_seed: int | None = None) -> Cycles:
         """New ones, for the plan of a run that is about to begin."""
-        bands = bands_of(plan)
-        assert bands > 1
-        key = private_key(insecure_seed)
-        return cls(key, band_coefficients(bands, plan.steps), _dealt(key, bands, data))
+        bands, key = bands_of(plan), private_key(insecure_seed)
+        coefficients = band_coefficients(bands, plan.steps) if bands > 1 else ()
+        return cls(key, coefficients, _dealt(key, cycle_of(plan), data))
 
 
-def _dealt(key: int, bands: int, data: Data) -> str:
-    classes = classes_of(key, bands, len(data.units))
+def _dealt(key: int, cycle: int, data: Data) -> str:
+    classes = classes_of(key, cycle, len(data.units))
     return sha256(data.places.encode() + classes.astype("<i8").tobytes()).hexdigest()
 
 
@@ -56,15 +62,20 @@ def bands_of(plan: Plan) -> int:
     return sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
 
 
+def cycle_of(plan: Plan) -> int:
+    """How many steps of the plan's training are priced together; 1 where each is by itself."""
+    return plan.phases[-1][0].sampling.cycle
+
+
 def kept_cycles(
     folder: RunFolder, ledger: Ledger, data: Data, insecure_seed: int | None = None
 ) -> Cycles | None:
-    """Those of the run, written before its first charge; None where its noise is independent.
+    """Those of the run, written before its first charge; None where each step is priced by itself.
 
     Raises PrivacyError where they are lost, damaged, of another plan or of units in other places, and steps are
     charged.
     """
-    if bands_of(ledger.plan) == 1:
+    if cycle_of(ledger.plan) == 1:
         return None
     if not ledger.charges:
         cycles = Cycles.drawn(ledger.plan, data, insecure_seed)
@@ -75,15 +86,16 @@ def kept_cycles(
         content = json.loads(folder.cycles.read_text(encoding="utf-8"))
         coefficients = tuple(map(float, content["coefficients"]))
         cycles = Cycles(int(content["key"], 16), coefficients, str(content["dealt"]))
-        if len(coefficients) != bands_of(ledger.plan) or content["run_id"] != ledger.run_id:
+        bands = bands_of(ledger.plan)
+        if len(coefficients) != (bands if bands > 1 else 0) or content["run_id"] != ledger.run_id:
             raise ValueError
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise PrivacyError(
             f"{str(folder.cycles)!r} is gone or damaged ({type(error).__name__})",
-            why="dealt to other classes, a unit could join twice in a cycle of steps that is paid for once",
+            why="dealt anew, a unit could join twice in a cycle of steps that is paid for once",
             fix="restore it from the run's private folder, or begin a new run, at a cost of its own",
         ) from None
-    if cycles.dealt != _dealt(cycles.key, len(cycles.coefficients), data):
+    if cycles.dealt != _dealt(cycles.key, cycle_of(ledger.plan), data):
         raise PrivacyError(
             "the private records are in another order than when the run began, or another version deals them otherwise",
             why="a unit's class follows from its place: in another one it could join twice in a cycle of steps that is "
@@ -102,6 +114,8 @@ def planned_sampling(
     epsilon: correlated noise is the smaller the more bands it has, and its sampling amplifies the less. 1 where the
     best would save less than a twentieth of the noise.
     """
+    if privacy.sampling == "balls-in-bins":
+        return BallsInBinsSampling(round(1 / privacy.q))
     if privacy.bands != "auto":
         return plain if privacy.bands == 1 else _cyclic(privacy, privacy.bands)
     assert privacy.target_epsilon is not None
@@ -171,7 +185,13 @@ def _calibrated(sampling: Sampling, steps: int, epsilon: float, delta: float, ad
 
 
 def refuse_bands(privacy: PrivacySettings, what: str) -> None:
-    """Raise ConfigError where ``what`` has independent noise alone."""
+    """Raise ConfigError where ``what`` has independent noise, and Poisson sampling, alone."""
+    if privacy.sampling != "poisson":
+        raise ConfigError(
+            f"privacy.sampling={privacy.sampling} does not go with {what}",
+            why="passes of balls in bins are drawn and accounted in runs of one phase in one place alone",
+            fix="remove it",
+        )
     if privacy.bands != 1:
         raise ConfigError(
             f"privacy.bands={privacy.bands} does not go with {what}",

@@ -133,7 +133,8 @@ def train(
     if parts.ballot is not None and ledger is not None:
         return _vote(parts, data, folder, ledger, observer)
     cycles = None if ledger is None else kept_cycles(folder, ledger, data, privacy.insecure_noise_seed)
-    noise = None if cycles is None else CorrelatedNoise(cycles.coefficients, parts.coordinates)
+    correlated = cycles is not None and cycles.coefficients
+    noise = CorrelatedNoise(correlated, parts.coordinates) if correlated else None
     if noise is not None and 0 < saved == done:
         noise.load_state_dict(load_checkpoint(folder.checkpoint, run_id=run_id)[1].get(_NOISE, {}))
     one = build_step(parts, data, ledger, done=done, instrument=instrument, cycles=cycles, correlated=noise)

@@ -34,6 +34,9 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
     if (method.coordinates.dense or method.coordinates.forward_only) and privacy.bands != 1:
         why = "each step has a projection or a direction of its own, so that no noise would be taken back"
         raise _clash(f"privacy.bands={privacy.bands}", method, "set privacy.bands=1", why)
+    if method.coordinates.dense and privacy.sampling != "poisson":
+        why = "a bound for projections is of Poisson sampling"
+        raise _clash(f"privacy.sampling={privacy.sampling}", method, "remove privacy.sampling", why)
     if settings.method.metric_power and privacy.bands != 1:
         raise ConfigError(
             f"privacy.bands={privacy.bands} does not go with method.metric_power={settings.method.metric_power:g}",
@@ -110,6 +113,7 @@ def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
         "privacy.clip_norm": privacy.clip_norm != 1.0,
         "privacy.clip_quantile": privacy.clip_quantile is not None,
         "privacy.bands": privacy.bands != 1,
+        "privacy.sampling": privacy.sampling != "poisson",
         "privacy.max_batch_size": privacy.max_batch_size is not None,
         "method.clipping": settings.method.clipping is not None,
     }

@@ -35,7 +35,7 @@ def plan_privacy(
     assert privacy.delta is not None
     method = find_row(settings.method.name)
     refuse_misfits(settings, method)
-    if phases:
+    if phases or method.public_texts:
         refuse_bands(privacy, "a run of several phases")
     phases = tuple(phases) or ((planned_sampling(privacy, sampler(privacy, 0).sampling), privacy.steps),)
 
