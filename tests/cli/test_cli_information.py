@@ -111,7 +111,7 @@ def test_the_demo_is_wired(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def show(output: Path | None, console: Console) -> dict[str, Any]:
+    def show(output: Path | None, console: Console, *model: str | None) -> dict[str, Any]:
         console.print("[bold]live[/]")
         return {"output": str(output), "loss": float("nan")}
 
@@ -153,3 +153,14 @@ def test_plain_lora_is_told_its_names_before_torch(
     assert told.code == 2
     assert "plain DP-LoRA is dp-adamw or dp-sgd" in told.err
     assert "lora+, lora-fa and lora-rite" in told.err
+
+
+def test_the_demo_of_a_model_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for option in ("--few", "--federated"):
+        refused = call(capsys, "demo", option, "--model", tmp_path)
+        assert refused.code == 2
+        assert "are of the embedded model. Fix: leave out --model, or them" in refused.err
+    refused = call(capsys, "demo", "--model", tmp_path / "none", "--output", tmp_path / "runs")
+    assert refused.code == 2
+    assert "it is no local folder" in refused.err
+    assert not (tmp_path / "runs").exists()

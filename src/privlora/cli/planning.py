@@ -297,6 +297,7 @@ def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None) -> 
         "releases": find_row(settings.method.name).called,
         "hyperparameters": hyper.to_dict(),
         "default_rate": default,
+        "sampling": privacy.sampling,
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,
         "steps": privacy.steps,
@@ -518,6 +519,8 @@ def _bands_line(content: dict[str, Any]) -> str:
 
 def _batches(content: dict[str, Any]) -> str:
     if "bands" not in content:
+        if content["sampling"] == "balls-in-bins":
+            return f"each {content['unit']} in one of every {round(1 / content['sample_rate'])} steps"
         return f"Poisson, q {content['sample_rate']:.6g}"
     return f"Poisson from {content['bands']} classes in turn, q {content['rate_of_a_class']:.6g} of a class"
 
