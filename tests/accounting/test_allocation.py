@@ -89,14 +89,19 @@ def test_a_grid_is_an_upper_bound_and_a_fine_one_a_lower(
 
 
 @pytest.mark.parametrize(
-    ("sigma", "bins", "delta", "low", "high"),
-    [(1.0, 2, 1e-6, 4.1954, 4.2089), (0.5, 8, 1e-5, 7.9154, 7.9258)],
+    ("sigma", "bins", "passes", "delta", "low", "high"),
+    [
+        (1.0, 2, 1, 1e-6, 4.1954, 4.2089),
+        (0.5, 8, 1, 1e-5, 7.9154, 7.9258),
+        (0.7309, 31, 1, 1e-5, 2.9368, 2.9464),
+        (1.6262, 6, 5, 1e-5, 2.5473, 2.5641),
+    ],
 )
 def test_the_accountant_of_others_has_it_between_its_bounds(
-    sigma: float, bins: int, delta: float, low: float, high: float
+    sigma: float, bins: int, passes: int, delta: float, low: float, high: float
 ) -> None:
     """Bounds of PLD_accounting 2.0 (Feldman and Shenfeld), by geometric and Fourier convolutions."""
-    assert low < cost(sigma, bins, bins, delta) < high
+    assert low < cost(sigma, bins, passes * bins, delta) < high
 
 
 @pytest.mark.parametrize(("bins", "steps", "sigma"), [(6, 30, 1.63), (13, 65, 1.22), (30, 60, 0.84)])
