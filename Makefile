@@ -1,9 +1,9 @@
-# make demo | make test-quick | make test | make test-base | make test-long | make check | make mutants | make matrix | make dist | make docs: each creates the environment it needs first.
+# make demo | make test-quick | make test | make test-base | make test-long | make golden | make check | make mutants | make matrix | make dist | make docs: each creates the environment it needs first.
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test test-base test-long test-quick check matrix dist mutants mutants-sample docs clean
+.PHONY: demo test test-base test-long test-quick golden check matrix dist mutants mutants-sample docs clean
 
 $(VENV)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
@@ -41,6 +41,10 @@ test-base: $(BASE)/.installed
 
 test-long: $(VENV)/.installed-dev
 	$(PYTEST) -m long
+
+# Does every way of training give the weights and ledgers that it gave? Minutes; tests/golden says how they are kept.
+golden: $(VENV)/.installed-dev
+	OMP_NUM_THREADS=1 $(BIN)/python tests/golden/golden_runs.py
 
 # In a minute of one core, without training anything: docs/testing.md says what it covers.
 test-quick: $(VENV)/.installed-dev
