@@ -19,13 +19,13 @@ from privlora.cli.example import example_rows
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
-from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, Together
+from privlora.errors import ConfigError, ModelError, PrivacyError, Together
 from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
 from privlora.sizes import COUNTING, in_one_unit
 from privlora.training.model_files import refuse_unfit_files
 from privlora.training.model_names import refuse_no_model
-from privlora.training.sources import check_sources
+from privlora.training.sources import check_sources, missing_records
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -67,7 +67,7 @@ def plan(
             raise ConfigError("--advise does not go with a federation", fix="leave it out")
         _plan_federation(settings, cross_check, as_json)
         return
-    missing = _missing_records(settings)
+    missing = missing_records(settings)
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
     shown = out()  # inside, what libraries print goes to stderr
@@ -118,7 +118,7 @@ def plan(
         with _reading(settings):
             settings, model, tokenizer = local_model(settings)
         shows = [] if tokenizer is None else example_rows(settings.data, tokenizer)
-        refused = refused_here(settings, model) + ([] if missing is None else [missing])
+        refused = refused_here(settings, model) + ([] if missing is None else [str(missing)])
         if not shown.is_terminal:
             _print(rows, shown)
         fitted = memory = None
@@ -177,15 +177,6 @@ def _refuse_missing(settings: Settings) -> None:
     if settings.federation is None:
         problems.of(None, check_sources, settings, ())
     problems.tell()
-
-
-def _missing_records(settings: Settings) -> str | None:
-    """What `privlora train` would say of data.path on this machine, where it is not there. Nothing is read."""
-    try:
-        check_sources(settings, evaluation=())
-    except DataError as error:
-        return str(error) if error.what.startswith("data.path") else None
-    return None
 
 
 def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> None:

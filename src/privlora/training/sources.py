@@ -222,6 +222,15 @@ def check_sources(
     problems.tell()
 
 
+def missing_records(settings: Settings) -> PrivloraError | None:
+    """What is wrong with data.path alone, which a plan for another machine can do without."""
+    problems = Together()
+    for setting, paths, form, _ in read_files(settings, None, ()):
+        if setting == "data.path":
+            problems.of(None, _refuse_missing, setting, paths, form)
+    return next(iter(problems.found), None)
+
+
 def _refuse_missing(setting: str, path: list[str], form: Format, look: bool = False) -> None:
     try:
         refuse_missing(path, format=form, look=look)
