@@ -12,7 +12,8 @@ from scipy import integrate, stats
 from privlora.accounting import Plan, allocation, calibrate_noise_multiplier, delta_of, epsilon
 from privlora.accounting.accountants import _step_pld
 from privlora.accounting.allocation import PassLoss
-from privlora.accounting.events import BallsInBinsSampling, PoissonSampling, StepEvent
+from privlora.accounting.events import MOST_BINS, BallsInBinsSampling, PoissonSampling, StepEvent
+from privlora.accounting.loss_distributions import allocation_pld
 from privlora.errors import PrivacyError
 
 EPSILONS = np.array([0.0, 0.1, 0.5, 1.0, 2.0, 3.0])
@@ -77,7 +78,8 @@ def test_a_grid_is_an_upper_bound_and_a_fine_one_a_lower(
 ) -> None:
     found = []
     for step in (0.02, 0.01, 0.005):
-        monkeypatch.setattr(allocation, "STEP", step)
+        monkeypatch.setattr(allocation, "_COARSEST", step)
+        monkeypatch.setattr(allocation, "_FINE", math.inf)
         loss = PassLoss.of(sigma, bins)
         assert loss.masses.sum() + loss.at_zero == pytest.approx(1, abs=1e-11)
         assert (loss.masses * np.exp(loss.losses)).sum() + loss.beyond == pytest.approx(1, abs=1e-11)
@@ -123,6 +125,39 @@ def test_noise_is_calibrated_to_a_target() -> None:
     assert cost(found.noise_multiplier * 0.999, 6, 30) > 3.0
 
 
+@pytest.mark.parametrize(("bins", "passes", "target"), [(10, 300, 3.0), (50, 300, 3.0), (10, 100, 0.5)])
+def test_much_noise_does_not_cost_more_than_poisson_sampling(bins: int, passes: int, target: float) -> None:
+    """The grid follows the noise: at one step for all its spreads outweighed what passes save."""
+    sigma = calibrate_noise_multiplier(
+        PoissonSampling(1 / bins), passes * bins, target, 1e-5
+    ).noise_multiplier
+    assert cost(sigma, bins, passes * bins) < target
+
+
+@pytest.mark.parametrize(("sigma", "bins"), [(0.15, MOST_BINS), (0.3, 10_000), (1.0, MOST_BINS), (300.0, 10)])
+def test_far_off_no_mass_is_lost(sigma: float, bins: int) -> None:
+    """And epsilon is above that of a unit that any one of its steps tells: a call on one X, m times."""
+    loss = PassLoss.of(sigma, bins)
+    assert loss.masses.sum() + loss.at_zero >= 1 - 1e-15
+    assert (loss.masses * np.exp(loss.losses)).sum() + loss.beyond >= 1 - 1e-15
+    for eps, found in zip(EPSILONS, loss.removed(EPSILONS), strict=True):
+        strike = bins * math.exp(eps)
+        d = -math.log(strike) * sigma + 0.5 / sigma
+        alone = stats.norm.cdf(d) - strike * stats.norm.cdf(d - 1 / sigma)
+        assert found >= alone * (1 - 1e-9) - 1e-15
+
+
+def test_each_way_is_composed_with_its_own() -> None:
+    """With another run, whose two directions differ as well: exchanged, epsilon would be below the larger one."""
+    event, other = StepEvent(BallsInBinsSampling(3), 0.5), StepEvent(PoissonSampling(0.3), 0.5)
+    loss = PassLoss.of(0.5, 3)
+    assert loss.removed(EPSILONS)[3] != pytest.approx(loss.added(EPSILONS)[3], rel=0.05)
+    pld = allocation_pld(0.5, BallsInBinsSampling(3), 1e-3)
+    for pmf, deltas in ((pld._pmf_remove, loss.removed), (pld._pmf_add, loss.added)):
+        assert pmf.get_delta_for_epsilon(1.0) == pytest.approx(deltas(np.array([1.0]))[0], rel=1e-3)
+    assert epsilon([(event, 3), (other, 3)], 1e-5) > max(cost(0.5, 3, 3), epsilon([(other, 3)], 1e-5))
+
+
 def test_both_ways_of_composing_agree() -> None:
     from dp_accounting import NeighboringRelation
 
@@ -142,8 +177,18 @@ def test_what_no_bound_covers_is_refused() -> None:
             epsilon([(event, 4)], 1e-5, accountant=accountant)
     with pytest.raises(PrivacyError, match="balls in bins are not accounted under"):
         epsilon([(event, 4)], 1e-5, adjacency="replace-one")
-    with pytest.raises(PrivacyError, match="bins=1 is below 2"):
-        BallsInBinsSampling(1)
+    for bins in (1, -3, MOST_BINS + 1, 10**400):
+        with pytest.raises(PrivacyError, match="is not between 2 and"):
+            BallsInBinsSampling(bins)
+    for wrong in (4.0, True, "4", None):
+        written = event.to_dict()
+        written["sampling"]["bins"] = wrong
+        with pytest.raises(PrivacyError, match="is not an integer"):
+            StepEvent.from_dict(written)
+    with pytest.raises(PrivacyError, match="too little to price"):
+        PassLoss.of(0.02, 100)
+    with pytest.raises(PrivacyError, match="one phase only"):
+        calibrate_noise_multiplier(BallsInBinsSampling(4), 8, 1.0, 1e-5, others=[(PoissonSampling(0.1), 2)])
     with pytest.raises(PrivacyError, match="plain Poisson sampling"):
         StepEvent(BallsInBinsSampling(4), 1.0, ((2, 8),))
     other = StepEvent(PoissonSampling(0.1), 1.0)

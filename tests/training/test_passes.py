@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,18 +14,21 @@ import pytest
 from rank_cases import together
 from run_cases import PRIVACY, RECORDS, STEPS, Bench, StopAt, check_finished, side_log
 
-from privlora.accounting import read_ledger
+from privlora.accounting import compose_ledgers, read_ledger
 from privlora.accounting.events import BallsInBinsSampling
 from privlora.api import resume_run
-from privlora.config import PrivacySettings, checked
+from privlora.auditing.canary_run import refuse_settings
+from privlora.config import PrivacySettings, checked, settings_from
 from privlora.config.auto import in_whole_passes
 from privlora.data.sampling import BallsInBinsSampler
 from privlora.errors import ConfigError, PrivacyError
 from privlora.optimizers import Optimizer
 from privlora.reporting.verifying import verify
+from privlora.stacked.teams import _check
 from privlora.training.loop import Interrupted
 
 BINS = 5
+NOTHING = {"model": {"name": "m"}, "data": {"path": "d"}}
 PASSES = {**PRIVACY, "sampling": "balls-in-bins"}
 
 
@@ -75,6 +79,11 @@ def test_a_run_from_start_to_end(method: str, bench: Bench, tmp_path: Path) -> N
     assert result.epsilon == pytest.approx(PRIVACY["target_epsilon"], rel=1e-3)
     assert all(check.passed for check in verify(folder / "release").checks if check.passed is not None)
     told = (folder / "release/README.md").read_text()
+    for words in (
+        "The bound for balls in bins is one for adding or removing a record",
+        "follows from a key in the",
+    ):
+        assert words in told
     assert f"in each pass of {BINS} steps each record is in exactly one" in told
     assert "cycles" not in told
 
@@ -149,6 +158,39 @@ def test_methods_that_are_accounted_otherwise_are_refused(method: str, bench: Be
     synthesis = None if method == "wishart-m2" else {"generator": "model"}
     with pytest.raises(ConfigError, match=r"privacy\.sampling"):
         bench.start(tmp_path / "run", method=method, privacy=PASSES, synthesis=synthesis)
+
+
+@pytest.mark.parametrize("sizes", [("auto", "auto"), (12, "auto"), ("auto", 500)])
+def test_auto_of_either_size_is_taken(sizes: tuple[Any, Any]) -> None:
+    privacy = {"target_epsilon": 3, "delta": 1e-5, "public_dataset_size": 2000, "sampling": "balls-in-bins"}
+    given = {**privacy, "steps": sizes[0], "expected_batch_size": sizes[1]}
+    found = settings_from({**NOTHING, "privacy": given}).privacy
+    assert found.steps == sizes[0] or found.steps % round(1 / found.q) == 0
+    assert found.b == sizes[1] or abs(found.q * round(1 / found.q) - 1) < 1e-3
+
+
+def test_who_cannot_account_for_passes_refuses() -> None:
+    federation = {"clients": 3, "rounds": 2, "rule": "tan"}
+    privacy = {name: value for name, value in PASSES.items() if name != "steps"}
+    with pytest.raises(ConfigError, match=r"privacy\.sampling does not go with a federation"):
+        settings_from({**NOTHING, "federation": federation, "privacy": privacy})
+    settings = settings_from({**NOTHING, "privacy": PASSES})
+    with pytest.raises(ConfigError, match="an audit needs plain Poisson sampling"):
+        refuse_settings(settings)
+    with pytest.raises(ConfigError, match=r"privacy\.sampling=balls-in-bins does not go with many adapters"):
+        _check(settings, None, 1)
+
+
+def test_copies_that_went_on_apart_are_not_composed(bench: Bench, tmp_path: Path) -> None:
+    folder, copy = tmp_path / "run", tmp_path / "copy"
+    with pytest.raises(Interrupted):
+        bench.start(folder, privacy=PASSES, observer=StopAt(3))
+    shutil.copytree(folder, copy)
+    for each in (folder, copy):
+        bench.resume(each)
+    ledgers = [each / "release/ledger.jsonl" for each in (folder, copy)]
+    with pytest.raises(PrivacyError, match="samples in cycles, were continued apart"):
+        compose_ledgers(ledgers, PRIVACY["delta"])
 
 
 def test_auto_makes_whole_passes() -> None:

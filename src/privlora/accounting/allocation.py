@@ -21,27 +21,37 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import ndtr
 
+from privlora.errors import PrivacyError
+
 Floats = NDArray[np.float64]
 
-STEP = 0.01  # between logarithms of the grid
-_NOTHING = 1e-22
+_COARSEST = 0.01  # step between logarithms of the grid
+_FINE = 0.05  # steps times sigma sqrt(m): then spreads add a thousandth to the variance of the loss
+_MOST_POINTS = 8000  # beyond which steps are larger, which is an upper bound as well, and takes seconds
 _FARTHEST = 9.0  # standard deviations: what lies beyond is below 1e-18, and counted
+_NOTHING = 1e-19  # of all mass together, at either end of a sum: it is moved inwards and counted
+_LARGEST = 700.0  # loss whose exponential is a number
 
 
 @dataclass(frozen=True)
 class _Sum:
-    """Of a number of X. masses: under Q, at exp(STEP (first + k)). at_zero: under Q. beyond: what the mean lacks, which
+    """Of a number of X. masses: under Q, at exp(step (first + k)). at_zero: under Q. beyond: what the mean lacks, which
     lies infinitely far up."""
 
+    step: float
     first: int
     masses: Floats
     at_zero: float
     beyond: float
 
+    @property
+    def values(self) -> Floats:
+        return np.exp(self.step * np.arange(self.first, self.first + len(self.masses)))
+
     def __add__(self, other: _Sum) -> _Sum:
-        ends = self.first + len(self.masses), other.first + len(other.masses)
+        step, ends = self.step, (self.first + len(self.masses), other.first + len(other.masses))
         first = min(self.first, other.first)
-        masses = np.zeros(max(ends) + math.ceil(math.log(2) / STEP) + 1 - first)
+        masses = np.zeros(max(ends) + math.ceil(math.log(2) / step) + 1 - first)
         for apart in range(other.first - ends[0] + 1, ends[1] - self.first):
             # Of all i the product of the masses at i and at i + apart, whose values add up to that of i + above.
             start, stop = max(self.first, other.first - apart), min(ends[0], ends[1] - apart)
@@ -49,21 +59,48 @@ class _Sum:
                 self.masses[start - self.first : stop - self.first]
                 * other.masses[start + apart - other.first : stop + apart - other.first]
             )
-            above = max(apart, 0) + math.log1p(math.exp(-STEP * abs(apart))) / STEP
+            above = max(apart, 0) + math.log1p(math.exp(-step * abs(apart))) / step
             lower = math.floor(above)
-            share = math.expm1(STEP * (above - lower)) / math.expm1(STEP)
+            share = math.expm1(step * (above - lower)) / math.expm1(step)
             place = start + lower - first
             masses[place : place + len(both)] += (1 - share) * both
             masses[place + 1 : place + 1 + len(both)] += share * both
         for one, others in ((self, other), (other, self)):
             masses[one.first - first : one.first - first + len(one.masses)] += others.at_zero * one.masses
-        return _Sum(first, masses, self.at_zero * other.at_zero, self.beyond + other.beyond)
+        return _Sum(step, first, masses, self.at_zero * other.at_zero, self.beyond + other.beyond)._trimmed()
+
+    def _trimmed(self) -> _Sum:
+        """Without ends that hold next to nothing: low ones are split among zero and the first value that stays, of high
+        ones the last one takes the mass and infinity the mean."""
+        weights = self.masses * self.values
+        start = int(np.searchsorted(np.cumsum(self.masses), _NOTHING))
+        stop = len(weights) - int(np.searchsorted(np.cumsum(weights[::-1]), _NOTHING * weights.sum()))
+        if not 0 <= start < stop:
+            return self
+        kept = self.masses[start:stop].copy()
+        low, high = (float(self.masses[part].sum()) for part in (slice(0, start), slice(stop, None)))
+        low_mean, high_mean = (float(weights[part].sum()) for part in (slice(0, start), slice(stop, None)))
+        bottom, top = self.values[[start, stop - 1]].tolist()
+        kept[0] += low_mean / bottom
+        kept[-1] += high
+        at_zero = self.at_zero + max(0.0, low - low_mean / bottom)
+        return _Sum(
+            self.step, self.first + start, kept, at_zero, self.beyond + max(0.0, high_mean - top * high)
+        )
 
 
-def _one(sigma: float) -> _Sum:
+def _one(sigma: float, bins: int) -> _Sum:
     shift, spread = 0.5 / sigma**2, 1 / sigma
-    first, last = (round(way * (shift + _FARTHEST * spread) / STEP) for way in (-1, 1))
-    losses = STEP * np.arange(first, last + 1)
+    farthest = shift + _FARTHEST * spread
+    if farthest > _LARGEST:
+        raise PrivacyError(
+            f"noise_multiplier={sigma:.3g} is too little to price a pass of balls in bins",
+            why="a unit that is drawn can be told as it is",
+            fix="raise noise_multiplier",
+        )
+    step = max(min(_COARSEST, _FINE / (sigma * math.sqrt(bins))), 2 * farthest / _MOST_POINTS)
+    first, last = (round(way * farthest / step) for way in (-1, 1))
+    losses = step * np.arange(first, last + 1)
     at = np.exp(losses)
 
     def cells(mean: float) -> tuple[float, Floats, float]:
@@ -81,7 +118,7 @@ def _one(sigma: float) -> _Sum:
     to_first = min(low, p_low / float(at[0]))
     masses[0] += to_first
     masses[-1] += high
-    return _Sum(first, masses, low - to_first, max(0.0, p_high - float(at[-1]) * high))
+    return _Sum(step, first, masses, low - to_first, max(0.0, p_high - float(at[-1]) * high))
 
 
 @dataclass(frozen=True)
@@ -96,8 +133,8 @@ class PassLoss:
 
     @classmethod
     def of(cls, noise_multiplier: float, bins: int) -> PassLoss:
-        """noise_multiplier: sigma > 0. bins: m >= 1."""
-        power, total, left = _one(noise_multiplier), None, bins
+        """noise_multiplier: sigma > 0. bins: m, 1 to `events.MOST_BINS`. Raises PrivacyError for too little noise."""
+        power, total, left = _one(noise_multiplier, bins), None, bins
         while True:
             if left % 2:
                 total = power if total is None else total + power
@@ -106,14 +143,17 @@ class PassLoss:
                 break
             power = power + power
         assert total is not None
-        losses = STEP * np.arange(total.first, total.first + len(total.masses), dtype=np.float64)
+        losses = total.step * np.arange(total.first, total.first + len(total.masses), dtype=np.float64)
         losses -= math.log(bins)
-        return cls(losses, total.masses, total.at_zero, total.beyond / bins)
+        # What rounding has lost is where it costs most.
+        under_q, under_p = float(total.masses.sum()), float((total.masses * np.exp(losses)).sum())
+        at_zero = max(total.at_zero, 1 - under_q)
+        return cls(losses, total.masses, at_zero, max(total.beyond / bins, 1 - under_p))
 
     @property
     def bounds(self) -> tuple[float, float]:
-        """Of losses beside which the others have no probability that counts."""
-        present = self.losses[self.masses * np.maximum(1.0, np.exp(self.losses)) > _NOTHING]
+        """Of the losses that have a probability."""
+        present = self.losses[self.masses > 0]
         return float(present[0]), float(present[-1])
 
     def removed(self, epsilons: Floats) -> Floats:

@@ -112,23 +112,26 @@ class CyclicPoissonSampling:
         return f"cyclic Poisson sampling from {self.classes} classes, q={self.sample_rate:.6g} of a class"
 
 
+MOST_BINS = 2**16
+
+
 @dataclass(frozen=True)
 class BallsInBinsSampling:
     """In each pass of `bins` (m) steps each privacy unit joins exactly one, dealt by itself and uniformly, and anew in
     every pass (random allocation). n steps cost ceil(n / m) passes, and the proof is in `accounting.allocation`.
 
     Raises:
-        PrivacyError: there are fewer than two bins.
+        PrivacyError: there are fewer than two bins, or more than MOST_BINS.
     """
 
     bins: int
 
     def __post_init__(self) -> None:
-        if self.bins < 2:
+        if not 2 <= self.bins <= MOST_BINS:
             raise PrivacyError(
-                f"bins={self.bins} is below 2",
-                why="with one bin every unit joins every step",
-                fix="use PoissonSampling(1.0) for that",
+                f"bins={str(self.bins)[:24]} is not between 2 and {MOST_BINS}",
+                why="with one bin every unit joins every step, and of so many no price was tried",
+                fix="take other batches, or Poisson sampling",
             )
 
     @property

@@ -271,11 +271,12 @@ def _refuse(settings: Settings, kind: str, temperature: float | None, *, prefixe
 
 def refuse_settings(settings: Settings) -> None:
     """Raise ConfigError for settings that no audit by canaries goes with."""
-    if settings.privacy.max_batch_size is not None:
+    if settings.privacy.max_batch_size is not None or settings.privacy.sampling != "poisson":
         raise ConfigError(
             "an audit needs plain Poisson sampling",
-            why="a canary that takes a place in a truncated batch could push out another unit",
-            fix="remove privacy.max_batch_size for the audit",
+            why="a canary could push another unit out of a truncated batch, and passes of balls in bins have no bound "
+            "for canaries yet",
+            fix="remove privacy.max_batch_size and privacy.sampling for the audit",
         )
     if settings.data.evaluation is not None:
         raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")

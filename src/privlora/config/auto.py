@@ -136,14 +136,15 @@ def run_sizes(
     return steps, batch
 
 
-def in_whole_passes(units: float, passes: float, steps: int) -> tuple[int, float]:
+def in_whole_passes(units: float, passes: float, steps: int, batch: float | None = None) -> tuple[int, float]:
     """(steps, expected batch size) of about as many steps that are whole passes, in each of which every unit is once.
+    batch: one that is given.
 
-    >>> in_whole_passes(10_000, 5, 67), in_whole_passes(2000, 5, 30)
-    ((65, 769.2), (30, 333.3))
+    >>> in_whole_passes(10_000, 5, 67), in_whole_passes(2000, 5, 30), in_whole_passes(2000, 5, 12, 500)
+    ((65, 769.2), (30, 333.3), (20, 500.0))
     """
     whole = max(1, round(passes))
-    bins = max(2, round(steps / whole))
+    bins = max(2, round(steps / whole if batch is None else units / batch))
     return whole * bins, round(units / bins, 1)
 
 
@@ -298,7 +299,8 @@ def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> 
         batch=batch if _positive(batch) and "expected_batch_size" not in names else None,
     )
     if privacy.get("sampling") == "balls-in-bins":
-        steps, batch = in_whole_passes(units, passes, steps) if len(names) == len(_SIZES) else (steps, batch)
+        of_batch = None if "expected_batch_size" in names else batch
+        steps, batch = in_whole_passes(units, passes, steps, of_batch)
     privacy |= {name: value for name, value in zip(_SIZES, (steps, batch), strict=True) if name in names}
 
 
