@@ -92,5 +92,5 @@ def test_one_step_by_itself_is_not_audited(correlated: bool) -> None:
     if correlated:
         noise = CorrelatedNoise(band_coefficients(3, 12), mechanism.coordinates)
         mechanism.noising.correlated, claimed = noise, mechanism.event
-    with pytest.raises(ConfigError, match="correlated between steps"):
+    with pytest.raises(ConfigError, match="several are priced together"):
         audit_step(mechanism, claimed, others, canary, trials=100)
