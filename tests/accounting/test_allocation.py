@@ -158,6 +158,13 @@ def test_each_way_is_composed_with_its_own() -> None:
     assert epsilon([(event, 3), (other, 3)], 1e-5) > max(cost(0.5, 3, 3), epsilon([(other, 3)], 1e-5))
 
 
+def test_a_delta_below_what_rounding_loses_is_refused_at_once_and_a_large_one_is_not() -> None:
+    with pytest.raises(PrivacyError, match="too small for passes of 2000 steps"):
+        calibrate_noise_multiplier(BallsInBinsSampling(2000), 10_000, 3.0, 1e-12, cache=False)
+    found = calibrate_noise_multiplier(BallsInBinsSampling(2000), 2000, 1.0, 6e-4, cache=False)
+    assert found.epsilon <= 1.0
+
+
 def test_both_ways_of_composing_agree() -> None:
     from dp_accounting import NeighboringRelation
 

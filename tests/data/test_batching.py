@@ -133,6 +133,19 @@ def test_short_records_are_not_padded_to_the_longest() -> None:
     assert sum(batch.input_ids.numel() for batch in batches) < 1.35 * sum(lengths) < 0.5 * 64 * 64
 
 
+def test_units_of_one_width_are_together_and_one_that_fills_it_is_by_itself() -> None:
+    """By itself it has no padding, and beside a shorter one it would have some, which another kernel computes."""
+    lengths = (64, 64, 60, 57, 30, 29, 25)
+
+    def own_width(length: int) -> int:
+        return min(64, (length // 8 + 1) * 8)
+
+    batches = list(micro_batches(range(7), records(*lengths), max_tokens=10_000, own_width=own_width))
+    assert [batch.record_index.tolist() for batch in batches] == [[0], [1], [2, 3], [4, 5, 6]]
+    halves = micro_batches(range(7), records(*lengths), max_tokens=60, own_width=own_width)
+    assert [batch.record_index.tolist() for batch in halves] == [[0], [1], [2], [3], [4, 5], [6]]
+
+
 def test_weights_do_not_depend_on_the_other_rows() -> None:
     examples = records(5, 17, 3, 40, 11, prompt=2)
 

@@ -37,6 +37,7 @@ from privlora.accounting.accountants import (
     typical_energy,
 )
 from privlora.accounting.events import (
+    BallsInBinsSampling,
     Projections,
     Sampling,
     StepEvent,
@@ -53,6 +54,7 @@ Phases = Sequence[tuple[Sampling, int]]
 
 # Below the smallest, epsilon is in the hundreds and means nothing; above the largest, no signal would be left. The
 # smallest is multiplied by the root of the share of a gradient's energy that a projection keeps.
+_LOST = 2e-14  # of probability in a pass, for each of its steps: four times what was seen
 _SMALLEST_SIGMA, _LARGEST_SIGMA = 0.15, 1e6
 SMALLEST_EPSILON = 1e-3  # the accountant's grid resolves nothing smaller
 _FAR = 30.0  # the rough figure is within a factor of three wherever an epsilon is of use
@@ -191,6 +193,14 @@ def calibrate_noise_multiplier(
             fix="calibrate the phase by itself, with what else is released as `beside`",
         )
     _, releases = step.releases(steps)
+    if isinstance(sampling, BallsInBinsSampling):
+        if releases * sampling.bins * _LOST >= delta:
+            raise PrivacyError(
+                f"delta={delta} is too small for passes of {sampling.bins} steps",
+                why="what rounding loses in so many sums counts as infinite loss, whatever the noise",
+                fix="use Poisson sampling, larger batches or a larger delta",
+            )
+        releases = steps  # of which each draws one of m
     draws = ((sampling, releases), *others)
     drawn = 1 - math.prod((1 - kind.sample_rate) ** count for kind, count in draws)
     if drawn <= delta:

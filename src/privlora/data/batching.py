@@ -128,7 +128,7 @@ def micro_batches(
         row_tokens: shorter rows count as this long: the memory that goes with rows, in tokens (training.footprint).
         device: where they are computed, which is where one more of them has its cost; None: on a CPU.
         own_width: from a unit's longest row to the width that it is computed in, which does not fall; units of two
-            widths are never together. None: any are.
+            widths are never together, and one that fills its width is by itself. None: any are.
 
     Raises:
         ConfigError: ``max_tokens`` or ``max_rows`` < 1.
@@ -161,7 +161,13 @@ def micro_batches(
     order = sorted(range(len(units)), key=lambda unit: -lengths[unit])
     counts = [examples.rows * len(unit) for unit in units]
     on_gpu = device is not None and device.type != "cpu"
-    for _, alike in groupby(order, key=lambda unit: own_width and own_width(lengths[unit])):
+
+    def kind(unit: int) -> tuple[int, int]:
+        width = 0 if own_width is None else own_width(lengths[unit])
+        # What no column is left for has no padding by itself, and would have some beside a shorter unit.
+        return width, unit if own_width is not None and width <= lengths[unit] else -1
+
+    for _, alike in groupby(order, key=kind):
         together = list(alike)
         widths, rows = (np.array([of[unit] for unit in together]) for of in (lengths, counts))
         if own_width is not None:

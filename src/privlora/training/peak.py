@@ -195,7 +195,7 @@ def worst_batches(
     if longest < most:  # as many tokens as are allowed, where rows of full length leave some
         widths.append(max(short, min(max_length, max_tokens // (longest + 1))))
     if columns > 1:
-        widths.append(min(max_length, -(-short // columns) * columns))
+        widths += [min(max_length, -(-short // each) * each) for each in (8, columns)]
     found = []
     for width in sorted(set(widths), reverse=True):
         rows = fitting(width)
