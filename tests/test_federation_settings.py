@@ -11,19 +11,13 @@ from typing import Any
 import pytest
 
 from privlora.config import (
-    AutoSettings,
-    ModelSettings,
     PrivacySettings,
     Settings,
-    SynthesisSettings,
     load_settings,
     settings_from,
 )
 from privlora.config.federation import JOINT, RULE_NAMES, FederationSettings
-from privlora.config.groups import MethodSettings
-from privlora.config.mistakes import _INNER
 from privlora.config.one_place import misplaced, of_mapping
-from privlora.config.other_names import OTHER_NAMES
 from privlora.errors import ConfigError, DataError, named
 from privlora.federated.rules import RULES
 from privlora.federated.schedule import participants
@@ -87,7 +81,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     "an unknown rule and survivors": (of(rule="fedaks", survivors=2), ["unknown rule", "'fedask'?"]),
     "epochs": (
         of(local_epochs=2),
-        ["federation.local_steps", "optimizer steps", "private number of records"],
+        ["federation.local_steps", "optimizer steps"],
     ),
     "a share of clients": (of(fraction_fit=0.5), ["federation.clients_per_round", "not a share"]),
     "a mapping of clients": (
@@ -96,11 +90,11 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     ),
     "another name of a client's name": (
         own({"id": "north", "path": "a.jsonl"}, {"name": "south", "path": "b.jsonl"}),
-        ["federation.clients[0].id is an unknown setting", "Fix: it is called name here"],
+        ["unknown setting 'federation.clients[0].id'", "Fix: known: name, path"],
     ),
     "no name of a client": (
         own({"path": "a.jsonl"}, {"name": "south", "path": "b.jsonl"}),
-        ["federation.clients[0].name is missing", "Fix: add name: north"],
+        ["federation.clients[0].name is missing"],
     ),
     "neither clients nor rounds": (
         of(clients=None, rounds=None),
@@ -125,23 +119,23 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     "a weight of nothing": (of(weights=[1, 0, 2]), ["3 positive numbers"]),
     "weights by name": (
         of(weights={"north": 1}),
-        ["federation.weights", "is no list", "Fix: a list"],
+        ["federation.weights", "valid list"],
     ),
     "a weight in words": (
         of(weights=[1, "two", 3]),
-        ["federation.weights[1]=(text, not shown", "Fix: a number"],
+        ["federation.weights[1]=(text, not shown", "valid number"],
     ),
-    "no epsilon": (settings(privacy={"target_epsilon": 0}), ["target_epsilon=0", "Fix: a number above 0"]),
-    "rounds backwards": (of(rounds=-1), ["federation.rounds=-1", "Fix: 1 or more"]),
-    "half a round": (of(rounds=2.5), ["federation.rounds=2.5", "Fix: a whole number"]),
-    "no truth": (of(trusted_server="maybe"), ["trusted_server=(text, not shown", "Fix: true or false"]),
+    "no epsilon": (settings(privacy={"target_epsilon": 0}), ["target_epsilon=0", "greater than 0"]),
+    "rounds backwards": (of(rounds=-1), ["federation.rounds=-1", "Fix: as rounds: 20"]),
+    "half a round": (of(rounds=2.5), ["federation.rounds=2.5", "Fix: as rounds: 20"]),
+    "no truth": (of(trusted_server="maybe"), ["trusted_server=(text, not shown", "valid boolean"]),
     "private and not": (
         settings(privacy={"private": False}),
         ["private=false contradicts target_epsilon", "Fix: remove one of them"],
     ),
     "users as a privacy model": (
         of(privacy_model="user"),
-        ["privacy_model='user'", "Fix: privacy.unit: user"],
+        ["privacy_model='user'", "Fix: set privacy.unit: user"],
     ),
     "a misspelt privacy model": (of(privacy_model="clent"), ["Fix: did you mean 'client'?"]),
     "users without a column": (
@@ -165,7 +159,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
         settings(privacy={"clip_quantile": 0.5}),
         ["privacy.clip_quantile does not go with a federation", "Fix: remove it"],
     ),
-    "a number for a name": (owners(1, "b"), ["federation.clients[0].name=1", 'Fix: write it in quotes: "1"']),
+    "a number for a name": (owners(1, "b"), ["federation.clients[0].name=1", "valid string"]),
     "letters of other alphabets": (owners("Köln", "b"), ["'Köln'", "letters a to z and A to Z"]),
     "names that some disks take for one": (
         owners("north", "North"),
@@ -177,7 +171,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     ),
     "no privacy": (
         settings(privacy=None),
-        ["Fix: add the group privacy with target_epsilon, delta, expected"],
+        ["Fix: add privacy: {target_epsilon: 3, delta: 1e-5, steps: 200, expected"],
     ),
     "alpha without a split": (
         of(alpha=0.5),
@@ -194,12 +188,12 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
     ),
     "no phases": (
         {**settings(federation=None), "federation": {"clients": 3, "rule": "tan", "phases": []}},
-        ["federation.phases is an empty list", "Fix: give at least one"],
+        ["federation.phases", "at least 1 item"],
     ),
-    "no number": (settings(privacy={"target_epsilon": float("nan")}), ["Fix: a finite number"]),
+    "no number": (settings(privacy={"target_epsilon": float("nan")}), ["finite number"]),
     "a rule of nothing": (
         {**settings(), "federation": {"clients": 3, "rounds": 2, "rule": None}},
-        ["federation.rule has no value", "Fix: give it one"],
+        ["federation.rule=None", "valid string"],
     ),
     "a space in a name": (owners("St Mary", "b"), ["federation.clients[0].name", "digits, - and _"]),
     "limits of the server's making": (
@@ -211,7 +205,7 @@ CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
         of(rounds=10**5, local_steps=100),
         ["10000000 steps are more than 1000000"],
     ),
-    "a truth for a number": (of(rounds=True), ["rounds=true is no whole number", "Fix: a whole number"]),
+    "a truth for a number": (of(rounds=True), ["rounds=true", "Fix: as rounds: 20"]),
 }
 
 
@@ -225,31 +219,6 @@ def test_what_is_said(name: str) -> None:
     assert said.count("Fix: ") == len(caught.value.parts or (caught.value,))
     assert "1.75" not in said
     assert [word for word in words if word not in said] == []
-
-
-@pytest.mark.parametrize(
-    ("group", "name"), [(group, name) for group, names in OTHER_NAMES.items() for name in names]
-)
-def test_names_of_other_tools(group: str, name: str) -> None:
-    here = OTHER_NAMES[group][name].setting
-    if group in _INNER:
-        assert here in _INNER[group].model_fields
-        content = own({"name": "a", "path": "a.jsonl", name: 1}, {"name": "b", "path": "b.jsonl"})
-    else:
-        home, _, setting = here.rpartition(".")
-        homes = {
-            "federation": FederationSettings,
-            "model": ModelSettings,
-            "method": MethodSettings,
-            "privacy": PrivacySettings,
-            "auto": AutoSettings,
-            "synthesis": SynthesisSettings,
-        }
-        assert setting in homes[home].model_fields
-        spelt = name.upper().replace("_", "-")
-        content = settings(**{group: {spelt: 1}}) if group else {**settings(), spelt: {"a": 1}}
-    with pytest.raises(ConfigError, match=f"Fix: it is called {here} here"):
-        settings_from(content)
 
 
 @pytest.mark.parametrize("more", [{"max_batch_size": 20}, {"clip_quantile": 0.5}])
@@ -282,6 +251,7 @@ def test_records_are_not_quoted() -> None:
 
 def test_the_names_of_rules_are_those_of_the_table() -> None:
     assert list(RULE_NAMES) == [*RULES, JOINT]
+    assert [rule.name for rule in RULES.values()] == list(RULES)
 
 
 @pytest.mark.parametrize("rule", ["tan", "fedprox", "fedask"])

@@ -114,7 +114,7 @@ def asks_for_a_space(path: Path) -> list[int]:
         elif isinstance(node, ast.Dict):
             keys = {key.value for key in node.keys if isinstance(key, ast.Constant)}
             asked = len(keys & {"tangent", "factors", "one-factor", "projected", "wishart"}) > 1
-            asked = asked and path != SOURCE / "methods.py"
+            asked = asked and path not in (SOURCE / "methods.py", SOURCE / "config" / "methods.py")
         else:
             continue
         if asked:

@@ -70,7 +70,6 @@ def test_a_group_a_setting_and_what_there_is_not() -> None:
     assert [each.place for each in find_settings("privacy.delta")] == ["privacy.delta"]
     assert [each.place for each in find_settings("delta")] == ["privacy.delta"]
     for place, words in {
-        "lora": "the group adapter",
         "privacy.stepss": "did you mean 'privacy.steps'?",
         "max_grad_norm": "privacy.clip_norm",
         "modell": "did you mean 'model'?",

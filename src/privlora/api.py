@@ -11,24 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from privlora.accounting import Plan, read_ledger
 from privlora.calling import (
-    AS_BEGUN,
-    EXAMPLES,
-    IN_GROUPS,
-    OTHER_NAMES,
-    TO_RESUME,
     Source,
     all_auto,
     is_loaded,
-    no_privacy,
-    not_a_mapping,
+    naming_the_nearest,
     not_a_tokenizer,
-    not_truths,
-    once_each,
-    other_names,
     records_of,
     refuse_moved,
     refuse_no_folder,
-    refuse_other_names,
     refuse_what_was_in_memory,
     settings_of_call,
     with_generator,
@@ -52,7 +42,7 @@ if TYPE_CHECKING:
     from privlora.training.texts.final_texts import Progress
 
 
-@once_each
+@naming_the_nearest
 def fine_tune(
     model: str | Path | torch.nn.Module,
     data: Source,
@@ -73,7 +63,6 @@ def fine_tune(
     callbacks: Sequence[Any] = (),
     profile: bool = False,
     show_progress: bool | None = None,
-    **others: Any,
 ) -> Result:
     """Fine-tune a causal LM privately; the result is a plain peft adapter in ``output/release``, or in
     ``output/not-private`` where nothing protects the records.
@@ -102,15 +91,11 @@ def fine_tune(
         environment. A terminal shows all that ``privlora train`` shows; a notebook or a log, which may be passed on,
         gets public numbers alone, and the place of the private ones.
 
-    Raises PrivloraError subclasses that say what to mend; for a name that other trainers have, which it is here.
+    Raises PrivloraError subclasses that say what to mend; TypeError for an argument that there is not.
     """
     problems = Together()
-    problems.found += other_names(fine_tune, others, OTHER_NAMES, IN_GROUPS)
-    if privacy is None:
-        problems.found.append(no_privacy())
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    problems.found += not_truths({"profile": profile}, {"show_progress": show_progress})
     problems.of(None, _refuse_no_observer, observer)
     callbacks = problems.of([], callbacks_of, callbacks)
     path, records = records_of(problems, data, "data", needed=True)
@@ -156,7 +141,7 @@ def _unheard(page: Path) -> None:
     """Of a profile that only `Result` has to tell of."""
 
 
-@once_each
+@naming_the_nearest
 def federate(
     model: str | Path | torch.nn.Module,
     data: Source | Mapping[str, Source],
@@ -172,7 +157,6 @@ def federate(
     output: str | Path = "runs/run",
     run: Mapping[str, Any] | None = None,
     observer: RoundObserver | None = None,
-    **others: Any,
 ) -> Federated:
     """A federation whose clients are all in this process; what ``privlora federate`` does. The result is a plain peft
     adapter and each client's ledger in ``output/release``, or in ``output/not-private`` where nothing protects them.
@@ -190,22 +174,14 @@ def federate(
     """
     refuse_several("a federation")
     problems = Together()
-    problems.found += other_names(federate, others, OTHER_NAMES, IN_GROUPS)
-    if privacy is None:
-        problems.found.append(no_privacy(steps=False))
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
     sources: dict[str, Any] = {"evaluation": public}
-    if federation is None:
-        problems.found.append(
-            ConfigError(
-                "federation is None, so nothing says how the clients train together",
-                fix=f"pass federation={EXAMPLES['federation']}",
-            )
-        )
-    elif (error := not_a_mapping("federation", federation)) is not None:
-        problems.found.append(error)
+    if not isinstance(federation, Mapping):
+        what = f"federation is of type {type(federation).__name__}, not a mapping of settings"
+        fix = "pass federation=dict(rule='tan', rounds=20, local_steps=4)"
+        problems.found.append(ConfigError(what, fix=fix))
     terms = dict(federation) if isinstance(federation, Mapping) else None
     records: Any = None
     if isinstance(data, Mapping):
@@ -251,7 +227,7 @@ def federate(
     )
 
 
-@once_each
+@naming_the_nearest
 def resume_federation(
     root: str | Path,
     *,
@@ -260,14 +236,12 @@ def resume_federation(
     records: Any = None,
     evaluation: Any = None,
     observer: RoundObserver | None = None,
-    **others: Any,
 ) -> Federated:
     """Continue a federation after an interruption or a crash. A round that had not ended is void: what its clients
     were charged for it stays charged, and they are not asked again.
 
     records: in memory, a list that is cut anew or a mapping from each client's name. For the rest see `resume_run`.
     """
-    refuse_other_names(resume_federation, others, TO_RESUME, AS_BEGUN)
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         raise error
     refuse_several("a federation")
@@ -344,11 +318,11 @@ def train_run(
                 warn(odd)
         return located, plan
 
-    with settings.placing(), joined() as ranks:
+    with joined() as ranks:
         return train_and_publish(*ranks.same(begin), given, ranks, fresh=True)
 
 
-@once_each
+@naming_the_nearest
 def resume_run(
     root: str | Path,
     *,
@@ -364,7 +338,6 @@ def resume_run(
     on_profile: Callable[[Path], None] | None = None,
     progress: Progress | None = None,
     show_progress: bool | None = None,
-    **others: Any,
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
@@ -376,11 +349,9 @@ def resume_run(
     Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
-    refuse_other_names(resume_run, others, TO_RESUME, AS_BEGUN)
     problems = Together()
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    problems.found += not_truths({"profile": profile}, {"show_progress": show_progress})
     problems.of(None, _refuse_no_observer, observer)
     problems.of(None, refuse_no_folder, "root", root)
     places = dict[str, Any]()

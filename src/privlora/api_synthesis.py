@@ -10,14 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 from privlora.api import Result, train_run
 from privlora.calling import (
-    IN_GROUPS,
-    OTHER_NAMES,
     Source,
     is_loaded,
-    no_privacy,
+    naming_the_nearest,
     not_a_tokenizer,
-    once_each,
-    other_names,
     records_of,
     settings_of_call,
     with_generator,
@@ -47,7 +43,7 @@ class SynthesisResult(Result):
     folder: Path
 
 
-@once_each
+@naming_the_nearest
 def synthesize(
     model: str | Path | torch.nn.Module,
     data: Source | None = None,
@@ -66,7 +62,6 @@ def synthesize(
     run: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
-    **others: Any,
 ) -> SynthesisResult:
     """Make a private data set of texts that stand for ``data``; what ``privlora synthesize`` does.
 
@@ -82,7 +77,6 @@ def synthesize(
     Raises PrivloraError subclasses that say what to mend.
     """
     problems = Together()
-    problems.found += other_names(synthesize, others, OTHER_NAMES, IN_GROUPS)
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
     if (data is None) == (source is None):
@@ -104,8 +98,6 @@ def synthesize(
         groups = {"columns": columns, "loading": loading, "synthesis": synthesis, "run": run}
         settings = _of_source(source, model, groups, output)
         return synthesize_run(settings, model=loaded, tokenizer=tokenizer, progress=progress)
-    if privacy is None:
-        problems.found.append(no_privacy())
     path, records = records_of(problems, data, "data")
     public, held = records_of(problems, evaluation, "evaluation")
     groups = {

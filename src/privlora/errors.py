@@ -29,38 +29,18 @@ class PrivloraError(Exception):
     def __init__(self, what: str, *, why: str | None = None, fix: str | Sequence[str] | None = None) -> None:
         fixes = (fix,) if isinstance(fix, str) else tuple(fix or ())
         self.fixes = tuple(each for each in fixes if each)
-        self.why, self.fix = why, "; ".join(each.rstrip(".") for each in self.fixes) or None
-        super().__init__()
-        self.say(what)
+        self.what, self.why = what, why
+        self.fix = "; ".join(each.rstrip(".") for each in self.fixes) or None
+        parts = [what.rstrip(".")]
+        if why:
+            parts.append(why[0].upper() + why[1:].rstrip("."))
+        if self.fix:
+            parts.append(f"Fix: {self.fix.rstrip('.')}")
+        super().__init__(". ".join(parts))
 
     def each(self) -> tuple[PrivloraError, ...]:
         """Every single mistake that it tells."""
         return self.parts or (self,)
-
-    def mend_by(self, change: Callable[[PrivloraError], Sequence[str]]) -> None:
-        """From now on each of its mistakes is mended by what ``change`` makes of it."""
-        for one in self.each():
-            one.fixes = tuple(change(one))
-            one.fix = "; ".join(each.rstrip(".") for each in one.fixes) or None
-            one.say(one.what)
-        self.retell()
-
-    def retell(self) -> None:
-        """Of several mistakes that have changed, tell what they are now."""
-        if self.parts:
-            same = _together(self.parts, PrivloraError, self.whom)
-            self.what, self.why, self.fix, self.fixes = same.what, same.why, same.fix, same.fixes
-            self.args = same.args
-
-    def say(self, what: str) -> None:
-        """From now on this is what is wrong."""
-        self.what = what
-        parts = [what.rstrip(".")]
-        if self.why:
-            parts.append(self.why[0].upper() + self.why[1:].rstrip("."))
-        if self.fix:
-            parts.append(f"Fix: {self.fix.rstrip('.')}")
-        self.args = (". ".join(parts),)
 
     def of(self, whom: str) -> Self:
         """The same problem, with whom it is about in front.
@@ -69,20 +49,12 @@ class PrivloraError(Exception):
         'client north: there are no records. Fix: give at least one'
         """
         if self.parts:
-            return _together(self.parts, type(self), f"{whom}: {self.whom}" if self.whom else whom)
-        return type(self)(f"{whom}: {self.what}", why=self.why, fix=self.fixes)
+            return _together(self.parts, self.general(), f"{whom}: {self.whom}" if self.whom else whom)
+        return self.general()(f"{whom}: {self.what}", why=self.why, fix=self.fixes)
 
-    def reworded(self, change: Callable[[str], str]) -> Self:
-        """The same problem, or each of several, in changed words.
-
-        >>> str(ConfigError("a is 0", fix="a: 1").reworded(lambda text: text.replace("a", "b")))
-        'b is 0. Fix: b: 1'
-        """
-        if self.parts:
-            return _together([one.reworded(change) for one in self.parts], type(self), change(self.whom))
-        return type(self)(
-            change(self.what), why=self.why and change(self.why), fix=[change(fix) for fix in self.fixes]
-        )
+    def general(self) -> type[Self]:
+        """What several of its kind, or one of somebody, are errors of."""
+        return type(self)
 
     def lines(self) -> list[str]:
         """For a terminal: the problem, and of several mistakes, or ways to mend it, each in its own line.
@@ -105,6 +77,19 @@ class ConfigError(PrivloraError):
 
 class DataError(PrivloraError):
     """Records cannot be read or do not have the promised columns."""
+
+
+class RecordError(DataError):
+    """A record cannot be used. number: of it, from 1. bare: what is wrong with it, without its number."""
+
+    def __init__(
+        self, number: int, bare: str, *, why: str | None = None, fix: str | Sequence[str] | None = None
+    ) -> None:
+        super().__init__(f"record {number}: {bare}", why=why, fix=fix)
+        self.number, self.bare = number, bare
+
+    def general(self) -> Any:
+        return DataError
 
 
 class ModelError(PrivloraError):
@@ -147,7 +132,7 @@ def in_one(errors: Sequence[PrivloraError], whom: str = "") -> PrivloraError:
     )
     if len(single) == 1:
         return single[0].of(whom)
-    kinds = {type(error) for error in errors}
+    kinds = {error.general() for error in errors}
     return _together(single, kinds.pop() if len(kinds) == 1 else ConfigError, whom)
 
 
@@ -166,19 +151,9 @@ def _together(parts: Sequence[PrivloraError], kind: type[_Kind], whom: str) -> _
 
 
 def _bullets(parts: Sequence[PrivloraError], whom: str) -> list[str]:
-    """How many mistakes there are, and a line for each: where several in a row matter for one reason, the first of them
-    has it."""
-    lines = [f"{whom}: {len(parts)} mistakes:" if whom else f"{len(parts)} mistakes:"]
-    before = None
-    for part in parts:
-        same = part.why is not None and part.why == before
-        told = PrivloraError(f"{part.what.rstrip('.')}{_SAME}", fix=part.fixes) if same else part
-        lines.append(f"  - {' '.join(str(told).split())}")
-        before = part.why
-    return lines
-
-
-_SAME: Final = ", for which the same holds"
+    """How many mistakes there are, and a line for each."""
+    first = f"{whom}: {len(parts)} mistakes:" if whom else f"{len(parts)} mistakes:"
+    return [first, *(f"  - {' '.join(str(part).split())}" for part in parts)]
 
 
 class Together:
@@ -218,9 +193,16 @@ def nearest(name: str, known: Iterable[str], cutoff: float = 0.6) -> str:
     >>> nearest("DP_AdamW", ["prism", "dp-adamw"])
     "did you mean 'dp-adamw'?"
     """
+    known = list(known)
+    near = close(name, known, cutoff)
+    return f"known: {', '.join(known)}" if near is None else f"did you mean {near!r}?"
+
+
+def close(name: str, known: Iterable[str], cutoff: float) -> str | None:
+    """The one of ``known`` that is spelt most nearly as ``name``; None for names that all differ by more."""
     spelt = {_plainly(each): each for each in known}
     near = difflib.get_close_matches(_plainly(name), spelt, n=1, cutoff=cutoff)
-    return f"did you mean {spelt[near[0]]!r}?" if near else f"known: {', '.join(spelt.values())}"
+    return spelt[near[0]] if near else None
 
 
 def no_pattern(text: str) -> ModelError:

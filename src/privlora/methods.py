@@ -1,22 +1,22 @@
-"""The table of methods: one row = a space of gradients, an optimizer, its defaults. A new method is a new row."""
+"""The classes behind the table of methods (config.methods), and what a run makes of them."""
 
 from __future__ import annotations
 
 import inspect
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import Any, Literal
+from typing import Any, cast
 
 import torch
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
-from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings, method_names, rows
-from privlora.config.method_names import unknown_method
-from privlora.config.rows import Row, cannot_clip, no_optimizer, no_setting, no_unit
+from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings, methods
+from privlora.config.methods import CHOICES, MethodFacts, cannot_clip, no_setting, no_unit
+from privlora.config.names import unknown_method
 from privlora.coordinates import (
     Coordinates,
     DirectionCoordinates,
@@ -44,7 +44,6 @@ from privlora.coordinates.starts import (
 )
 from privlora.errors import ConfigError
 from privlora.mechanisms import noise_in_sums
-from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import (
     TANGENT_OPTIMIZERS,
     DirectionAdamW,
@@ -105,8 +104,8 @@ _FACTORS: dict[str, type[Optimizer]] = {"adamw": FactorAdamW, "sgd": FactorSGD}
 _TANGENTS = {name: rule for name, rule in TANGENT_OPTIMIZERS.items() if name != "paper"}  # Z = 0 is its end
 _PROJECTED: dict[str, type[Optimizer]] = {"sgd": ProjectedSGD, "adamw": ProjectedAdamW}
 
-SPACES: dict[str, Space] = {
-    "tangent": Space(TangentCoordinates, tangent_start, TANGENT_OPTIMIZERS, weight_unit=0.286),
+_SPACES: dict[str, Space] = {
+    "tangent": Space(TangentCoordinates, tangent_start, TANGENT_OPTIMIZERS),
     "factors": Space(
         FactorCoordinates,
         factor_start,
@@ -119,25 +118,22 @@ SPACES: dict[str, Space] = {
             "rite": FactorRite,
             "riemannian": FactorRiemannian,
         },
-        weight_unit=0.278,
     ),
     "one-factor": Space(
         OneFactorCoordinates,
         partial(factor_start, kind=OneFactorCoordinates),
         {"adamw": FactorAdamW, "lora-fa": FactorLoraFA},
-        weight_unit=0.414,
     ),
     "direction": Space(
         DirectionCoordinates,
         partial(factor_start, kind=DirectionCoordinates),
         {"sgd": DirectionSGD, "adamw": DirectionAdamW},
     ),
-    "projected": Space(ProjectedCoordinates, projected_start, _PROJECTED, weight_unit=0.135),
+    "projected": Space(ProjectedCoordinates, projected_start, _PROJECTED),
     "wishart": Space(
         WishartCoordinates,
         partial(projected_start, kind=WishartCoordinates),
         _PROJECTED,
-        weight_unit=0.135,
     ),
     "coefficients": _span(SpanCoordinates, factor_start, _FACTORS),
     "projected-span": _span(ProjectedSpanCoordinates, factor_start, _FACTORS),
@@ -147,43 +143,14 @@ SPACES: dict[str, Space] = {
 }
 
 
+SPACES: dict[str, Space] = {
+    name: replace(space, weight_unit=methods.SPACES[name].weight_unit) for name, space in _SPACES.items()
+}
+
+
 @dataclass(frozen=True)
-class Method:
-    """One row. ``private`` is False for baselines that never clip or add noise.
-
-    space: a name in SPACES. settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the
-    defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
-    nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
-    they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
-    after which the adapter learns the texts without noise. tunes_writer: whether votes tune the model that writes the
-    texts, which then is the one that is trained, by trl. learning_rate: in entries. relative_rate: whether the default
-    is in the size of the frozen weights instead: relative_learning_rate, or learning_rate over the space's usual unit.
-    revision: raised when defaults change, so that no study
-    takes runs with the old ones for runs with the new.
-    """
-
-    name: str
-    summary: str
-    reference: str
-    space: str
-    optimizers: tuple[str, ...]
-    private: bool = True
-    learning_rate: float = 3e-3
-    relative_rate: bool = False
-    relative_learning_rate: float | None = None
-    init: str = "random"
-    schedule: str = "constant"
-    warmup_fraction: float = 0.0
-    averaging: float = 0.0
-    clipping: str = "flat"
-    clippings: tuple[str, ...] = ("flat", "automatic", "spectral", "per-module")
-    settings: Mapping[str, float] = field(default_factory=dict, hash=False)
-    init_settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
-    noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
-    public_texts: Literal["fixed", "evolving"] | None = None
-    releases: Literal["gradients", "votes"] = "gradients"
-    tunes_writer: bool = False
-    revision: int = 0
+class Method(MethodFacts):
+    """One row of the table, with the classes of its space."""
 
     def __post_init__(self) -> None:
         if self.space not in SPACES:
@@ -205,27 +172,17 @@ class Method:
         )
         return own is not plain
 
-    @property
-    def row(self) -> Row:
-        """What settings may ask of it."""
-        kinds = SPACES[self.space].optimizers
-        return Row(
-            {each: tuple({**kinds[each].settings, **kinds[each].space_settings}) for each in self.optimizers},
-            self.clippings,
-            private=self.private,
-            relative=SPACES[self.space].weight_unit is not None,
-            weighed=self.rate_falls and not (self.charges_projections or self.coordinates.forward_only),
-        )
+    def settings_of(self, optimizer: str) -> tuple[str, ...]:
+        kind = SPACES[self.space].optimizers[optimizer]
+        return tuple({**kind.settings, **kind.space_settings})
 
     @property
-    def rate_falls(self) -> bool:
-        """Whether the default learning rate falls with the root of the steps: where noise limits how far a run may go.
+    def has_weight_unit(self) -> bool:
+        return SPACES[self.space].weight_unit is not None
 
-        Rules move by the rate times about one standard deviation of noise in every coordinate, so after T steps noise
-        has moved each by rate * sqrt(T), whatever the batch; and it is that which best rates have in common
-        (docs/choosing.md). Of rows that lean on public texts it was not measured, and they keep one rate.
-        """
-        return self.private and self.public_texts is None and self.releases == "gradients"
+    @property
+    def weighed(self) -> bool:
+        return self.rate_falls and not (self.charges_projections or self.coordinates.forward_only)
 
     def is_relative(self, asked: bool | None) -> bool:
         """Whether a run's learning rate is in the size of the frozen weights: as asked, else as the row has it.
@@ -253,23 +210,6 @@ class Method:
         if private and self.rate_falls:
             rate *= math.sqrt(RATE_STEPS / steps) / noise_in_sums(bands, steps) ** _OF_BANDS
         return float(f"{rate:.3g}")
-
-    @property
-    def called(self) -> str:
-        """What its releases are sums of, as errors and plans call it."""
-        return "preference scores" if self.tunes_writer else self.releases
-
-    @property
-    def optimizer(self) -> str:
-        """The default optimizer."""
-        return self.optimizers[0]
-
-    def choose_optimizer(self, name: str | None) -> str:
-        """``name``, or the default for None. Raises ConfigError for one that the row does not have."""
-        chosen = name or self.optimizer
-        if chosen not in self.optimizers:
-            raise no_optimizer(self.name, chosen, self.optimizers)
-        return chosen
 
     def optimizer_settings(
         self,
@@ -386,282 +326,17 @@ class Hyperparameters:
         return "".join(["# What null stands for in this run:\n", *lines]) if lines else ""
 
 
-_OF_SPANS = ("normalized", "flat")
 _CHOSEN = ("alpha", "ridge", "top_k")  # by method.hold_out
 
-METHODS: dict[str, Method] = {
-    row.name: row
-    for row in (
-        Method(
-            name="prism",
-            summary="clip and noise in the tangent space of the rank-r update; no factor plays a part",
-            reference="Wang and Zhang 2026 (PRISM)",
-            space="tangent",
-            optimizers=("rank", "scalar", "sgd", "paper"),
-            learning_rate=4e-3,
-            relative_rate=True,
-            relative_learning_rate=0.02,
-            init="w0-subspace",
-            clipping="spectral",
-            settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
-            init_settings={PUBLIC_GRADIENT: {"right_weight": 0.25}},
-            noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "right_weight": 1.0},
-            revision=1,
-            averaging=0.5,
-        ),
-        Method(
-            name="dp-adamw",
-            summary="clip and noise the gradients of both LoRA factors, then AdamW",
-            reference="Yu et al. 2022; Loshchilov and Hutter 2019",
-            space="factors",
-            optimizers=("adamw",),
-            learning_rate=4e-3,
-        ),
-        Method(
-            name="dp-sgd",
-            summary="clip and noise the gradients of both LoRA factors, then SGD at learning_rate / noise std",
-            reference="Abadi et al. 2016",
-            space="factors",
-            optimizers=("sgd",),
-            learning_rate=4e-3,
-        ),
-        Method(
-            name="dp-adambc",
-            summary="as dp-adamw, with the noise's variance taken out of the second moment",
-            reference="Tang et al. 2024 (DP-AdamBC)",
-            space="factors",
-            optimizers=("adambc",),
-            learning_rate=4e-3,
-        ),
-        Method(
-            name="lora+",
-            summary="as dp-adamw; learning_rate is the right factor's, the left one's is learning_rate_ratio times it",
-            reference="Hayou et al. 2024 (LoRA+)",
-            space="factors",
-            optimizers=("lora+",),
-            learning_rate=5e-4,
-        ),
-        Method(
-            name="ffa",
-            summary="right factor frozen at its start; the left one clipped, noised and trained with AdamW",
-            reference="Sun et al. 2024 (FFA-LoRA)",
-            space="one-factor",
-            optimizers=("adamw",),
-            learning_rate=4e-3,
-        ),
-        Method(
-            name="lora-fa",
-            summary="as ffa, with the gradient brought as near to the dense one as the frozen factor allows",
-            reference="Zhang et al. 2023 (LoRA-FA); peft",
-            space="one-factor",
-            optimizers=("lora-fa",),
-            learning_rate=4e-3,
-        ),
-        Method(
-            name="lamb",
-            summary="clip and noise both factors, then Adam's step scaled to the norm of each matrix",
-            reference="You et al. 2020 (LAMB)",
-            space="factors",
-            optimizers=("lamb",),
-            learning_rate=8e-3,
-        ),
-        Method(
-            name="lora-rite",
-            summary="clip and noise both factors, then a rule whose effect on W no factoring changes",
-            reference="Yen et al. 2025 (LoRA-RITE)",
-            space="factors",
-            optimizers=("rite",),
-            learning_rate=2e-3,
-        ),
-        Method(
-            name="riemannian",
-            summary="clip and noise both factors, precondition each by the other one's Gram matrix, then AdamW",
-            reference="Zhang and Pilanci 2024; peft",
-            space="factors",
-            optimizers=("riemannian",),
-            learning_rate=4e-3,
-        ),
-        Method(
-            name="projected",
-            summary="dense update; gradients projected on r fresh random directions, then clipped and noised",
-            reference="Hu et al. 2026, with the clip after the projection",
-            space="projected",
-            optimizers=("sgd", "adamw"),
-            learning_rate=2e-3,
-        ),
-        Method(
-            name="wishart-m2",
-            summary="dense update; whole gradients clipped and noised, then projected on r fresh random directions",
-            reference="Hu et al. 2026 (Wishart projection mechanism, M2), accounted exactly",
-            space="wishart",
-            optimizers=("sgd", "adamw"),
-            clippings=("flat", "automatic"),
-        ),
-        Method(
-            name="dp-zo",
-            summary="no gradients: two passes a unit, whose losses differ along one random direction by what is noised",
-            reference="Tang et al. 2024 (DP-ZO); Malladi et al. 2023 (MeZO)",
-            space="direction",
-            optimizers=("sgd", "adamw"),
-            learning_rate=1e-4,
-            clippings=("flat",),
-        ),
-        Method(
-            name="pe-sgd",
-            summary="coefficients of private gradients in those of public texts, which evolve with what is released",
-            reference="Zou et al. 2026 (PE-SGD)",
-            space="coefficients",
-            optimizers=("adamw", "sgd"),
-            clipping="normalized",
-            clippings=_OF_SPANS,
-            public_texts="evolving",
-        ),
-        Method(
-            name="pe-sgd-fix",
-            summary="as pe-sgd, with public texts that stay as they are",
-            reference="Zou et al. 2026 (PE-SGD, FixSample)",
-            space="coefficients",
-            optimizers=("adamw", "sgd"),
-            clipping="normalized",
-            clippings=_OF_SPANS,
-            public_texts="fixed",
-        ),
-        Method(
-            name="span-prism",
-            summary="as pe-sgd, in the tangent space of the rank-r update, where no factor plays a part",
-            reference="this project: Zou et al. 2026 in the coordinates of Wang and Zhang 2026",
-            space="tangent-coefficients",
-            optimizers=("scalar", "sgd", "rank"),
-            init="w0-subspace",
-            clipping="normalized",
-            clippings=_OF_SPANS,
-            settings={"hold_out": 0.25, "ridge": 1.0},
-            noiseless_settings={"hold_out": 0.0},
-            public_texts="evolving",
-            revision=1,
-        ),
-        Method(
-            name="guided-prism",
-            summary="as prism, and what is released counts in full along public gradients, beside them in part",
-            reference="this project: Wang and Zhang 2026 (PRISM), Zhou et al. 2021 (PDP-SGD)",
-            space="tangent-projected-span",
-            optimizers=("rank", "scalar", "sgd"),
-            learning_rate=0.016,
-            init="w0-subspace",
-            clipping="normalized",
-            clippings=("normalized", "flat", "automatic", "spectral", "per-module"),
-            settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
-            noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "beside": 1.0},
-            averaging=0.5,
-            public_texts="fixed",
-        ),
-        Method(
-            name="pdp-sgd",
-            summary="clip and noise both LoRA factors, then project on the leading directions of public gradients",
-            reference="Zhou et al. 2021 (PDP-SGD)",
-            space="projected-span",
-            optimizers=("adamw", "sgd"),
-            clippings=("flat", "normalized", "spectral", "per-module"),
-            public_texts="fixed",
-        ),
-        Method(
-            name="gep",
-            summary="clip and noise what leading directions of public gradients see, and the rest by itself",
-            reference="Yu et al. 2021 (GEP), accounted as one mechanism",
-            space="span-and-residual",
-            optimizers=("adamw", "sgd"),
-            clipping="normalized",
-            clippings=("normalized",),
-            public_texts="fixed",
-        ),
-        Method(
-            name="b-gep",
-            summary="as gep, without the rest",
-            reference="Yu et al. 2021 (B-GEP)",
-            space="coefficients",
-            optimizers=("adamw", "sgd"),
-            clippings=_OF_SPANS,
-            settings={"alpha": 0.5, "ridge": 0.0, "top_k": 50},
-            public_texts="fixed",
-        ),
-        Method(
-            name="adamw",
-            summary="plain LoRA with AdamW: NOT PRIVATE, for comparison and public data",
-            reference="Hu et al. 2022; Loshchilov and Hutter 2019",
-            space="factors",
-            optimizers=("adamw",),
-            private=False,
-        ),
-    )
-}
+
+def _with_classes(table: dict[str, MethodFacts]) -> dict[str, Method]:
+    """The same table, whose entries now know their classes: to those of before nobody holds on."""
+    table |= {name: Method(**vars(facts)) for name, facts in table.items()}
+    return cast(dict[str, Method], table)
 
 
-VOTE_METHODS: dict[str, Method] = {
-    row.name: row
-    for row in (
-        Method(
-            name="aug-pe",
-            summary="records vote for the nearest public texts, which evolve; then ordinary AdamW on the last of them",
-            reference="Xie et al. 2024 (Aug-PE); Loshchilov and Hutter 2019",
-            space="factors",
-            optimizers=("adamw",),
-            public_texts="evolving",
-            releases="votes",
-        ),
-        Method(
-            name="popri",
-            summary="records score the model's texts, and it learns what they prefer; then AdamW on its new texts",
-            reference="Hou et al. 2025 (POPri); Rafailov et al. 2023 (DPO); Loshchilov and Hutter 2019",
-            space="factors",
-            optimizers=("adamw",),
-            public_texts="fixed",
-            releases="votes",
-            tunes_writer=True,
-        ),
-    )
-}
-"""Rows whose private phase is rounds of votes on public texts. Their space and optimizer are those of the ordinary
-training that follows on the last texts, which is post-processing: no gradient of a private record is taken."""
-
-
-@dataclass(frozen=True)
-class Choice:
-    """A name that stands for one of several rows: which of them a run takes, it finds on public texts before it begins.
-
-    rows: in their order; of those that do equally well the first is taken. All are the same Gaussian mechanism to the
-    accountant, so the noise is the same whichever is taken. clipping: of a row where the settings name none, if not the
-    row's own.
-    """
-
-    name: str
-    summary: str
-    reference: str
-    rows: tuple[str, ...]
-    clipping: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
-CHOICES: dict[str, Choice] = {
-    choice.name: choice
-    for choice in (
-        Choice(
-            name="auto",
-            summary="that of its methods which does better in short rehearsals on public texts, before a run",
-            reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
-            rows=("prism", "guided-prism", "span-prism"),
-            clipping={"prism": "automatic"},  # batches are small, so no record's gradient can be left below C
-        ),
-    )
-}
-"""Names in the place of a row. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
-
-
-def _row(name: str) -> Row | None:
-    found = METHODS.get(name) or VOTE_METHODS.get(name)
-    return None if found is None else found.row
-
-
-method_names.ask(lambda: [*METHODS, *VOTE_METHODS, *CHOICES])
-rows.ask(_row)
+METHODS, VOTE_METHODS = _with_classes(methods.METHODS), _with_classes(methods.VOTE_METHODS)
+"""Name -> method; a user's own is put in here."""
 
 
 def find_method(name: str) -> Method:

@@ -425,7 +425,7 @@ def test_public_prefixes_from_the_command_line(config: Path, capsys: pytest.Capt
     public.write_text('{"body": "under another name"}\n')
     other = call(capsys, "audit", config, "--one-run", "--kind=new-token", f"--prefixes={public}")
     assert "--prefixes: " in other.err
-    assert "record 1 has no column 'text'" in other.err
+    assert "record 1: has no column 'text'" in other.err
     elsewhere = f"--output={config.parent / 'none'}"
     assert "can show nothing" in call(capsys, "audit", config, "--one-run", "--canaries=0", elsewhere).err
 

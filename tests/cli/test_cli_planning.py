@@ -575,7 +575,7 @@ PUBLIC_TROUBLE = {
     "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file (on the command line): "),
     "another column": (
         ["synthesis.column=txt"],
-        ", read by synthesis.column (on the command line): record 1 has no column 'txt'; its columns are: text, "
+        ", read by synthesis.column (on the command line): record 1: has no column 'txt'; its columns are: text, "
         "question, answer, messages, patient. Fix: did you mean 'text'?",
     ),
     "too few texts": (

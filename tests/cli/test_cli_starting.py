@@ -244,7 +244,7 @@ def test_auto_all_is_what_is_proposed(
         "privacy": privacy,
     }
     for everything in (True, {"all": True}):
-        found = settings_from({**short, "auto": everything}, rows=True)
+        found = settings_from({**short, "auto": everything}, methods=True)
         assert found.privacy.model_dump() == proposed.privacy.model_dump()
         assert found.method.model_dump() == proposed.method.model_dump()
         assert found.adapter.r == proposed.adapter.r
@@ -642,7 +642,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": "b", "rare": 1}]),
         ["--user", "patient"],
         [
-            "--user: record 1 has no column 'patient'; its columns are: text",
+            "--user: record 1: has no column 'patient'; its columns are: text",
             "name one of its columns",
         ],
     ),
@@ -652,7 +652,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "2 mistakes",
             "has no column 'story'",
-            "--user: record 1 has no column 'patent'",
+            "--user: record 1: has no column 'patent'",
             "did you mean 'patient'?",
         ],
     ),
@@ -666,16 +666,16 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ["--prompt", "request", "--completion", "reply"],
         [
             "2 mistakes",
-            "--prompt: record 1 has no column 'request'; its columns are: ask, tell",
+            "--prompt: record 1: has no column 'request'; its columns are: ask, tell",
             "name one of its columns",
-            "--completion: record 1 has no column 'reply'",
+            "--completion: record 1: has no column 'reply'",
             "name one of its columns",
         ],
     ),
     "a table without a header": (
         lambda f: (f / "d.csv").write_text("Lovelace,flu\nByron,gout\n", encoding="utf-8") and f / "d.csv",
         ["--text", "story"],
-        ["--text: record 1 has no column 'story'; its columns are: (not shown"],
+        ["--text: record 1: has no column 'story'; its columns are: (not shown"],
     ),
     "users that are missing late": (
         lambda f: jsonl(f / "d.jsonl", [*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),

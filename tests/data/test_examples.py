@@ -343,7 +343,7 @@ def test_template_refuses(kwargs: dict[str, str]) -> None:
         (PAIR, {"max_length": 1}, ConfigError, "max_length"),
         (PAIR, {"loss_on": "prompt"}, ConfigError, "loss_on"),
         (Template(text="question"), {"loss_on": "completion"}, ConfigError, "completion"),
-        (Template(text="{qestion}"), {}, DataError, "record 1 has no column 'qestion'.*mean 'question'"),
+        (Template(text="{qestion}"), {}, DataError, "record 1: has no column 'qestion'.*mean 'question'"),
         (Template(text="{question.__class__}"), {}, DataError, "no column 'question.__class__'"),
     ],
 )

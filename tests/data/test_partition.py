@@ -172,7 +172,7 @@ def test_a_users_value_is_the_most_frequent_one_of_the_users_records() -> None:
     [
         (records(3), settings(5), "fewer records than the 5 clients"),
         (records(9, labels=3), settings(4, split="column", column="label"), "has 3 different values"),
-        ([{"text": SECRET}] * 5, dirichlet(2, 1.0), "record 1 has no column 'label'"),
+        ([{"text": SECRET}] * 5, dirichlet(2, 1.0), "record 1: has no column 'label'"),
         ([{"label": [SECRET]}] * 5, dirichlet(2, 1.0), "record 1: column 'label' holds list"),
         ([{"label": None}] * 5, dirichlet(2, 1.0), "holds NoneType"),
         ([{"label": 1}, {"label": SECRET}] * 5, dirichlet(2, 1.0), "mixes strings, integers or booleans"),

@@ -617,7 +617,7 @@ def test_what_is_inside_a_column_has_a_name_with_a_dot() -> None:
         DataError, match=r"record 2: column 'note' holds dict, not text. Fix: .* as note.text"
     ):
         text_of(record, "note", 2)
-    with pytest.raises(DataError, match=r"record 2 has no column 'note.title'"):
+    with pytest.raises(DataError, match=r"record 2: has no column 'note.title'"):
         text_of(record, "note.title", 2)
     assert content_hash(record, {"note.text"}) == content_hash({"note.text": "a"}, {"note.text"})
     assert content_hash(record, {"note.title"}) is None

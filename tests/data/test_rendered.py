@@ -80,7 +80,7 @@ class TestPromptsAsTurns:
             (PAIR, make_tokenizer()),
             (Template(prompt="q", completion="a", template="none"), tokenizer),
         ):
-            with pytest.raises(DataError, match="record 1 holds messages, and no chat template"):
+            with pytest.raises(DataError, match="record 1: holds messages, and no chat template"):
                 build(record, *other)
         with pytest.raises(DataError, match="no message of the assistant"):
             build({"q": TALK[:2], "a": TALK[1:2]}, PAIR, tokenizer)

@@ -118,7 +118,7 @@ def test_contribution_bound_draws_uniform_subsets() -> None:
 @pytest.mark.parametrize(
     ("records", "message"),
     [
-        ([{"user": "a"}, {"usr": "b"}], "record 2 has no column 'user'.*did you mean 'usr'"),
+        ([{"user": "a"}, {"usr": "b"}], "record 2: has no column 'user'.*did you mean 'usr'"),
         ([{"user": None}], r"names no unit: it is empty \(null\)"),
         ([{"user": float("nan")}], r"names no unit: it is empty \(NaN\)"),
         ([{"user": True}], "names no unit: it is true or false"),

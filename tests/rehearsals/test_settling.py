@@ -17,7 +17,7 @@ import privlora.api
 import privlora.running
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
-from privlora.config import Settings, rows, settings_from
+from privlora.config import Settings, methods, settings_from
 from privlora.config.auto import of_few, run_sizes
 from privlora.config.reading import checked
 from privlora.diagnostics.bench import open_workbench
@@ -233,7 +233,7 @@ def test_what_a_row_leaves_to_noise_is_what_can_be_weighed(name: str) -> None:
             return True
         return False
 
-    assert rows.ROWS[name].weighed == (not refused())
+    assert methods.METHODS[name].weighed == (not refused())
 
 
 @pytest.mark.parametrize("written", [True, {"all": True}, {"passes": 2}, None])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 from collections.abc import Mapping
@@ -13,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+import yaml
 from classifier_cases import (
     COMMON,
     ENDS,
@@ -37,7 +37,6 @@ from privlora.adapters import write_adapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.api import resume_run
 from privlora.class_losses import class_logits, class_losses
-from privlora.config.in_calls import as_in_python
 from privlora.data.batching import collate
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.evaluation import evaluate_classes
@@ -379,10 +378,9 @@ def test_what_is_advised_of_labels_works() -> None:
         rows = [{"text": "a", "label": value} for value in records]
         with pytest.raises(DataError) as error:
             examples_of(rows, labels=labels)
-        as_in_python(error.value)
-        told = re.findall(r"columns=dict\(labels=(.*?)\)", str(error.value))
+        told = re.findall(r"labels[:=] ?(\[[^]]*\]|\{[^}]*\}|\d+)", str(error.value.fix))
         assert told
-        fitting = [ast.literal_eval(each) for each in told]
+        fitting = [yaml.safe_load(each) for each in told]
         assert any(_fits(rows, each) for each in fitting), told
 
 

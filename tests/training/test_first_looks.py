@@ -230,7 +230,7 @@ def test_what_is_seen_without_torch_is_told_together(model: Path, tmp_path: Path
     for words in (
         f"cannot create '{private}/run': Not a directory",
         "model.device='cuda:99' is not available here",
-        "record 1 has no column 'note'",
+        "record 1: has no column 'note'",
         f"{private}, line 19: this is not JSON",
         f"{public}, line 3: this is not JSON",
     ):

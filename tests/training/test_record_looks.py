@@ -248,7 +248,7 @@ def test_a_column_that_the_first_record_lacks_is_told_once(tmp_path: Path) -> No
     path = lines(tmp_path / "a.jsonl", {"note": SECRET}, {"note": None}, "{")
     told = refused(run_of(tmp_path, path))
     assert told == [
-        "record 1 has no column 'text'; its columns are: note",
+        "record 1: has no column 'text'; its columns are: note",
         f"{path}, line 3: this is not JSON",
     ]
 

@@ -41,7 +41,7 @@ from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import AUDIT_MARK as MARK
 from privlora.training.files import AUDITED, RunFolder, write_atomically
 from privlora.training.fitting import in_default_micro_batches, with_micro_batches
-from privlora.training.inputs import Data, check_sources, fitted, load_data
+from privlora.training.inputs import Data, SharedRecordsError, check_sources, fitted, load_data
 from privlora.training.loop import Observer, finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
 from privlora.training.promise import plan_privacy
@@ -101,8 +101,8 @@ def audit_run(
         settings, _ = with_micro_batches(settings, model, next(model.parameters()).device)
     try:
         data = load_data(_with_data(settings, reading), tokenizer, records, public, model=model)
-    except PrivacyError as error:
-        if "data.evaluation" not in error.what:
+    except SharedRecordsError as error:
+        if error.named != "data.evaluation":
             raise
         raise PrivacyError(
             "some records of --prefixes are private ones",

@@ -61,23 +61,6 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
 """Panel of the help -> command -> where it is."""
 _ROOMS: Final = {name: room for panel in _PANELS.values() for name, room in panel.items()}
 
-_CALLED: Final[Mapping[str, str]] = {
-    **dict.fromkeys(("finetune", "fine-tune", "fine_tune", "sft", "fit", "run", "start"), "train"),
-    **dict.fromkeys(("study", "sweep", "benchmark"), "compare"),
-    **dict.fromkeys(("eval", "test", "predict"), "evaluate"),
-    **dict.fromkeys(("generate", "sample"), "synthesize"),
-    **dict.fromkeys(("continue", "restart"), "resume"),
-    **dict.fromkeys(("merge", "save", "convert"), "export"),
-    **dict.fromkeys(("upload", "publish"), "push"),
-    **dict.fromkeys(("epsilon", "noise", "sigma"), "calibrate"),
-    **dict.fromkeys(("attack", "canaries"), "audit"),
-    **dict.fromkeys(("config", "options"), "settings"),
-    "dry-run": "plan",
-    "version": "--version",
-    "help": "--help",
-}
-"""What others call a command -> what it is called here."""
-
 
 def app_of(*names: str) -> typer.Typer:
     """The command line with these commands alone; with all of them where none is named."""
@@ -118,9 +101,8 @@ def run(argv: Sequence[str] | None) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     command = next(iter(given), "-")
     if command not in _ROOMS and not command.startswith("-"):
-        meant = _CALLED.get(command)
-        fix = f"it is `privlora {meant}` here" if meant else nearest(command, _ROOMS)
-        return _stop("error", ConfigError(f"there is no command {named(command)}", fix=fix).lines(), 2)
+        error = ConfigError(f"there is no command {named(command)}", fix=nearest(command, _ROOMS))
+        return _stop("error", error.lines(), 2)
     try:
         # A command by itself: what the others import takes longer than many a refusal.
         with typed(word for each in given for word in (each, each.partition("=")[2]) if word):
@@ -174,15 +156,13 @@ _SETTING: Final = re.compile(r"([a-z_]+(?:\.[a-z_.0-9]+)?)=")
 
 def _as_override(option: str) -> PrivloraError | None:
     """What is wrong with a setting that is written as an option; None for what is called so nowhere."""
-    from privlora.config.nearby import slip, whereabouts
+    from privlora.config.names import meant
 
     name = option.strip("-")
     if name in ("config", "config-file", "config_file", "yaml"):
         fix = "the file of settings stands by itself, without an option"
-    elif (where := whereabouts(name)) is not None:
-        fix = f"settings have no dashes: group.name=value; {where}"
-    elif "." in name and (meant := slip(name)) is not None:
-        fix = f"settings have no dashes: write {meant}=…"
+    elif (place := meant(name).place) is not None:
+        fix = f"settings have no dashes: write {place}=…"
     else:
         return None
     return ConfigError(f"there is no option {named(option)}", fix=fix)

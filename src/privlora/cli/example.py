@@ -14,7 +14,7 @@ from privlora.config import DataSettings
 from privlora.data.examples import IGNORED, Template, build_examples
 from privlora.data.rendering import Renderer, is_chat
 from privlora.data.templates import fields_of
-from privlora.errors import DataError
+from privlora.errors import DataError, RecordError
 
 _ASKED: Final = "What is two and two?"
 _ANSWER: Final = "It is four."
@@ -29,7 +29,9 @@ def example_rows(data: DataSettings, tokenizer: Any) -> list[tuple[str, str]]:
     try:
         text = invented_example(template, tokenizer, data)
     except DataError as error:  # the template refuses a question and its answer, or drops them
-        return [("example", f"none can be shown: {error.what.removeprefix('record 1: ')}")]
+        return [
+            ("example", f"none can be shown: {error.bare if isinstance(error, RecordError) else error.what}")
+        ]
     rows = [
         ("example", f"{json.dumps(text, ensure_ascii=False)[1:-1]} (invented; learnt is what stands in « »)")
     ]

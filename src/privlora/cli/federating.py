@@ -169,7 +169,7 @@ def _run(
                 from privlora.federated.run import federate as start
 
         settings = with_local_method(settings)
-        with accounting(settings.privacy.steps), settings.placing():
+        with accounting(settings.privacy.steps):
             plan, own = client_plan(settings), server_plan(settings)
             shown = in_a_line(settings, plan, own)
         err().print(f"plan: {shown}")

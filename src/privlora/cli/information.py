@@ -14,12 +14,13 @@ from rich.console import Console
 
 from privlora.cli.console import CHECKING, JsonOption, emit, loading, out, quiet_libraries, saying
 from privlora.cli.stops import Stopped
-from privlora.config.method_names import known, unknown_method
+from privlora.config.methods import Choice, known_methods
+from privlora.config.names import unknown_method
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
 
 if TYPE_CHECKING:
-    from privlora.methods import Choice, Method
+    from privlora.methods import Method
 
 
 def methods(
@@ -30,7 +31,7 @@ def methods(
     as_json: JsonOption = False,
 ) -> None:
     """Print the table of methods, or one row of it."""
-    if name is not None and name not in known():
+    if name is not None and name not in known_methods():
         raise unknown_method(name)
     with loading():  # no model is needed, and so no transformers
         from privlora.methods import CHOICES, METHODS, RATE_STEPS, VOTE_METHODS, find_row
@@ -74,7 +75,6 @@ def methods(
 def _one_method(row: Method | Choice, as_json: bool) -> None:
     """All of one row: for whoever has read its name, and is about to write its settings."""
     from privlora.cli.method_page import facts_of_choice, facts_of_row, lines
-    from privlora.methods import Choice
 
     facts = facts_of_choice(row) if isinstance(row, Choice) else facts_of_row(row)
     if as_json:

@@ -7,8 +7,9 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from privlora.config import MethodSettings
+from privlora.config.methods import Choice
 from privlora.config.reference import meanings
-from privlora.methods import RATE_STEPS, SPACES, Choice, Method, uses_lora_alpha
+from privlora.methods import RATE_STEPS, SPACES, Method, uses_lora_alpha
 
 _WIDTH: Final = 100
 _TEXTS: Final = {

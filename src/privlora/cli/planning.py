@@ -60,8 +60,7 @@ def plan(
 ) -> None:
     """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
     asked = settings = load_settings(config, overrides or ())
-    with settings.placing():
-        _refuse_missing(settings)
+    _refuse_missing(settings)
     if settings.federation is not None:
         if advise:
             raise ConfigError("--advise does not go with a federation", fix="leave it out")
@@ -71,7 +70,7 @@ def plan(
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
     shown = out()  # inside, what libraries print goes to stderr
-    with quiet_libraries(told=True), settings.placing():
+    with quiet_libraries(told=True):
         with loading():  # of torch alone, so that what follows from settings is there at once
             from privlora.methods import CHOICES, far_rate, find_row
             from privlora.training.cycles import bands_of
@@ -170,8 +169,7 @@ def _refuse_missing(settings: Settings) -> None:
     that are not there: a plan reads no private record, nor a client's."""
     problems = Together()
     problems.of(None, refuse_no_model, settings.model)
-    for error in problems.found:
-        settings.placed(error, "model.name")
+    problems.found = [settings.placed(error, "model.name") for error in problems.found]
     if not problems.found:
         problems.of(None, refuse_unfit_files, settings)
     if settings.federation is None:

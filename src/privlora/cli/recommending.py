@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -15,7 +12,7 @@ from privlora.cli.console import JsonOption, emit, loading, out, phased, quiet_l
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.data.records import iterate_records
-from privlora.errors import ConfigError, DataError, PrivloraError
+from privlora.errors import ConfigError, DataError
 from privlora.training.sources import check_sources
 
 if TYPE_CHECKING:
@@ -59,8 +56,7 @@ def recommend(
 ) -> None:
     """What more passes, and other epsilons, would bring to a run: its noise, and its loss on public records. Reads no
     private record."""
-    with _as_typed(public):
-        _recommend(config, overrides, public, minutes, tokens, page, as_json)
+    _recommend(config, overrides, public, minutes, tokens, page, as_json)
 
 
 def _recommend(
@@ -123,35 +119,6 @@ def _refuse_no_records(settings: Settings) -> None:
         next(iterate_records(settings.auto.file, format=settings.data.format, limit=1))
     except DataError as error:
         raise error.of("auto.file") from None
-
-
-_TYPED: Final = (
-    (r"^.*: (?=auto\.file|[\w., ]*learning_rate=auto)", ""),  # the file of settings, which says nothing of it
-    (r"auto\.file( \(on the command line\))?", "--public"),
-    (r"(?:[\w.]+, )*(?:[\w.]+ and )?method\.learning_rate=auto( \(on the command line\))?", "--public"),
-    (r"(?:[\w.]+, )*(?:[\w.]+ and )?method\.learning_rate cannot be auto", "--public does not go"),
-    (r"leave out what is auto, or give numbers", "leave out --public"),
-    (r"give a number, or a method", "leave out --public, or take a method"),
-    (r"or a number in the place of auto", "or leave out --public"),
-)
-"""What errors say of the settings that --public stands for, and what the user typed."""
-
-
-@contextmanager
-def _as_typed(public: Path | None) -> Iterator[None]:
-    """Inside, errors speak of --public where that was given."""
-    try:
-        yield
-    except PrivloraError as error:
-        if public is None:
-            raise
-        raise error.reworded(_typed) from None
-
-
-def _typed(text: str) -> str:
-    for setting, typed in _TYPED:
-        text = re.sub(setting, typed, text)
-    return text
 
 
 def _show(found: Recommendation, settings: Settings) -> None:

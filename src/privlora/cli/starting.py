@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, Any, Final, TypeVar
+from typing import Annotated, TypeVar
 
 import typer
 import yaml
@@ -81,7 +80,7 @@ def init(
     owners = wrong.from_(owners_of, paths) if clients and paths else None
     paths = tuple(each.path for each in owners) if owners else paths
     if paths and (owners or not clients):
-        wrong.from_(lambda given: _of_init(refuse_no_files, given, form), paths)
+        wrong.from_(lambda given: refuse_no_files(given, form), paths)
         target = output or Path(f"{Asked(paths, epsilon, clients=owners or ()).stem}.yaml")
         wrong.from_(refuse_existing, target)
     if not model:
@@ -90,9 +89,9 @@ def init(
     if wrong or base is None or model is None:
         raise in_one(wrong)
     asked = Asked(paths, epsilon, user, output, owners or (), form)
-    found = _of_init(survey, paths, user, form)
+    found = survey(paths, user, form)
     told = {"text": text, "prompt": prompt, "completion": completion, "messages": messages}
-    chosen = _of_init(fitting_form, paths, form, found, user, **told)
+    chosen = fitting_form(paths, form, found, user, **told)
     draft, notes = propose(asked, found, chosen, base)
     if (assumed := told_to_be_of_the_hub(model)) is not None:
         notes.insert(0, assumed)
@@ -149,17 +148,6 @@ def _refuse_unfit(content: str) -> None:
     settings = settings_from(yaml.safe_load(content))
     load_skeleton(settings.model)
     look_at_model(settings)
-
-
-def _of_init(call: Callable[..., _Found], *given: Any, **named: Any) -> _Found:
-    """What a call gives; where it refuses, settings that its error names are options here."""
-    try:
-        return call(*given, **named)
-    except PrivloraError as error:
-        raise error.reworded(lambda text: _FORMAT.sub("give --format ", text)) from None
-
-
-_FORMAT: Final = re.compile(r"\b(?:set )?data\.format(?:=| to )(?=[a-z])")
 
 
 class _Wrong(list[PrivloraError]):

@@ -68,7 +68,7 @@ def train(
                 with explained_stops(folder):
                     train_run(settings)
                 return
-            with accounting(settings.privacy.steps), settings.placing():
+            with accounting(settings.privacy.steps):
                 plan = plan_run(settings)
             result = observed(
                 folder,

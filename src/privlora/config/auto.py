@@ -11,8 +11,8 @@ from pydantic import Field, field_validator
 from pydantic.annotated_handlers import GetJsonSchemaHandler
 from pydantic_core import CoreSchema
 
-from privlora.config.base import Group
-from privlora.config.rows import row_of
+from privlora.config.base import Group, Wrong
+from privlora.config.methods import facts_of
 from privlora.names import EITHER
 from privlora.ranges import MOST_STEPS
 
@@ -80,9 +80,9 @@ class AutoSettings(Group):
     def _names_files(cls, given: Any) -> Any:
         names = given if isinstance(given, list) else [given]
         if given is not None and not all(isinstance(name, str | PurePath) for name in names):
-            raise ValueError(
-                "it names files, and what was given are no names. Fix: write the PUBLIC records to a file, one JSON "
-                "object a line, and give its path"
+            raise Wrong(
+                "it names files, and what was given are no names",
+                "write the PUBLIC records to a file, one JSON object a line, and give its path",
             )
         if isinstance(given, PurePath):
             return str(given)
@@ -205,7 +205,7 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if privacy.get("sample_rate") is None:
         _unless_given(privacy, "expected_batch_size", AUTO)
     name = method.get("name", "prism")
-    row = row_of(name) if isinstance(name, str) else None
+    row = facts_of(name) if isinstance(name, str) else None
     if row is None or not row.weighed or privacy.get("private", True) is not True:
         return filled
     filled |= {"method": method, "adapter": adapter}
@@ -220,8 +220,8 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     elif texts:
         if not learnt and method.get("clipping") not in _OF_ONE_LENGTH:
             _unless_given(privacy, "clip_norm", AUTO)
-        optimizer = method.get("optimizer") or next(iter(row.optimizers))
-        known = row.optimizers.get(optimizer, ()) if isinstance(optimizer, str) else ()
+        optimizer = method.get("optimizer") or row.optimizer
+        known = row.settings_of(optimizer) if optimizer in row.optimizers else ()
         if fresh:
             _unless_given(adapter, "target_modules", EITHER)
         if fresh and privacy.get("bands") in (None, 1) and "metric_power" in known:
@@ -244,7 +244,7 @@ def _unless_given(group: dict[str, Any], name: str, value: Any) -> None:
 def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     """The settings of a file, in which no size is auto any more, and auto.choose names what is to be rehearsed.
 
-    Raises ValueError where sizes do not follow from anything.
+    Raises Wrong where sizes do not follow from anything.
     """
     privacy, method = (values.get(name) for name in ("privacy", "method"))
     asked = [
@@ -278,14 +278,16 @@ def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> 
     """Put numbers in the place of the sizes that are auto."""
     units, passes = _number(privacy.get("public_dataset_size")), _number(own.get("passes", PASSES))
     if not _positive(units):
-        raise ValueError(
-            f"privacy.{names[0]}=auto follows from privacy.public_dataset_size, which is missing. Fix: give your "
-            "number of units as you are willing to publish it, for example rounded"
+        raise Wrong(
+            f"privacy.{names[0]}=auto follows from privacy.public_dataset_size, which is missing",
+            "give your number of units as you are willing to publish it, for example rounded",
+            f"privacy.{names[0]}",
         )
     if "sample_rate" in privacy and "expected_batch_size" in names:
-        raise ValueError(
-            "sample_rate follows from expected_batch_size and public_dataset_size. Fix: remove sample_rate, or give it "
-            "in the place of expected_batch_size"
+        raise Wrong(
+            "sample_rate follows from expected_batch_size and public_dataset_size",
+            "remove sample_rate, or give it in the place of expected_batch_size",
+            "privacy.sample_rate",
         )
     if not _positive(passes):
         passes = PASSES  # what is wrong is told where the group is checked

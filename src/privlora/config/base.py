@@ -6,53 +6,47 @@ import os
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Any, get_args
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, ValidationError, model_validator
-from pydantic_core import InitErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, ConfigDict, model_validator
 
 from privlora.errors import echoed
 from privlora.ranges import MOST_STEPS
 
 
+class Wrong(ValueError):
+    """What is wrong with settings, and how to mend it.
+
+    places: the settings that it is about, as group.name, or as name in their own group. lacking: whether one of them is
+    needed and not given. parts: of several mistakes, each.
+    """
+
+    def __init__(self, what: str, fix: str, *places: str, lacking: bool = False) -> None:
+        super().__init__(f"{what}. Fix: {fix}")
+        self.what, self.fix, self.places, self.lacking = what, fix, places, lacking
+        self.parts: tuple[Wrong, ...] = (self,)
+
+
+def all_of(wrong: Iterable[Wrong]) -> None:
+    """Raise what a group has to say of itself, all of it."""
+    found = list(wrong)
+    if found:
+        whole = Wrong("; ".join(one.what for one in found), "; ".join(one.fix for one in found))
+        whole.parts = tuple(found)
+        raise whole
+
+
 def countable(steps: int) -> int:
-    """Raises ValueError for more steps than can be accounted for while somebody waits."""
+    """Raises Wrong for more steps than can be accounted for while somebody waits."""
     if steps > MOST_STEPS:
-        raise ValueError(
-            f"{echoed(steps)} steps are more than {MOST_STEPS}: the noise for so many releases takes many minutes to "
-            "find, and each has a line in a ledger. Fix: fewer; 100 to 10000 steps are usual"
+        raise Wrong(
+            f"{echoed(steps)} steps are more than {MOST_STEPS}: the noise for so many releases takes many "
+            "minutes to find, and each has a line in a ledger",
+            "fewer; 100 to 10000 steps are usual",
         )
     return steps
 
 
 Countable = Annotated[int, AfterValidator(countable)]
 """A number of steps, or of rounds."""
-
-
-class Lacking(PydanticCustomError):
-    """Raised by groups for one of the settings that are needed in one form or another; says how to mend it."""
-
-    def __new__(cls, message: str) -> Lacking:
-        return super().__new__(cls, "lacking", message)
-
-
-Wrong = ValueError | Lacking
-
-
-def all_of(wrong: Iterable[Wrong]) -> None:
-    """Raise what a group has to say of itself, all of it: pydantic tells each, as if it were the only one."""
-    found = list(wrong)
-    if len(found) == 1:
-        raise found[0]
-    if found:
-        raise ValidationError.from_exception_data("settings", [_as_detail(one) for one in found])
-
-
-def _as_detail(one: Wrong) -> InitErrorDetails:
-    custom = (
-        one
-        if isinstance(one, Lacking)
-        else PydanticCustomError("value_error", "{told}", {"told": f"Value error, {one}"})
-    )
-    return InitErrorDetails(type=custom, loc=(), input=None)
 
 
 class Truth:

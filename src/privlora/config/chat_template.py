@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 from typing import Final
 
+from privlora.config.base import Wrong
 from privlora.errors import named
 
 _LONGEST_PATH: Final = 200
@@ -13,7 +14,7 @@ _LARGEST: Final = 1 << 20  # bytes
 
 
 def read_template(given: str) -> str:
-    """The template. Raises ValueError with what to mend for a file that is not there, or text that is no template.
+    """The template. Raises Wrong with what to mend for a file that is not there, or text that is no template.
 
     given: a template, which has braces, the path of a file that holds one, or the name of one of the tokenizer's.
     """
@@ -21,7 +22,7 @@ def read_template(given: str) -> str:
         return given
     text = given if "{" in given else _of_file(given)
     if "{{" not in text and "{%" not in text:
-        raise ValueError("chat_template shows nothing of a message. Fix: give a Jinja template, or its file")
+        raise Wrong("chat_template shows nothing of a message", "give a Jinja template, or its file")
     _parse(text)
     return text
 
@@ -31,12 +32,12 @@ def _of_file(given: str) -> str:
     try:
         path = Path(given).expanduser()
         if path.stat().st_size > _LARGEST:
-            raise ValueError(f"chat_template={shown} is too large for a template. Fix: check the path")
+            raise Wrong(f"chat_template={shown} is too large for a template", "check the path")
         return path.read_text(encoding="utf-8")
     except (OSError, RuntimeError, UnicodeError) as error:
-        raise ValueError(
-            f"chat_template={shown} is no file that can be read ({type(error).__name__}). Fix: check the path, or give "
-            "the template itself"
+        raise Wrong(
+            f"chat_template={shown} is no file that can be read ({type(error).__name__})",
+            "check the path, or give the template itself",
         ) from None
 
 
@@ -48,7 +49,7 @@ def _parse(text: str) -> None:
     try:
         Environment().parse(text)
     except TemplateSyntaxError as error:  # whose words may quote a file of records
-        raise ValueError(
-            f"chat_template, line {error.lineno}, is no Jinja. Fix: mend the template, or leave it out for the "
-            "tokenizer's own"
+        raise Wrong(
+            f"chat_template, line {error.lineno}, is no Jinja",
+            "mend the template, or leave it out for the tokenizer's own",
         ) from None

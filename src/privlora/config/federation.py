@@ -16,7 +16,7 @@ from pydantic import (
     model_validator,
 )
 
-from privlora.config.base import Countable, Group, all_of, countable
+from privlora.config.base import Countable, Group, Wrong, all_of, countable
 from privlora.data.formats import Format
 from privlora.errors import echoed, named, nearest
 from privlora.ranges import BATCHES, MOST_PHASES
@@ -27,11 +27,24 @@ _NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the fi
 JOINT: Final = "joint"
 """The rule of a federation that names none."""
 
-RULE_NAMES: Final = (
-    *("fedavg", "fedprox", "scaffold", "ffa", "fedsa", "flora", "fedex", "flexlora"),
-    *("fedsvd", "rolora", "fedask", "tan", "alt", JOINT),
-)
-"""Of the table of rules, which is above this room, and joint, which is training itself."""
+RULES: Final = {
+    "fedavg": "averaging.FedAvg",
+    "fedprox": "averaging.FedProx",
+    "scaffold": "averaging.Scaffold",
+    "ffa": "averaging.Ffa",
+    "fedsa": "averaging.FedSa",
+    "flora": "stacking.Flora",
+    "fedex": "stacking.FedEx",
+    "flexlora": "stacking.FlexLora",
+    "fedsvd": "points.FedSvd",
+    "rolora": "averaging.RoLora",
+    "fedask": "sketching.FedAsk",
+    "tan": "points.Tan",
+    "alt": "points.Alt",
+}
+"""The table of aggregation rules: name -> its class, in federated.rules. A new rule is a class and a line here."""
+RULE_NAMES: Final = (*RULES, JOINT)
+"""And joint, which is training itself."""
 
 _OF_ONE_RULE: Final = {"oversampling": "fedask", "warm_sketch": "fedask", "proximal": "fedprox"}
 
@@ -65,7 +78,7 @@ class ClientSettings(Group):
     @classmethod
     def _is_a_name(cls, name: str) -> str:
         if not _NAME.fullmatch(name):
-            raise ValueError(f"{named(name)} is not a name that a folder may have. Fix: {_NAME_IN_WORDS}")
+            raise Wrong(f"{named(name)} is not a name that a folder may have", _NAME_IN_WORDS)
         return name
 
 
@@ -232,9 +245,11 @@ class FederationSettings(Group):
         if not isinstance(values, Mapping) or values.get("phases") is None:
             return values
         if values.keys() & {"rounds", "local_steps"}:
-            raise ValueError(
-                "phases say rounds and local_steps of each kind of round, so rounds and local_steps beside them would "
-                "be a second timetable. Fix: remove rounds and local_steps, or phases"
+            raise Wrong(
+                "phases say rounds and local_steps of each kind of round, so rounds and local_steps "
+                "beside them would be a second timetable",
+                "remove rounds and local_steps, or phases",
+                "phases",
             )
         try:
             phases = [PhaseSettings.model_validate(phase) for phase in values["phases"]]
@@ -252,16 +267,14 @@ class FederationSettings(Group):
             what = "it is neither a number of clients nor a list of them"
             if isinstance(clients, Mapping):
                 what = "it is a mapping, and clients are a list, in which each has its name and its path"
-            raise ValueError(
-                f"{what}. Fix: write clients: 3, or one line “- {{name: north, path: north.jsonl}}” for each"
-            )
+            raise Wrong(what, "write clients: 3, or one line “- {name: north, path: north.jsonl}” for each")
         return clients
 
     @field_validator("rule")
     @classmethod
     def _is_in_the_table(cls, rule: str) -> str:
         if rule not in RULE_NAMES:
-            raise ValueError(f"unknown rule {echoed(rule, RULE_NAMES)}. Fix: {nearest(rule, RULE_NAMES)}")
+            raise Wrong(f"unknown rule {echoed(rule, RULE_NAMES)}", nearest(rule, RULE_NAMES), "rule")
         return rule
 
     @field_validator("clients")
@@ -269,11 +282,13 @@ class FederationSettings(Group):
     def _several(cls, clients: int | list[ClientSettings]) -> int | list[ClientSettings]:
         names = [] if isinstance(clients, int) else [client.name for client in clients]
         if (clients if isinstance(clients, int) else len(clients)) < 2:
-            raise ValueError("a federation has at least 2 clients. Fix: `privlora train` serves one")
+            raise Wrong("a federation has at least 2 clients", "`privlora train` serves one", "clients")
         if len({name.lower() for name in names}) < len(names):
-            raise ValueError(
-                "two clients have the same name, perhaps but for capital letters, so one would be charged for the "
-                "other. Fix: rename one"
+            raise Wrong(
+                "two clients have the same name, perhaps but for capital letters, so one would be "
+                "charged for the other",
+                "rename one",
+                "clients",
             )
         return clients
 
@@ -287,82 +302,104 @@ class FederationSettings(Group):
         cut = isinstance(self.clients, int)
         ignored = next((name for name in self.of_other_rules if name in self.model_fields_set), "")
         whose = _OF_ONE_RULE.get(ignored)
-        problems: list[tuple[Any, str]] = [
+        problems: list[tuple[Any, str, str, str]] = [
             (
                 bool(ignored),
-                f"{ignored} belongs to rule={whose}, and rule={self.rule} would ignore it. Fix: remove it, or set "
-                f"rule: {whose}",
+                f"{ignored} belongs to rule={whose}, and rule={self.rule} would ignore it",
+                f"remove it, or set rule: {whose}",
+                "rule",
             ),
             (
                 not cut and (self.split != "iid" or self.column is not None or self.alpha is not None),
-                "split, column and alpha cut data.path, and clients have paths of their own. Fix: remove either",
+                "split, column and alpha cut data.path, and clients have paths of their own",
+                "remove either",
+                "split",
             ),
             (
                 (self.alpha is None) == (self.split == "dirichlet"),
-                f"split=dirichlet takes alpha, and no other split does; this is split={self.split}. Fix: "
-                + ("remove alpha, or add split: dirichlet" if self.alpha else "add alpha: 0.5"),
+                f"split=dirichlet takes alpha, and no other split does; this is split={self.split}",
+                "remove alpha, or add split: dirichlet" if self.alpha else "add alpha: 0.5",
+                "split",
             ),
             (
                 (self.column is None) == (self.split != "iid"),
                 f"split={self.split} {'cuts at random, and not by' if self.column else 'cuts by'} a column of "
-                "data.path. Fix: "
-                + ("remove column, or add split: column" if self.column else "name it, as column: label"),
+                "data.path",
+                "remove column, or add split: column" if self.column else "name it, as column: label",
+                "split",
             ),
             (
                 self.per_round > self.size,
-                f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients. Fix: at most "
-                f"{self.size}; removed, all of them train in each round",
+                f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients",
+                f"at most {self.size}; removed, all of them train in each round",
+                "clients_per_round",
             ),
             (
                 self.weights is not None and (len(self.weights) != self.size or min(self.weights) <= 0),
-                f"weights must be {self.size} positive numbers, one for each client. Fix: write "
-                f"{self.size} numbers above 0 in the order of clients; removed, all count alike",
+                f"weights must be {self.size} positive numbers, one for each client",
+                f"write {self.size} numbers above 0 in the order of clients; removed, all count alike",
+                "weights",
             ),
             (
                 self.joint and any(kind.local_steps != 1 for kind in self.kinds),
-                "rule=joint takes one step a round, because other clients' noise does not protect what a client "
-                "does alone. Fix: local_steps: 1, or another rule",
+                "rule=joint takes one step a round, because other clients' noise does not protect what a "
+                "client does alone",
+                "local_steps: 1, or another rule",
+                "rule",
             ),
             (
                 self.privacy_model == "client"
                 and any(kind.expected_batch_size is not None for kind in self.kinds),
-                "privacy_model=client charges one update a round, whatever batches it was trained on, so a phase's "
-                "expected_batch_size would say nothing of its cost. Fix: remove it; privacy.expected_batch_size holds "
-                "in all phases",
+                "privacy_model=client charges one update a round, whatever batches it was trained on, so a "
+                "phase's expected_batch_size would say nothing of its cost",
+                "remove it; privacy.expected_batch_size holds in all phases",
+                "privacy_model",
             ),
             (
                 self.joint and self.privacy_model == "client",
-                "rule=joint hides records, not clients. Fix: remove privacy_model, or choose another rule",
+                "rule=joint hides records, not clients",
+                "remove privacy_model, or choose another rule",
+                "rule",
             ),
             (
                 self.weights is not None and (self.joint or self.privacy_model == "client"),
-                f"{'rule=joint' if self.joint else 'privacy_model=client'} counts all clients alike, so they have no "
-                "weights. Fix: remove weights",
+                f"{'rule=joint' if self.joint else 'privacy_model=client'} counts all clients alike, so they "
+                "have no weights",
+                "remove weights",
+                "clients",
             ),
             (
                 self.trusted_server and self.privacy_model != "client",
-                "trusted_server goes with privacy_model=client, and records are hidden by the client itself. Fix: "
+                "trusted_server goes with privacy_model=client, and records are hidden by the client itself",
                 "remove either",
+                "trusted_server",
             ),
             (
                 self.trusted_server and self.secure_aggregation,
-                "trusted_server adds noise to updates that it sees. Fix: remove it, so that clients add their shares",
+                "trusted_server adds noise to updates that it sees",
+                "remove it, so that clients add their shares",
+                "trusted_server",
             ),
             (
                 self.weights is not None and self.secure and max(self.weights) > 100 * min(self.weights),
-                "secure sums with weights that differ by more than a factor of 100 would be nearly one client's "
-                "update. Fix: make them more alike",
+                "secure sums with weights that differ by more than a factor of 100 would be nearly one "
+                "client's update",
+                "make them more alike",
+                "weights",
             ),
             (
                 self.survivors is not None and not self.secure,
-                "survivors goes with secure sums. Fix: remove it, or add secure_aggregation: true",
+                "survivors goes with secure sums",
+                "remove it, or add secure_aggregation: true",
+                "survivors",
             ),
             (
                 not 2 * self.per_round < 3 * self.threshold <= 3 * self.per_round,
-                f"survivors must be above two thirds of the {self.per_round} clients of a round, and at most all of "
-                "them: with less, a server could open single answers with the help of the other clients. "
-                f"Fix: survivors: {2 * self.per_round // 3 + 1}, or more; removed, it is all {self.per_round}",
+                f"survivors must be above two thirds of the {self.per_round} clients of a round, and at most "
+                "all of them: with less, a server could open single answers with the help of the other clients",
+                f"survivors: {2 * self.per_round // 3 + 1}, or more; removed, it is all {self.per_round}",
+                "survivors",
             ),
         ]
-        all_of(ValueError(what) for wrong, what in problems if wrong)
+        all_of(Wrong(what, fix, place) for wrong, what, fix, place in problems if wrong)
         return self

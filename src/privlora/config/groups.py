@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from functools import partial
 from math import exp
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, TypeVar
 
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
 from privlora.config.auto import AUTO, AutoSettings, OrAuto, OrTrue, without_auto
-from privlora.config.base import Countable, Group, Lacking, Wrong, all_of
+from privlora.config.base import Countable, Group, Wrong, all_of
 from privlora.config.chat_template import read_template
 from privlora.config.federation import FederationSettings
 from privlora.config.one_place import MICRO_BATCH, misplaced, of_mapping
-from privlora.config.places import Places, Where, placed
 from privlora.config.synthesis import SynthesisSettings
 from privlora.data.formats import Format
 from privlora.data.labels import Classes, Labels, classes_of
@@ -61,21 +59,22 @@ class QuantizationSettings(Group):
     def _no_half_precision(cls, values: Any) -> Any:
         for name, why in _NOT_QUANTIZED.items():
             if isinstance(values, Mapping) and name in values:
-                raise ValueError(f"{name} is not supported: {why}. Fix: remove it")
+                raise Wrong(f"{name} is not supported: {why}", "remove it")
         return values
 
     @model_validator(mode="after")
     def _one_width(self) -> QuantizationSettings:
         if self.load_in_4bit == self.load_in_8bit:
-            raise ValueError(
-                "the weights are packed into 4 bits or into 8. Fix: set exactly one of load_in_4bit and load_in_8bit"
+            raise Wrong(
+                "the weights are packed into 4 bits or into 8",
+                "set exactly one of load_in_4bit and load_in_8bit",
             )
         other = "llm_int8_threshold" if self.load_in_4bit else "bnb_4bit_"
         fields = type(self).model_fields  # a run's own file holds the defaults of all
         unread = [k for k in fields if k.startswith(other) and getattr(self, k) != fields[k].default]
         if unread:
             width = 4 if self.load_in_4bit else 8
-            raise ValueError(f"{unread[0]} is not read with load_in_{width}bit. Fix: remove it")
+            raise Wrong(f"{unread[0]} is not read with load_in_{width}bit", "remove it")
         return self
 
     @property
@@ -140,16 +139,17 @@ class ModelSettings(Group):
         given, word = str(given), f"{given}bit"
         if given not in _SHORT:
             close = f"did you mean {word!r}?" if word in _SHORT else nearest(given, _SHORT)
-            raise ValueError(
-                f"unknown quantization {echoed(given, _SHORT)}. Fix: give a mapping such as {{load_in_4bit: true}}, or "
-                f"a word; {close}"
+            raise Wrong(
+                f"unknown quantization {echoed(given, _SHORT)}",
+                f"give a mapping such as {{load_in_4bit: true}}, or a word; {close}",
+                "quantization",
             )
         return dict(_SHORT[given])
 
     @model_validator(mode="after")
     def _one_place(self) -> ModelSettings:
         if self.device_map is not None and self.device != "auto":
-            raise ValueError("device and device_map both say where the model lies. Fix: remove one of them")
+            raise Wrong("device and device_map both say where the model lies", "remove one of them", "device")
         return self
 
 
@@ -201,14 +201,17 @@ class AdapterSettings(Group):
     @model_validator(mode="after")
     def _text_for_the_start(self) -> AdapterSettings:
         if self.init == "public-gradient" and self.public_text is None:
-            raise ValueError(
-                "init=public-gradient needs public_text. Fix: give a file of public records in the columns of the "
-                "private ones, or another init"
+            raise Wrong(
+                "init=public-gradient needs public_text",
+                "give a file of public records in the columns of the private ones, or another init",
+                "init",
             )
         given = [k for k in ("public_text", "public_text_limit") if getattr(self, k) is not None]
         if self.init != "public-gradient" and given:
-            raise ValueError(
-                f"{given[0]} is read for init=public-gradient only. Fix: set adapter.init to it, or remove {given[0]}"
+            raise Wrong(
+                f"{given[0]} is read for init=public-gradient only",
+                f"set adapter.init to it, or remove {given[0]}",
+                given[0],
             )
         return self
 
@@ -358,12 +361,14 @@ class DataSettings(Group):
     @classmethod
     def _some_file(cls, given: str | list[str]) -> str | list[str]:
         if not given:
-            raise ValueError("path names no file. Fix: give at least one")
+            raise Wrong("path names no file", "give at least one", "path")
         twice = named_twice([] if isinstance(given, str) else given)
         if twice is not None:
-            raise ValueError(
-                f"path names {shown(twice)!r} twice: each record would be two units, and epsilon that of a half "
-                "of it. Fix: name it once"
+            raise Wrong(
+                f"path names {shown(twice)!r} twice: each record would be two units, and epsilon that of "
+                "a half of it",
+                "name it once",
+                "path",
             )
         return given
 
@@ -374,8 +379,7 @@ class DataSettings(Group):
             try:
                 classes_of("label", given)
             except ConfigError as error:
-                what = f"{error.what.rpartition(': ')[2]}. Fix: {error.fix}"
-                raise ValueError(what) from None
+                raise Wrong(error.what, error.fix or "") from None
         return given
 
     @field_validator("chat_template")
@@ -388,9 +392,10 @@ class DataSettings(Group):
     def _not_what_is_set_here(cls, given: dict[str, Any]) -> dict[str, Any]:
         taken = next((name for name in given if name in TAKEN), None)
         if taken is not None:
-            raise ValueError(
-                f"chat_template_kwargs holds {taken}, which is decided here. Fix: leave in it what the template asks "
-                "for, as {enable_thinking: false}"
+            raise Wrong(
+                f"chat_template_kwargs holds {taken}, which is decided here",
+                "leave in it what the template asks for, as {enable_thinking: false}",
+                "chat_template_kwargs",
             )
         return given
 
@@ -400,15 +405,14 @@ class DataSettings(Group):
         try:
             parse(given or "")
         except ConfigError as error:
-            what = str(error)
-            raise ValueError(what) from None
+            raise Wrong(error.what, error.fix or "") from None
         return given
 
     @field_validator("task")
     @classmethod
     def _known_task(cls, task: str | None) -> str | None:
         if task is not None and task not in TASKS:
-            raise ValueError(f"unknown task {echoed(task, TASKS)}. Fix: {nearest(task, TASKS)}")
+            raise Wrong(f"unknown task {echoed(task, TASKS)}", nearest(task, TASKS), "task")
         return task
 
     @model_validator(mode="after")
@@ -419,110 +423,136 @@ class DataSettings(Group):
     def _contradictions(self) -> Iterator[Wrong]:
         own = [k for k in ("text", "prompt", "completion", "messages") if getattr(self, k) is not None]
         if self.task is not None and own:
-            yield ValueError(
-                f"task={self.task} brings its own prompt and completion. Fix: remove {', '.join(own)}, or task"
+            yield Wrong(
+                f"task={self.task} brings its own prompt and completion",
+                f"remove {', '.join(own)}, or task",
+                "task",
             )
         yield from self._other_than_preferences()
         yield from self._other_than_labels()
         if self.task is not None and self.label is None and self.loss_on != "completion":
-            yield ValueError(f"task={self.task} trains on the answers. Fix: remove loss_on, or task")
+            yield Wrong(f"task={self.task} trains on the answers", "remove loss_on, or task", "task")
         forms = [self.text is not None, self.prompt is not None or self.completion is not None]
         forms += [self.messages is not None, self.chosen is not None and self.prompt is None]
         if sum(forms) > 1:
-            yield ValueError(
-                "there are several forms of records. Fix: give only one of: text, or prompt and completion, or messages"
+            yield Wrong(
+                "there are several forms of records",
+                "give only one of: text, or prompt and completion, or messages",
+                *own,
             )
         others = self.label is not None or self.task is not None or (self.text is None and any(forms))
         if self.chunk and others:
-            yield ValueError(
-                "chunk divides whole texts, and these records are prompts, chats or labelled texts, which lose their "
-                "sense in parts. Fix: remove chunk, or name the text's column with text"
+            yield Wrong(
+                "chunk divides whole texts, and these records are prompts, chats or labelled texts, "
+                "which lose their sense in parts",
+                "remove chunk, or name the text's column with text",
+                "chunk",
             )
         if self.chosen is None and (self.prompt is None) != (self.completion is None):
             lacking = "prompt" if self.prompt is None else "completion"
-            yield ValueError(
-                f"prompt and completion go together. Fix: name the column {lacking}, or use text"
+            yield Wrong(
+                "prompt and completion go together", f"name the column {lacking}, or use text", "prompt"
             )
         chat = [k for k in ("chat_template", "chat_template_kwargs") if getattr(self, k)]
         if chat and (self.text is not None or not any(forms) or self.template == "none"):
-            yield ValueError(
-                f"{chat[0]} is read for chats alone, and these records are none. Fix: name a column of messages, or "
-                f"prompt and completion without template=none, or remove {chat[0]}"
+            yield Wrong(
+                f"{chat[0]} is read for chats alone, and these records are none",
+                "name a column of messages, or prompt and completion without template=none, or remove "
+                f"{chat[0]}",
+                chat[0],
             )
         if self.template != "auto" and self.prompt is None:
-            yield ValueError(
-                "template says how prompt and completion meet. Fix: name their columns, or remove it"
+            yield Wrong(
+                "template says how prompt and completion meet", "name their columns, or remove it", "template"
             )
         trains = self.task is None and self.label is None and self.loss_on == "completion"
         if trains and (self.text is not None or not any(forms)):
-            yield ValueError(
-                "loss_on=completion needs prompt and completion, or messages. Fix: name their columns, or remove "
-                "loss_on"
+            yield Wrong(
+                "loss_on=completion needs prompt and completion, or messages",
+                "name their columns, or remove loss_on",
+                "loss_on",
             )
         shared = _shared(self.path, self.evaluation)
         if shared is not None:
-            yield ValueError(
-                f"evaluation names {shared!r}, which is private: its held-out loss would be published. "
-                "Fix: give public records, or none"
+            yield Wrong(
+                f"evaluation names {shared!r}, which is private: its held-out loss would be published",
+                "give public records, or none",
+                "evaluation",
             )
 
     def _other_than_preferences(self) -> Iterator[Wrong]:
         if (self.chosen is None) != (self.rejected is None):
             lacking = "chosen" if self.chosen is None else "rejected"
-            yield ValueError(f"chosen and rejected go together. Fix: name the column {lacking}")
+            yield Wrong("chosen and rejected go together", f"name the column {lacking}", "chosen")
         if self.chosen is None:
             if self.dpo_beta is not None:
-                yield ValueError(
-                    "dpo_beta is read with chosen and rejected only. Fix: name their columns, or remove it"
+                yield Wrong(
+                    "dpo_beta is read with chosen and rejected only",
+                    "name their columns, or remove it",
+                    "dpo_beta",
                 )
             return
         if self.chosen == self.rejected:
-            yield ValueError(
-                "chosen and rejected are the same column. Fix: name that of the other answer as rejected"
+            yield Wrong(
+                "chosen and rejected are the same column",
+                "name that of the other answer as rejected",
+                "chosen",
             )
         others = ("text", "completion", "messages", "task", "label")
         given = [name for name in others if getattr(self, name) is not None]
         if given:
-            yield ValueError(
-                f"chosen and rejected are two answers, and {given[0]} names another form of records. Fix: remove "
-                f"{given[0]}; the prompt's column is prompt"
+            yield Wrong(
+                f"chosen and rejected are two answers, and {given[0]} names another form of records",
+                f"remove {given[0]}; the prompt's column is prompt",
+                "chosen",
             )
         if self.loss_on != "completion":
-            yield ValueError("a preference is about answers alone. Fix: remove loss_on")
+            yield Wrong("a preference is about answers alone", "remove loss_on", "loss_on")
 
     def _other_than_labels(self) -> Iterator[Wrong]:
         if self.label is None:
             given = [name for name in ("labels", "text_pair") if getattr(self, name) is not None]
             if given:
-                yield ValueError(
-                    f"{given[0]} is read with label only. Fix: name the column of the label, or remove {given[0]}"
+                yield Wrong(
+                    f"{given[0]} is read with label only",
+                    f"name the column of the label, or remove {given[0]}",
+                    given[0],
                 )
             return
         if self.prompt is not None or self.completion is not None or self.messages is not None:
-            yield ValueError(
-                "label is the class of a text, and these records are prompts or chats. Fix: name the text's column "
-                "with text, or remove label"
+            yield Wrong(
+                "label is the class of a text, and these records are prompts or chats",
+                "name the text's column with text, or remove label",
+                "label",
             )
         if self.loss_on != "all" or not self.add_eos:
-            yield ValueError(
-                "loss_on and add_eos are of texts that the model learns to write. Fix: remove them, or label"
+            yield Wrong(
+                "loss_on and add_eos are of texts that the model learns to write",
+                "remove them, or label",
+                "loss_on",
             )
         if self.task is None:
             if self.labels is None:
-                yield ValueError(
-                    "label needs labels: a label that only private records have would show them. Fix: give all that "
-                    "there can be, as labels: [negative, positive], how many there are, or score"
+                yield Wrong(
+                    "label needs labels: a label that only private records have would show them",
+                    "give all that there can be, as labels: [negative, positive], how many there are, or "
+                    "score",
+                    "labels",
+                    lacking=True,
                 )
                 return
             return
         if TASKS[self.task].kind not in ("label", "score"):
-            yield ValueError(
-                f"task={self.task} has no labels to classify. Fix: remove label, or choose a task of GLUE"
+            yield Wrong(
+                f"task={self.task} has no labels to classify",
+                "remove label, or choose a task of GLUE",
+                "task",
             )
         if self.label != "label" or self.labels is not None or self.text_pair is not None:
-            yield ValueError(
-                f"task={self.task} brings its own texts and labels. Fix: write label: label, and remove labels and "
-                "text_pair"
+            yield Wrong(
+                f"task={self.task} brings its own texts and labels",
+                "write label: label, and remove labels and text_pair",
+                "task",
             )
 
 
@@ -594,27 +624,37 @@ class PrivacySettings(Group):
         lacking = self.lacks(vars(self))
         if (self.unit == "user") != (self.user_column is not None):
             other = "user_column: the column that names the user" if self.unit == "user" else "unit: user"
-            yield ValueError(f"unit=user and user_column go together. Fix: add {other}")
+            yield Wrong("unit=user and user_column go together", f"add {other}", "unit")
         n = self.public_dataset_size
         if n is not None and self.delta is not None and self.delta >= 1 / n:
-            yield ValueError(
+            yield Wrong(
                 f"delta={self.delta:g} is not below 1/N = {1 / n:g}: publishing one whole {self.unit} "
-                "would satisfy it. Fix: set delta to a tenth of 1/N or less"
+                "would satisfy it",
+                "set delta to a tenth of 1/N or less",
+                "delta",
             )
         if not self.private:
             given = [k for k in ("target_epsilon", "noise_multiplier") if getattr(self, k) is not None]
             if given:
-                yield ValueError(f"private=false contradicts {given[0]}. Fix: remove one of them")
+                yield Wrong(
+                    f"private=false contradicts {given[0]}", "remove one of them", "private", given[0]
+                )
             if self.clip_quantile is not None:
-                yield ValueError("private=false clips nothing. Fix: remove clip_quantile")
+                yield Wrong("private=false clips nothing", "remove clip_quantile", "private")
         elif "target_epsilon" in lacking or None not in (self.target_epsilon, self.noise_multiplier):
-            kind = Lacking if "target_epsilon" in lacking else ValueError
-            yield kind(
-                "the noise follows from target_epsilon or from noise_multiplier. Fix: give exactly one of "
-                "target_epsilon and noise_multiplier"
+            yield Wrong(
+                "the noise follows from target_epsilon or from noise_multiplier",
+                "give exactly one of target_epsilon and noise_multiplier",
+                "target_epsilon",
+                lacking="target_epsilon" in lacking,
             )
         elif "delta" in lacking:
-            yield Lacking("delta is missing. Fix: set it well below 1 / number of records, for example 1e-5")
+            yield Wrong(
+                "delta is missing",
+                "set it well below 1 / number of records, for example 1e-5",
+                "delta",
+                lacking=True,
+            )
         if "public_dataset_size" in lacking:
             reveals = "dividing by the private number of records would reveal it"
             why = (
@@ -622,34 +662,46 @@ class PrivacySettings(Group):
                 if self.private
                 else "how often a record is drawn follows from it, also without privacy"
             )
-            yield Lacking(
-                f"public_dataset_size is missing: {why}. Fix: give expected_batch_size and public_dataset_size (a "
-                "rounded figure will do), or sample_rate with either"
+            yield Wrong(
+                f"public_dataset_size is missing: {why}",
+                "give expected_batch_size and public_dataset_size (a rounded figure will do), or "
+                "sample_rate with either",
+                "public_dataset_size",
+                lacking=True,
             )
         if "expected_batch_size" in lacking:
-            yield Lacking(
-                "how many units a step takes is missing. Fix: give expected_batch_size or sample_rate"
+            yield Wrong(
+                "how many units a step takes is missing",
+                "give expected_batch_size or sample_rate",
+                "expected_batch_size",
+                lacking=True,
             )
         if {"public_dataset_size", "expected_batch_size"} & set(lacking):  # the rest follows from them
             return
         if None not in (self.public_dataset_size, self.expected_batch_size, self.sample_rate):
-            yield ValueError(
-                "sample_rate follows from expected_batch_size and public_dataset_size. Fix: give two of the three"
+            yield Wrong(
+                "sample_rate follows from expected_batch_size and public_dataset_size",
+                "give two of the three",
+                "sample_rate",
             )
         if self.q > 1:
-            yield ValueError(
-                f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}. Fix: at most {n}, better "
-                "half of it or less; with steps and batch auto both follow from it"
+            yield Wrong(
+                f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}",
+                f"at most {n}, better half of it or less; with steps and batch auto both follow from it",
+                "expected_batch_size",
             )
         if self.max_batch_size is not None and self.public_dataset_size is None:
-            yield ValueError(
-                "max_batch_size needs public_dataset_size: its cost depends on both. Fix: give public_dataset_size "
-                "in the place of sample_rate or expected_batch_size"
+            yield Wrong(
+                "max_batch_size needs public_dataset_size: its cost depends on both",
+                "give public_dataset_size in the place of sample_rate or expected_batch_size",
+                "max_batch_size",
             )
         elif self.max_batch_size is not None and self.max_batch_size < self.b:
-            yield ValueError(
-                f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}, so most "
-                "batches would be cut. Fix: about 1.75 times the expected batch size costs no epsilon"
+            yield Wrong(
+                f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}, so "
+                "most batches would be cut",
+                "about 1.75 times the expected batch size costs no epsilon",
+                "max_batch_size",
             )
         yield from self._wrong_passes()
         yield from self._wrong_bands()
@@ -663,17 +715,20 @@ class PrivacySettings(Group):
             ("max_batch_size", self.max_batch_size is not None),
         ):
             if is_given:
-                yield ValueError(
-                    f"sampling={self.sampling} does not go with {name}, which is accounted with Poisson sampling. Fix: "
-                    f"remove {name}"
+                yield Wrong(
+                    f"sampling={self.sampling} does not go with {name}, which is accounted with Poisson "
+                    "sampling",
+                    f"remove {name}",
+                    "sampling",
                 )
         if not self.private:
-            yield ValueError(f"private=false accounts for nothing. Fix: remove sampling={self.sampling}")
+            yield Wrong("private=false accounts for nothing", f"remove sampling={self.sampling}", "private")
         bins = max(2, round(1 / self.q))
         if abs(self.q * bins - 1) > _OFF_PASS:
-            yield ValueError(
-                f"passes have whole numbers of steps, and batches of {self.b:g} make 1/q = {1 / self.q:.3g}. Fix: "
-                f"expected_batch_size={self.n / bins:.4g}, which makes {bins}"
+            yield Wrong(
+                f"passes have whole numbers of steps, and batches of {self.b:g} make 1/q = {1 / self.q:.3g}",
+                f"expected_batch_size={self.n / bins:.4g}, which makes {bins}",
+                "steps",
             )
 
     def _wrong_bands(self) -> Iterator[Wrong]:
@@ -685,23 +740,25 @@ class PrivacySettings(Group):
             ("max_batch_size", "what a cap costs is not known for batches of one class"),
         ):
             if getattr(self, name) is not None:
-                yield ValueError(f"bands={self.bands} does not go with {name}: {why}. Fix: remove {name}")
+                yield Wrong(f"bands={self.bands} does not go with {name}: {why}", f"remove {name}", "bands")
         if not self.private:
-            yield ValueError(f"private=false adds no noise. Fix: remove bands={self.bands}")
+            yield Wrong("private=false adds no noise", f"remove bands={self.bands}", "private")
             return
         if self.bands == "auto":
             if self.target_epsilon is None:
-                yield ValueError(
-                    "bands=auto weighs noise against what sampling saves at target_epsilon, and noise_multiplier is "
-                    "given. Fix: give a number of bands, or target_epsilon"
+                yield Wrong(
+                    "bands=auto weighs noise against what sampling saves at target_epsilon, and "
+                    "noise_multiplier is given",
+                    "give a number of bands, or target_epsilon",
+                    "bands",
                 )
             return
         if self.bands > self.steps:
-            yield ValueError(f"bands={self.bands} is above steps={self.steps}. Fix: at most {self.steps}")
+            yield Wrong(f"bands={self.bands} is above steps={self.steps}", f"at most {self.steps}", "bands")
         if self.bands * self.q > 1:
-            yield ValueError(
-                f"a class has 1/{self.bands} of all units, and a batch needs {self.q:g} of them. Fix: bands of at most "
-                f"{int(1 / self.q)}, or a smaller expected_batch_size"
+            yield Wrong(
+                f"a class has 1/{self.bands} of all units, and a batch needs {self.q:g} of them",
+                f"bands of at most {int(1 / self.q)}, or a smaller expected_batch_size",
             )
 
     @property
@@ -877,6 +934,24 @@ class RunSettings(Group):
         return MICRO_BATCH if self.tokens_per_micro_batch == "auto" else self.tokens_per_micro_batch
 
 
+_Error = TypeVar("_Error", bound=PrivloraError)
+Where = Callable[[tuple[str, ...]], str]
+"""Of (group, name): " (line 3)", " (on the command line)", or "" where nothing is known."""
+
+
+class Places:
+    """Where a run's settings were given. All are equal, since settings are the same wherever they stood."""
+
+    def __init__(self, where: Where = lambda place: "") -> None:
+        self.where = where
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Places)
+
+    def __hash__(self) -> int:
+        return 0
+
+
 class Settings(Group):
     """One run."""
 
@@ -941,36 +1016,49 @@ class Settings(Group):
         yield from self._other_than_the_federation()
         warmup = self.method.warmup_steps
         if warmup is not None and self.federation is None and warmup > self.privacy.steps:
-            yield ValueError(
-                f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}. Fix: fewer warmup_steps"
+            yield Wrong(
+                f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}",
+                "fewer warmup_steps",
+                "method.warmup_steps",
+                "privacy.steps",
             )
         if self.method.clipping is not None and not self.privacy.private:
-            yield ValueError(
-                "method.clipping contradicts privacy.private=false, which clips nothing. Fix: remove method.clipping"
+            yield Wrong(
+                "method.clipping contradicts privacy.private=false, which clips nothing",
+                "remove method.clipping",
+                "method.clipping",
+                "privacy.private",
             )
         if self.privacy.private and self.privacy.unit == "user" and self.data.limit is not None:
-            yield ValueError(
-                "data.limit does not go with unit=user: where a user leaves, later records move up, and many users "
-                "change. Fix: cut the file itself, or leave limit out"
+            yield Wrong(
+                "data.limit does not go with unit=user: where a user leaves, later records move up, and "
+                "many users change",
+                "cut the file itself, or leave limit out",
+                "data.limit",
             )
         if self.method.clipping == "automatic" and self.privacy.clip_quantile is not None:
-            yield ValueError(
-                "method.clipping=automatic scales every gradient to the same norm, so there is none to adapt. "
-                "Fix: use flat or spectral, or remove privacy.clip_quantile"
+            yield Wrong(
+                "method.clipping=automatic scales every gradient to the same norm, so there is none to adapt",
+                "use flat or spectral, or remove privacy.clip_quantile",
+                "method.clipping",
             )
         private = _shared(self.adapter.public_text, [*_paths(self.data.path), *self._paths_of_clients()])
         if private is not None:
-            yield ValueError(
-                f"adapter.public_text names {private!r}, which is private: the start would reveal it. "
-                "Fix: give public records, or another adapter.init"
+            yield Wrong(
+                f"adapter.public_text names {private!r}, which is private: the start would reveal it",
+                "give public records, or another adapter.init",
+                "adapter.public_text",
             )
         yield from self._other_than_public_texts()
         yield from self._other_than_rehearsals()
         seen = _shared(self.adapter.public_text, self.data.evaluation)
         if seen is not None:
-            yield ValueError(
-                f"adapter.public_text names {seen!r}, which is also data.evaluation: the held-out loss would be "
-                "that of texts that shaped the start. Fix: divide the file"
+            yield Wrong(
+                f"adapter.public_text names {seen!r}, which is also data.evaluation: the held-out loss "
+                "would be that of texts that shaped the start",
+                "divide the file",
+                "adapter.public_text",
+                "data.evaluation",
             )
 
     def _other_than_the_federation(self) -> Iterator[Wrong]:
@@ -981,37 +1069,44 @@ class Settings(Group):
         yield from _what_federations_have_not(given, sum(federation.steps_of_a_client))
         for place, kind in enumerate(federation.kinds):
             if kind.expected_batch_size is not None and kind.expected_batch_size > self.privacy.n:
-                yield ValueError(
-                    f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds the "
-                    f"{self.privacy.n:g} {self.privacy.unit}s of all clients (privacy.public_dataset_size), so its "
-                    "sampling rate would be above 1. Fix: lower it"
+                yield Wrong(
+                    f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds "
+                    f"the {self.privacy.n:g} {self.privacy.unit}s of all clients "
+                    "(privacy.public_dataset_size), so its sampling rate would be above 1",
+                    "lower it",
+                    "federation.phases",
+                    "privacy.public_dataset_size",
                 )
         if (self.data.path == AT_CLIENTS) == isinstance(federation.clients, int):
-            yield ValueError(
-                "records are either cut into clients or are their own. Fix: give data.path with the number of clients "
-                "to cut it into, or each client a path of its own"
+            yield Wrong(
+                "records are either cut into clients or are their own",
+                "give data.path with the number of clients to cut it into, or each client a path of its own",
             )
         if federation.secure and self.privacy.private and federation.per_round < 2:
-            yield ValueError(
-                "a secure sum over one client is its update. Fix: clients_per_round of 2 or more"
-            )
+            yield Wrong("a secure sum over one client is its update", "clients_per_round of 2 or more")
         if self.privacy.private and federation.distributed and federation.secure_aggregation is False:
-            yield ValueError(
-                "federation.secure_aggregation=false, and each client adds only a share of the noise, which protects "
-                "nobody by itself. Fix: remove it, or choose a rule whose clients add all of it (rule: tan)"
+            yield Wrong(
+                "federation.secure_aggregation=false, and each client adds only a share of the noise, "
+                "which protects nobody by itself",
+                "remove it, or choose a rule whose clients add all of it (rule: tan)",
+                "federation.secure_aggregation",
             )
         own = self._paths_of_clients()
         twice = named_twice(own)
         if twice is not None:
-            yield ValueError(
-                f"federation.clients name {shown(twice)!r} twice, so each of its records would be released by two "
-                "ledgers that do not know of each other. Fix: give each client records of its own"
+            yield Wrong(
+                f"federation.clients name {shown(twice)!r} twice, so each of its records would be "
+                "released by two ledgers that do not know of each other",
+                "give each client records of its own",
+                "federation.clients",
             )
         public = _shared(self.data.evaluation, own)
         if public is not None:
-            yield ValueError(
-                f"data.evaluation names {public!r}, which is a client's and private: its held-out loss would be "
-                "published. Fix: give public records, or none"
+            yield Wrong(
+                f"data.evaluation names {public!r}, which is a client's and private: its held-out loss "
+                "would be published",
+                "give public records, or none",
+                "data.evaluation",
             )
 
     @property
@@ -1026,29 +1121,38 @@ class Settings(Group):
         if self.synthesis is None:
             return
         if self.data.chosen is not None:
-            yield ValueError(
-                "data.chosen does not go with the group synthesis, whose texts nobody prefers. Fix: remove either"
+            yield Wrong(
+                "data.chosen does not go with the group synthesis, whose texts nobody prefers",
+                "remove either",
+                "data.chosen",
             )
         if self.data.chunk:
-            yield ValueError(
-                "data.chunk does not go with the group synthesis, whose texts are as long as they are written. Fix: "
-                "remove either"
+            yield Wrong(
+                "data.chunk does not go with the group synthesis, whose texts are as long as they are "
+                "written",
+                "remove either",
+                "data.chunk",
             )
         if self.federation is not None:
-            yield ValueError(
-                "synthesis does not go with a federation, whose methods use no public texts. Fix: remove either group"
+            yield Wrong(
+                "synthesis does not go with a federation, whose methods use no public texts",
+                "remove either group",
             )
         private = _shared(self.synthesis.file, self.data.path)
         if private is not None:
-            yield ValueError(
-                f"synthesis.file names {private!r}, which is private: what counts as public would reveal it. "
-                "Fix: give public texts, or another generator"
+            yield Wrong(
+                f"synthesis.file names {private!r}, which is private: what counts as public would reveal it",
+                "give public texts, or another generator",
+                "synthesis.file",
             )
         seen = _shared(self.synthesis.file, self.data.evaluation)
         if seen is not None:
-            yield ValueError(
-                f"synthesis.file names {seen!r}, which is also data.evaluation: the held-out loss would be that of "
-                "texts that shaped the training. Fix: divide the file"
+            yield Wrong(
+                f"synthesis.file names {seen!r}, which is also data.evaluation: the held-out loss would "
+                "be that of texts that shaped the training",
+                "divide the file",
+                "synthesis.file",
+                "data.evaluation",
             )
 
     def _other_than_rehearsals(self) -> Iterator[Wrong]:
@@ -1056,15 +1160,19 @@ class Settings(Group):
         if auto is None:
             return
         if auto.all and self.federation is None:  # of a file or a call it has become what it stands for
-            yield ValueError(
-                "auto.all is of what a file or a call leaves out, which groups that are made already do not tell. Fix: "
-                "give plain mappings, or what is to be auto in auto.choose"
+            yield Wrong(
+                "auto.all is of what a file or a call leaves out, which groups that are made already do "
+                "not tell",
+                "give plain mappings, or what is to be auto in auto.choose",
+                "auto.all",
             )
         if not auto.choose:
             if auto.file is not None:
-                yield ValueError(
-                    "auto.file is read to choose settings, and none is auto. Fix: write method.learning_rate: auto, or "
-                    "remove file"
+                yield Wrong(
+                    "auto.file is read to choose settings, and none is auto",
+                    "write method.learning_rate: auto, or remove file",
+                    "auto.file",
+                    "method.learning_rate",
                 )
             return
         names = auto.places
@@ -1075,8 +1183,10 @@ class Settings(Group):
         )
         for name, fixed in given:
             if fixed and name.partition(".")[2] in auto.choose:
-                yield ValueError(
-                    f"{name} is a number, and auto.choose leaves it to rehearsals. Fix: remove one of them"
+                yield Wrong(
+                    f"{name} is a number, and auto.choose leaves it to rehearsals",
+                    "remove one of them",
+                    "auto.choose",
                 )
         for what, meant in (
             (not self.privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
@@ -1094,20 +1204,26 @@ class Settings(Group):
             ),
         ):
             if what:
-                yield ValueError(
-                    f"{names}=auto does not go with {meant}. Fix: leave out what is auto, or give numbers"
+                yield Wrong(
+                    f"{names}=auto does not go with {meant}",
+                    "leave out what is auto, or give numbers",
+                    *names.replace(" and ", ", ").split(", "),
                 )
         private = _shared(auto.file, self.data.path)
         if private is not None:
-            yield ValueError(
-                f"auto.file names {private!r}, which is private: what is chosen on it would reveal it. Fix: give "
-                "public records"
+            yield Wrong(
+                f"auto.file names {private!r}, which is private: what is chosen on it would reveal it",
+                "give public records",
+                "auto.file",
             )
         seen = _shared(auto.file, self.data.evaluation)
         if seen is not None:
-            yield ValueError(
-                f"auto.file names {seen!r}, which is also data.evaluation: the held-out loss would be that of texts "
-                "that chose the settings. Fix: divide the file"
+            yield Wrong(
+                f"auto.file names {seen!r}, which is also data.evaluation: the held-out loss would be "
+                "that of texts that chose the settings",
+                "divide the file",
+                "auto.file",
+                "data.evaluation",
             )
 
     def _paths_of_clients(self) -> list[str]:
@@ -1118,19 +1234,14 @@ class Settings(Group):
         """From now on errors that are `placed` say where settings were given."""
         self._places = Places(where)
 
-    def placed(self, error: PrivloraError, about: str | None = None) -> PrivloraError:
-        """The error, which from now on tells the line of each setting that it names, where that is known. about: the
-        setting that it is about, as group.name, where it names none."""
-        return placed(error, self._places.where, type(self).model_fields, about)
+    def where(self, about: str) -> str:
+        """In brackets, where a setting, group.name, was given; "" where that is not known."""
+        return self._places.where(tuple(about.split(".")))
 
-    @contextmanager
-    def placing(self) -> Iterator[None]:
-        """What is raised inside is `placed`."""
-        try:
-            yield
-        except PrivloraError as error:
-            self.placed(error)
-            raise
+    def placed(self, error: _Error, about: str) -> _Error:
+        """The error with the setting that it is about, and its line, where that is known."""
+        where = self.where(about)
+        return error.of(f"{about}{where}") if where else error
 
     def refuse_a_federation(self) -> None:
         """Raise ConfigError for settings of several owners, where a run in one place is meant."""
@@ -1185,10 +1296,8 @@ def _what_federations_have_not(
     value_of: Callable[[str, str], Any], steps: int | None = None
 ) -> Iterator[Wrong]:
     """Of settings of runs in one place; for the arguments see `misplaced`."""
-    found = misplaced(value_of, steps)
-    for each in found:
-        fix = each.fix if len(found) == 1 else each.named_fix
-        yield ValueError(f"{each.what}. Fix: {fix}")
+    for each in misplaced(value_of, steps):
+        yield Wrong(each.what, each.fix, each.place)
 
 
 def _shared(first: str | list[str] | None, second: str | list[str] | None) -> str | None:

@@ -27,11 +27,6 @@ class Misplaced(NamedTuple):
     what: str
     fix: str
 
-    @property
-    def named_fix(self) -> str:
-        """The same, which says of what it is, to be read beside others."""
-        return self.fix if self.place in self.fix else f"{self.place}: {self.fix}"
-
 
 def misplaced(value_of: Callable[[str, str], Any], steps: int | None = None) -> list[Misplaced]:
     """All that do not go with a federation, in the order of the groups.

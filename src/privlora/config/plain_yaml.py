@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from functools import cache
-from typing import Any, Final
+from typing import Any
 
 import yaml
 
 from privlora.config.base import group_in
 from privlora.config.groups import Settings
 
-TWICE: Final = "is given twice"
 _CHARACTERS, _OF_A_VALUE, _VALUES, _DEEP = 1_000_000, 50_000, 50_000, 20
 
 
@@ -60,9 +59,11 @@ class _PlainLoader(yaml.SafeLoader):
             if key_node.value in seen:
                 # Of records it may be a person's name.
                 key = key_node.value if key_node.value in _names() else "a key"
-                raise yaml.constructor.ConstructorError(
-                    problem=f"{key} {TWICE}", problem_mark=key_node.start_mark
+                error = yaml.constructor.ConstructorError(
+                    problem=f"{key} is given twice", problem_mark=key_node.start_mark
                 )
+                error.twice = key  # type: ignore[attr-defined]
+                raise error
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 

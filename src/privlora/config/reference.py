@@ -19,10 +19,8 @@ from pydantic.fields import FieldInfo
 
 from privlora.config.auto import AUTO, OrAuto
 from privlora.config.base import Group, group_in
-from privlora.config.foreign_names import GROUPS_ELSEWHERE
 from privlora.config.groups import Settings
-from privlora.config.nearby import whereabouts
-from privlora.config.other_names import plain
+from privlora.config.names import meant
 from privlora.errors import ConfigError, named, nearest
 
 _LIMITS: Final = (("gt", "above"), ("ge", "at least"), ("lt", "below"), ("le", "at most"))
@@ -80,8 +78,7 @@ def find_settings(place: str | None = None) -> list[Setting]:
     if not found:
         # A name without its group.
         found = [each for each in every if each.place.split(".")[1] == place and each.place.count(".") == 1]
-    elsewhere = None if found else whereabouts(place) or GROUPS_ELSEWHERE.get(plain(place))
-    if not found and elsewhere is None:
+    if not found:
         words = _words(place)
         found = [each for each in every if words and words <= _beginnings(each)]
     if not found:
@@ -89,7 +86,9 @@ def find_settings(place: str | None = None) -> list[Setting]:
         what = f"there is no setting or group {named(place)}"
         if len(place.split()) > 1:
             what, known = f"no setting has all of these words: {', '.join(place.split())}", []
-        raise ConfigError(what, fix=elsewhere or (nearest(place, known) if known else "give fewer of them"))
+        elsewhere = meant(place)
+        fix = elsewhere.fix if elsewhere.place else nearest(place, known) if known else "give fewer of them"
+        raise ConfigError(what, fix=fix)
     return found
 
 

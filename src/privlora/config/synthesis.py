@@ -186,19 +186,17 @@ class SynthesisSettings(Group):
         if not isinstance(name, str) or name in _GENERATORS:
             return name
         if "://" in name:  # not shown: it may hold a password
-            raise ValueError("it is an address. Fix: set generator to endpoint, and endpoint to the address")
+            raise Wrong("it is an address", "set generator to endpoint, and endpoint to the address")
         if _PLACE.fullmatch(name):
-            raise ValueError("it is a function's place. Fix: set generator to callable, and callable to it")
+            raise Wrong("it is a function's place", "set generator to callable, and callable to it")
         if "." in name or "/" in name:
-            raise ValueError("it is a file's name. Fix: set generator to file, and file to that name")
+            raise Wrong("it is a file's name", "set generator to file, and file to that name", "file")
         if difflib.get_close_matches(name, _GENERATORS):
-            raise ValueError(
-                f"{echoed(name, _GENERATORS)} is no generator. Fix: {nearest(name, _GENERATORS)}"
-            )
+            raise Wrong(f"{echoed(name, _GENERATORS)} is no generator", nearest(name, _GENERATORS))
         known = (
             each + (f" (with {' and '.join(needs)})" if needs else "") for each, needs in _GENERATORS.items()
         )
-        raise ValueError(f"{echoed(name)} is no generator. Fix: set it to {_one_of(list(known))}")
+        raise Wrong(f"{echoed(name)} is no generator", f"set it to {_one_of(list(known))}")
 
     @field_validator("endpoint")
     @classmethod
@@ -212,11 +210,12 @@ class SynthesisSettings(Group):
         except ValueError:
             plain = False
         if not plain or endpoint != endpoint.strip():
-            raise ValueError("it is no address. Fix: write it as http://localhost:8000/v1")
+            raise Wrong("it is no address", "write it as http://localhost:8000/v1")
         if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-            raise ValueError(
-                "it holds more than an address, and settings are written to disk. Fix: remove user, password and what "
-                "follows ? or #; name the key's environment variable in api_key_env"
+            raise Wrong(
+                "it holds more than an address, and settings are written to disk",
+                "remove user, password and what follows ? or #; name the key's environment variable in "
+                "api_key_env",
             )
         return endpoint
 
@@ -224,9 +223,9 @@ class SynthesisSettings(Group):
     @classmethod
     def _is_a_variable(cls, name: str | None) -> str | None:
         if name is not None and not _VARIABLE.fullmatch(name):  # not shown: it may be the key
-            raise ValueError(
-                "it is no name of an environment variable, and a key itself would be written to disk. Fix: export the "
-                "key as OPENAI_API_KEY or another name in capitals, and give that name"
+            raise Wrong(
+                "it is no name of an environment variable, and a key itself would be written to disk",
+                "export the key as OPENAI_API_KEY or another name in capitals, and give that name",
             )
         return name
 
@@ -234,7 +233,7 @@ class SynthesisSettings(Group):
     @classmethod
     def _is_a_place(cls, place: str | None) -> str | None:
         if place is not None and not _PLACE.fullmatch(place):
-            raise ValueError("it is not module:name. Fix: write it as my_texts:write")
+            raise Wrong("it is not module:name", "write it as my_texts:write")
         return place
 
     @field_validator("random_prompt", "variation_prompt", "tones")
@@ -243,7 +242,7 @@ class SynthesisSettings(Group):
         if words is not None and not all(
             each.strip() for each in ([words] if isinstance(words, str) else words)
         ):
-            raise ValueError("it is empty. Fix: write the words, or remove the setting")
+            raise Wrong("it is empty", "write the words, or remove the setting")
         return words
 
     @model_validator(mode="after")
@@ -255,38 +254,48 @@ class SynthesisSettings(Group):
         needs = _GENERATORS[self.generator]
         lacking = [name for name in needs if getattr(self, name) is None]
         if lacking:
-            yield ValueError(
-                f"generator={self.generator} needs {' and '.join(lacking)}. Fix: add "
-                + ", and ".join(f"{name}: {needs[name]}" for name in lacking)
+            yield Wrong(
+                f"generator={self.generator} needs {' and '.join(lacking)}",
+                "add " + ", and ".join(f"{name}: {needs[name]}" for name in lacking),
+                *lacking,
+                lacking=True,
             )
         unread = {name: of for name, of in _OF.items() if self.generator not in of and name in self.given}
         if unread:
             readers = next(iter(unread.values()))
             names = [name for name, of in unread.items() if of == readers]
             several = len(names) > 1
-            yield ValueError(
-                f"{' and '.join(names)} {'are' if several else 'is'} read for generator={_one_of(readers)} only, and "
-                f"generator is {self.generator}{'' if 'generator' in self.model_fields_set else ' unless it is set'}. "
-                f"Fix: set generator to {_one_of(readers)}, or remove {'them' if several else 'it'}"
+            yield Wrong(
+                f"{' and '.join(names)} {'are' if several else 'is'} read for "
+                f"generator={_one_of(readers)} only, and generator is "
+                f"{self.generator}{'' if 'generator' in self.model_fields_set else ' unless it is set'}",
+                f"set generator to {_one_of(readers)}, or remove {'them' if several else 'it'}",
+                *names,
             )
         if self.warm_start_learning_rate is not None and not self.warm_start_epochs:
-            yield ValueError(
-                "warm_start_learning_rate goes with warm_start_epochs. Fix: set how many epochs, or remove the rate"
+            yield Wrong(
+                "warm_start_learning_rate goes with warm_start_epochs",
+                "set how many epochs, or remove the rate",
+                "warm_start_learning_rate",
             )
         if self.rejected is not None and self.rejected > self.answers:
-            yield ValueError(
-                f"rejected={self.rejected} is no rank among answers={self.answers}. Fix: set it to 2 to {self.answers}"
+            yield Wrong(
+                f"rejected={self.rejected} is no rank among answers={self.answers}",
+                f"set it to 2 to {self.answers}",
+                "rejected",
             )
         if self.source is not None and not self.publish:
-            yield ValueError("source is read by privlora synthesize. Fix: give its folder with --from")
+            yield Wrong("source is read by privlora synthesize", "give its folder with --from", "source")
         if self.preset is not None and self.random_prompt is not None:
-            yield ValueError("preset and random_prompt are two kinds of text. Fix: remove one of them")
+            yield Wrong("preset and random_prompt are two kinds of text", "remove one of them", "preset")
         for name in ("variation_prompt", "tones"):
             if self.random_prompt is None and getattr(self, name) is not None:
-                yield ValueError(f"{name} goes with random_prompt. Fix: add random_prompt, or remove {name}")
+                yield Wrong(f"{name} goes with random_prompt", f"add random_prompt, or remove {name}", name)
         if self.variation_prompt is not None and "{text}" not in self.variation_prompt:
-            yield ValueError(
-                "variation_prompt has no place for the text that is varied. Fix: write {text} where it belongs"
+            yield Wrong(
+                "variation_prompt has no place for the text that is varied",
+                "write {text} where it belongs",
+                "variation_prompt",
             )
 
 

@@ -9,7 +9,7 @@ from math import isfinite
 from typing import Any, Final, Literal
 
 from privlora.data.records import value_of
-from privlora.errors import ConfigError, DataError, named
+from privlora.errors import ConfigError, RecordError, named
 
 MOST_CLASSES: Final = 100_000
 SCORE = "score"
@@ -44,8 +44,9 @@ class Classes:
         found = self._score(value) if not self.names else self._class(value)
         if found is None:
             what, fix = self._wanted()
-            raise DataError(
-                f"record {number}: the label in column {self.column!r} is {what}",
+            raise RecordError(
+                number,
+                f"the label in column {self.column!r} is {what}",
                 why="what labels may be is public; one that is found in private records would be published with them",
                 fix=f"{fix}; else mend the record",
             )

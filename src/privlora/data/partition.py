@@ -14,7 +14,7 @@ import numpy as np
 
 from privlora.data.records import value_of
 from privlora.data.units import Units, group_units
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, RecordError
 from privlora.randomness import counter_generator
 
 _DRAWS = 1000  # of proportions, before alpha counts as too small
@@ -114,8 +114,9 @@ def _value(record: _Record, column: str, number: int) -> str | int:
     except DataError as error:
         raise error.of("federation.column, in data.path") from None
     if not isinstance(value, str | int):
-        raise DataError(
-            f"record {number}: column {column!r} holds {type(value).__name__}, which is nothing to cut by",
+        raise RecordError(
+            number,
+            f"column {column!r} holds {type(value).__name__}, which is nothing to cut by",
             fix="cut by a column of strings or integers, such as a label",
         )
     return value

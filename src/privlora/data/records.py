@@ -35,7 +35,7 @@ from privlora.data.formats import (
     separator_of,
 )
 from privlora.data.forms import COLUMN, are_names, is_usual
-from privlora.errors import ConfigError, DataError, is_a_slip, named
+from privlora.errors import ConfigError, DataError, RecordError, is_a_slip, named
 
 HUB = "hf://"
 """Begins the name of a hub dataset; nothing else is ever sought there."""
@@ -402,18 +402,20 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
             fix = f"name what is in it with a dot, as {column}.{inner}"
         if what == NAN:  # as a table of pandas has it
             fix += f", or leave such records out, of a table of pandas as table.dropna(subset=[{column!r}])"
-        raise DataError(f"record {number}: column {column!r} {held}", fix=fix)
+        raise RecordError(number, f"column {column!r} {held}", fix=fix)
     if len(value) > MOST_CHARACTERS:
-        raise DataError(
-            f"record {number}: column {column!r} has more than {MOST_CHARACTERS:,} characters",
+        raise RecordError(
+            number,
+            f"column {column!r} has more than {MOST_CHARACTERS:,} characters",
             fix="divide the text into several records, or remove it",
         )
     try:
         value.encode()
     except UnicodeEncodeError:
         # Not chained: the original error holds the text.
-        raise DataError(
-            f"record {number}: column {column!r} holds half of a surrogate pair, which is no valid Unicode",
+        raise RecordError(
+            number,
+            f"column {column!r} holds half of a surrogate pair, which is no valid Unicode",
             fix="repair the program that wrote the file, or replace such characters",
         ) from None
     return value
@@ -457,8 +459,7 @@ def missing_column(
         fix += f", as {mend}"
     elif column == "text":
         fix = f"name its columns, as {_FORMS}"
-    lacks = f"record {number} has no column {named(column)}"
-    return DataError(f"{lacks}; its columns are: {listed or 'none'}", fix=fix)
+    return RecordError(number, f"has no column {named(column)}; its columns are: {listed or 'none'}", fix=fix)
 
 
 def shared_columns(

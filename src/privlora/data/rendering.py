@@ -19,7 +19,7 @@ from privlora.data.canonical import canonical, is_json, is_rounded
 from privlora.data.records import field_of, text_of, value_of
 from privlora.data.sandbox import DATE, TemplateRefusedError, rendering
 from privlora.data.templates import TAKEN, no_chat_template, parse, template_named
-from privlora.errors import ConfigError, DataError, article
+from privlora.errors import ConfigError, RecordError, article
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -109,8 +109,9 @@ class Renderer:
             return self._joined([self._fill(form, record, number) for form in given.forms])
         if not self.is_chat:
             if any(holds_turns(record, form) for form in given.forms):
-                raise DataError(
-                    f"record {number} holds messages, and no chat template renders them",
+                raise RecordError(
+                    number,
+                    "holds messages, and no chat template renders them",
                     fix="use the tokenizer of an instruction-tuned model, or set data.chat_template; remove "
                     "data.template",
                 )
@@ -202,8 +203,8 @@ class Renderer:
         messages = talk.messages
         learnt = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
         if first and not learnt:
-            raise DataError(
-                f"record {number}: the completion has no message of the assistant", fix="give it that role"
+            raise RecordError(
+                number, "the completion has no message of the assistant", fix="give it that role"
             )
         others = [i for i in range(last + 1) if messages[i]["role"] != "assistant"]
         talk.refuse_lost(whole, others, with_tools=True)
@@ -219,8 +220,9 @@ class Renderer:
             if self._ends.search(whole[start:stop]) is None and not (is_open and i == last):
                 follows = self._follows.match(whole, stop)
                 if follows is None:
-                    raise DataError(
-                        f"record {number}: {self._whose} does not end message {i + 1} by a token of its own",
+                    raise RecordError(
+                        number,
+                        f"{self._whose} does not end message {i + 1} by a token of its own",
                         why="the model would not learn where its answers end",
                         fix="write {{ eos_token }} behind an assistant's message in data.chat_template, or make a "
                         "record of each answer",
@@ -285,39 +287,43 @@ class _Talk:
 
     def render(self, count: int, ask: bool = False) -> str:
         """The first ``count`` messages, and the beginning of an answer if one is asked for. Raises DataError."""
-        whose = f"record {self.number}: {self.whose}"
         try:
             return self._written(self.messages[:count], ask)
         except TemplateRefusedError as error:
-            raise DataError(
-                f"{whose} {error.message}",
+            raise RecordError(
+                self.number,
+                f"{self.whose} {error.message}",
                 why="a record's text would depend on what was rendered before it, and no clipping bounds what a record "
                 "changes then",
                 fix="mend the template, or give another one as data.chat_template",
             ) from None
         except UndefinedError:
-            raise DataError(
-                f"{whose} asks for what these messages, or the template itself, do not have",
+            raise RecordError(
+                self.number,
+                f"{self.whose} asks for what these messages, or the template itself, do not have",
                 fix="mend the template: a message has role and content and what else the record says of it; what the "
                 "template is told beside is data.chat_template_kwargs",
             ) from None
         except TemplateError:
-            raise DataError(
-                f"{whose} refuses these messages",
+            raise RecordError(
+                self.number,
+                f"{self.whose} refuses these messages",
                 fix="mend the records, or give another template as data.chat_template: most want an optional system "
                 "message, then user and assistant in turn",
             ) from None
         except Exception as error:  # noqa: BLE001 - a template is a program, and its own words may hold a record
-            raise DataError(
-                f"{whose} fails on these messages ({type(error).__name__})",
+            raise RecordError(
+                self.number,
+                f"{self.whose} fails on these messages ({type(error).__name__})",
                 fix="mend the records, or give another template as data.chat_template",
             ) from None
 
     def turn(self, i: int, whole: str) -> Span:
         """Where message ``i``, the assistant's, starts and ends in the whole conversation. Raises DataError."""
         if i == 0:
-            raise DataError(
-                f"record {self.number}: the conversation starts with the assistant",
+            raise RecordError(
+                self.number,
+                "the conversation starts with the assistant",
                 fix='put what it answers in front (a system or user message), or set loss_on="all"',
             )
         # Asked for an answer, some templates open it differently (a thinking tag): what is common counts.
@@ -327,8 +333,9 @@ class _Talk:
         until_turn = whole if i == len(self.messages) - 1 else self.render(i + 1)
         stop = _turn_end(whole, start, until_turn, self.messages[i]["content"].strip())
         if stop is None or (before is not asked and (not whole.startswith(before) or start < len(before))):
-            raise DataError(
-                f"record {self.number}: {self.whose} shows message {i + 1} differently once others follow",
+            raise RecordError(
+                self.number,
+                f"{self.whose} shows message {i + 1} differently once others follow",
                 why="the tokens of the assistant cannot be told from the others",
                 fix='make a record of each assistant turn and the messages before it, or set loss_on="all"',
             )
@@ -347,8 +354,9 @@ class _Talk:
             if any(_lacks(packed, said) for said in _said(self.messages[i])):
                 lost = f"something that message {i + 1} says"
         if lost is not None:
-            raise DataError(
-                f"record {self.number}: {self.whose} leaves out {lost}",
+            raise RecordError(
+                self.number,
+                f"{self.whose} leaves out {lost}",
                 why="the model would learn an answer without it",
                 fix="give a template that shows it as data.chat_template (many lack tools or reasoning), or "
                 "take it out of the records",
@@ -486,8 +494,9 @@ def tools_of(record: Mapping[str, Any], number: int, column: str | None) -> list
     if not given or given != given:  # NaN, which pandas writes where a record has none
         return None
     if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
-        raise DataError(
-            f"record {number}: column {column!r} is no list of tools",
+        raise RecordError(
+            number,
+            f"column {column!r} is no list of tools",
             fix='write it as [{"type": "function", "function": {"name": "...", ...}}], or set data.tools to another '
             "column, or to null",
         )
@@ -497,14 +506,16 @@ def tools_of(record: Mapping[str, Any], number: int, column: str | None) -> list
 def _of_its_own(value: Any, number: int, whose: str) -> Any:
     """As if the record were the only one of its source. Raises DataError where that cannot be told."""
     if not is_json(value):
-        raise DataError(
-            f"record {number}: {whose} has a value that is neither text, number, truth, list nor mapping",
+        raise RecordError(
+            number,
+            f"{whose} has a value that is neither text, number, truth, list nor mapping",
             why="tables read texts as dates unless another record's is none, so one record would change another's text",
             fix="write it as a string, and keep readers from making dates of it",
         )
     if is_rounded(value):
-        raise DataError(
-            f"record {number}: {whose} has a number of more than 15 digits",
+        raise RecordError(
+            number,
+            f"{whose} has a number of more than 15 digits",
             why="tables round such a number once another record has a fraction there, so one record would change "
             "another's text",
             fix="write it as a string",
@@ -518,8 +529,9 @@ def _told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     if not isinstance(told, Mapping):
         return {}
     if TAKEN & {key for key, value in told.items() if value is not None}:
-        raise DataError(
-            f"record {number}: column 'chat_template_kwargs' holds what is decided by settings",
+        raise RecordError(
+            number,
+            "column 'chat_template_kwargs' holds what is decided by settings",
             fix="leave in it what the template asks for, as {enable_thinking: false}",
         )
     found: Mapping[str, Any] = _of_its_own(told, number, "column 'chat_template_kwargs'")
@@ -540,8 +552,9 @@ def messages_of(record: Mapping[str, Any], number: int, column: str) -> list[dic
     written as if each were the only one of its source. Raises DataError."""
     messages = value_of(record, column, number)
     if not isinstance(messages, list) or not messages:
-        raise DataError(
-            f"record {number}: column {column!r} is not a list of messages",
+        raise RecordError(
+            number,
+            f"column {column!r} is not a list of messages",
             fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
         )
     messages = [with_role(message) for message in messages]
@@ -584,7 +597,7 @@ def _refuse_unspoken(message: Any, number: int, whose: str) -> None:
             "write it as one string",
         )
     if wrong:
-        raise DataError(f"record {number}: {whose} {wrong}", fix=fix)
+        raise RecordError(number, f"{whose} {wrong}", fix=fix)
     text_of(message, said, number)
 
 

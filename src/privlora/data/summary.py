@@ -11,6 +11,7 @@ from privlora.errors import DataError
 
 _FACTOR = 2.0  # how far the number of units may be from the public one
 _MOST = 0.5
+_UNCHECKED = "or set data.unchecked=true (in Python columns=dict(unchecked=True))"
 
 
 @dataclass(frozen=True)
@@ -85,7 +86,7 @@ def refuse_far_count(units: int, *, public_units: float, unit: str, at_clients: 
     raise DataError(
         f"{whose} hold {much} {unit}s as the {public_units:g} that group privacy says (public_dataset_size{meant})",
         why="batches would be as far from the expected size, for which noise and learning rate are chosen",
-        fix=f"check {where} and the {unit}s, give the true number, rounded, or set data.unchecked=true",
+        fix=f"check {where} and the {unit}s, give the true number, rounded, {_UNCHECKED}",
     )
 
 
@@ -102,19 +103,19 @@ def refuse_implausible(
             "more than half of the records have nothing to train on",
             why="they would be trained on as if they said something, with noise and budget spent on nothing",
             fix=f"check the columns and loss_on, and that data.max_length={max_length} leaves room for a prompt and "
-            "its answer (data.truncation_mode says which is cut); remove empty records, or set data.unchecked=true",
+            f"its answer (data.truncation_mode says which is cut); remove empty records, {_UNCHECKED}",
         )
     if summary.spelled > _MOST:
         raise DataError(
             "more than half of the records spell control tokens, such as the ends of turns, which are read as text",
             why="a chat template seems to have rendered them already, whose tokens would be learnt letter by letter",
             fix="set data.split_special_tokens=false if that is so, give the messages themselves as data.messages, or "
-            "set data.unchecked=true",
+            "set data.unchecked=true (in Python columns=dict(unchecked=True))",
         )
     if summary.mostly_cut > _MOST:
         raise DataError(
             f"more than half of the records lose more than half of their tokens to data.max_length={max_length}",
             why="most of what they say would not be trained on",
             fix="raise data.max_length, divide long records by data.chunk=true (all chunks of one are one unit), "
-            "or set data.unchecked=true",
+            f"{_UNCHECKED}",
         )

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
 from privlora.data.records import missing_column, text_of
-from privlora.errors import ConfigError, DataError, named, nearest
+from privlora.errors import ConfigError, RecordError, named, nearest
 
 Scoring = Literal["likelihood", "generation"]
 SCORE_STEP = 0.2
@@ -240,8 +240,9 @@ def _glue(task: Task, record: Mapping[str, Any], number: int) -> Question:
 def _mixture(_: Task, record: Mapping[str, Any], number: int) -> Question:
     name = text_of(record, "task", number)
     if name not in TASKS or TASKS[name].kind not in ("label", "score"):
-        raise DataError(
-            f"record {number}: column 'task' names no task of GLUE",
+        raise RecordError(
+            number,
+            "column 'task' names no task of GLUE",
             fix=f"give one of {', '.join(t.name for t in _TASKS if t.kind in ('label', 'score'))}",
         )
     return _glue(TASKS[name], record, number)
@@ -258,14 +259,16 @@ def _label(task: Task, record: Mapping[str, Any], column: str, number: int) -> i
         key = str(value)
     if isinstance(value, bool) or key not in words:
         unlabelled = " (-1 marks the unlabelled test splits of GLUE)" if key == "-1" else ""
-        raise DataError(
-            f"record {number}: column {column!r} holds no label of task {task.name}{unlabelled}",
+        raise RecordError(
+            number,
+            f"column {column!r} holds no label of task {task.name}{unlabelled}",
             fix=f"give 0 to {len(task.names) - 1}, or one of {', '.join(task.names)}",
         )
     stated = record.get("label_text")
     if stated in task.names and task.names.index(stated) != words[key]:
-        raise DataError(
-            f"record {number}: columns {column!r} and 'label_text' name different labels",
+        raise RecordError(
+            number,
+            f"columns {column!r} and 'label_text' name different labels",
             why=f"the numbers of task {task.name} are {', '.join(f'{n} {i}' for n, i in _named(task).items())}",
             fix="number the labels as GLUE does",
         )
@@ -282,8 +285,8 @@ def _score(value: object, column: str, number: int) -> float:
     except (ValueError, OverflowError):
         score = float("nan")
     if isinstance(value, bool) or not 0 <= score <= 5:
-        raise DataError(
-            f"record {number}: column {column!r} holds no score", fix="give a number from 0 to 5; STS-B's own"
+        raise RecordError(
+            number, f"column {column!r} holds no score", fix="give a number from 0 to 5; STS-B's own"
         )
     return score
 
@@ -324,7 +327,7 @@ def _math(_: Task, record: Mapping[str, Any], number: int) -> Question:
 def _from_aqua(record: Mapping[str, Any], number: int) -> dict[str, str]:
     options = record["options"]
     if not isinstance(options, list) or not all(isinstance(o, str) for o in options):
-        raise DataError(f"record {number}: column 'options' is not a list of texts", fix='write ["A)21", …]')
+        raise RecordError(number, "column 'options' is not a list of texts", fix='write ["A)21", …]')
     shown = ", ".join(re.sub(r"^\s*([A-E])\s*\)\s*", r"(\1) ", option) for option in options)
     correct = text_of(record, "correct", number)
     rationale = text_of(record, "rationale", number).strip() if "rationale" in record else ""
@@ -338,8 +341,9 @@ def _from_aqua(record: Mapping[str, Any], number: int) -> dict[str, str]:
 def _from_gsm8k(record: Mapping[str, Any], number: int) -> dict[str, str]:
     rationale, marker, answer = text_of(record, "answer", number).rpartition("####")
     if not marker:
-        raise DataError(
-            f"record {number}: column 'answer' has no line '#### …' with the result",
+        raise RecordError(
+            number,
+            "column 'answer' has no line '#### …' with the result",
             fix="give GSM8K as published, or the columns instruction, output and answer",
         )
     rationale, answer = re.sub(r"<<[^>]*>>", "", rationale).strip(), answer.strip()
@@ -361,8 +365,9 @@ def _gold(value: object, number: int) -> float | str | None:
     except ValueError:
         result = float("nan")
     if not abs(result) < float("inf"):
-        raise DataError(
-            f"record {number}: the answer is neither a number nor a letter from A to E",
+        raise RecordError(
+            number,
+            "the answer is neither a number nor a letter from A to E",
             fix="write it as 18, 1,234, 0.5 or B",
         )
     return result

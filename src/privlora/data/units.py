@@ -9,7 +9,7 @@ from typing import Any, Final, overload
 import numpy as np
 
 from privlora.data.records import NULL, missing_as, value_of
-from privlora.errors import ConfigError, DataError, article
+from privlora.errors import ConfigError, DataError, RecordError, article
 from privlora.stages import DRAW, staged
 
 _EXACT: Final = 2**53  # above it, whole numbers share one float
@@ -167,8 +167,9 @@ def unit_value(record: Mapping[str, Any], column: str, number: int) -> str | int
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)  # a table makes fractions of whole numbers once one of them is missing
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise DataError(
-            f"record {number}: unit column {column!r} names no unit: it is {_instead(value)}",
+        raise RecordError(
+            number,
+            f"unit column {column!r} names no unit: it is {_instead(value)}",
             why="a record that belongs to nobody cannot be protected at the level of its unit",
             fix="give every record its unit, a text or a whole number, or remove it",
         )

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Final
 
-from privlora.config.method_names import known, unknown_method
+from privlora.config.methods import known_methods
+from privlora.config.names import unknown_method
 from privlora.errors import ConfigError, nearest
 
 FIGURES: Final = (
@@ -38,7 +39,7 @@ def chosen_figures(names: str | Iterable[str] | None) -> tuple[str, ...]:
 def refuse_unknown_methods(names: str | Iterable[str] | None) -> None:
     """Raise ConfigError for a name of no method; which of them can be shown the table of methods tells later."""
     for name in names_in(names):
-        if name not in known():
+        if name not in known_methods():
             raise unknown_method(name)
 
 

@@ -11,7 +11,7 @@ import torch
 
 from privlora.data.examples import encode_completions, encode_prompts
 from privlora.data.tasks import SCORE_STEP, Question, Scoring, Task, find_task, questions, scoring_of
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, RecordError
 from privlora.evaluation.answers import read_label, read_letter, read_number, read_score
 from privlora.evaluation.generation import generate
 from privlora.evaluation.intervals import Difference, Interval, bootstrap_interval, paired_difference
@@ -216,8 +216,9 @@ def _asked(
 def _number(question: Question, number: int) -> float:
     gold = question.gold
     if gold is None:
-        raise DataError(
-            f"record {number} has no column 'answer'",
+        raise RecordError(
+            number,
+            "has no column 'answer'",
             fix="give the right answers to evaluate on these records",
         )
     return float("ABCDE".index(gold)) if isinstance(gold, str) else float(gold)

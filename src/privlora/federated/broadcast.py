@@ -21,9 +21,9 @@ def refuse_foreign(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[int,
     """Raise PrivacyError unless ``sent`` has these names and shapes, is finite and of a bounded norm, and U and V in it
     are orthonormal: what clipping bounds are coordinates in orthonormal bases."""
     try:
-        refuse_unfit(sent, expected, LARGEST_NORM)
+        refuse_unfit(sent, expected, LARGEST_NORM, "what the server sent")
     except RunError as unfit:
-        raise _foreign(unfit.what.replace("an answer", "what the server sent")) from None
+        raise _foreign(unfit.what) from None
     for name, tensor in sent.items():
         if name.rpartition(".")[2] in ("U", "V") and tensor.ndim == 3 and not _orthonormal(tensor):
             raise _foreign(f"{name!r} of what the server sent is not orthonormal")

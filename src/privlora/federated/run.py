@@ -355,18 +355,6 @@ def prepare(
     fresh: bool = True,
 ) -> Prepared:
     """A run whose clients are all on this machine, up to its folder; for the arguments see `federate`."""
-    with settings.placing():
-        return _prepared(settings, model, tokenizer, records, evaluation, fresh)
-
-
-def _prepared(
-    settings: Settings,
-    model: torch.nn.Module | None,
-    tokenizer: Any,
-    records: Records | Mapping[str, Records] | None,
-    evaluation: Records | None,
-    fresh: bool,
-) -> Prepared:
     folder = RunFolder(Path(settings.run.output))
     if fresh:
         refuse_used(folder)

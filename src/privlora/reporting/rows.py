@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from privlora.accounting.ledger_format import parse_ledger
-from privlora.config.method_names import known as known_methods
+from privlora.config.methods import known_methods
 from privlora.rehearsals.kept import (
     AIM,
     DRAWS,

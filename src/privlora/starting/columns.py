@@ -13,7 +13,7 @@ from privlora.data.forms import are_names
 from privlora.data.records import COLUMN, has_column, missing_column
 from privlora.data.templates import parse
 from privlora.data.units import Grouping
-from privlora.errors import ConfigError, DataError, Together, in_one
+from privlora.errors import ConfigError, DataError, RecordError, Together, in_one
 from privlora.starting.survey import Survey
 from privlora.training.record_looks import Check, check_of, refuse_unusable_files
 from privlora.training.sources import are_read_twice
@@ -93,8 +93,9 @@ def _of_all(columns: Iterable[str], check: Check) -> Check:
     def of(record: Mapping[str, Any], number: int) -> None:
         for name in columns:
             if not has_column(record, name):
-                raise DataError(
-                    f"record {number} has no column {name!r}, which most records have",
+                raise RecordError(
+                    number,
+                    f"has no column {name!r}, which most records have",
                     fix="write a text there, or remove the record",
                 )
         check(record, number)

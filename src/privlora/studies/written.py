@@ -8,7 +8,8 @@ from typing import Any, Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from privlora.config import checked
-from privlora.config.method_names import known, unknown_method
+from privlora.config.methods import known_methods
+from privlora.config.names import unknown_method
 from privlora.errors import ConfigError, PrivloraError, Together, nearest
 
 Metric = Literal["auto", "loss", "accuracy", "task"]
@@ -109,7 +110,9 @@ def read_study(content: Mapping[str, Any], source: str) -> tuple[list[PrivloraEr
             )
         )
     if isinstance(methods := values.get("methods"), list):
-        wrong = {name for name in map(_name_of, methods) if isinstance(name, str) and name not in known()}
+        wrong = {
+            name for name in map(_name_of, methods) if isinstance(name, str) and name not in known_methods()
+        }
         problems.found += [_unknown_method(name, source) for name in sorted(wrong)]
         values["methods"] = [each for each in methods if _name_of(each) not in wrong]
         lacking += ["methods"] * bool(wrong and not values["methods"])
@@ -126,7 +129,7 @@ def _name_of(item: Any) -> Any:
 
 
 def _unknown_method(name: str, source: str) -> ConfigError:
-    return unknown_method(name).reworded(lambda text: text.replace("method.name:", "methods:", 1)).of(source)
+    return unknown_method(name).of(f"{source}: methods")
 
 
 def _unknown(

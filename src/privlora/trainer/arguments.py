@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NoReturn
 
-from privlora.config import MethodSettings, PrivacySettings
-from privlora.config.mistakes import UNTOLD_SIZE
-from privlora.config.other_names import called_here
-from privlora.errors import ConfigError, Together, named, nearest
-from privlora.ranges import MOST_STEPS
+from privlora.config import PrivacySettings
+from privlora.config.names import meant
+from privlora.errors import ConfigError, Together, close, named
 from privlora.training.ranks import several_processes
 
 _PRIVACY: Final = tuple(name for name in PrivacySettings.model_fields if name != "steps")
@@ -148,96 +145,74 @@ class Groups:
 
 _OF_TRAINERS: Final = {
     "output_dir": ("run", "output"),
-    "train_dataset": ("columns", "path"),
-    "eval_dataset": ("columns", "evaluation"),
+    "train_dataset": ("data", "path"),
+    "eval_dataset": ("data", "evaluation"),
 }
 """Arguments, of the trainer or of its args, that stand for settings."""
 
 
-def names_for(args: Any) -> dict[tuple[str, str], str]:
-    """Which fields of args stand for settings, by (argument that holds their group, name)."""
-    own = {place: name for name, place in {**RENAMED, **_OF_TRAINERS}.items()}
-    return (
-        {**own, **{("privacy", name): name for name in _PRIVACY}} if isinstance(args, PrivateConfig) else own
-    )
+def names_for(args: Any) -> dict[tuple[Any, ...], str]:
+    """Which fields of args stand for settings, by (group, name)."""
+    group_of = {"columns": "data", "loading": "model"}
+    own: dict[tuple[Any, ...], str] = {
+        (group_of.get(group, group), here): name
+        for name, (group, here) in {**RENAMED, **_OF_TRAINERS}.items()
+    }
+    if isinstance(args, PrivateConfig):
+        own |= {("privacy", name): name for name in _PRIVACY}
+    return own
 
 
-def groups_of(
-    args: Any,
-    privacy: Mapping[str, Any] | None,
-    method: Any,
-    problems: Together | None = None,
-    *,
-    sized: bool = False,
-) -> Groups:
-    """From a `PrivateConfig`, an SFTConfig or TrainingArguments, with what the trainer was given beside it. problems:
-    keeps what is wrong, of which else all is raised. sized: whether sizes follow from other numbers where none is
-    given.
+def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any, *, sized: bool = False) -> Groups:
+    """From a `PrivateConfig`, an SFTConfig or TrainingArguments, with what the trainer was given beside it. sized:
+    whether sizes follow from other numbers where none is given.
 
     Of the latter two, a field at its default counts as not given: the defaults here are those of the settings.
 
     Raises ConfigError, which names the argument.
     """
-    kept = Together() if problems is None else problems
-    before = len(kept.found)
+    problems, source = Together(), type(args).__name__
     if privacy is not None and not isinstance(privacy, Mapping):
-        kept.found.append(ConfigError(f"privacy is of type {type(privacy).__name__}", fix=f"pass {_PROMISE}"))
-    given, source = dict[str, Any](), type(args).__name__
+        problems.found.append(
+            ConfigError(f"privacy is of type {type(privacy).__name__}", fix=f"pass {_PROMISE}")
+        )
     if isinstance(args, PrivateConfig):
         given = {name: value for name, value in args.given.items() if value is not None}
     else:
-        given = kept.of(given, _changed, args)
-    known = len(kept.found) == before  # else nothing is said of what they might have held
-    for name in _NUMBERS:
-        if name in given and (isinstance(given[name], bool) or not isinstance(given[name], int | float)):
-            what = f"{source}.{name} is of type {type(given[name]).__name__}"
-            of_data = name == "public_dataset_size"
-            kept.found.append(ConfigError(what, fix=f"give a number, as {name}={'10_000' if of_data else 4}"))
-            given[name] = UNTOLD_SIZE if of_data else 1  # which contradicts nothing beside it
-            delta = given.get("delta")
-            if of_data and isinstance(delta, float) and 0 < delta < 1:
-                given["delta"] = min(delta, 0.1 / UNTOLD_SIZE)
+        given = problems.of(dict[str, Any](), _changed, args)
+    problems.found += [
+        ConfigError(f"{source}.{name} is of type {type(given[name]).__name__}", fix="give a number")
+        for name in _NUMBERS
+        if name in given and (isinstance(given[name], bool) or not isinstance(given[name], int | float))
+    ]
     own = given.pop("method", None)
     if own is not None and method is not None:
-        kept.found.append(ConfigError("method is given twice", fix="leave it out of PrivateConfig"))
+        problems.found.append(ConfigError("method is given twice", fix="leave it out of PrivateConfig"))
     chosen = method if method is not None else own
     if chosen is not None and not isinstance(chosen, str | Mapping):
-        kept.found.append(
-            ConfigError(f"method is of type {type(chosen).__name__}", fix="give a method's name or a mapping")
-        )
-        chosen = None
-    found = Groups(method={"name": chosen} if isinstance(chosen, str) else dict(chosen or {}))
-    found.privacy = {name: given.pop(name) for name in _PRIVACY if name in given}
+        what = f"method is of type {type(chosen).__name__}"
+        problems.found.append(ConfigError(what, fix="give a method's name or a mapping"))
     beside = privacy if isinstance(privacy, Mapping) else {}
-    kept.found += [
+    promise = {name: given.pop(name) for name in _PRIVACY if name in given}
+    problems.found += [
         ConfigError(f"{name} is given twice", fix=f"leave {name} out of {source}, or of privacy")
-        for name in sorted(found.privacy.keys() & beside.keys())
+        for name in sorted(promise.keys() & beside.keys())
     ]
-    found.privacy |= beside
-    if not found.privacy and known:
-        kept.found.append(
+    if not problems.found and not {**promise, **beside}:
+        problems.found.append(
             ConfigError("nothing says how private the run is", fix=f"give the trainer {_PROMISE}")
         )
-    promised = bool(found.privacy)
+    problems.tell()
+    found = Groups(method={"name": chosen} if isinstance(chosen, str) else dict(chosen or {}))
+    found.privacy = {**promise, **beside}
     untold = {name: getattr(args, name) for name in _BATCH if name not in given and hasattr(args, name)}
-    for step, stands_in in (
-        (
-            partial(_add_batch, untold=untold, sized=sized),
-            {"expected_batch_size": _batch({**untold, **given})},
-        ),
-        (partial(_add_steps, sized=sized), {"steps": MOST_STEPS}),
-        (_add_others, {}),
+    for step in (
+        partial(_add_batch, untold=untold, sized=sized),
+        partial(_add_steps, sized=sized),
+        _add_others,
     ):
-        if not known:
-            break
-        so_far = len(kept.found)
-        kept.of(None, step, found, given, source)
-        if len(kept.found) > so_far:  # what is told already is not told as missing
-            found.privacy = {**stands_in, **found.privacy}
-    if not promised or not known:
-        found.privacy = {}
-    if problems is None:
-        kept.tell()
+        problems.of(None, step, found, given, source)
+    problems.tell()
     return found
 
 
@@ -438,28 +413,20 @@ def _add_evaluation(found: Groups, given: dict[str, Any], source: str) -> None:
 
 
 def _refuse_unknown(name: str, known: Collection[str]) -> None:
-    """Raise ConfigError for an argument of `PrivateConfig` that is none of ``known``."""
-    if name == "steps":
-        raise ConfigError("PrivateConfig.steps is called max_steps here", fix="write max_steps=...")
+    """Raise ConfigError for an argument of `PrivateConfig` that is none of ``known``, with the nearest one."""
     if name in known:
         return
-    if name not in WHY:
-        _refuse_of_method(name, known)
-    close = nearest(name, known)
-    guessed = close.startswith("did you mean") and name not in WHY
-    _refuse(name, "PrivateConfig", fix=f"{name}: {close}" if guessed else None)
-
-
-def _refuse_of_method(name: str, known: Collection[str]) -> None:
-    """Raise ConfigError for a setting of a row, by its own name or another tool's, if it is none of ``known``."""
-    told = (called_here("", name) or "").partition("it is called method.")[2]
-    here = name if name in MethodSettings.model_fields else re.split(r"\W", told)[0]
-    if here in MethodSettings.model_fields and here not in ("name", *known):
-        raise ConfigError(
-            f"PrivateConfig has no {named(name)}",
-            why="it is a setting of the method, and no argument of a trainer elsewhere",
-            fix=f"write method=dict(name=..., {here}=...)",
-        )
+    place = meant(name).place or ""
+    group, _, here = place.partition(".")
+    if name in WHY:
+        _refuse(name, "PrivateConfig")
+    if near := {place: other for other, place in RENAMED.items()}.get((group, here)) or close(
+        name, known, 0.75
+    ):
+        _refuse(name, "PrivateConfig", fix=f"{name}: did you mean {near!r}?")
+    _refuse(
+        name, "PrivateConfig", fix=f"write method=dict(name=..., {here}=...)" if group == "method" else None
+    )
 
 
 def _refuse(name: str, source: str, fix: str | None = None) -> NoReturn:

@@ -11,17 +11,13 @@ from privlora.api import callbacks_of, fine_tune, resume_run
 from privlora.calling import (
     all_auto,
     is_loaded,
-    not_a_mapping,
     not_a_tokenizer,
-    once_each,
-    other_names,
     records_of,
     settings_of_call,
 )
 from privlora.config import IN_MEMORY, AdapterSettings
-from privlora.config.in_calls import as_in_python, called
 from privlora.consoles import err, is_wanted
-from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError, RunError, Together
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, named
 from privlora.names import EITHER
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of, names_for
@@ -46,18 +42,6 @@ _REFUSED: Final = {
     "quantization_config": "load the model with it, and pass the model",
     "tokenizer": "it is called processing_class",
 }
-_IN_GROUPS: Final = (
-    "{here}. Groups are arguments here, as privacy=dict(target_epsilon=3, …); or give it in args"
-)
-
-_OF_FINE_TUNE: Final = {
-    "output": "it is called output_dir here, a field of args",
-    "data": "it is called train_dataset here",
-    "evaluation": "it is called eval_dataset here; its records are PUBLIC, since their loss is published",
-    "adapter": "it is called peft_config here",
-}
-"""Arguments of `fine_tune`, by which this trainer calls nothing."""
-
 _INSTEAD: Final = {
     "predict": ": text is written by trainer.model.generate once it is trained, and `privlora evaluate` measures it",
     "state": ": what happened is in trainer.result.history",
@@ -94,7 +78,6 @@ class PrivateTrainer:
     Raises ConfigError, DataError or PrivacyError before anything is charged or written.
     """
 
-    @once_each
     def __init__(
         self,
         model: str | Path | torch.nn.Module,
@@ -115,8 +98,12 @@ class PrivateTrainer:
     ) -> None:
         problems = Together()
         refused = {name: value for name, value in others.items() if name in _REFUSED}
-        unknown = {name: value for name, value in others.items() if name not in _REFUSED}
-        problems.found += other_names(PrivateTrainer, unknown, _OF_FINE_TUNE, _IN_GROUPS)
+        unknown = [name for name in others if name not in _REFUSED]
+        if unknown:
+            raise TypeError(
+                f"PrivateTrainer() got an unexpected keyword argument {named(unknown[0])}; it takes those of a "
+                "trainer, and privacy, method, columns, loading, run and auto as fine_tune does"
+            )
         problems.found += [
             ConfigError(f"{name} is given", why=_REFUSED[name], fix=f"leave {name} out")
             for name, value in refused.items()
@@ -124,10 +111,11 @@ class PrivateTrainer:
         ]
         auto = all_auto(auto)
         sized = isinstance(auto, Mapping) and auto.get("all") is True
-        groups = groups_of(args, privacy, method, problems, sized=sized)
+        groups = groups_of(args, privacy, method, sized=sized)
         for name, more in {"columns": columns, "loading": loading, "run": run}.items():
-            if (error := not_a_mapping(name, more)) is not None:
-                problems.found.append(error)
+            if more is not None and not isinstance(more, Mapping):
+                what = f"{name} is of type {type(more).__name__}, not a mapping of settings"
+                problems.found.append(ConfigError(what, fix=f"give a mapping, as {name}=dict(...)"))
             else:
                 getattr(groups, name).update(more or {})
         if is_loaded(model) and processing_class is None:
@@ -136,10 +124,6 @@ class PrivateTrainer:
             )
         if (error := not_a_tokenizer("processing_class", processing_class)) is not None:
             problems.found.append(error)
-        error = not_a_mapping("peft_config", peft_config)
-        if error is not None and not hasattr(peft_config, "peft_type"):  # as a LoraConfig has
-            problems.found.append(error)
-            peft_config = {}
         self._callbacks: list[Any] = problems.of([], lambda: list(callbacks_of(callbacks)))
         self._model, self._tokenizer = model, processing_class
         if groups.privacy.get("private", True):
@@ -161,26 +145,21 @@ class PrivateTrainer:
         }
         self._show_progress = groups.show_progress
         # Now, and not only when it trains; and before torch is loaded.
-        try:
-            there = self._records, self._evaluation
+        settings = settings_of_call(
+            model,
+            {"path": path, "evaluation": public},
+            self._groups,
+            self._output,
+            source="PrivateTrainer",
+            problems=problems,
+            arguments=names_for(args),
+        )
+        if not several_processes():  # of which the first one looks, once they have joined
             # A run in the folder may be one to go on with: train() says.
             how = {"given": is_loaded(model), "tokenizer": self._tokenizer, "begins": False}
-            settings = settings_of_call(
-                model,
-                {"path": path, "evaluation": public},
-                self._groups,
-                self._output,
-                source="PrivateTrainer",
-                problems=problems,
-            )
-            if not several_processes():  # of which the first one looks, once they have joined
-                refuse_first(settings, *there, **how)
-        except PrivloraError as error:
-            as_in_python(error, names_for(args))
-            raise
+            refuse_first(settings, self._records, self._evaluation, **how)
         self._result: Result | None = None
         self._adapter = settings.adapter
-        self._names = names_for(args)
 
     @property
     def result(self) -> Result:
@@ -227,17 +206,16 @@ class PrivateTrainer:
                 raise RunError(error.what, why=error.why, fix=again) from None
             if self._groups["adapter"] is None and is_wanted(self._show_progress):
                 err().print(_default_adapter(self._adapter))
-            with called(self._names):
-                return fine_tune(
-                    self._model,
-                    self._given("data", self._records),
-                    evaluation=self._given("evaluation", self._evaluation),
-                    tokenizer=self._tokenizer,
-                    output=self._output,
-                    callbacks=self._callbacks,
-                    show_progress=self._show_progress,
-                    **self._groups,
-                )
+            return fine_tune(
+                self._model,
+                self._given("data", self._records),
+                evaluation=self._given("evaluation", self._evaluation),
+                tokenizer=self._tokenizer,
+                output=self._output,
+                callbacks=self._callbacks,
+                show_progress=self._show_progress,
+                **self._groups,
+            )
         if resume_from_checkpoint is not True and Path(resume_from_checkpoint) != Path(self._output):
             raise ConfigError(
                 "resume_from_checkpoint names another folder than output_dir",

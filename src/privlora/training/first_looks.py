@@ -66,8 +66,7 @@ def _refuse_unfit_adapter(settings: Settings, skeleton: Any) -> None:
     try:
         loadable_adapter(settings, skeleton)
     except PrivloraError as error:
-        settings.placed(error, "adapter.target_modules")
-        raise
+        raise settings.placed(error, "adapter.target_modules") from None
 
 
 def _is_read_twice(settings: Settings, records: Any, evaluation: Any) -> bool:

@@ -400,13 +400,21 @@ def text_column(data: DataSettings) -> str:
     )
 
 
-def _shared(name: str, how: str, else_: str = "") -> PrivacyError:
+class SharedRecordsError(PrivacyError):
+    """Public records, of the setting ``named``, are private ones."""
+
+    named: str
+
+
+def _shared(name: str, how: str, else_: str = "") -> SharedRecordsError:
     """The error for public records that are private ones; which and how many is not told. else_: another way out."""
-    return PrivacyError(
+    error = SharedRecordsError(
         f"{name} holds records that are the same as private ones {how}",
         why=f"{_REVEALED[name]}. Which ones and how many is not told, being a fact about the private ones",
         fix=f"remove them from the public records; give others, or none{else_}",
     )
+    error.named = name
+    return error
 
 
 def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:

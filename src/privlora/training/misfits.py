@@ -6,7 +6,7 @@ Nothing here imports transformers, so that a plan says what it can at once.
 from __future__ import annotations
 
 from privlora.config import Settings, SynthesisSettings
-from privlora.config.rows import adds_no_noise, no_setting
+from privlora.config.methods import adds_no_noise, no_setting
 from privlora.config.synthesis import OF_METHOD
 from privlora.errors import ConfigError
 from privlora.mechanisms import UNADAPTED
@@ -210,8 +210,8 @@ def refuse_unrehearsed(settings: Settings) -> None:
         )
     if "right_weight" in settings.auto.choose:
         optimizer = row.choose_optimizer(settings.method.optimizer)
-        if "right_weight" not in row.row.optimizers[optimizer]:
-            raise no_setting(row.name, optimizer, "right_weight", row.row.optimizers[optimizer])
+        if "right_weight" not in row.settings_of(optimizer):
+            raise no_setting(row.name, optimizer, "right_weight", row.settings_of(optimizer))
     if row.coordinates.forward_only and settings.auto.file is None:
         raise ConfigError(
             f"{names} cannot be auto with method {row.name!r} and no auto.file",

@@ -51,7 +51,7 @@ def refuse_unknown_model(name: str, *, owner: bool = False) -> None:
     packed = exists and place.suffix.lower() == ".gguf"
     raise ModelError(
         f"cannot load model {shown}: it is {'a GGUF file' if packed else 'a file' if exists else 'no local folder'}",
-        fix=_unpacked(place) if packed else near_folder(name) + _GIVE,
+        fix=_unpacked(place) if packed else or_near_folder(name, _GIVE),
     )
 
 
@@ -105,22 +105,27 @@ def _base_of(adapter: Path) -> str | None:
 _GIVE = "give a local folder with config.json and safetensors, or a model of the hub as owner/name"
 
 
-def near_folder(name: str) -> str:
-    """The beginning of a mend: the model's folder beside it whose name is nearest; empty where none is near, and of a
-    folder that is there."""
+def near_folder(name: str) -> str | None:
+    """The model's folder next to it whose name is nearest; None where none is near, and of a folder that is there."""
     try:
         place = Path(name).expanduser()
         if place.is_dir():
-            return ""
+            return None
         known = {
             each.parent.name: each.parent
             for below in ("*", "*/*")
             for each in place.parent.glob(f"{below}/config.json")
         }
     except (OSError, ValueError, RuntimeError):
-        return ""
+        return None
     near = difflib.get_close_matches(place.name, known, n=1, cutoff=_NEAR)
-    return f"did you mean the folder {str(known[near[0]])!r}? Else " if near else ""
+    return str(known[near[0]]) if near else None
+
+
+def or_near_folder(name: str, fix: str) -> str:
+    """How to mend a model's name: by the folder whose name is nearest, if one is near, or else by ``fix``."""
+    near = near_folder(name)
+    return fix if near is None else f"did you mean the folder {near!r}? Else {fix}"
 
 
 def told_to_be_of_the_hub(name: str) -> str | None:
@@ -129,9 +134,8 @@ def told_to_be_of_the_hub(name: str) -> str | None:
     if Path(name).expanduser().is_dir():
         return None
     told = f"model {name!r} is no folder here, so the hub will be asked for it by that name"
-    return (
-        f"{told}. {near[0].upper()}{near[1:].removesuffix(' Else ')}" if (near := near_folder(name)) else told
-    )
+    near = near_folder(name)
+    return told if near is None else f"{told}. Did you mean the folder {near!r}?"
 
 
 _NEAR: Final = 0.7
@@ -167,7 +171,7 @@ def _refuse_out_of_reach_of_the_hub(settings: ModelSettings) -> None:
             return
     raise ModelError(
         f"cannot load model {settings.name!r}: it is no local folder, the hub's cache here does not have it, and {why}",
-        fix=near_folder(settings.name) + "give a local folder, or fetch the model where there is a network",
+        fix=or_near_folder(settings.name, "give a local folder, or fetch the model where there is a network"),
     )
 
 

@@ -41,7 +41,7 @@ from privlora.training.model_checks import (
     refuse_too_short,
 )
 from privlora.training.model_files import files_of, refuse_encoder_decoder, refuse_incomplete_files
-from privlora.training.model_names import model_source, near_folder
+from privlora.training.model_names import model_source, or_near_folder
 from privlora.training.ranks import Ranks
 from privlora.training.reach import inputs_on_paper, left_out
 
@@ -170,9 +170,11 @@ def load_tokenizer(settings: ModelSettings) -> Any:
         raise _cannot_load(
             settings,
             error,
-            near_folder(settings.name)
-            + "give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
-            "can be reached",
+            or_near_folder(
+                settings.name,
+                "give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
+                "can be reached",
+            ),
             ", its tokenizer",
         ) from None
 

@@ -24,7 +24,7 @@ from privlora.data.rendering import holds_turns, messages_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
 from privlora.data.units import Grouping
-from privlora.errors import DataError, in_one
+from privlora.errors import DataError, RecordError, in_one
 
 Check = Callable[[Mapping[str, Any], int], None]
 """Raises DataError for a record, with this number (from 1), that cannot be used."""
@@ -113,10 +113,9 @@ class _Unusable:
     def add(
         self, error: DataError, number: int, file: str = "", kind: str = "record", place: int = 0
     ) -> None:
-        """What is wrong with a record, in words that begin with its number. place: where it stands in its file."""
-        self.count(
-            file, kind, error.what.removeprefix(f"record {number}").lstrip(": "), place or number, error
-        )
+        """What is wrong with a record. place: where it stands in its file."""
+        what = error.bare if isinstance(error, RecordError) else error.what
+        self.count(file, kind, what, place or number, error)
 
     def count(self, file: str, kind: str, what: str, place: int, error: DataError) -> None:
         """What is wrong there. kind: what is counted in the file; empty where it is all of the file."""

@@ -77,7 +77,7 @@ def refuse_first(
     if not given:
         problems.of(None, refuse_no_device, settings.model)
     files = [each for each in read_files(settings, records, evaluation) if each[0] not in unread]
-    files = [each for each in files if not problems.fails(_refuse_missing, *each[:3], True)]
+    files = [each for each in files if not problems.fails(_refuse_missing, settings, *each[:3], True)]
     there = records is not None or "data.path" in {setting for setting, *_ in files}
     through = any(setting == "data.path" and are_read_twice(paths) for setting, paths, *_ in files)
     columns = partial(check_columns, readable=not through)
@@ -91,8 +91,7 @@ def refuse_first(
         problems.of(None, _look_through, setting, own, looks(setting))
     if units.records and not problems.found and settings.federation is None:  # of clients, all count
         problems.of(None, _refuse_far_count, settings, units)
-    with settings.placing():
-        problems.tell()
+    problems.tell()
 
 
 def _refuse_far_count(settings: Settings, units: Grouping) -> None:
@@ -151,8 +150,7 @@ def _about(settings: Settings, setting: str, call: Callable[[], None]) -> None:
     try:
         call()
     except PrivloraError as error:
-        settings.placed(error, setting)
-        raise
+        raise settings.placed(error, setting) from None
 
 
 def read_files(
@@ -218,7 +216,7 @@ def check_sources(
     """
     problems = Together()
     for setting, paths, form, _ in read_files(settings, records, evaluation):
-        problems.of(None, _refuse_missing, setting, paths, form)
+        problems.of(None, _refuse_missing, settings, setting, paths, form)
     problems.tell()
 
 
@@ -227,15 +225,17 @@ def missing_records(settings: Settings) -> PrivloraError | None:
     problems = Together()
     for setting, paths, form, _ in read_files(settings, None, ()):
         if setting == "data.path":
-            problems.of(None, _refuse_missing, setting, paths, form)
+            problems.of(None, _refuse_missing, settings, setting, paths, form)
     return next(iter(problems.found), None)
 
 
-def _refuse_missing(setting: str, path: list[str], form: Format, look: bool = False) -> None:
+def _refuse_missing(
+    settings: Settings, setting: str, path: list[str], form: Format, look: bool = False
+) -> None:
     try:
         refuse_missing(path, format=form, look=look)
     except DataError as error:
-        raise error.of(setting) from None
+        raise error.of(f"{setting}{settings.where(setting)}") from None
 
 
 def check_columns(settings: Settings, records: Any = None, *, readable: bool = True) -> None:

@@ -25,7 +25,10 @@ def expected(rule: Rule, stage: str, number: int) -> Shapes:
 
 
 def refuse_unfit(
-    message: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]], largest_norm: float
+    message: Mapping[str, Tensor],
+    expected: Mapping[str, tuple[int, ...]],
+    largest_norm: float,
+    whose: str = "an answer",
 ) -> None:
     """Raises RunError unless ``message`` has exactly these names and shapes, is real, finite and not above the norm.
 
@@ -33,21 +36,21 @@ def refuse_unfit(
     """
     missing, extra = expected.keys() - message.keys(), message.keys() - expected.keys()
     if missing or extra:
-        raise wrong(f"an answer lacks {len(missing)} of {len(expected)} tensors and has {len(extra)} others")
+        raise wrong(f"{whose} lacks {len(missing)} of {len(expected)} tensors and has {len(extra)} others")
     for name, shape in expected.items():
-        _refuse_unfit_tensor(name, message[name], shape)
+        _refuse_unfit_tensor(name, message[name], shape, whose)
     # Where float64 overflows, the norm is infinite and is refused.
     norms = (torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in message.values())
     if not math.hypot(*map(float, norms)) <= largest_norm:
-        raise wrong(f"the norm of an answer is above {largest_norm:g}")
+        raise wrong(f"the norm of {whose} is above {largest_norm:g}")
 
 
-def _refuse_unfit_tensor(name: str, tensor: object, shape: tuple[int, ...]) -> None:
+def _refuse_unfit_tensor(name: str, tensor: object, shape: tuple[int, ...], whose: str) -> None:
     if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
-        raise wrong(f"{name!r} of an answer is not a plain tensor")
+        raise wrong(f"{name!r} of {whose} is not a plain tensor")
     if tuple(tensor.shape) != tuple(shape):
-        raise wrong(f"{name!r} of an answer does not have the shape {tuple(shape)}")
+        raise wrong(f"{name!r} of {whose} does not have the shape {tuple(shape)}")
     if not tensor.dtype.is_floating_point:
-        raise wrong(f"{name!r} of an answer does not hold real floating-point numbers")
+        raise wrong(f"{name!r} of {whose} does not hold real floating-point numbers")
     if not bool(torch.isfinite(tensor).all()):
-        raise wrong(f"{name!r} of an answer is not finite")
+        raise wrong(f"{name!r} of {whose} is not finite")

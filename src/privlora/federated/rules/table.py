@@ -1,34 +1,22 @@
-"""The table of aggregation rules. A new rule is a class with a new row."""
+"""The classes of the table of aggregation rules, which is `config.federation.RULES`."""
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Final
 
+from privlora.config.federation import RULES as PLACES
 from privlora.errors import ConfigError, nearest
-from privlora.federated.rules.averaging import FedAvg, FedProx, FedSa, Ffa, RoLora, Scaffold
 from privlora.federated.rules.base import Rule
-from privlora.federated.rules.points import Alt, FedSvd, Tan
-from privlora.federated.rules.sketching import FedAsk
-from privlora.federated.rules.stacking import FedEx, FlexLora, Flora
 
-RULES: Final[dict[str, type[Rule]]] = {
-    rule.name: rule
-    for rule in (
-        FedAvg,
-        FedProx,
-        Scaffold,
-        Ffa,
-        FedSa,
-        Flora,
-        FedEx,
-        FlexLora,
-        FedSvd,
-        RoLora,
-        FedAsk,
-        Tan,
-        Alt,
-    )
-}
+
+def _class_at(place: str) -> type[Rule]:
+    module, _, name = place.partition(".")
+    found: type[Rule] = getattr(import_module(f"privlora.federated.rules.{module}"), name)
+    return found
+
+
+RULES: Final = {name: _class_at(place) for name, place in PLACES.items()}
 
 
 def rule_named(name: str) -> type[Rule]:

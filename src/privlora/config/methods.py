@@ -1,0 +1,510 @@
+"""The table of methods, as data and without torch: each is a space of gradients, an optimizer, and its defaults.
+
+`privlora.methods` has the classes behind it. A new method is a new entry here; the guide is docs/architecture.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal
+
+from privlora.errors import ConfigError, echoed
+from privlora.names import PUBLIC_GRADIENT
+
+CLIPPINGS: Final = ("flat", "automatic", "spectral", "normalized", "per-module")
+"""Those of all methods."""
+
+_ADAMW: Final = "beta1 beta2 weight_decay"
+_TANGENT: Final = "beta1 beta2 error_feedback"
+OPTIMIZERS: Final = {
+    "adamw": _ADAMW,
+    "sgd": "beta1",
+    "adambc": "beta1 beta2 floor",
+    "lora+": f"{_ADAMW} learning_rate_ratio",
+    "lora-fa": "beta1 beta2",
+    "lamb": _ADAMW,
+    "rite": "beta1 beta2",
+    "riemannian": _ADAMW,
+    "paper": "beta1 beta2",
+}
+"""Optimizer -> the settings that it has; `TANGENT_RULES` have others."""
+TANGENT_RULES: Final = dict.fromkeys(("rank", "scalar", "sgd"), _TANGENT)
+
+
+@dataclass(frozen=True)
+class SpaceFacts:
+    """settings: what a space has next to its optimizers' own. rules: optimizer -> its settings. weight_unit: the mean
+    of modules' weight units (optimizers.rate_units) on the model on which default rates were found, stories260K at rank
+    8: a rate in entries over it is one in the size of the frozen weights; None where modules have no such unit.
+    weighed: whether what its noise alone does to a model says how far it may go."""
+
+    settings: str = ""
+    rules: Mapping[str, str] = field(default_factory=lambda: OPTIMIZERS)
+    weight_unit: float | None = None
+    weighed: bool = True
+
+    def settings_of(self, optimizer: str) -> tuple[str, ...]:
+        own = self.settings if optimizer != "paper" else ""
+        return tuple(f"{self.rules.get(optimizer) or OPTIMIZERS[optimizer]} {own}".split())
+
+
+_SPAN: Final = "alpha ridge top_k hold_out"
+_BESIDE: Final = "ridge top_k beside"
+SPACES: Final = {
+    "tangent": SpaceFacts("right_weight metric_power", TANGENT_RULES, weight_unit=0.286),
+    "factors": SpaceFacts(weight_unit=0.278),
+    "one-factor": SpaceFacts(weight_unit=0.414),
+    "direction": SpaceFacts("perturbation", weighed=False),
+    "projected": SpaceFacts(weight_unit=0.135),
+    "wishart": SpaceFacts(weight_unit=0.135, weighed=False),
+    "coefficients": SpaceFacts(_SPAN),
+    "projected-span": SpaceFacts(_BESIDE),
+    "tangent-projected-span": SpaceFacts(_BESIDE, TANGENT_RULES),
+    "span-and-residual": SpaceFacts("top_k embedding_clip residual_clip"),
+    "tangent-coefficients": SpaceFacts(_SPAN, TANGENT_RULES),
+}
+
+_SETTINGS: Final = frozenset(
+    " ".join([*OPTIMIZERS.values(), _TANGENT, *(space.settings for space in SPACES.values())]).split()
+)
+"""Those that some optimizer has."""
+
+
+@dataclass(frozen=True)
+class MethodFacts:
+    """One row. ``private`` is False for baselines that never clip or add noise.
+
+    space: a name in SPACES. settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the
+    defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
+    nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
+    they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
+    after which the adapter learns the texts without noise. tunes_writer: whether votes tune the model that writes the
+    texts, which then is the one that is trained, by trl. learning_rate: in entries. relative_rate: whether the default
+    is in the size of the frozen weights instead: relative_learning_rate, or learning_rate over the space's usual unit.
+    revision: raised when defaults change, so that no study
+    takes runs with the old ones for runs with the new.
+    """
+
+    name: str
+    summary: str
+    reference: str
+    space: str
+    optimizers: tuple[str, ...]
+    private: bool = True
+    learning_rate: float = 3e-3
+    relative_rate: bool = False
+    relative_learning_rate: float | None = None
+    init: str = "random"
+    schedule: str = "constant"
+    warmup_fraction: float = 0.0
+    averaging: float = 0.0
+    clipping: str = "flat"
+    clippings: tuple[str, ...] = ("flat", "automatic", "spectral", "per-module")
+    settings: Mapping[str, float] = field(default_factory=dict, hash=False)
+    init_settings: Mapping[str, Mapping[str, float]] = field(default_factory=dict, hash=False)
+    noiseless_settings: Mapping[str, float] = field(default_factory=dict, hash=False)
+    public_texts: Literal["fixed", "evolving"] | None = None
+    releases: Literal["gradients", "votes"] = "gradients"
+    tunes_writer: bool = False
+    revision: int = 0
+
+    def settings_of(self, optimizer: str) -> tuple[str, ...]:
+        """The settings that one of its optimizers has."""
+        return SPACES[self.space].settings_of(optimizer)
+
+    @property
+    def has_weight_unit(self) -> bool:
+        """Whether its modules have a unit of their own, in which a learning rate may be."""
+        return SPACES[self.space].weight_unit is not None
+
+    @property
+    def weighed(self) -> bool:
+        """Whether what its noise alone does to a model says how far it may go."""
+        return self.rate_falls and SPACES[self.space].weighed
+
+    @property
+    def rate_falls(self) -> bool:
+        """Whether the default learning rate falls with the root of the steps: where noise limits how far a run may go.
+
+        Rules move by the rate times about one standard deviation of noise in every coordinate, so after T steps noise
+        has moved each by rate * sqrt(T), whatever the batch; and it is that which best rates have in common
+        (docs/choosing.md). Of rows that lean on public texts it was not measured, and they keep one rate.
+        """
+        return self.private and self.public_texts is None and self.releases == "gradients"
+
+    @property
+    def called(self) -> str:
+        """What its releases are sums of, as errors and plans call it."""
+        return "preference scores" if self.tunes_writer else self.releases
+
+    @property
+    def optimizer(self) -> str:
+        """The default optimizer."""
+        return self.optimizers[0]
+
+    def choose_optimizer(self, name: str | None) -> str:
+        """``name``, or the default for None. Raises ConfigError for one that the row does not have."""
+        chosen = name or self.optimizer
+        if chosen not in self.optimizers:
+            raise no_optimizer(self.name, chosen, self.optimizers)
+        return chosen
+
+
+_OF_SPANS = ("normalized", "flat")
+
+METHODS: dict[str, MethodFacts] = {
+    row.name: row
+    for row in (
+        MethodFacts(
+            name="prism",
+            summary="clip and noise in the tangent space of the rank-r update; no factor plays a part",
+            reference="Wang and Zhang 2026 (PRISM)",
+            space="tangent",
+            optimizers=("rank", "scalar", "sgd", "paper"),
+            learning_rate=4e-3,
+            relative_rate=True,
+            relative_learning_rate=0.02,
+            init="w0-subspace",
+            clipping="spectral",
+            settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
+            init_settings={PUBLIC_GRADIENT: {"right_weight": 0.25}},
+            noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "right_weight": 1.0},
+            revision=1,
+            averaging=0.5,
+        ),
+        MethodFacts(
+            name="dp-adamw",
+            summary="clip and noise the gradients of both LoRA factors, then AdamW",
+            reference="Yu et al. 2022; Loshchilov and Hutter 2019",
+            space="factors",
+            optimizers=("adamw",),
+            learning_rate=4e-3,
+        ),
+        MethodFacts(
+            name="dp-sgd",
+            summary="clip and noise the gradients of both LoRA factors, then SGD at learning_rate / noise std",
+            reference="Abadi et al. 2016",
+            space="factors",
+            optimizers=("sgd",),
+            learning_rate=4e-3,
+        ),
+        MethodFacts(
+            name="dp-adambc",
+            summary="as dp-adamw, with the noise's variance taken out of the second moment",
+            reference="Tang et al. 2024 (DP-AdamBC)",
+            space="factors",
+            optimizers=("adambc",),
+            learning_rate=4e-3,
+        ),
+        MethodFacts(
+            name="lora+",
+            summary="as dp-adamw; learning_rate is the right factor's, the left one's is learning_rate_ratio times it",
+            reference="Hayou et al. 2024 (LoRA+)",
+            space="factors",
+            optimizers=("lora+",),
+            learning_rate=5e-4,
+        ),
+        MethodFacts(
+            name="ffa",
+            summary="right factor frozen at its start; the left one clipped, noised and trained with AdamW",
+            reference="Sun et al. 2024 (FFA-LoRA)",
+            space="one-factor",
+            optimizers=("adamw",),
+            learning_rate=4e-3,
+        ),
+        MethodFacts(
+            name="lora-fa",
+            summary="as ffa, with the gradient brought as near to the dense one as the frozen factor allows",
+            reference="Zhang et al. 2023 (LoRA-FA); peft",
+            space="one-factor",
+            optimizers=("lora-fa",),
+            learning_rate=4e-3,
+        ),
+        MethodFacts(
+            name="lamb",
+            summary="clip and noise both factors, then Adam's step scaled to the norm of each matrix",
+            reference="You et al. 2020 (LAMB)",
+            space="factors",
+            optimizers=("lamb",),
+            learning_rate=8e-3,
+        ),
+        MethodFacts(
+            name="lora-rite",
+            summary="clip and noise both factors, then a rule whose effect on W no factoring changes",
+            reference="Yen et al. 2025 (LoRA-RITE)",
+            space="factors",
+            optimizers=("rite",),
+            learning_rate=2e-3,
+        ),
+        MethodFacts(
+            name="riemannian",
+            summary="clip and noise both factors, precondition each by the other one's Gram matrix, then AdamW",
+            reference="Zhang and Pilanci 2024; peft",
+            space="factors",
+            optimizers=("riemannian",),
+            learning_rate=4e-3,
+        ),
+        MethodFacts(
+            name="projected",
+            summary="dense update; gradients projected on r fresh random directions, then clipped and noised",
+            reference="Hu et al. 2026, with the clip after the projection",
+            space="projected",
+            optimizers=("sgd", "adamw"),
+            learning_rate=2e-3,
+        ),
+        MethodFacts(
+            name="wishart-m2",
+            summary="dense update; whole gradients clipped and noised, then projected on r fresh random directions",
+            reference="Hu et al. 2026 (Wishart projection mechanism, M2), accounted exactly",
+            space="wishart",
+            optimizers=("sgd", "adamw"),
+            clippings=("flat", "automatic"),
+        ),
+        MethodFacts(
+            name="dp-zo",
+            summary="no gradients: two passes a unit, whose losses differ along one random direction by what is noised",
+            reference="Tang et al. 2024 (DP-ZO); Malladi et al. 2023 (MeZO)",
+            space="direction",
+            optimizers=("sgd", "adamw"),
+            learning_rate=1e-4,
+            clippings=("flat",),
+        ),
+        MethodFacts(
+            name="pe-sgd",
+            summary="coefficients of private gradients in those of public texts, which evolve with what is released",
+            reference="Zou et al. 2026 (PE-SGD)",
+            space="coefficients",
+            optimizers=("adamw", "sgd"),
+            clipping="normalized",
+            clippings=_OF_SPANS,
+            public_texts="evolving",
+        ),
+        MethodFacts(
+            name="pe-sgd-fix",
+            summary="as pe-sgd, with public texts that stay as they are",
+            reference="Zou et al. 2026 (PE-SGD, FixSample)",
+            space="coefficients",
+            optimizers=("adamw", "sgd"),
+            clipping="normalized",
+            clippings=_OF_SPANS,
+            public_texts="fixed",
+        ),
+        MethodFacts(
+            name="span-prism",
+            summary="as pe-sgd, in the tangent space of the rank-r update, where no factor plays a part",
+            reference="this project: Zou et al. 2026 in the coordinates of Wang and Zhang 2026",
+            space="tangent-coefficients",
+            optimizers=("scalar", "sgd", "rank"),
+            init="w0-subspace",
+            clipping="normalized",
+            clippings=_OF_SPANS,
+            settings={"hold_out": 0.25, "ridge": 1.0},
+            noiseless_settings={"hold_out": 0.0},
+            public_texts="evolving",
+            revision=1,
+        ),
+        MethodFacts(
+            name="guided-prism",
+            summary="as prism, and what is released counts in full along public gradients, beside them in part",
+            reference="this project: Wang and Zhang 2026 (PRISM), Zhou et al. 2021 (PDP-SGD)",
+            space="tangent-projected-span",
+            optimizers=("rank", "scalar", "sgd"),
+            learning_rate=0.016,
+            init="w0-subspace",
+            clipping="normalized",
+            clippings=("normalized", "flat", "automatic", "spectral", "per-module"),
+            settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
+            noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "beside": 1.0},
+            averaging=0.5,
+            public_texts="fixed",
+        ),
+        MethodFacts(
+            name="pdp-sgd",
+            summary="clip and noise both LoRA factors, then project on the leading directions of public gradients",
+            reference="Zhou et al. 2021 (PDP-SGD)",
+            space="projected-span",
+            optimizers=("adamw", "sgd"),
+            clippings=("flat", "normalized", "spectral", "per-module"),
+            public_texts="fixed",
+        ),
+        MethodFacts(
+            name="gep",
+            summary="clip and noise what leading directions of public gradients see, and the rest by itself",
+            reference="Yu et al. 2021 (GEP), accounted as one mechanism",
+            space="span-and-residual",
+            optimizers=("adamw", "sgd"),
+            clipping="normalized",
+            clippings=("normalized",),
+            public_texts="fixed",
+        ),
+        MethodFacts(
+            name="b-gep",
+            summary="as gep, without the rest",
+            reference="Yu et al. 2021 (B-GEP)",
+            space="coefficients",
+            optimizers=("adamw", "sgd"),
+            clippings=_OF_SPANS,
+            settings={"alpha": 0.5, "ridge": 0.0, "top_k": 50},
+            public_texts="fixed",
+        ),
+        MethodFacts(
+            name="adamw",
+            summary="plain LoRA with AdamW: NOT PRIVATE, for comparison and public data",
+            reference="Hu et al. 2022; Loshchilov and Hutter 2019",
+            space="factors",
+            optimizers=("adamw",),
+            private=False,
+        ),
+    )
+}
+
+
+VOTE_METHODS: dict[str, MethodFacts] = {
+    row.name: row
+    for row in (
+        MethodFacts(
+            name="aug-pe",
+            summary="records vote for the nearest public texts, which evolve; then ordinary AdamW on the last of them",
+            reference="Xie et al. 2024 (Aug-PE); Loshchilov and Hutter 2019",
+            space="factors",
+            optimizers=("adamw",),
+            public_texts="evolving",
+            releases="votes",
+        ),
+        MethodFacts(
+            name="popri",
+            summary="records score the model's texts, and it learns what they prefer; then AdamW on its new texts",
+            reference="Hou et al. 2025 (POPri); Rafailov et al. 2023 (DPO); Loshchilov and Hutter 2019",
+            space="factors",
+            optimizers=("adamw",),
+            public_texts="fixed",
+            releases="votes",
+            tunes_writer=True,
+        ),
+    )
+}
+"""Rows whose private phase is rounds of votes on public texts. Their space and optimizer are those of the ordinary
+training that follows on the last texts, which is post-processing: no gradient of a private record is taken."""
+
+
+@dataclass(frozen=True)
+class Choice:
+    """A name that stands for one of several rows: which of them a run takes, it finds on public texts before it begins.
+
+    rows: in their order; of those that do equally well the first is taken. All are the same Gaussian mechanism to the
+    accountant, so the noise is the same whichever is taken. clipping: of a row where the settings name none, if not the
+    row's own.
+    """
+
+    name: str
+    summary: str
+    reference: str
+    rows: tuple[str, ...]
+    clipping: Mapping[str, str] = field(default_factory=dict, hash=False)
+
+
+CHOICES: dict[str, Choice] = {
+    choice.name: choice
+    for choice in (
+        Choice(
+            name="auto",
+            summary="that of its methods which does better in short rehearsals on public texts, before a run",
+            reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
+            rows=("prism", "guided-prism", "span-prism"),
+            clipping={"prism": "automatic"},  # batches are small, so no record's gradient can be left below C
+        ),
+    )
+}
+"""Names in the place of a row. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
+
+
+def known_methods() -> list[str]:
+    """All names that ``method.name`` may have."""
+    return [*METHODS, *VOTE_METHODS, *CHOICES]
+
+
+def facts_of(name: str) -> MethodFacts | None:
+    """Of a method; None for a name of several, or of none."""
+    return METHODS.get(name) or VOTE_METHODS.get(name)
+
+
+def wrong_for_method(
+    chosen: Mapping[str, Any], *, private: bool, federated: bool
+) -> list[tuple[str, ConfigError]]:
+    """What is wrong with ``chosen``, the group method as given, since its method cannot have it: (setting, the error).
+
+    A name that stands for several methods, one that is not known yet, and the method that a federation takes by its
+    rule are left to the table.
+    """
+    name = chosen.get("name", "prism")
+    if not isinstance(name, str) or (federated and "name" not in chosen):
+        return []
+    row = facts_of(name)
+    if row is None:
+        return []
+    found = list[tuple[str, ConfigError]]()
+    if private and not row.private:
+        found.append(("name", adds_no_noise(name)))
+    optimizer, clipping = chosen.get("optimizer"), chosen.get("clipping")
+    if isinstance(optimizer, str) and optimizer not in row.optimizers:
+        found.append(("optimizer", no_optimizer(name, optimizer, row.optimizers)))
+    elif optimizer is None or isinstance(optimizer, str):
+        used = optimizer or row.optimizer
+        own = row.settings_of(used)
+        found += [
+            (each, no_setting(name, used, each, own))
+            for each, value in chosen.items()
+            if value is not None and each in _SETTINGS and each not in own
+        ]
+    if (
+        clipping in CLIPPINGS and clipping not in row.clippings
+    ):  # what is no clipping at all is told elsewhere
+        found.append(("clipping", cannot_clip(name, clipping, row.clippings)))
+    if chosen.get("relative_rate") is True and not row.has_weight_unit:
+        found.append(("relative_rate", no_unit(name)))
+    return found
+
+
+def adds_no_noise(method: str) -> ConfigError:
+    return ConfigError(
+        f"method.name={method} adds no noise, so it cannot meet a privacy target",
+        fix=[
+            "to keep the promise write method.name: prism, or dp-adamw",
+            "to train without one write privacy.private: false, and remove target_epsilon or noise_multiplier",
+        ],
+    )
+
+
+def no_optimizer(method: str, optimizer: str, known: tuple[str, ...]) -> ConfigError:
+    return ConfigError(
+        f"method {method!r} has no optimizer {echoed(optimizer, known)}", fix=f"one of {', '.join(known)}"
+    )
+
+
+def no_setting(method: str, optimizer: str, name: str, known: Sequence[str]) -> ConfigError:
+    """Of a setting that another optimizer has."""
+    return ConfigError(
+        f"optimizer {optimizer!r} of method {method!r} has no setting {name!r}",
+        why="a setting that is ignored would make two runs look different that are the same",
+        fix=f"remove it; the optimizer has {', '.join(known)}",
+    )
+
+
+def cannot_clip(method: str, clipping: str, known: tuple[str, ...]) -> ConfigError:
+    return ConfigError(
+        f"method {method!r} cannot clip as clipping={clipping!r} does",
+        why="what that does to a unit is not defined in its coordinates",
+        fix=f"one of {', '.join(known)}",
+    )
+
+
+def no_unit(method: str) -> ConfigError:
+    """Of a row whose learning rate cannot be in the size of the frozen weights."""
+    return ConfigError(
+        f"method.relative_rate=true cannot be used with method {method!r}",
+        why="what it releases belongs to no single module, so no module's frozen weight says how far a step may move "
+        "it; ignored, the rate would be one in entries",
+        fix="remove relative_rate, and give a learning_rate in entries; or choose another method, such as prism or "
+        "dp-adamw",
+    )
