@@ -12,10 +12,10 @@ from typing import Any
 from cli_cases import save_tiny_model, write_records
 
 from privlora.accounting import PoissonSampling, StepEvent
-from privlora.studies.choice import Progress, report_cells, selection_cells
-from privlora.studies.leases import Claim, Holder
-from privlora.studies.results import Role, Row
-from privlora.studies.settings import Cell, Study, study_from
+from privlora.lab.studies.choice import Progress, report_cells, selection_cells
+from privlora.lab.studies.leases import Claim, Holder
+from privlora.lab.studies.results import Role, Row
+from privlora.lab.studies.settings import Cell, Study, study_from
 
 CONTENT: dict[str, Any] = {
     "base": {

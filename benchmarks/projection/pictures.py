@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from privlora.diagnostics.style import LineStyle
+from privlora.lab.diagnostics.style import LineStyle
 from privlora.pages.figures import ACCENT, FOURTH, INK, MUTED, SECOND, THIRD, grid, in_style, png
 
 DASHED: LineStyle = (0, (4, 3))

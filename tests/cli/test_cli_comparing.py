@@ -13,7 +13,7 @@ import yaml
 from cli_cases import LOADING, after, call
 from study_cases import content, on_disk
 
-from privlora.cli import comparing
+from privlora.lab.cli import comparing
 
 SMALL: dict[str, Any] = {
     "methods": ["prism", "dp-adamw"],
@@ -111,7 +111,7 @@ def test_failures_are_shown(
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patch:
-        patch.setattr("privlora.studies.running.finish_training", fails)
+        patch.setattr("privlora.lab.studies.running.finish_training", fails)
         ended = call(capsys, "compare", study)
     assert ended.code == 2
     assert "failed: one/prism/eps3-r2-lr0.002-s100: RuntimeError: no luck" in ended.err

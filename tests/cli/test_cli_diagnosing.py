@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_cases import call, run_settings, write_config
 
-from privlora.cli import diagnosing
-from privlora.diagnostics import FIGURES
+from privlora.lab import FIGURES
+from privlora.lab.cli import diagnosing
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -142,7 +142,7 @@ def test_an_interruption(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privlora.diagnostics.experiments.diagnose", interrupted)
+    monkeypatch.setattr("privlora.lab.diagnostics.experiments.diagnose", interrupted)
     config = write_config(folder, run_settings(model, folder))
     ended = call(capsys, "diagnose", config, "--output", folder / "found")
     assert ended.code == 130

@@ -83,7 +83,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_settings_say_of_privacy_never_imports_transformers(tmp_path: Path) -> None:
     """A plan prints it first, a second after the command, and studies tell what is wrong with their runs by it."""
     code = (
-        "import sys\nimport privlora.training.promise, privlora.studies.settings\n"
+        "import sys\nimport privlora.training.promise, privlora.lab.studies.settings\n"
         "print({'transformers', 'peft', 'datasets', 'matplotlib', 'sklearn'} & set(sys.modules))"
     )
     ended = isolated(code, tmp_path)

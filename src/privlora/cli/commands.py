@@ -12,6 +12,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from inspect import signature
+from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
@@ -40,8 +41,8 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Measure": {
         "evaluate": "evaluation",
-        "compare": "comparing",
-        "diagnose": "diagnosing",
+        "compare": "privlora.lab.cli.comparing",
+        "diagnose": "privlora.lab.cli.diagnosing",
         "audit": "auditing",
     },
     "Publish": {
@@ -89,10 +90,14 @@ def app_of(*names: str) -> typer.Typer:
     )
     for panel, rooms in _PANELS.items():
         for name in [name for name in rooms if name in (names or rooms)]:
-            command = getattr(import_module(f"privlora.cli.{rooms[name]}"), name)
+            command = getattr(_imported(rooms[name]), name)
             app.command(rich_help_panel=panel, context_settings=_CONTEXT)(command)
     app.callback(invoke_without_command=True)(_start)
     return app
+
+
+def _imported(room: str) -> ModuleType:
+    return import_module(room if "." in room else f"privlora.cli.{room}")
 
 
 def _show_version(wanted: bool) -> None:
@@ -161,9 +166,7 @@ def _misused(error: Any, command: str, argv: Sequence[str]) -> PrivloraError:
     said = ConfigError(error.format_message(), fix=f"see `{' '.join(words)} --help`")
     if command not in _WITH_OVERRIDES or getattr(error, "option_name", None) is None:
         return said
-    own = signature(getattr(import_module(f"privlora.cli.{_ROOMS[command]}"), command)).parameters.keys() - {
-        "config"
-    }
+    own = signature(getattr(_imported(_ROOMS[command]), command)).parameters.keys() - {"config"}
     options = dict.fromkeys(each.partition("=")[0] for each in argv if each.startswith("--"))
     told = [_as_override(each) for each in options if each.strip("-").replace("-", "_") not in own]
     return in_one([mended for mended in told if mended] or [said])
