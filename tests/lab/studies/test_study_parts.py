@@ -249,7 +249,7 @@ def test_parts_that_run_together_one_of_which_is_killed(tmp_path: Path) -> None:
     }
 
     def start(part: Part) -> subprocess.Popen[str]:
-        command = [sys.executable, "-m", "privlora.cli", "compare", str(file), "--output", str(shared)]
+        command = [sys.executable, "-m", "privlora.cli", "lab", "compare", str(file), "--output", str(shared)]
         return subprocess.Popen(
             [*command, "--part", str(part)],
             env=environment,

@@ -349,6 +349,7 @@ def test_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
         sys.executable,
         "-m",
         "privlora.cli",
+        "lab",
         "compare",
         str(file),
         "--output",
@@ -518,7 +519,7 @@ def test_the_example_runs(tmp_path: Path) -> None:
     assert files
     for file in files:
         text = file.read_text(encoding="utf-8")
-        assert f"privlora compare configs/studies/{file.name}" in text.split("\nbase:")[0]
+        assert f"privlora lab compare configs/studies/{file.name}" in text.split("\nbase:")[0]
         content = yaml.safe_load(text)
         study_from(content, file.name)
         small = on_disk(tmp_path / file.stem)["base"]

@@ -1,4 +1,4 @@
-"""``privlora compare``."""
+"""``privlora lab compare``."""
 
 from __future__ import annotations
 
@@ -106,7 +106,9 @@ def compare(
         _show(ended, as_json)
     else:
         _show_part(
-            ended, f"privlora compare {study}" + ("" if output is None else f" --output {output}"), as_json
+            ended,
+            f"privlora lab compare {study}" + ("" if output is None else f" --output {output}"),
+            as_json,
         )
 
 

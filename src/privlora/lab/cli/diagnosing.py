@@ -1,4 +1,4 @@
-"""``privlora diagnose``: the diagnostics of PRISM's paper on a model and records of one's own."""
+"""``privlora lab diagnose``: the diagnostics of PRISM's paper on a model and records of one's own."""
 
 from __future__ import annotations
 
