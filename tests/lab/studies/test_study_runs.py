@@ -10,25 +10,24 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from multiprocessing import active_children
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from cli_cases import write_records
-from study_cases import claim_in, on_disk
+from study_cases import on_disk
 
 import privlora
 from privlora.accounting import read_ledger
-from privlora.errors import ConfigError, PrivloraError
+from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.lab.studies import running
 from privlora.lab.studies.choice import job_of, selection_cells
-from privlora.lab.studies.leases import LeaseLostError
+from privlora.lab.studies.executing import executor, process_pool
 from privlora.lab.studies.results import Row, read_results
 from privlora.lab.studies.settings import Cell, Study, study_from
-from privlora.lab.studies.shares import Part
 from privlora.lab.studies.study import StudyReport, missing_runs, report_study, run_study
-from privlora.lab.studies.workers import Workers
 from privlora.training import assembly
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
@@ -54,9 +53,6 @@ class Log:
     def on_row(self, row: Row) -> None:
         self.rows.append(row)
         self._then(row)
-
-    def on_waiting(self, parts: tuple[Part, ...], runs: int) -> None:
-        raise AssertionError("one process waits for nobody")
 
 
 @pytest.fixture(scope="module")
@@ -260,7 +256,7 @@ def test_a_loss_that_is_not_finite_is_a_failure(
         return found if len(calls) == 1 else replace(found, loss_per_example=float("nan"))
 
     monkeypatch.setattr(running, "evaluate_next_token", nothing)
-    job = job_of(study, selection_cells(study)[0], "selection", tmp_path, claim_in(tmp_path))
+    job = job_of(study, selection_cells(study)[0], "selection", tmp_path)
     row = running.Runner().run(job)
     assert row.error is not None
     assert "not finite" in row.error
@@ -362,7 +358,7 @@ def test_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     }
     results = tmp_path / "killed" / "results.jsonl"
     with subprocess.Popen(
-        [*command, "--workers", "2"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        [*command, "--jobs", "2"], env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
     ) as process:
         deadline = time.monotonic() + 300
         while not results.exists() or results.read_bytes().count(b"\n") < 3:
@@ -415,55 +411,52 @@ class Bomb:
 
 
 @pytest.mark.long
-def test_workers_give_the_same_rows_and_survive_one_that_dies(tmp_path: Path) -> None:
+def test_a_pool_gives_the_same_rows_and_says_when_a_process_dies(tmp_path: Path) -> None:
     study = study_from(on_disk(tmp_path, **SMALL, insecure_noise_seed="paired"))
     cells = selection_cells(study)[:4]
-    jobs = [job_of(study, cell, "selection", tmp_path / "pool", claim_in(tmp_path)) for cell in cells]
-    bad = replace(jobs[1], folder=Bomb(), cell=replace(cells[1], seed=7))
-    rows: dict[Cell, Row] = {}
-    with Workers(2, 1) as pool:
-        pool.run([jobs[0], bad, *jobs[1:]], lambda row: rows.update({row.cell: row}))
-    assert rows.pop(bad.cell).error == "the worker process died (exit code 3); out of memory?"
-    with Workers(1, 1) as here:
-        here.run(
-            [job_of(study, cell, "selection", tmp_path / "here", claim_in(tmp_path)) for cell in cells],
-            lambda row: rows.update(
-                {row.cell: replace(row, facts={"same": row.scores == rows[row.cell].scores})}
-            ),
-        )
-    assert len(rows) == 4
-    assert all(row.error is None and row.facts["same"] for row in rows.values())
+
+    def scores(folder: str, jobs: int) -> dict[Cell, Any]:
+        with executor(jobs, 1, ray=False) as execute:
+            rows = list(execute([job_of(study, cell, "selection", tmp_path / folder) for cell in cells]))
+        assert [row.error for row in rows] == [None] * 4
+        return {row.cell: row.scores for row in rows}
+
+    assert scores("pool", 2) == scores("here", 1)
+    job = job_of(study, cells[0], "selection", tmp_path / "bad")
+    with pytest.raises(RunError, match=r"died.*fewer --jobs"), process_pool(2, 1) as execute:
+        list(execute([replace(job, folder=Bomb())]))
 
 
 @pytest.mark.long
-def test_a_study_that_another_process_took_over_writes_nothing_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_ctrl_c_ends_the_processes_of_a_pool(tmp_path: Path) -> None:
+    content = on_disk(tmp_path, **SMALL, insecure_noise_seed="paired")
+    content["base"]["privacy"]["steps"] = 300
+
+    def stop(row: Row) -> None:
+        raise KeyboardInterrupt
+
+    others = set(active_children())
+    with pytest.raises(KeyboardInterrupt):
+        run_study(study_from(content), tmp_path / "out", jobs=2, watcher=Log(stop))
+    assert set(active_children()) <= others
+    assert len(read_results(tmp_path / "out" / "results.jsonl")) == 1
+
+
+@pytest.mark.long
+def test_tasks_of_ray_give_the_same_table(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    content = on_disk(tmp_path, **SMALL, insecure_noise_seed="paired", tasks={"one": None}, seeds=[0])
+    found = run_study(study_from(content, "tiny.yaml"), tmp_path / "ray", ray=True)
+    whole = run_study(study_from(content, "tiny.yaml"), tmp_path / "whole")
+    assert found.table.read_bytes() == whole.table.read_bytes()
+
+
+def test_ray_that_is_not_there_is_refused(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """In a job that is to begin, and in one whose adapter is to be kept: what the other one wrote stays."""
-    study = study_from(on_disk(tmp_path, **SMALL, keep_runs=True))
-    claim = claim_in(tmp_path)
-    cell = next(cell for cell in selection_cells(study) if cell.method == "prism")
-    job = job_of(study, cell, "selection", tmp_path / "out", claim)
-    train = running.finish_training
-
-    def lose(*given: Any) -> None:
-        train(*given)
-        theirs = json.loads(claim.path.read_text())
-        claim.path.write_text(json.dumps({**theirs, "token": "another's"}))
-
-    monkeypatch.setattr(running, "finish_training", lose)
-    with pytest.raises(LeaseLostError, match="no longer this process'"):
-        running.Runner().run(job)
-    assert not list((job.folder / "release").glob("adapter*"))
-    assert list((job.folder / "private").iterdir())
-    theirs = job.folder / "release" / "ledger.jsonl"
-    theirs.write_text("another's")
-    with pytest.raises(LeaseLostError), Workers(1, 1) as here:
-        here.run([job], lambda row: None)
-    assert theirs.read_text() == "another's"
-    with pytest.raises(LeaseLostError, match="another one took over"), Workers(2, 1) as pool:
-        pool.run([job], lambda row: None)
-    assert theirs.read_text() == "another's"
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="--ray needs Ray, which is not installed"):
+        run_study(study, tmp_path, ray=True)
 
 
 def test_tokens_are_chosen_once_for_like_cells_by_what_was_free_before_records(
@@ -491,7 +484,7 @@ def test_tokens_are_chosen_once_for_like_cells_by_what_was_free_before_records(
     monkeypatch.setattr(running, "finish_training", train)
     runner = running.Runner(workers=3)
     for cell in cells:
-        runner.run(job_of(study, cell, "selection", tmp_path / "out", claim_in(tmp_path)))
+        runner.run(job_of(study, cell, "selection", tmp_path / "out"))
     kinds = {(cell.task, cell.method) for cell in cells}
     assert len(cells) > len(kinds) == len(asked)  # rates make no difference
     assert {given[1:] for given in asked} == {(3, 1e9)}
@@ -499,10 +492,10 @@ def test_tokens_are_chosen_once_for_like_cells_by_what_was_free_before_records(
     assert order == ["free", "records", "records"]  # of two tasks, with one model
 
 
-def test_numbers_of_workers() -> None:
-    for count, threads in ((0, 1), (1, 0)):
-        with pytest.raises(PrivloraError, match="below 1"):
-            Workers(count, threads)
+def test_numbers_of_jobs() -> None:
+    for jobs, threads in ((0, 1), (1, 0)):
+        with pytest.raises(ConfigError, match="below 1"):
+            executor(jobs, threads, ray=False)
 
 
 def test_a_signal_to_a_single_process_is_ctrl_c(study: Study, tmp_path: Path) -> None:

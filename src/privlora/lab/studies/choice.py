@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from privlora.errors import RunError
-from privlora.lab.studies.leases import Claim
 from privlora.lab.studies.results import Role, Row
 from privlora.lab.studies.running import Job
 from privlora.lab.studies.settings import Arm, Cell, Place, Rule, Study
@@ -209,21 +208,13 @@ def _order(study: Study) -> Callable[[Cell], Any]:
     )
 
 
-def job_of(study: Study, cell: Cell, role: Role, folder: Path, claim: Claim) -> Job:
-    """The run of a cell, in ``folder``, for the process whose ``claim`` it is."""
+def job_of(study: Study, cell: Cell, role: Role, folder: Path) -> Job:
+    """The run of a cell, in the study's ``folder``."""
     settings = study.run_settings(cell)
-    root = folder / "runs" / cell.folder
+    root = folder.absolute() / "runs" / cell.folder  # a task of Ray may have another current folder
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(root)})})
-    return Job(
-        cell,
-        role,
-        study.fingerprint(cell, role),
-        settings,
-        study.records,
-        root,
-        study.settings.keep_runs,
-        claim,
-    )
+    fingerprint, keep = study.fingerprint(cell, role), study.settings.keep_runs
+    return Job(cell, role, fingerprint, settings, study.records, root, keep)
 
 
 def refuse_if_all_failed(progress: Progress) -> None:

@@ -1,21 +1,18 @@
-"""results.jsonl: one line for each finished run, on the disk before the next run is counted as done."""
+"""Finished runs, a line of JSON each, on the disk before the next run is counted as done."""
 
 from __future__ import annotations
 
 import json
-import math
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
+from privlora.disk import lock
 from privlora.errors import RunError
 from privlora.lab.studies.settings import Cell
-
-if TYPE_CHECKING:
-    from privlora.lab.studies.leases import Lease
 
 Role = Literal["selection", "report"]
 
@@ -43,29 +40,27 @@ class Row:
     def to_line(self) -> bytes:
         return json.dumps(asdict(self), allow_nan=False, ensure_ascii=False).encode() + b"\n"
 
-    @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> Row:
-        return cls(**{**content, "cell": Cell(**content["cell"])})
-
 
 class Results:
-    """The file of one process, which has its lease; as a context manager. A line torn by a crash is cut off.
+    """The file that this process adds its runs to: results.jsonl, or results-2-of-5.jsonl of part (2, 5).
 
-    before: files of other processes, whose rows count as well, earlier than its own.
+    It is locked as long as the ``with`` block lasts, and a line that a crash tore is cut off.
 
-    Raises RunError if it cannot be written, or is not such a file.
+    Raises RunError if it cannot be written, or if another process has it.
     """
 
-    def __init__(self, path: Path, lease: Lease, before: Callable[[], Sequence[Path]] = tuple) -> None:
-        self.path = path
-        self._lease, self._before = lease, before
+    def __init__(self, folder: Path, part: tuple[int, int] = (1, 1)) -> None:
+        self._folder = folder
+        self.path = folder / ("results.jsonl" if part[1] == 1 else f"results-{part[0]}-of-{part[1]}.jsonl")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "a+b")  # noqa: SIM115 - closed by __exit__
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file = open(self.path, "a+b")  # noqa: SIM115 - closed by __exit__
+            lock(self._file.fileno())
+        except BlockingIOError:
+            raise RunError(f"another process runs what {str(self.path)!r} is of", fix="wait for it") from None
         except OSError as error:
-            raise RunError(
-                f"cannot write {str(path)!r}: {error.strerror}", fix="give another folder with --output"
-            ) from None
+            fix = "give another folder with --output"
+            raise RunError(f"cannot write {str(self.path)!r}: {error.strerror}", fix=fix) from None
         self._file.seek(0)
         content = self._file.read()
         self._file.truncate(content.rfind(b"\n") + 1)
@@ -79,52 +74,31 @@ class Results:
         self._file.close()
 
     def append(self, row: Row) -> None:
-        """Write and sync. Raises RunError (disk full, or another process has the lease or took the file's rows)."""
-        self._lease.check()
-        try:
-            if not os.path.samestat(os.fstat(self._file.fileno()), os.stat(self.path)):
-                raise FileNotFoundError
-        except FileNotFoundError:
-            raise RunError(
-                f"{str(self.path)!r} is no longer the file that this process opened",
-                why="its rows are in the file of the whole study, and one written here would be lost",
-                fix="run the same command again, which runs what is missing",
-            ) from None
-        except OSError as error:
-            raise self._unwritable(error) from None
+        """Write and sync. Raises RunError, as for a full disk."""
         try:
             self._file.write(row.to_line())
             self._file.flush()
             os.fsync(self._file.fileno())
         except OSError as error:
-            raise self._unwritable(error) from None
+            fix = "free space, then run the same command"
+            raise RunError(f"cannot write {str(self.path)!r}: {error.strerror}", fix=fix) from None
 
-    def _unwritable(self, error: OSError) -> RunError:
-        return RunError(
-            f"cannot write {str(self.path)!r}: {error.strerror}", fix="free space, then run the same command"
-        )
 
-    def rows(self) -> list[Row]:
-        others = [row for path in self._before() if path != self.path for row in read_results(path)]
-        return others + read_results(self.path)
+def read_folder(folder: Path) -> list[Row]:
+    """The runs of all processes that worked there."""
+    return [row for path in sorted(folder.glob("results*.jsonl")) for row in read_results(path)]
 
 
 def read_results(path: Path) -> list[Row]:
     """All whole lines, in the order of their runs; none if there is no file. Raises RunError."""
-    if not path.exists():
-        return []
     rows = []
-    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1], start=1):
+    for number, line in enumerate(path.read_bytes().split(b"\n")[:-1] if path.exists() else (), start=1):
         try:
-            rows.append(Row.from_dict(json.loads(line)))
+            content = json.loads(line)
+            rows.append(Row(**{**content, "cell": Cell(**content["cell"])}))
         except (ValueError, TypeError, KeyError):
             raise RunError(
                 f"{str(path)!r}, line {number} is no result of this version",
                 fix="remove the line, or give another folder with --output",
             ) from None
     return rows
-
-
-def all_finite(scores: Mapping[str, Any]) -> bool:
-    """Whether every number among the scores is one."""
-    return all(math.isfinite(value) for value in scores.values() if isinstance(value, float))

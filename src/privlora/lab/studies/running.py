@@ -23,8 +23,7 @@ from privlora.data.records import load_records
 from privlora.data.tasks import find_task
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import ClassResult, evaluate_classes, evaluate_next_token, evaluate_task
-from privlora.lab.studies.leases import Claim, LeaseLostError
-from privlora.lab.studies.results import Role, Row, all_finite
+from privlora.lab.studies.results import Role, Row
 from privlora.lab.studies.settings import Cell, Records
 from privlora.methods import find_row
 from privlora.training.assembly import PublicStart, build_parts
@@ -41,8 +40,7 @@ from privlora.version import __version__
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run. ``records``: which share of the evaluation records its role may see. ``claim``: of the process
-    whose study it is, which may lose the folder to another one."""
+    """A cell to run. ``records``: which share of the evaluation records its role may see."""
 
     cell: Cell
     role: Role
@@ -51,11 +49,6 @@ class Job:
     records: Records
     folder: Path
     keep: bool
-    claim: Claim
-
-
-class LoadingError(PrivloraError):
-    """A task's model or records cannot be loaded: no cell of the task can run, so the study stops."""
 
 
 @dataclass
@@ -88,15 +81,12 @@ class Runner:
     def run(self, job: Job) -> Row:
         """The finished run's row; what fails in training is recorded in it.
 
-        Raises LoadingError if the task cannot be loaded or scored, LeaseLostError if another process took the study
-        over, Interrupted on a signal.
+        Raises PrivloraError if the task cannot be loaded or scored, so that no cell of it can run; Interrupted on a
+        signal.
         """
-        try:
-            loaded = self._load(job)
-            share = _share(job, len(loaded.raw))
-            before = self._before(loaded, job, share)
-        except PrivloraError as error:
-            raise LoadingError(error.what, why=error.why, fix=error.fix) from None
+        loaded = self._load(job)
+        share = _share(job, len(loaded.raw))
+        before = self._before(loaded, job, share)
         started, cpu = time.perf_counter(), time.process_time()
         facts: dict[str, Any] = {"delta": job.settings.privacy.delta, "steps": job.settings.privacy.steps}
         scores: dict[str, Any] = {}
@@ -104,7 +94,7 @@ class Runner:
         try:
             scores, more = self._train(loaded, job, share)
             facts |= more
-        except (Interrupted, LeaseLostError):
+        except Interrupted:
             raise
         except Exception as problem:  # noqa: BLE001 - one failed run must not end a study of thousands
             text = " ".join(str(problem).split())[:300]
@@ -115,7 +105,6 @@ class Runner:
             "machine": machine(str(getattr(self._model, "device", "cpu"))),
             "versions": versions(),
         }
-        job.claim.check()
         return Row(job.cell, job.role, job.fingerprint, failure, scores, before, facts)
 
     def _load(self, job: Job) -> _Loaded:
@@ -155,33 +144,21 @@ class Runner:
         if chosen.answers is not None:
             return _of_classes(evaluate_classes(self._model, chosen), job.settings.data.task)
         found = evaluate_next_token(self._model, chosen)
-        scores: dict[str, Any] = {
-            "loss": found.loss_per_example,
-            "accuracy": found.accuracy,
-            "records": len(share),
-        }
-        task = job.settings.data.task
-        if task is not None:
+        scores: dict[str, Any] = {"loss": found.loss_per_example, "accuracy": found.accuracy}
+        scores["records"] = len(share)
+        data = job.settings.data
+        if data.task is not None:
             records = [loaded.raw[i] for i in share]
-            result = evaluate_task(
-                self._model,
-                self._tokenizer,
-                task,
-                records,
-                max_length=job.settings.data.max_length,
-                resamples=100,
-            )
+            of = (self._model, self._tokenizer, data.task, records)
+            result = evaluate_task(*of, max_length=data.max_length, resamples=100)
             scores |= {"task": result.metric, "task_metric": result.metric_name}
-        if not all_finite(scores):
-            raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
-        return scores
+        return _finite(scores)
 
     def _train(
         self, loaded: _Loaded, job: Job, share: tuple[int, ...]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
         """Scores and facts of the run; leaves the model as it was, and nothing private."""
         folder = RunFolder(job.folder)
-        job.claim.check()  # what is cleared away may be another process' run
         _clear(folder)
         settings = fitted(job.settings, self._model)
         plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
@@ -199,19 +176,15 @@ class Runner:
                     scores = self._score(loaded, job, share)
                     # Only an adapter that may be published is kept.
                     if job.keep and plan is not None and not plan.insecure_noise:
-                        job.claim.check()
                         parts.write_adapter(folder.release)
         finally:
-            if job.claim.held():  # else they may be another process'
-                _remove_private(folder, keep_settings=job.keep)
+            _remove_private(folder, keep_settings=job.keep)
         if plan is None:
             return scores, {"noise_multiplier": None, "ledger": None}
         set_times(folder.release, read_ledger(folder.ledger).created)
-        return scores, {
-            "noise_multiplier": plan.event.noise_multiplier,
-            "event": plan.event.to_dict(),
-            "ledger": folder.ledger.relative_to(_root(job)).as_posix(),
-        }
+        facts = {"noise_multiplier": plan.event.noise_multiplier, "event": plan.event.to_dict()}
+        study = job.folder.parents[3]
+        return scores, {**facts, "ledger": folder.ledger.relative_to(study).as_posix()}
 
     def _with_micro_batches(self, settings: Settings) -> Settings:
         """Chosen once for cells that differ in nothing that takes memory."""
@@ -235,19 +208,14 @@ _NO_MEMORY: Final[Any] = {
 """Settings that make no difference to what a step takes."""
 
 
-def _root(job: Job) -> Path:
-    """The study's folder."""
-    return job.folder.parents[3]
-
-
 def _share(job: Job, count: int) -> tuple[int, ...]:
     """Indices of the evaluation records that the role may see. Raises DataError if there are none."""
-    chosen: dict[Records, tuple[range, range]] = {
-        "first half of evaluation": (range(count // 2), range(count // 2, count)),
-        "every second of evaluation": (range(0, count, 2), range(1, count, 2)),
-        "all of evaluation": (range(count), range(count)),
-    }
-    share = tuple(chosen[job.records][0 if job.role == "selection" else 1])
+    reports, everything = job.role == "report", range(count)
+    share = tuple(everything)
+    if job.records == "first half of evaluation":
+        share = tuple(everything[count // 2 :] if reports else everything[: count // 2])
+    elif job.records == "every second of evaluation":
+        share = tuple(everything[reports::2])
     if not share:
         raise DataError(
             f"task {job.cell.task!r} has {count} evaluation records, too few to choose on some and report on others",
@@ -278,11 +246,8 @@ def _clear(folder: RunFolder) -> None:
 
 def _put_aside(folder: RunFolder) -> None:
     """Name the ledger earlier-ledger-N.jsonl, N behind the largest that is there."""
-    numbers = [
-        int(found.group(1))
-        for path in folder.root.iterdir()
-        if (found := re.fullmatch(r"earlier-ledger-([0-9]{1,9})\.jsonl", path.name))
-    ]
+    names = [re.fullmatch(r"earlier-ledger-([0-9]{1,9})\.jsonl", path.name) for path in folder.root.iterdir()]
+    numbers = [int(found[1]) for found in names if found]
     # Unlike a rename a link replaces nothing.
     os.link(folder.ledger, folder.root / f"earlier-ledger-{max(numbers, default=0) + 1}.jsonl")
     folder.ledger.unlink()
@@ -314,6 +279,11 @@ def _of_classes(found: ClassResult, task: str | None) -> dict[str, Any]:
         names = find_task(task).metrics
         mean = sum(found.metrics[name] for name in names) / len(names)
         scores |= {"task": mean, "task_metric": " and ".join(names)}
-    if not all_finite(scores):
+    return _finite(scores)
+
+
+def _finite(scores: dict[str, Any]) -> dict[str, Any]:
+    """The same. Raises RunError for a number that is none."""
+    if not all(math.isfinite(value) for value in scores.values() if isinstance(value, float)):
         raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
     return scores

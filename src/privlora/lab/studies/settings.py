@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,14 +18,17 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from privlora.config import Settings, read_yaml, settings_from
-from privlora.errors import ConfigError, Together
-from privlora.lab.studies.written import Records, StudySettings, read_study
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from privlora.config import Settings, checked, read_yaml, settings_from
+from privlora.errors import ConfigError, nearest
 from privlora.methods import find_row
 from privlora.training.misfits import refuse_misfits, refuse_unsettled
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]
+Metric = Literal["auto", "loss", "accuracy", "task"]
+Records = Literal["first half of evaluation", "every second of evaluation", "all of evaluation"]
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
 # Settings on which no result depends.
@@ -42,6 +46,63 @@ _BY_AXIS = {
 }
 # Of the privacy settings, those that a method may choose: they change neither epsilon nor what it protects.
 _METHODS_PRIVACY = ("bands", "clip_norm", "clip_quantile", "private")
+
+
+class _Checked(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class SelectionSettings(_Checked):
+    """How each method's learning rate is chosen: on other seeds and other records than those reported."""
+
+    by: Literal["own-best", "shared", "both"] = "own-best"
+    """own-best: a rate for each (task, epsilon, rank, method). shared: one for each (epsilon, rank, method) over all
+    tasks. both: the runs that both tables need."""
+    seeds: list[int] = []
+    """Seeds of the runs that only choose; needed where a method has several rates."""
+    records: Records = "first half of evaluation"
+    """The evaluation records that only choose; the others are reported. "all of evaluation" lets both use all."""
+
+
+class StudySettings(_Checked):
+    """The file. Axes are lists; see docs/compare.md."""
+
+    base: dict[str, Any]
+    tasks: dict[str, Any] = Field(min_length=1)
+    methods: list[str | dict[str, Any]] = Field(min_length=1)
+    learning_rate: list[float] = Field(min_length=1)
+    seeds: list[int] = Field(min_length=1)
+    epsilon: list[float] = []
+    """Needed unless no method is private."""
+    rank: list[int] = Field(default=[8], min_length=1)
+    selection: SelectionSettings = SelectionSettings()
+    report: Literal["chosen", "all"] = "chosen"
+    """Report seeds run at the chosen rates only, or at every rate of the grid."""
+    metric: Metric = "auto"
+    """auto: the task's own metric where data.task is set, else the loss."""
+    output: str | None = None
+    """Folder of the study; studies/<name of the file> unless given."""
+    keep_runs: bool = True
+    """Keep each run's adapter and settings beside its ledger; false keeps the ledger only."""
+    insecure_noise_seed: Literal["paired"] | None = None
+    """paired: all methods of a (task, seed) see the same batches and the same stream of noise. Stamped NOT PRIVATE."""
+
+    @model_validator(mode="after")
+    def _consistent(self) -> StudySettings:
+        for name in ("learning_rate", "seeds", "epsilon", "rank"):
+            values = getattr(self, name)
+            if len(set(values)) != len(values):
+                raise ValueError(f"{name} names a value twice")
+            if name != "seeds" and any(value <= 0 for value in values):
+                raise ValueError(f"{name} holds a value that is not above 0")
+        if both := set(self.seeds) & set(self.selection.seeds):
+            raise ValueError(
+                f"seed {min(both)} is in seeds and in selection.seeds: a rate chosen on a run would be reported on "
+                "that run. Fix: give selection seeds of their own"
+            )
+        if len(set(self.selection.seeds)) != len(self.selection.seeds):
+            raise ValueError("selection.seeds names a seed twice")
+        return self
 
 
 Place = tuple[str, str, float, int]
@@ -127,10 +188,13 @@ class Study:
             for rate, seed in product(self.by_label[place[1]].learning_rates, seeds):
                 yield Cell(*place, rate, seed)
 
+    def of_task(self, task: str) -> Groups:
+        """What a task lays over base. Raises ConfigError."""
+        return _groups(self.settings.tasks[task] or {}, f"{self.source}: tasks.{task}")
+
     def data_task(self, task: str) -> str | None:
         """data.task of a task, which brings a metric of its own."""
-        own = _groups(self.settings.tasks[task] or {}, self.source, ()).get("data", {})
-        found = {**self.settings.base.get("data", {}), **own}.get("task")
+        found = {**self.settings.base.get("data", {}), **self.of_task(task).get("data", {})}.get("task")
         return None if found is None else str(found)
 
     def fingerprint(self, cell: Cell, role: str) -> str:
@@ -165,7 +229,6 @@ class Study:
         """The settings of a cell's run, but for its folder. Raises ConfigError."""
         arm = self.by_label[cell.method]
         source = f"{self.source}: task {cell.task!r}, method {cell.method!r}"
-        task = _groups(self.settings.tasks[cell.task] or {}, self.source, ())
         axes: Groups = {
             "adapter": {"r": cell.rank},
             "method": {"name": arm.method, "learning_rate": cell.learning_rate},
@@ -175,7 +238,13 @@ class Study:
         if self.settings.insecure_noise_seed == "paired":
             axes["privacy"]["insecure_noise_seed"] = _paired_seed(self.tasks.index(cell.task), cell.seed)
         merged: Groups = {}
-        for layer in ({"run": {"label": cell.task}}, self.settings.base, task, arm.overrides, axes):
+        for layer in (
+            {"run": {"label": cell.task}},
+            self.settings.base,
+            self.of_task(cell.task),
+            arm.overrides,
+            axes,
+        ):
             for group, values in layer.items():
                 merged[group] = {**merged.get(group, {}), **values}
         steps = merged.get("privacy", {}).get("steps")
@@ -185,7 +254,7 @@ class Study:
 
 
 def load_study(path: str | Path) -> Study:
-    """Read and check a study's file: every setting of every run. Raises ConfigError in one line."""
+    """Read and check a study's file: every setting of every run. Raises ConfigError."""
     return study_from(read_yaml(path), source=str(path))
 
 
@@ -196,28 +265,18 @@ def study_from(content: Mapping[str, Any], source: str = "study") -> Study:
             f"{source} holds the settings of one run, and a comparison takes those of a study",
             fix="put them under base:, and give tasks, methods, learning_rate and seeds (docs/compare.md)",
         )
-    problems = Together()
-    problems.found, settings = read_study(content, source)
-    if settings is None:
-        problems.tell()
-    assert settings is not None
-    before = len(problems.found)
-    base: Groups = problems.of({}, _groups, settings.base, source, ("base",))
-    settings = settings.model_copy(
-        update={
-            "base": base,
-            "learning_rate": sorted(settings.learning_rate),
-            "epsilon": sorted(settings.epsilon),
-        }
-    )
-    found = [problems.of(None, _arm, item, settings, source) for item in settings.methods]
-    arms = tuple(arm for arm in found if arm is not None)
-    problems.of(None, _refuse_equal_names, (arm.label for arm in arms), "methods", source)
-    problems.of(None, _refuse_equal_names, settings.tasks, "tasks", source)
-    study = Study(source, settings, arms)
-    if len(problems.found) == before:  # else runs are refused for what is told already
-        problems.of(None, _check, study)
-    problems.tell()
+    selection = content.get("selection")
+    for kind, given in ((StudySettings, content), (SelectionSettings, selection)):
+        for key in set(given) - kind.model_fields.keys() if isinstance(given, Mapping) else ():
+            raise ConfigError(f"{source}: unknown setting {key}", fix=nearest(str(key), kind.model_fields))
+    settings = checked(StudySettings, content, source)
+    axes = {"learning_rate": sorted(settings.learning_rate), "epsilon": sorted(settings.epsilon)}
+    base = _groups(settings.base, f"{source}: base")
+    settings = settings.model_copy(update={"base": base, **axes})
+    study = Study(source, settings, tuple(_arm(item, settings, source) for item in settings.methods))
+    _refuse_equal_names((arm.label for arm in study.arms), "methods", source)
+    _refuse_equal_names(study.tasks, "tasks", source)
+    _check(study)
     return study
 
 
@@ -234,26 +293,25 @@ def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Ar
     given = {"name": item} if isinstance(item, str) else dict(item)
     name = given.pop("name", None)
     if not isinstance(name, str):
-        raise ConfigError(
-            f"{source}: a method has no name", fix="write {name: prism, optimizer: scalar}, or the name alone"
-        )
-    row = find_row(name)
+        fix = "write {name: prism, optimizer: scalar}, or the name alone"
+        raise ConfigError(f"{source}: a method has no name", fix=fix)
+    try:
+        row = find_row(name)
+    except ConfigError as error:
+        raise error.of(f"{source}: methods") from None
     rates, label = given.pop("learning_rate", None), given.pop("label", None)
     label = str(label or _label(name, given))
-    grid = tuple(settings.learning_rate)
-    if rates is not None:
-        grid = _rates(rates, label, source)
-    overrides = _groups(given, source, ("methods", label), default="method")
+    grid = tuple(settings.learning_rate) if rates is None else _rates(rates, label, source)
+    overrides = _groups(given, f"{source}: methods.{label}", default="method")
     for group, values in overrides.items():
-        allowed = group in ("method", "adapter") or (
-            group == "privacy" and set(values) <= {*_METHODS_PRIVACY}
-        )
-        if not allowed:
+        others = set(values) if group not in ("method", "adapter", "privacy") else set()
+        if group == "privacy":
+            others = set(values) - {*_METHODS_PRIVACY}
+        if others:
             raise ConfigError(
-                f"{source}: method {label!r} sets {group}.{next(iter(values))}",
+                f"{source}: method {label!r} sets {group}.{min(others)}",
                 why="methods are compared on the same data, at the same privacy and the same number of steps",
-                fix="set it in base or in a task; a method may set method.*, adapter.*, "
-                f"{', '.join(f'privacy.{key}' for key in _METHODS_PRIVACY)}",
+                fix="set it in base or in a task",
             )
     private = row.private and overrides.get("privacy", {}).get("private", True) is not False
     if private and not settings.epsilon:
@@ -283,11 +341,11 @@ def _rates(rates: Any, label: str, source: str) -> tuple[float, ...]:
     return found
 
 
-def _groups(given: Any, source: str, place: tuple[str, ...], default: str | None = None) -> Groups:
+def _groups(given: Any, where: str, default: str | None = None) -> Groups:
     """``{data: {path: x}}`` and ``{data.path: x}`` alike; a bare key belongs to ``default``."""
-    where = ".".join(place)
+    fix = "write group.key: value"
     if not isinstance(given, Mapping):
-        raise ConfigError(f"{source}: {where} must be a mapping", fix="write group.key: value")
+        raise ConfigError(f"{where} must be a mapping", fix=fix)
     found: Groups = {}
     for key, value in given.items():
         group, dot, name = str(key).partition(".")
@@ -298,39 +356,28 @@ def _groups(given: Any, source: str, place: tuple[str, ...], default: str | None
         elif default is not None:
             found.setdefault(default, {})[group] = value
         else:
-            raise ConfigError(
-                f"{source}: {where}: {key!r} is not a group of settings", fix="write group.key: value"
-            )
+            raise ConfigError(f"{where}: {key!r} is not a group of settings", fix=fix)
     places = [f"{group}.{name}" for group, values in found.items() for name in values]
-    decided = {place: _BY_AXIS[place] for place in places if place in _BY_AXIS}
+    decided = [place for place in places if place in _BY_AXIS]
     if decided:
-        raise ConfigError(
-            f"{source}: {where} sets {', '.join(decided)}, which the study decides",
-            fix=f"use {', '.join(decided.values())} instead",
-        )
+        fix = f"use {', '.join(_BY_AXIS[place] for place in decided)} instead"
+        raise ConfigError(f"{where} sets {', '.join(decided)}, which the study decides", fix=fix)
     return found
 
 
 def _refuse_equal_names(names: Iterable[str], what: str, source: str) -> None:
-    seen: dict[str, str] = {}
-    for name in names:
-        if slug(name) in seen:
-            raise ConfigError(
-                f"{source}: {what} {seen[slug(name)]!r} and {name!r} share a name",
-                fix="give one of them another (for methods: label)",
-            )
-        seen[slug(name)] = name
+    twice = [name for name, count in Counter(map(slug, names)).items() if count > 1]
+    if twice:
+        fix = "give one of them another (for methods: label)"
+        raise ConfigError(f"{source}: several {what} share a name, {twice[0]!r}", fix=fix)
 
 
 def _check(study: Study) -> None:
     """Whatever any run would refuse before it reads a record."""
-    for name, overrides in study.settings.tasks.items():
-        task = _groups(overrides or {}, study.source, ("tasks", name))
-        if "method" in task:
-            raise ConfigError(
-                f"{study.source}: task {name!r} sets method.{next(iter(task['method']))}",
-                fix="set it in base.method or for a method",
-            )
+    for name in study.tasks:
+        if own := study.of_task(name).get("method"):
+            fix = "set it in base.method or for a method"
+            raise ConfigError(f"{study.source}: task {name!r} sets method.{next(iter(own))}", fix=fix)
     if study.selects and not study.settings.selection.seeds:
         raise ConfigError(
             f"{study.source}: selection.seeds is missing",
@@ -340,18 +387,14 @@ def _check(study: Study) -> None:
     for place in study.places:
         cell = Cell(*place, study.by_label[place[1]].learning_rates[0], study.settings.seeds[0])
         settings = study.run_settings(cell)
-        if settings.data.chosen is not None:
-            raise ConfigError(
-                f"{study.source}: a study compares what models write or classify, and data.chosen asks for preferences",
-                fix="remove data.chosen and data.rejected, or train with `privlora train`",
-            )
-        if settings.data.evaluation is None:
-            raise ConfigError(
-                f"{study.source}: task {cell.task!r} has no data.evaluation",
-                fix="give held-out records that may be shown",
-            )
         method = find_row(settings.method.name)
         try:
+            if settings.data.chosen is not None:
+                fix = "remove data.chosen and data.rejected, or train with `privlora train`"
+                raise ConfigError("a study compares no preferences, as data.chosen asks for", fix=fix)
+            if settings.data.evaluation is None:
+                fix = "give held-out records that may be shown"
+                raise ConfigError(f"task {cell.task!r} has no data.evaluation", fix=fix)
             settings.refuse_a_federation()
             method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
             refuse_misfits(settings, method)
