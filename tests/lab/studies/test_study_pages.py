@@ -84,9 +84,7 @@ def test_the_page_stands_alone(page: str) -> None:
 
 
 def test_the_page_holds_everything(page: str, summary: Summary) -> None:
-    assert (
-        page.count("<svg") == 2 * (2 + 1) + 2
-    )  # two rules: two ranks and the ranks together; rates for two ranks
+    assert page.count("<svg") == 2 * 2 + 2  # two rules with two ranks; rates for two ranks
     assert "stroke: var(--accent)" in page
     for word in (
         "Each method at its own best learning rate for each task",

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterator
+from itertools import groupby
 
-from privlora.lab.studies import figures, wording
+from markupsafe import Markup
+
+from privlora.lab.studies import figures
 from privlora.lab.studies.summary import Summary
-from privlora.pages.numbers import number
+from privlora.lab.studies.tables import REPEATABLE, Element, Figure, Table, elements
 from privlora.pages.template import fill
+
+_DRAWN = {"utility": figures.utility_figure, "rate": figures.rate_figure}
 
 
 def render(summary: Summary) -> str:
@@ -16,84 +21,48 @@ def render(summary: Summary) -> str:
         "study.html.j2",
         "privlora.lab.studies",
         title=f"{summary['name']} · comparison of methods",
-        banner=("NOT PRIVATE", wording.REPEATABLE) if summary["insecure_noise"] else None,
+        banner=("NOT PRIVATE", REPEATABLE) if summary["insecure_noise"] else None,
+        parts=Markup("\n").join(_html(each, summary) for each in elements(summary)),
         summary=summary,
-        wording=wording,
-        sections=[_section(summary, rule) for rule in summary["rules"]],
-        rate_figures=[
-            (rank, figure)
-            for rank in summary["rank"]
-            if (figure := figures.rate_figure(summary, rank)) is not None
-        ],
-        ran=_ran(summary),
+        ran=_table([["of the study", ""], *_ran(summary)]),
     )
 
 
-def _section(summary: Summary, rule: dict[str, Any]) -> dict[str, Any]:
-    """What the page shows of one rule of choosing."""
-    return {
-        "rule": rule,
-        "title": wording.title(rule, summary),
-        "ranks": [
-            {
-                "rank": rank,
-                "standings": [line for line in rule["overall"] if line["rank"] == rank],
-                "verdicts": wording.verdicts({"overall": [x for x in rule["overall"] if x["rank"] == rank]}),
-                "left_out": wording.left_out(rule, {**summary, "rank": [rank]}),
-                "figure": figures.utility_figure(summary, rule, rank),
-                "tasks": [_task(summary, rule, task, rank) for task in summary["tasks"]],
-            }
-            for rank in summary["rank"]
-        ],
-        "rank_figure": figures.rank_figure(summary, rule),
-    }
+def _html(element: Element, summary: Summary) -> Markup:
+    if isinstance(element, Figure):
+        drawn = _DRAWN[element.of](summary, element.rule, element.rank)
+        return Markup() if drawn is None else Markup('<figure class="wide">{}</figure>').format(drawn)
+    if isinstance(element, list):
+        return _table(element)
+    marks, _, words = element.partition(" ")
+    if set(marks) == {"#"}:
+        return Markup("<h{0}>{1}</h{0}>").format(len(marks), words)
+    found = Markup()
+    for item, lines in groupby(element.split("\n"), key=lambda line: line.startswith("- ")):
+        texts = [line.removeprefix("- ").replace("**", "") for line in lines]
+        kind = '<ul class="notes">{}</ul>' if item else "{}"
+        within = "<li>{}</li>" if item else "<p>{}</p>"
+        found += Markup(kind).format(Markup().join(Markup(within).format(text) for text in texts))
+    return found
 
 
-def _task(summary: Summary, rule: dict[str, Any], task: dict[str, Any], rank: int) -> dict[str, Any]:
-    """A table: heads, and for each method its cells and whether one is the best private one of its column."""
-    cells = {
-        (cell["method"], cell["epsilon"]): cell
-        for cell in rule["cells"]
-        if (cell["task"], cell["rank"]) == (task["name"], rank)
-    }
-    columns: list[float | None] = [*summary["epsilon"]]
-    if any(not method["private"] for method in summary["methods"]):
-        columns.append(None)
-    sign = 1 if task["lower_is_better"] else -1
-    best = {}
-    for epsilon in summary["epsilon"]:
-        known = [
-            c for (_, e), c in cells.items() if e == epsilon and c["mean"] is not None and not c["failed"]
-        ]
-        if known:
-            best[epsilon] = min(known, key=lambda cell: sign * cell["mean"])["method"]
-    rows = []
-    for method in summary["methods"]:
-        label = method["label"]
-        texts = [wording.score(cells[label, e]) if (label, e) in cells else "–" for e in columns]
-        marks = [epsilon is not None and best.get(epsilon) == label for epsilon in columns]
-        rows.append((label, list(zip(texts, marks, strict=True))))
-    heads = ["no noise" if epsilon is None else f"ε = {number(epsilon)}" for epsilon in columns]
-    return {"task": task, "heads": heads, "rows": rows}
+def _table(table: Table) -> Markup:
+    heads = Markup().join(Markup("<th>{}</th>").format(cell) for cell in table[0])
+    rows = (Markup().join(Markup("<td>{}</td>").format(cell) for cell in row) for row in table[1:])
+    body = Markup().join(Markup("<tr>{}</tr>\n").format(row) for row in (heads, *rows))
+    return Markup('<div class="scroll"><table>{}</table></div>').format(body)
 
 
-def _ran(summary: Summary) -> list[tuple[str, str]]:
-    """(name, value) rows: how much was run, with what and where."""
+def _ran(summary: Summary) -> Iterator[list[str]]:
+    """How much was run, with what and where."""
     runs = summary["runs"]
-    seconds = runs["cpu_seconds"]
-    took = f"{seconds / 3600:.1f} hours" if seconds >= 7200 else f"{seconds / 60:.1f} minutes"
-    rows = [
-        ("Runs", f"{runs['finished']} finished, {runs['failed']} of them failed"),
-        ("Processor time", took),
-        ("Machine", "; ".join(runs["machines"]) or "–"),
-        *(("Versions", " · ".join(f"{k} {v}" for k, v in one.items())) for one in runs["versions"]),
-        (
-            "Noise",
-            "repeatable" if summary["insecure_noise"] else "fresh from the operating system in every run",
-        ),
-    ]
+    yield ["Runs", f"{runs['finished']} finished, {runs['failed']} of them failed"]
+    yield ["Processor time", f"{runs['cpu_seconds'] / 3600:.2g} hours"]
+    yield ["Machine", "; ".join(runs["machines"]) or "–"]
+    yield from (["Versions", " · ".join(f"{k} {v}" for k, v in one.items())] for one in runs["versions"])
+    kept = "repeatable" if summary["insecure_noise"] else "fresh from the operating system in every run"
+    yield ["Noise", kept]
     if runs["outdated"]:
-        rows.append(
-            ("Not used", f"{runs['outdated']} finished runs of other settings, kept in results.jsonl")
-        )
-    return rows
+        yield ["Not used", f"{runs['outdated']} finished runs of other settings, kept in the results"]
+    for method in summary["methods"]:
+        yield [method["label"], f"method {method['method']}{'' if method['private'] else ', NOT PRIVATE'}"]
