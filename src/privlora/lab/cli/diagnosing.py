@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -15,9 +13,8 @@ from privlora.cli.stops import Stopped
 from privlora.cli.training import OverridesArgument
 from privlora.config import Settings, load_settings, settings_from
 from privlora.lab.diagnostics.choosing import chosen_figures, refuse_unknown_methods
-from privlora.pages.numbers import duration
 
-_QUICK, _FEW = 20, 5
+_QUICK = 20
 _PAPER_TARGETS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")  # Table 7
 _RECORDS = 1000
 
@@ -84,15 +81,7 @@ def diagnose(
             with _progress() as progress:
                 task = progress.add_task("loading", total=None)
 
-                began = 0.0
-
                 def advance(name: str, done: int, total: int) -> None:
-                    nonlocal began
-                    if done == 1:  # it also warms up
-                        began = time.monotonic()
-                    elif done == 2:
-                        line = estimate(time.monotonic() - began, wanted, len(others), steps)
-                        progress.console.print(line)
                     progress.update(task, description=name, completed=done, total=total)
 
                 found = run(
@@ -126,39 +115,6 @@ def diagnose(
             "PRIVATE: computed from the records with seeded noise, which protects nobody; do not publish any of it "
             "(--public-data is for records that everybody may read)"
         )
-
-
-_LONG = 60.0
-"""Seconds from which on ways to shorten it are named."""
-
-
-def estimate(seconds: float, wanted: Sequence[str], others: int, steps: int) -> str:
-    """How long a diagnosis takes, and what shortens it. seconds: of one step. others: methods that are added.
-
-    >>> estimate(1.5, ["gauge-sweep"], 0, 20)
-    'this takes about 30 s: 20 steps of 1.5 s'
-    """
-    from privlora.lab.diagnostics.experiments import total_steps
-
-    total = total_steps(wanted, others, steps)
-    line = f"this takes about {_time(total * seconds)}: {total} steps of {duration(seconds)}"
-    if total * seconds < _LONG:
-        return line
-    ways: list[tuple[str, object, int]] = []
-    if steps > _FEW:
-        ways.append(("--steps", _FEW, total_steps(wanted, others, _FEW)))
-    quickest = min(wanted, key=lambda figure: total_steps([figure], others, steps))
-    if (fewer := total_steps([quickest], others, steps)) < total:
-        ways.append(("--figures", quickest, fewer))
-    told = ", or ".join(f"{name} {value} (about {_time(number * seconds)})" for name, value, number in ways)
-    return f"{line}. Shorter with {told}" if told else line
-
-
-def _time(seconds: float) -> str:
-    if seconds < 2 * _LONG:
-        return f"{seconds:.0f} s"
-    minutes = round(seconds / 60)
-    return f"{minutes} minutes" if minutes < 120 else f"{minutes / 60:.2g} hours"
 
 
 def embedded_inputs() -> tuple[Settings, list[dict[str, str]]]:

@@ -22,7 +22,6 @@ from privlora.lab.diagnostics.bench import (
 from privlora.lab.diagnostics.choosing import chosen_figures, names_in
 from privlora.lab.diagnostics.gauges import (
     GAUGES,
-    GaugeStudy,
     clipping,
     gauge_sensitivity,
     gauge_study,
@@ -33,9 +32,9 @@ from privlora.lab.diagnostics.laws import factor_statistic
 from privlora.lab.diagnostics.preconditioning import (
     EPSILONS,
     OPTIMIZERS,
+    Preconditioned,
     PreconditioningStudy,
     preconditioning_study,
-    stress_series,
 )
 from privlora.lab.diagnostics.sweep import GaugeSweep, gauge_sweep
 from privlora.methods import METHODS
@@ -57,16 +56,9 @@ class Diagnostics:
 
     def to_dict(self) -> dict[str, Any]:
         """Every series, for JSON; numbers that JSON does not have become None."""
-        plain = {name: _plain(result) for name, result in self.figures.items()}
-        found: dict[str, Any] = finite(
-            {
-                "schema_version": SCHEMA_VERSION,
-                "kind": "privlora diagnostics",
-                "public": self.public,
-                "facts": self.facts,
-                "figures": plain,
-            }
-        )
+        figures = {name: _plain(result) for name, result in self.figures.items()}
+        about = {"schema_version": SCHEMA_VERSION, "kind": "privlora diagnostics", "public": self.public}
+        found: dict[str, Any] = finite({**about, "facts": self.facts, "figures": figures})
         return found
 
 
@@ -80,10 +72,8 @@ def chosen_rows(names: str | Iterable[str] | None) -> tuple[str, ...]:
     given = names_in(names)
     for name in given:
         if name not in known:
-            raise ConfigError(
-                f"{name!r} is not a private method on both factors besides {BASELINE}",
-                fix=nearest(name, known),
-            )
+            what = f"{name!r} is not a private method on both factors besides {BASELINE}"
+            raise ConfigError(what, fix=nearest(name, known))
     return tuple(name for name in known if name in given)
 
 
@@ -125,25 +115,20 @@ def diagnose(
     with open_workbench(settings, model=model, tokenizer=tokenizer, records=records, seed=seed) as bench:
         if _OF_GAUGES & set(wanted):
             study = gauge_study(bench, steps=steps, also=others, on_step=advance)
-            results |= _of_gauges(study, bench.plan.clip_norm)
+            results |= {"noise-ratio": noise_ratio(study), "gauge-sensitivity": gauge_sensitivity(study)}
+            results |= {
+                "noise-energy": noise_energy(study),
+                "clipping": clipping(study, bench.plan.clip_norm),
+            }
         if set(wanted) - _OF_GAUGES:
             trained = _train_baseline(bench, steps, advance)
             if "gauge-sweep" in wanted:
                 results["gauge-sweep"] = _sweep(bench, trained)
             if _OF_PRECONDITIONERS & set(wanted):
                 found = preconditioning_study(bench, trained, steps=steps, on_step=advance)
-                results |= {"preconditioning": found, "gram-stress": stress_series(found)}
+                results |= {"preconditioning": found, "gram-stress": found.runs}
         facts = _facts(bench, steps, model_name)
     return Diagnostics(public, facts, {name: results[name] for name in wanted})
-
-
-def _of_gauges(study: GaugeStudy, clip_norm: float) -> dict[str, Any]:
-    return {
-        "noise-ratio": noise_ratio(study),
-        "gauge-sensitivity": gauge_sensitivity(study),
-        "noise-energy": noise_energy(study),
-        "clipping": clipping(study, clip_norm),
-    }
 
 
 def _train_baseline(bench: Workbench, steps: int, on_step: Callable[[str], None]) -> FactorPairs:
@@ -157,22 +142,13 @@ def _train_baseline(bench: Workbench, steps: int, on_step: Callable[[str], None]
 
 def _sweep(bench: Workbench, trained: FactorPairs) -> GaugeSweep:
     """On the module of the largest S, as the paper does."""
-    best: tuple[float, int, int] = (-1.0, 0, 0)
-    for g, (left, right) in enumerate(trained):
-        statistics = factor_statistic(left, right, bench.scale)
-        k = int(statistics.argmax())
-        best = max(best, (float(statistics[k]), g, k))
-    _, g, k = best
+    found = [factor_statistic(left, right, bench.scale) for left, right in trained]
+    g = max(range(len(found)), key=lambda g: float(found[g].max()))
+    k = int(found[g].argmax())
     left, right = (t[k] for t in trained[g])
-    plan = bench.plan
-    return gauge_sweep(
-        left,
-        right,
-        scale=bench.scale,
-        noise_std=plan.event.noise_multiplier * plan.clip_norm / plan.expected_batch_size,
-        seed=bench.seed,
-        module=bench.adapter.groups[g].sites[k].name,
-    )
+    noise_std = bench.plan.event.noise_multiplier * bench.plan.clip_norm / bench.plan.expected_batch_size
+    module = bench.adapter.groups[g].sites[k].name
+    return gauge_sweep(left, right, scale=bench.scale, noise_std=noise_std, seed=bench.seed, module=module)
 
 
 def total_steps(wanted: Sequence[str], others: int, steps: int) -> int:
@@ -215,7 +191,8 @@ def _plain(result: Any) -> Any:
     found = asdict(result)
     if isinstance(result, GaugeSweep):
         found |= {"factor_decades": result.factor_decades, "prism_variation": result.prism_variation}
+    if isinstance(result, Preconditioned):
+        found["amplification"] = result.amplification
     if isinstance(result, PreconditioningStudy):
-        for row, run in zip(found["runs"], result.runs, strict=True):
-            row["amplification"] = run.amplification
+        found["runs"] = _plain(result.runs)
     return found

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,13 +40,7 @@ def render(diagnostics: Diagnostics) -> str:
     """The page: no script, no resource from elsewhere; every text of a user is escaped."""
     found = findings(diagnostics)
     figures = [
-        {
-            "name": name,
-            "title": TEXTS[name].title,
-            "paper": TEXTS[name].paper,
-            "finding": found[name],
-            "picture": inline_svg(TEXTS[name].draw(result), TEXTS[name].title),
-        }
+        (name, TEXTS[name], found[name], inline_svg(TEXTS[name].draw(result), TEXTS[name].title))
         for name, result in diagnostics.figures.items()
     ]
     return fill(
@@ -58,7 +51,7 @@ def render(diagnostics: Diagnostics) -> str:
         public=diagnostics.public,
         model=diagnostics.facts["model"],
         seed=diagnostics.facts["seed"],
-        facts=_fact_table(diagnostics.facts),
+        facts=[(name.replace("_", " "), _shown(value)) for name, value in diagnostics.facts.items()],
         figures=figures,
         version=__version__,
     )
@@ -71,11 +64,8 @@ def write(diagnostics: Diagnostics, output: Path) -> Written:
     """
     folder = output if diagnostics.public else output / "private"
     make_folder(folder, private=not diagnostics.public)
-    written = Written(
-        folder / "diagnostics.html",
-        folder / "diagnostics.json",
-        [folder / f"{name}.png" for name in diagnostics.figures],
-    )
+    pictures = [folder / f"{name}.png" for name in diagnostics.figures]
+    written = Written(folder / "diagnostics.html", folder / "diagnostics.json", pictures)
     for path, (name, result) in zip(written.pictures, diagnostics.figures.items(), strict=True):
         write_atomically(path, png(TEXTS[name].draw(result)))
     write_atomically(written.series, json.dumps(diagnostics.to_dict(), indent=1, allow_nan=False) + "\n")
@@ -95,34 +85,7 @@ def make_folder(folder: Path, *, private: bool) -> None:
         ) from None
 
 
-def _fact_table(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    planned = facts["planned_target_epsilon"]
-    data = facts["data"]
-    sigma, clip, batch = facts["noise_multiplier"], facts["clip_norm"], facts["expected_batch_size"]
-    plan = f"{number(facts['planned_steps'])} steps, δ = {number(facts['delta'])}"
-    return [
-        ("model", str(facts["model"])),
-        ("records", data if isinstance(data, str) else ", ".join(data)),
-        (
-            "adapter",
-            f"rank {facts['rank']} on {facts['modules']} modules, scale {number(facts['lora_scale'])}",
-        ),
-        (
-            "start",
-            f"{facts['init']}; sweep and preconditioning: where {facts['baseline']} is after these steps",
-        ),
-        ("steps of each run", number(facts["steps"])),
-        (
-            "noise",
-            f"σ = {number(sigma)}, C = {number(clip)}, b = {number(batch)}: τ = {number(sigma * clip / batch)}"
-            + (
-                ""
-                if facts.get("bands_left_out") is None
-                else f"; independent in each step, without the run's bands ({facts['bands_left_out']})"
-            ),
-        ),
-        ("clipping", f"{facts['clipping']} in all runs, as in the paper"),
-        ("the plan that σ is for", plan if planned is None else f"ε = {number(planned)}, {plan}"),
-        ("sampling rate", number(facts["sample_rate"])),
-        ("gauges", ", ".join(number(c) for c in facts["gauges"]) + " for the runs"),
-    ]
+def _shown(value: Any) -> str:
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
+    return number(value) if isinstance(value, int | float) else "–" if value is None else str(value)

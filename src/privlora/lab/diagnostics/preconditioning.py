@@ -52,16 +52,6 @@ class Preconditioned:
 
 
 @dataclass(frozen=True)
-class StressSeries:
-    """`Preconditioned`'s stress and amplification (Figures 17 and 20)."""
-
-    method: str
-    steps: list[int]
-    stress: list[float]
-    amplification: list[float]
-
-
-@dataclass(frozen=True)
 class SigmaCurve:
     """Means over the steps after the burn-in, one value for each noise multiplier (Figures 4, 14 and 15)."""
 
@@ -130,11 +120,6 @@ def preconditioning_study(
         stepwise_runs.append(runs[epsilons.index(stepwise)])
     sigma = sigmas[epsilons.index(stepwise)]
     return PreconditioningStudy(list(epsilons), burn_in, curves, stepwise, sigma, stepwise_runs)
-
-
-def stress_series(study: PreconditioningStudy) -> list[StressSeries]:
-    """Figures 17 and 20."""
-    return [StressSeries(run.method, run.steps, run.stress, run.amplification) for run in study.runs]
 
 
 def apply_preconditioner(contender: Contender, vector: Vector, noise_std: float) -> Vector:

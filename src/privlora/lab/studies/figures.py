@@ -100,7 +100,8 @@ def _drawn(summary: Summary, panels: Sequence[_Panel], columns: int, label: str)
         _keep_in_sight(one, panel)
         low, high = one.get_ylim()
         for name, level in panel.levels.items():
-            if low <= level <= high:
+            looks[name] |= {"linestyle": _LEVEL, "marker": ""}
+            if 1.4 * low - 0.4 * high <= level <= 1.4 * high - 0.4 * low:
                 one.axhline(level, color=looks[name]["color"], linewidth=1, linestyle=_LEVEL)
         one.xaxis.set_major_locator(FixedLocator(list(panel.ticks)))
         one.xaxis.set_minor_locator(NullLocator())
