@@ -28,6 +28,7 @@ from scipy.special import gammainc
 
 from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.gaussian import solve_epsilon
+from privlora.lab.wishart.bounds.use import in_range
 from privlora.lab.wishart.bounds.vector import VectorQuery, exact_delta, student_rule
 
 _LARGEST = 20.0  # of ln c: the slack at c = e^20 is nothing
@@ -88,10 +89,7 @@ def alignment_of_mean(count: int, smallest_norm: float) -> float:
     Raises:
         PrivacyError: n is not a positive integer, c is not in (0, 1], or the mean may turn by a right angle.
     """
-    if count < 1 or not 0 < smallest_norm <= 1:
-        raise PrivacyError(
-            f"count={count}, smallest_norm={smallest_norm}", fix="give count >= 1 and smallest_norm in (0, 1]"
-        )
+    in_range(count >= 1 and 0 < smallest_norm <= 1, count=count, smallest_norm=smallest_norm)
     alignment = 1 - 2 / (count * smallest_norm) ** 2
     if alignment <= 0:
         raise PrivacyError(
@@ -118,11 +116,8 @@ def ball_noise_alignment(alignment: float, radius: float, dimension: int, failur
     Raises:
         PrivacyError: an argument is out of range, the bound is not positive, or it would not grow with rho.
     """
-    if not (-1 < alignment <= 1 and 0 < radius < math.inf and dimension >= 1 and 0 < failure < 1):
-        raise PrivacyError(
-            f"alignment={alignment}, radius={radius}, dimension={dimension}, failure={failure}",
-            fix="give alignment in (-1, 1], radius > 0, dimension >= 1 and failure in (0, 1)",
-        )
+    in_range(-1 < alignment <= 1 and 0 < radius < math.inf, alignment=alignment, radius=radius)
+    in_range(dimension >= 1 and 0 < failure < 1, dimension=dimension, failure=failure)
     length, turn = math.sqrt(2 + 2 * alignment), math.sqrt(2 * math.log(2 / failure) / dimension)
     if turn * (2 / length + length / 2) > 2:  # from the derivative in rho, with s / (1 + s^2) <= 1/2
         raise PrivacyError(

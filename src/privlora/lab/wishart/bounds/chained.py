@@ -20,9 +20,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
-from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.gaussian import gaussian_epsilon
-from privlora.lab.wishart.bounds.use import Use, require
+from privlora.lab.wishart.bounds.use import Use, in_range, require
 from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
 
 
@@ -44,18 +43,9 @@ class ColumnChange:
     outside_alignment: float
 
     def __post_init__(self) -> None:
-        in_range = (
-            not isinstance(self.span, bool)
-            and isinstance(self.span, int)
-            and self.span >= 0
-            and 0 <= self.outside_share <= 1
-            and 0 < self.inside_alignment <= 1
-            and 0 < self.outside_alignment <= 1
-        )
-        if not in_range:
-            raise PrivacyError(
-                f"{self} is out of range", fix="give span >= 0, a share in [0, 1] and alignments in (0, 1]"
-            )
+        whole = isinstance(self.span, int) and not isinstance(self.span, bool)
+        aligned = 0 < self.inside_alignment <= 1 and 0 < self.outside_alignment <= 1
+        in_range(whole and self.span >= 0 and 0 <= self.outside_share <= 1 and aligned, change=self)
 
     @property
     def inside_distance(self) -> float:
@@ -113,11 +103,9 @@ def exposed_sensitivity(
     Raises:
         PrivacyError: a size or norm is out of range, or failure is not in (0, 1).
     """
-    if not (rank >= 1 and 0 <= span <= dimension and inside >= 0 and outside >= 0 and 0 < failure < 1):
-        raise PrivacyError(
-            f"rank={rank}, span={span}, dimension={dimension}, norms {inside} and {outside}, failure={failure}",
-            fix="give rank >= 1, 0 <= span <= dimension, norms >= 0 and a failure in (0, 1)",
-        )
+    in_range(rank >= 1 and 0 <= span <= dimension, rank=rank, span=span, dimension=dimension)
+    in_range(inside >= 0 and outside >= 0, inside=inside, outside=outside)
+    in_range(0 < failure < 1, failure=failure)
     d, r, p = dimension, rank, span
     if p >= r:
         t = math.sqrt(2 * math.log(2 / failure))
@@ -153,12 +141,7 @@ def theorem_4(
         PrivacyError: M is public or reused, or a condition of Lemma 2 or 14 fails.
     """
     require("Theorem 4", use, Use.FRESH_SECRET)
-    if not 0 < noise_std < math.inf:
-        raise PrivacyError(
-            f"noise_std={noise_std} is not positive",
-            why="what is exposed needs noise",
-            fix="give noise_std > 0",
-        )
+    in_range(0 < noise_std < math.inf, noise_std=noise_std)
     residual = residual_bound(dimension, rank, change, tail, use, improved=improved)
     sensitivity = exposed_sensitivity(
         dimension, rank, change.span, change.inside_distance, change.outside_distance, failure
@@ -166,23 +149,6 @@ def theorem_4(
     exposed = Bound(gaussian_epsilon((sensitivity / noise_std) ** 2, exposed_delta), exposed_delta)
     total = Bound(residual.epsilon + exposed.epsilon, residual.delta + exposed.delta + failure)
     return ColumnBound(total, residual, exposed, sensitivity)
-
-
-def theorem_3(column: Bound, columns: int) -> Bound:
-    """Theorem 3: a chain of q one-column changes, by group privacy: (q eps, delta (e^{q eps} - 1) / (e^eps - 1)).
-
-    The factor of delta, sum of e^{i eps} over i < q, must not be dropped; delta is at most 1.
-
-    Raises:
-        PrivacyError: columns is below 1.
-    """
-    if columns < 1:
-        raise PrivacyError(
-            f"columns={columns} is not positive", fix="give the length of the chain, at least 1"
-        )
-    with np.errstate(over="ignore"):
-        factor = float(np.exp(column.epsilon * np.arange(columns)).sum())
-    return Bound(columns * column.epsilon, min(1.0, column.delta * factor))
 
 
 def public_m1_delta(epsilon: float, noise_multiplier: float, rank: int, dimension: int) -> float:
@@ -196,11 +162,8 @@ def public_m1_delta(epsilon: float, noise_multiplier: float, rank: int, dimensio
     Raises:
         PrivacyError: noise_multiplier is not positive, rank is below 1 or dimension below 2.
     """
-    if not (0 < noise_multiplier < math.inf and rank >= 1 and dimension >= 2):
-        raise PrivacyError(
-            f"noise_multiplier={noise_multiplier}, rank={rank}, dimension={dimension}",
-            fix="give noise_multiplier > 0, rank >= 1 and dimension >= 2",
-        )
+    in_range(0 < noise_multiplier < math.inf, noise_multiplier=noise_multiplier)
+    in_range(rank >= 1 and dimension >= 2, rank=rank, dimension=dimension)
     root_x, weight_x = _chi_rule(rank)
     root_y, weight_y = _chi_rule(dimension - 1)
     x = root_x[:, None] ** 2
@@ -218,13 +181,6 @@ def _chi_rule(degrees: int) -> tuple[Floats, Floats]:
 
 
 def _check_fit(dimension: int, rank: int, change: ColumnChange) -> None:
-    if rank < 1 or change.span > dimension:
-        raise PrivacyError(
-            f"rank={rank}, span={change.span}, dimension={dimension}",
-            fix="give rank >= 1 and span <= dimension",
-        )
-    if change.span == dimension and change.outside_share > 0:
-        raise PrivacyError(
-            "the other columns span the whole space, so nothing lies outside",
-            fix="set outside_share=0 or lower span",
-        )
+    in_range(rank >= 1 and change.span <= dimension, rank=rank, change=change, dimension=dimension)
+    outside = change.span < dimension or change.outside_share == 0  # else the other columns fill the space
+    in_range(outside, change=change, dimension=dimension)

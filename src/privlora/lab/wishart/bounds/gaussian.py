@@ -11,7 +11,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from privlora.accounting.projection.gaussian import Floats, epsilon_and_mu, gaussian_delta
-from privlora.errors import PrivacyError
+from privlora.lab.wishart.bounds.use import in_range
 
 
 def one_sided_tail(epsilon: ArrayLike, eta: ArrayLike) -> Floats:
@@ -35,8 +35,7 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     Raises:
         PrivacyError: epsilon is not positive and finite, or delta is not in (0, 1).
     """
-    if not 0 < epsilon < math.inf:
-        raise PrivacyError(f"epsilon={epsilon} is not positive and finite", fix="give a finite epsilon > 0")
+    in_range(0 < epsilon < math.inf, epsilon=epsilon)
     return solve_noise(lambda sigma: float(gaussian_delta(epsilon, sigma**-2.0)), delta)
 
 
@@ -46,8 +45,7 @@ def gaussian_epsilon(eta: float, delta: float) -> float:
     Raises:
         PrivacyError: eta is negative or not finite, or delta is not in (0, 1).
     """
-    if not 0 <= eta < math.inf:
-        raise PrivacyError(f"eta={eta} is not finite and >= 0", fix="give sensitivity^2 / noise variance")
+    in_range(0 <= eta < math.inf, eta=eta)
     return solve_epsilon(lambda epsilon: float(gaussian_delta(epsilon, eta)), delta)
 
 
@@ -57,8 +55,7 @@ def solve_epsilon(curve: Callable[[float], float], delta: float, limit: float = 
     Raises:
         PrivacyError: delta is not in (0, 1).
     """
-    if not 0 < delta < 1:
-        raise PrivacyError(f"delta={delta} is not between 0 and 1", fix="give 0 < delta < 1")
+    in_range(0 < delta < 1, delta=delta)
     if limit >= delta:
         return math.inf
     if curve(0.0) <= delta:
@@ -79,8 +76,7 @@ def solve_noise(curve: Callable[[float], float], delta: float) -> float:
     Raises:
         PrivacyError: delta is not in (0, 1).
     """
-    if not 0 < delta < 1:
-        raise PrivacyError(f"delta={delta} is not between 0 and 1", fix="give 0 < delta < 1")
+    in_range(0 < delta < 1, delta=delta)
 
     def excess(log_sigma: float) -> float:
         return math.log(max(curve(math.exp(log_sigma)), 1e-300) / delta)

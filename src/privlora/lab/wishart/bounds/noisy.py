@@ -19,16 +19,15 @@ from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
 from scipy.special import betaincc
 
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, Projections, StepEvent
 from privlora.accounting.projection.energy import stop_loss
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
-from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.gaussian import one_sided_tail, solve_noise, two_sided_tail
-from privlora.lab.wishart.bounds.use import Use, check_sizes, require
+from privlora.lab.wishart.bounds.use import Use, check_sizes, in_range, require
 
 Form = Literal["two-sided", "one-sided", "exact"]
 """What stands for the Gaussian part: the paper's tau, the tail P(L > epsilon), or the exact delta_G, each smaller."""
@@ -67,8 +66,7 @@ def captured_tail(threshold: ArrayLike, rank: int, dimension: int, difference_ra
     check_sizes(
         rank=rank, dimension=dimension, difference_rank=1 if difference_rank is None else difference_rank
     )
-    if not np.all((s >= 0) & (s <= 1)):
-        raise PrivacyError("a threshold is outside [0, 1]", fix="give shares of the squared norm")
+    in_range(bool(np.all((s >= 0) & (s <= 1))), threshold=threshold)
     if rank >= dimension:
         return np.where(s < 1, 1.0, 0.0)
     if difference_rank is not None:
@@ -99,14 +97,10 @@ def theorem_5(
         PrivacyError: M is reused, or an argument is out of range.
     """
     require("Theorem 5", use, Use.FRESH_SECRET, Use.FRESH_PUBLIC)
-    if not (0 < epsilon < math.inf and 0 < noise_multiplier < math.inf):
-        raise PrivacyError(
-            f"epsilon={epsilon}, noise_multiplier={noise_multiplier}", fix="give positive finite numbers"
-        )
-    if form not in get_args(Form):
-        raise PrivacyError(f"form={form!r} is unknown", fix=f"one of {', '.join(get_args(Form))}")
-    if threshold is not None and not 0 < threshold <= 1:
-        raise PrivacyError(f"threshold={threshold} is not in (0, 1]", fix="give a share of the squared norm")
+    in_range(0 < epsilon < math.inf, epsilon=epsilon)
+    in_range(0 < noise_multiplier < math.inf, noise_multiplier=noise_multiplier)
+    in_range(form in get_args(Form), form=form)
+    in_range(threshold is None or 0 < threshold <= 1, threshold=threshold)
 
     def parts(s: ArrayLike) -> tuple[Floats, Floats]:
         gaussian = _CURVES[form](epsilon, np.asarray(s, np.float64) / noise_multiplier**2)
@@ -159,8 +153,7 @@ def split_noise_multiplier(
     Raises:
         PrivacyError: `gradient_rank` is not positive, or as `calibrate_noise_multiplier`.
     """
-    if gradient_rank < 1:
-        raise PrivacyError(f"gradient_rank={gradient_rank} is not positive", fix="give 1 for a linear head")
+    in_range(gradient_rank >= 1, gradient_rank=gradient_rank)
     event = StepEvent(sampling, 0.0, projections)  # checks the projections
     plain = calibrate_noise_multiplier(sampling, steps, target_epsilon, delta).noise_multiplier
     if not event.is_cheaper_by_projection:
@@ -171,54 +164,6 @@ def split_noise_multiplier(
         rest = calibrate_noise_multiplier(sampling, steps, target_epsilon, (1 - share) * delta)
         found.append(rest.noise_multiplier * math.sqrt(energy))
     return min(found)
-
-
-@dataclass(frozen=True)
-class Corollary:
-    """Whether Corollary 1 promises that M2 beats the plain Gaussian mechanism, and the numbers behind it.
-
-    baseline: tau(epsilon; 1/sigma^2), what the plain mechanism costs in the paper's two-sided form. threshold: s*, at
-    which the Gaussian part is half of it. failure: a closed bound on k P(X > s*), to be below baseline / 2.
-    """
-
-    baseline: float
-    threshold: float
-    failure: float
-
-    @property
-    def amplifies(self) -> bool:
-        """True proves amplification; False proves nothing (the closed bound is thousands of times too large)."""
-        return self.failure < self.baseline / 2
-
-
-def corollary_1(
-    epsilon: float, noise_multiplier: float, rank: int, dimension: int, difference_rank: int, use: Use
-) -> Corollary:
-    """Corollary 1 of Hu et al. (2026) with explicit constants, from Lemma 7's chi-square tails.
-
-    At s = (1+t)/(1-t) r/d, P(X > s) <= exp(-r t^2 / 8) + exp(-(d-r) t^2 / 4); t is taken at s = s*.
-
-    Raises:
-        PrivacyError: as `theorem_5`.
-    """
-    baseline = theorem_5(
-        epsilon, noise_multiplier, rank, dimension, difference_rank, use, threshold=1.0, form="two-sided"
-    ).gaussian
-    if baseline == 0:
-        return Corollary(0.0, 1.0, 0.0)
-
-    def excess(log_s: float) -> float:
-        half = float(two_sided_tail(epsilon, math.exp(log_s) / noise_multiplier**2))
-        return half - baseline / 2
-
-    threshold = math.exp(float(brentq(excess, -60.0, 0.0, xtol=1e-14)))
-    ratio = threshold * dimension / rank
-    t = (ratio - 1) / (ratio + 1)
-    failure = 1.0
-    if t > 0 and rank < dimension:
-        tails = math.exp(-rank * t**2 / 8) + math.exp(-(dimension - rank) * t**2 / 4)
-        failure = min(1.0, difference_rank * tails)
-    return Corollary(baseline, threshold, failure)
 
 
 def _best_threshold(total: Callable[[Floats], Floats], rank: int, dimension: int) -> float:

@@ -32,6 +32,13 @@ def require(statement: str, use: Use, *allowed: Use) -> None:
         )
 
 
+def in_range(holds: bool, **values: object) -> None:
+    """Raise PrivacyError, with the names of ``values``, unless they are in the range that a docstring states."""
+    if not holds:
+        named = ", ".join(f"{name}={value}" for name, value in values.items())
+        raise PrivacyError(f"{named} is out of range", fix="see the docstring for what holds")
+
+
 def check_sizes(**sizes: int) -> None:
     """Raise PrivacyError unless every size is a positive integer."""
     for name, value in sizes.items():

@@ -24,7 +24,7 @@ from privlora.accounting.projection.gaussian import Floats
 from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.chisquare import log_chi2_cdf, log_chi2_sf
 from privlora.lab.wishart.bounds.gaussian import solve_epsilon
-from privlora.lab.wishart.bounds.use import Use, check_sizes, require
+from privlora.lab.wishart.bounds.use import Use, check_sizes, in_range, require
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
 
@@ -101,8 +101,7 @@ def theorem_1(query: VectorQuery, tail: float, use: Use, *, improved: bool = Fal
     """
     require("Theorem 1", use, Use.FRESH_SECRET)
     d, r, rho = query.dimension, query.rank, query.alignment
-    if not 0 < tail < 0.5:
-        raise PrivacyError(f"tail={tail} is not in (0, 1/2)", fix="give a third of the delta to be spent")
+    in_range(0 < tail < 0.5, tail=tail)
     if r > d + 1 and not improved:
         raise PrivacyError(
             f"Theorem 1 as stated needs rank <= dimension + 1, here {r} > {d + 1}",
@@ -234,5 +233,4 @@ def _log_tails(at: Floats, side: Floats, query: VectorQuery) -> Floats:
 
 
 def _check_epsilon(epsilon: float) -> None:
-    if not 0 <= epsilon < math.inf:
-        raise PrivacyError(f"epsilon={epsilon} is not finite and >= 0", fix="give a finite epsilon >= 0")
+    in_range(0 <= epsilon < math.inf, epsilon=epsilon)
