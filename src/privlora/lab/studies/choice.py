@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -187,25 +187,14 @@ def report_cells(study: Study, progress: Progress) -> list[Cell]:
     seeds = study.settings.seeds
     if study.settings.report == "all":
         return list(study.grid(seeds))
-    wanted: dict[Cell, None] = {}  # an ordered set
-    for rule in study.rules:
-        for place, choice in progress.chosen(rule).items():
-            if choice.rate is not None:
-                wanted |= {Cell(*place, choice.rate, seed): None for seed in seeds}
-    return sorted(wanted, key=_order(study))
-
-
-def _order(study: Study) -> Callable[[Cell], Any]:
-    """Task by task, so that workers keep what they loaded."""
-    methods = [arm.label for arm in study.arms]
-    return lambda cell: (
-        study.tasks.index(cell.task),
-        cell.rank,
-        methods.index(cell.method),
-        cell.epsilon,
-        cell.learning_rate,
-        cell.seed,
-    )
+    wanted = {
+        Cell(*place, choice.rate, seed)
+        for rule in study.rules
+        for place, choice in progress.chosen(rule).items()
+        if choice.rate is not None
+        for seed in seeds
+    }
+    return [cell for cell in study.grid(seeds) if cell in wanted]
 
 
 def job_of(study: Study, cell: Cell, role: Role, folder: Path) -> Job:

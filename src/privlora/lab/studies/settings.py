@@ -174,10 +174,10 @@ class Study:
 
     @cached_property
     def places(self) -> tuple[Place, ...]:
-        """Every cell of the tables, in the order of the file."""
+        """Every cell of the tables, task by task, so that processes keep what they loaded."""
         return tuple(
             (task, arm.label, epsilon, rank)
-            for rank, task, arm in product(self.settings.rank, self.tasks, self.arms)
+            for task, rank, arm in product(self.tasks, self.settings.rank, self.arms)
             for epsilon in self.epsilons(arm.label)
         )
 
@@ -236,15 +236,12 @@ class Study:
             "run": {"seed": cell.seed},
         }
         if self.settings.insecure_noise_seed == "paired":
-            axes["privacy"]["insecure_noise_seed"] = _paired_seed(self.tasks.index(cell.task), cell.seed)
+            # The same for all methods of a (task, seed).
+            number = self.tasks.index(cell.task) + 1
+            axes["privacy"]["insecure_noise_seed"] = number * 2**32 + cell.seed % 2**32
         merged: Groups = {}
-        for layer in (
-            {"run": {"label": cell.task}},
-            self.settings.base,
-            self.of_task(cell.task),
-            arm.overrides,
-            axes,
-        ):
+        label = {"run": {"label": cell.task}}
+        for layer in (label, self.settings.base, self.of_task(cell.task), arm.overrides, axes):
             for group, values in layer.items():
                 merged[group] = {**merged.get(group, {}), **values}
         steps = merged.get("privacy", {}).get("steps")
@@ -405,8 +402,3 @@ def _check(study: Study) -> None:
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:16]
-
-
-def _paired_seed(task: int, seed: int) -> int:
-    """A key for the noise of all methods on a (task, seed)."""
-    return (task + 1) * 2**32 + seed % 2**32

@@ -32,22 +32,9 @@ def summarise(progress: Progress, *, name: str) -> Summary:
         "insecure_noise": study.settings.insecure_noise_seed is not None,
         "selects": study.selects,
         "selection": study.settings.selection.model_dump(),
-        "report": study.settings.report,
-        "seeds": study.settings.seeds,
-        "epsilon": study.settings.epsilon,
-        "rank": study.settings.rank,
+        **study.settings.model_dump(include={"report", "seeds", "epsilon", "rank"}),
         "tasks": [_task(progress, task) for task in study.tasks],
-        "methods": [
-            {
-                "label": arm.label,
-                "method": arm.method,
-                "private": arm.private,
-                "learning_rates": list(arm.learning_rates),
-                "own_grid": arm.own_grid,
-                "overrides": arm.overrides,
-            }
-            for arm in study.arms
-        ],
+        "methods": [{**asdict(arm), "learning_rates": list(arm.learning_rates)} for arm in study.arms],
         "rules": rules,
         "learning_rate_curves": list(_curves(progress)),
         "tuning_cost": _tuning(progress),
@@ -86,31 +73,19 @@ def _rule(progress: Progress, rule: Rule) -> dict[str, Any]:
 
 def _cell(progress: Progress, place: Place, choice: Choice | None) -> dict[str, Any]:
     task, method, epsilon, rank = place
-    cell: dict[str, Any] = {"task": task, "method": method, "epsilon": epsilon or None, "rank": rank}
-    if choice is None or choice.rate is None:
-        state = "not chosen yet" if choice is None else "failed at every rate"
-        empty = dict.fromkeys(("mean", "standard_deviation", "standard_error"))
-        rate: dict[str, Any] = {
-            "learning_rate": None,
-            "at_edge": False,
-            "values": {},
-            "failed": 0,
-            "missing": 0,
-        }
-        return {**cell, **rate, **empty, "count": 0, "state": state}
-    values = progress.values(place, choice.rate)
-    failed = progress.failures(place, choice.rate)
-    missing = len(progress.study.settings.seeds) - len(values) - failed
+    rate = None if choice is None else choice.rate
+    state = "not chosen yet" if choice is None else "failed at every rate"
+    values: dict[int, float] = {}
+    failed = missing = 0
+    if rate is not None:
+        values, failed = progress.values(place, rate), progress.failures(place, rate)
+        missing = len(progress.study.settings.seeds) - len(values) - failed
+        state = "incomplete" if missing else "complete"
     found = spread(list(values.values())) if values else Spread(math.nan, math.nan, math.nan, 0)
     return {
-        **cell,
-        "learning_rate": choice.rate,
-        "at_edge": choice.at_edge,
-        "values": values,
-        "failed": failed,
-        "missing": missing,
-        **finite(asdict(found)),
-        "state": "complete" if not missing else "incomplete",
+        **{"task": task, "method": method, "epsilon": epsilon or None, "rank": rank},
+        **{"learning_rate": rate, "at_edge": rate is not None and choice is not None and choice.at_edge},
+        **{"values": values, "failed": failed, "missing": missing, **finite(asdict(found)), "state": state},
     }
 
 
@@ -142,24 +117,17 @@ def _overall(
     one_metric = len({progress.words(task) for task in study.tasks}) == 1
     lines = []
     for number, standing in enumerate(standings(scores), start=1):
-        plain = [
-            value for runs in values.values() for value in [spread(list(runs[standing.method].values())).mean]
-        ]
+        plain = [spread(list(runs[standing.method].values())).mean for runs in values.values()]
         mean = sum(plain) / len(plain) if one_metric else None
         lines.append(_standing(standing) | {"epsilon": epsilon, "rank": rank, "place": number, "mean": mean})
     return lines
 
 
 def _standing(standing: Standing) -> dict[str, Any]:
-    lead = None
+    found: dict[str, Any] = finite(asdict(standing))
     if standing.lead is not None:
-        lead = finite({**asdict(standing.lead), "in_errors": standing.lead.in_errors})
-    return {
-        "method": standing.method,
-        "mean_score": standing.mean_score,
-        "mean_place": standing.mean_place,
-        "lead": lead,
-    }
+        found["lead"]["in_errors"] = finite(standing.lead.in_errors)
+    return found
 
 
 def _curves(progress: Progress) -> Iterable[dict[str, Any]]:
