@@ -1,7 +1,7 @@
 """Small files of public text for the studies in benchmarks/studies, cut from larger ones.
 
     python benchmarks/study_data.py --assets ASSETS --out study-data
-    privlora compare benchmarks/studies/private_methods.yaml --workers 2
+    privlora lab compare benchmarks/studies/private_methods.yaml --jobs 2
 
 ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). The models are linked, not copied.
 """

@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Callable
-from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from cli_cases import save_tiny_model, write_records
 
 from privlora.accounting import PoissonSampling, StepEvent
-from privlora.studies.choice import Progress, report_cells, selection_cells
-from privlora.studies.leases import Claim, Holder
-from privlora.studies.results import Role, Row
-from privlora.studies.settings import Cell, Study, study_from
+from privlora.lab.studies.choice import Progress, report_cells, selection_cells
+from privlora.lab.studies.results import Role, Row
+from privlora.lab.studies.settings import Cell, Study, study_from
 
 CONTENT: dict[str, Any] = {
     "base": {
@@ -31,14 +28,6 @@ CONTENT: dict[str, Any] = {
     "seeds": [0, 1],
     "selection": {"seeds": [100, 101]},
 }
-
-
-def claim_in(folder: Path) -> Claim:
-    """The claim of a lease on ``folder`` that nobody takes."""
-    claim = Claim(folder / "held.running", "token")
-    holder = Holder((1, 1), "content", "host", "machine", 1, "then", claim.token)
-    claim.path.write_text(json.dumps(asdict(holder)))
-    return claim
 
 
 def content(**changes: Any) -> dict[str, Any]:

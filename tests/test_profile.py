@@ -16,7 +16,7 @@ from run_cases import PUBLIC, RECORDS, Bench, StopAt
 from safetensors.torch import load_file
 
 from privlora import stages
-from privlora.profiling import BATCHES, OPERATORS, TRACE, Window, _made, _without_clocks
+from privlora.profiling import BATCHES, TRACE, Window, _made, _without_clocks
 from privlora.stages import CHARGE, FORWARD, stage
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
@@ -73,10 +73,7 @@ def test_private_files_are_the_same_but_for_the_profile(twins: tuple[Path, Path]
     plain, profiled = twins
     assert named(plain, "private").keys() == named(profiled, "private").keys()
     assert not (plain / "private/profile").exists()
-    assert {path.name for path in (profiled / "private/profile").iterdir()} == {
-        OPERATORS,
-        TRACE,
-    }
+    assert {path.name for path in (profiled / "private/profile").iterdir()} == {TRACE}
     assert (profiled / "private/profile").stat().st_mode & 0o077 == 0
     assert {path.stat().st_mode & 0o777 for path in (profiled / "private/profile").iterdir()} == {0o600}
     losses = [(folder / "private/training_loss.jsonl").read_text().splitlines() for folder in twins]
@@ -96,7 +93,6 @@ def test_the_trace_is_bounded_and_whole(twins: tuple[Path, Path]) -> None:
     names = ranges_of(twins[1])
     assert 1 <= names.count("privlora: forward") <= BATCHES
     assert {"privlora: charge", "privlora: optimizer", "privlora: noise", "privlora: backward"} <= set(names)
-    assert "aten::" in (twins[1] / "private/profile" / OPERATORS).read_text()
 
 
 def traced(folder: Path) -> Window:
@@ -138,7 +134,7 @@ def test_a_trace_on_its_way_is_for_its_owner_and_in_its_folder(
     assert len(seen) == 1
     assert set(seen[0][0].values()) == {0o600}
     assert seen[0][1] == modes(elsewhere) == {}
-    assert modes(folder) == ({} if fails else {TRACE: 0o600, OPERATORS: 0o600})
+    assert modes(folder) == ({} if fails else {TRACE: 0o600})
     assert trace.path == (None if fails else folder / TRACE)
     assert ("No space left" in caplog.text) is fails
 

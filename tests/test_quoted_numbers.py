@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
+from privlora.lab.studies import summary
+from privlora.lab.studies.tables import markdown
 from privlora.rehearsals.noise_alone import AIM
-from privlora.studies import summary
-from privlora.studies.tables import markdown
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"

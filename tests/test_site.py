@@ -19,6 +19,7 @@ import yaml
 from privlora.cli.commands import app_of
 from privlora.config import settings_from
 from privlora.config.groups import Settings
+from privlora.lab.cli import lab
 
 ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -44,11 +45,12 @@ def parse(words: list[str]) -> None:
     """Raise the usage error of the program where it would; nothing is run."""
     app = typer.Typer(pretty_exceptions_enable=False)
     app.callback()(lambda: None)
-    for each in app_of(words[0]).registered_commands:
+    inside = words[0] == "lab"
+    for each in (lab if inside else app_of(words[0])).registered_commands:
         assert each.callback is not None
         app.command()(wraps(each.callback)(lambda **_: None))
     try:
-        app(words, standalone_mode=False)
+        app(words[inside:], standalone_mode=False)
     except Exception as error:
         if type(error).__name__ != "MissingParameter" or "--" in str(error):
             raise  # prose leaves out what a command works on, and nothing else

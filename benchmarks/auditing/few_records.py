@@ -23,10 +23,10 @@ import torch
 
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.auditing.many_runs import audit_runs
-from privlora.auditing.one_step import audit_step, trials_for
+from privlora.lab.audits.many_runs import audit_runs
+from privlora.lab.audits.one_step import audit_step, trials_for
+from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 from privlora.mechanisms import GaussianMechanism
-from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
 
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "tests" / "auditing"), str(ROOT / "tests")]

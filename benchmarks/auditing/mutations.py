@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from privlora.auditing.one_step import audit_step
+from privlora.lab.audits.one_step import audit_step
 from privlora.methods import METHODS
 
 ROOT = Path(__file__).parents[2]

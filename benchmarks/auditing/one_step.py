@@ -19,7 +19,7 @@ import torch
 
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling
-from privlora.auditing.one_step import audit_step, trials_for
+from privlora.lab.audits.one_step import audit_step, trials_for
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT / "tests" / "auditing"))

@@ -27,10 +27,10 @@ from scipy.optimize import brentq
 
 from privlora.accounting import PoissonSampling, StepEvent, calibrate_noise_multiplier, delta_of
 from privlora.accounting.projection.composition import rank_free_delta
-from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
-from privlora.wishart.bounds.noisy import split_noise_multiplier, theorem_5_noise_multiplier
-from privlora.wishart.bounds.rank_one import rank_one_delta, rank_one_noise_multiplier, rank_one_pld
-from privlora.wishart.bounds.use import Use
+from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.lab.wishart.bounds.noisy import split_noise_multiplier, theorem_5_noise_multiplier
+from privlora.lab.wishart.bounds.rank_one import rank_one_delta, rank_one_noise_multiplier, rank_one_pld
+from privlora.lab.wishart.bounds.use import Use
 
 # (d, q, steps, delta): {(epsilon, r): (rank one, rank-free, Theorem 5 with gradients of rank 1)}
 MANY_STEPS: dict[tuple[int, float, int, float], dict[tuple[float, int], tuple[float, float, float]]] = {

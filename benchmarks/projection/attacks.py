@@ -25,8 +25,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from privlora.auditing.membership import judge_membership
-from privlora.wishart import HeadData, HeadSettings, TrainedHeads, static_poison, train_heads
-from privlora.wishart.bounds.matrix import examine
+from privlora.lab import HeadData, HeadSettings, TrainedHeads, static_poison, train_heads
+from privlora.lab.wishart.bounds.matrix import examine
 
 DIMENSIONS = 512  # of the heads' features
 RECORDS = {"lora-fa": 200, "m2": 1000, "m1": 1000, "networks": 100, "one update": 200}

@@ -26,13 +26,13 @@ from scipy.optimize import brentq
 
 from privlora.accounting.projection.composition import rank_free_delta
 from privlora.errors import PrivacyError
+from privlora.lab.wishart.bounds.chained import public_m1_delta
+from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.lab.wishart.bounds.noisy import theorem_5_noise_multiplier
+from privlora.lab.wishart.bounds.rank_one import rank_one_delta
+from privlora.lab.wishart.bounds.use import Use
+from privlora.lab.wishart.bounds.vector import VectorQuery, exact_epsilon, theorem_1_at
 from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
-from privlora.wishart.bounds.chained import public_m1_delta
-from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
-from privlora.wishart.bounds.noisy import theorem_5_noise_multiplier
-from privlora.wishart.bounds.rank_one import rank_one_delta
-from privlora.wishart.bounds.use import Use
-from privlora.wishart.bounds.vector import VectorQuery, exact_epsilon, theorem_1_at
 
 DIMENSION, RANKS, DELTA = 400, (100, 200, 300, 400), 0.01
 SLACKS = tuple(float(f"{x:.6g}") for x in np.geomspace(0.5, 1e-6, 25))  # 1 - rho

@@ -9,15 +9,15 @@ import argparse
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from privlora.diagnostics.style import LineStyle
 from privlora.pages.figures import ACCENT, FOURTH, INK, MUTED, SECOND, THIRD, grid, in_style, png
 
+LineStyle = Literal["-"] | tuple[int, tuple[int, int]]
 DASHED: LineStyle = (0, (4, 3))
 DOTTED: LineStyle = (0, (2, 2))
 Row = dict[str, Any]

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 from matplotlib.figure import Figure
 
+from privlora.lab.studies.choice import Progress
+from privlora.lab.studies.results import read_results
+from privlora.lab.studies.settings import Rule, load_study
+from privlora.lab.studies.statistics import Lead, Values, lead_over, spread, standardise, standings
 from privlora.pages.figures import ACCENT, MUTED, SECOND, THIRD, grid, in_style, png
-from privlora.studies.choice import Progress
-from privlora.studies.results import read_results
-from privlora.studies.settings import Rule, load_study
-from privlora.studies.statistics import Lead, Values, lead_over, spread, standardise, standings
 
 ROOT = Path(__file__).parents[2]
 STUDIES, RESULTS = ROOT / "benchmarks" / "studies", ROOT / "benchmarks" / "results" / "studies"

@@ -34,7 +34,7 @@ from privlora.training.files import (
 
 _log = logging.getLogger(__name__)
 
-TRACE, OPERATORS = "trace.json.gz", "operators.txt"
+TRACE: Final = "trace.json.gz"
 BATCHES: Final = 4
 """Micro-batches of the window, at most."""
 _PREFIX = "privlora: "
@@ -47,10 +47,8 @@ def refuse_without_steps(settings: Settings) -> None:
     finished = settings.synthesis is not None and settings.synthesis.source is not None
     if finished or (name not in CHOICES and find_row(name).releases != "gradients"):
         what = "a finished run, as synthesis.source names one," if finished else f"method {name!r}"
-        raise ConfigError(
-            f"{what} takes no steps of gradients, so there is nothing to profile",
-            fix="leave --profile (profile=True) out",
-        )
+        fix = "leave --profile (profile=True) out"
+        raise ConfigError(f"{what} takes no steps of gradients, so there is nothing to profile", fix=fix)
 
 
 @contextmanager
@@ -137,14 +135,11 @@ class Window:
                 profile.stop()  # which hands over to _keep what was recorded
 
     def _start(self) -> None:
-        activities = [ProfilerActivity.CPU]
-        if self._device.type == "cuda":
-            activities.append(ProfilerActivity.CUDA)
+        cuda = [ProfilerActivity.CUDA] if self._device.type == "cuda" else []
+        plan = torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1)
+        kinds = [ProfilerActivity.CPU, *cuda]
         self._profile = torch.profiler.profile(
-            activities=activities,
-            schedule=torch.profiler.schedule(wait=0, warmup=1, active=1, repeat=1),
-            on_trace_ready=self._keep,
-            record_shapes=True,
+            activities=kinds, schedule=plan, on_trace_ready=self._keep, record_shapes=True
         )
         try:
             with _without_clocks():
@@ -160,19 +155,11 @@ class Window:
 
     def _keep(self, profile: torch.profiler.profile) -> None:
         path = self._folder / TRACE
-        by = "self_cuda_time_total" if self._device.type == "cuda" else "self_cpu_time_total"
         try:
             _export(profile, path)
-            table = profile.key_averages(group_by_input_shape=True).table(sort_by=by, row_limit=20)
-            replace_atomically(self._folder / OPERATORS, lambda half: _write(half, table))
             self.path = path
         except (OSError, RuntimeError, RunError) as error:
             _log.warning("%s was not written: %s", path, error)
-
-
-def _write(half: Path, text: str) -> None:
-    with open(half, "w", encoding="utf-8", opener=for_owner) as file:
-        file.write(text)
 
 
 def _export(profile: torch.profiler.profile, path: Path) -> None:
@@ -189,11 +176,8 @@ def _export(profile: torch.profiler.profile, path: Path) -> None:
         profile.export_chrome_trace(str(plain))
 
         def write(half: Path) -> None:
-            with (
-                open(plain, "rb") as trace,
-                open(half, "wb", opener=for_owner) as file,
-                gzip.open(file, "wb") as packed,
-            ):
+            written = open(half, "wb", opener=for_owner)  # noqa: SIM115 - closed below
+            with written as file, gzip.open(file, "wb") as packed, open(plain, "rb") as trace:
                 shutil.copyfileobj(trace, packed)
 
         replace_atomically(path, write)

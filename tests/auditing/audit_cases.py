@@ -11,9 +11,9 @@ from tiny_models import tiny_llama
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.auditing.gradient_canaries import GradientCanaries, draw_canaries
-from privlora.auditing.one_step import StepAudit, audit_step
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace, Vector, WishartCoordinates
 from privlora.coordinates.evened import Evened
+from privlora.lab.audits.one_step import StepAudit, audit_step
 from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build

@@ -19,7 +19,6 @@ from privlora.auditing.canary_run import audit_run, read_state
 from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, judge_canaries
 from privlora.auditing.canary_signals import Signals
 from privlora.auditing.gradient_canaries import draw_canaries
-from privlora.auditing.many_runs import audit_runs
 from privlora.auditing.shadows import judge_shadows
 from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio
 from privlora.coordinates import Coordinates, TangentCoordinates
@@ -27,6 +26,7 @@ from privlora.coordinates.base import Vector
 from privlora.coordinates.span import flattened
 from privlora.data.sampling import classes_of
 from privlora.errors import ConfigError
+from privlora.lab.audits.many_runs import audit_runs
 from privlora.mechanisms import CorrelatedNoise, GaussianMechanism, NoiseSource, band_coefficients
 from privlora.mechanisms.charges import Uncharged
 from privlora.training.loop import Interrupted

@@ -30,7 +30,7 @@ from privlora.auditing.bounds import (
     threshold_epsilon,
 )
 from privlora.errors import ConfigError
-from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 
 DELTA = 1e-5
 

@@ -15,10 +15,10 @@ from audit_cases import (
 )
 
 from privlora.auditing.gradient_canaries import draw_canaries
-from privlora.auditing.many_runs import audit_runs
-from privlora.auditing.one_step import audit_step, trials_for
 from privlora.errors import ConfigError
-from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.lab.audits.many_runs import audit_runs
+from privlora.lab.audits.one_step import audit_step, trials_for
+from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 
 RATE, STEPS, SIGMA = 0.5, 2, 0.5  # epsilon 13 at delta 1e-5: few runs show much of it
 

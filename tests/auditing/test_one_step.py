@@ -7,11 +7,11 @@ import torch
 from audit_cases import MUTATIONS, setting
 
 from privlora.accounting.events import CyclicPoissonSampling, StepEvent
-from privlora.auditing.one_step import audit_step, trials_for
 from privlora.errors import ConfigError
+from privlora.lab.audits.one_step import audit_step, trials_for
+from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 from privlora.mechanisms import CorrelatedNoise, band_coefficients
 from privlora.methods import METHODS
-from privlora.wishart.bounds.gaussian import gaussian_noise_multiplier
 
 SIGMA = 1.0
 # A mechanism sees coordinates and a kind of clipping, never an optimizer: one method of each.

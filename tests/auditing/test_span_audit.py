@@ -9,7 +9,7 @@ from audit_cases import MUTATIONS, setting
 from span_space import span
 from test_canary_run import audited
 
-from privlora.auditing.one_step import audit_step
+from privlora.lab.audits.one_step import audit_step
 
 pytestmark = pytest.mark.usefixtures("span")
 assert span  # the fixture

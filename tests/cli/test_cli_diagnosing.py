@@ -1,4 +1,4 @@
-"""privlora diagnose, from YAML to page."""
+"""privlora lab diagnose, from YAML to page."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_cases import call, run_settings, write_config
 
-from privlora.cli import diagnosing
-from privlora.diagnostics import FIGURES
+from privlora.lab import FIGURES
+from privlora.lab.cli import diagnosing
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -20,7 +20,7 @@ QUICK = ("--figures", "noise-ratio,gauge-sweep", "--steps", "3")
 def test_everything_on_public_records(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = write_config(folder, run_settings(model, folder))
     out = folder / "found"
-    ended = call(capsys, "diagnose", config, "--steps", 3, "--public-data", "--output", out, "--json")
+    ended = call(capsys, "lab", "diagnose", config, "--steps", 3, "--public-data", "--output", out, "--json")
     assert ended.code == 0
     assert ended.json["public"] is True
     assert ended.json["page"] == str(out / "diagnostics.html")
@@ -38,11 +38,10 @@ def test_records_are_private_unless_asserted_otherwise(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(folder, run_settings(model, folder))
-    ended = call(capsys, "diagnose", config, "adapter.r=3", *QUICK, "--output", folder / "found")
+    ended = call(capsys, "lab", "diagnose", config, "adapter.r=3", *QUICK, "--output", folder / "found")
     assert ended.code == 0
     assert "PRIVATE: computed from the records" in ended.out
     assert "--public-data is for records that everybody may read" in ended.out
-    assert "this takes about" in ended.err  # before the rest of its 27 steps
     assert [path.name for path in (folder / "found").iterdir()] == ["private"]
     private = folder / "found" / "private"
     assert f"page:    {private / 'diagnostics.html'}" in ended.out
@@ -55,20 +54,10 @@ def test_records_are_private_unless_asserted_otherwise(
     assert json.loads((private / "diagnostics.json").read_text())["facts"]["rank"] == 3
 
 
-def test_a_long_diagnosis_says_what_shortens_it() -> None:
-    assert diagnosing.estimate(2.0, FIGURES, 0, 20) == (
-        "this takes about 18 minutes: 540 steps of 2 s. Shorter with --steps 5 (about 4 minutes), or "
-        "--figures gauge-sweep (about 40 s)"
-    )
-    assert diagnosing.estimate(0.05, FIGURES, 0, 20) == "this takes about 27 s: 540 steps of 50 ms"
-    long = diagnosing.estimate(100.0, ["gauge-sweep"], 0, 300)
-    assert long == "this takes about 8.3 hours: 300 steps of 100 s. Shorter with --steps 5 (about 8 minutes)"
-
-
 def test_user_level_and_capped_batches(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     privacy = {"unit": "user", "user_column": "patient", "public_dataset_size": 8, "max_batch_size": 7}
     config = write_config(folder, run_settings(model, folder, privacy=privacy))
-    assert call(capsys, "diagnose", config, *QUICK, "--output", folder / "found").code == 0
+    assert call(capsys, "lab", "diagnose", config, *QUICK, "--output", folder / "found").code == 0
 
 
 def test_without_a_file_it_takes_generated_records(
@@ -80,7 +69,7 @@ def test_without_a_file_it_takes_generated_records(
     small = small.model_copy(update={"data": small.data.model_copy(update={"max_length": 128})})  # of bytes
     monkeypatch.setattr(diagnosing, "embedded_inputs", lambda: (small, records))
     monkeypatch.chdir(folder)
-    ended = call(capsys, "diagnose", *QUICK)
+    ended = call(capsys, "lab", "diagnose", *QUICK)
     assert ended.code == 0
     assert "PRIVATE" not in ended.out
     series = json.loads((folder / "runs" / "diagnose" / "diagnostics.json").read_text())
@@ -120,7 +109,7 @@ def test_one_line_refusals(
         "huggingface_hub.constants.HF_HUB_OFFLINE", True
     )  # or it asks the hub again and again
     config = write_config(folder, run_settings(model, folder))
-    ended = call(capsys, "diagnose", config, *arguments, "--public-data")
+    ended = call(capsys, "lab", "diagnose", config, *arguments, "--public-data")
     assert ended.code == 2
     assert ended.out == ""
     line = ended.err.splitlines()[-1]
@@ -133,7 +122,7 @@ def test_private_findings_are_not_printed(
 ) -> None:
     config = write_config(folder, run_settings(model, folder))
     arguments = ("--figures", "gauge-sweep", "--steps", "3", "--output", folder / "found", "--json")
-    assert call(capsys, "diagnose", config, *arguments).json["findings"] is None
+    assert call(capsys, "lab", "diagnose", config, *arguments).json["findings"] is None
 
 
 def test_an_interruption(
@@ -142,19 +131,19 @@ def test_an_interruption(
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("privlora.diagnostics.experiments.diagnose", interrupted)
+    monkeypatch.setattr("privlora.lab.diagnostics.experiments.diagnose", interrupted)
     config = write_config(folder, run_settings(model, folder))
-    ended = call(capsys, "diagnose", config, "--output", folder / "found")
+    ended = call(capsys, "lab", "diagnose", config, "--output", folder / "found")
     assert ended.code == 130
     assert "nothing was written" in ended.err
 
 
 def test_help_names_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "diagnose", "--help").out
+    shown = call(capsys, "lab", "diagnose", "--help").out
     assert all(figure in shown for figure in FIGURES)
 
 
 def test_a_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    ended = call(capsys, "diagnose", tmp_path / "no.yaml")
+    ended = call(capsys, "lab", "diagnose", tmp_path / "no.yaml")
     assert ended.code == 2
     assert "cannot read" in ended.err

@@ -18,8 +18,11 @@ import privlora
 from privlora.cli import main
 from privlora.cli.commands import app_of
 from privlora.demo import model_path
+from privlora.lab.cli import lab
 
 COMMANDS = [command.callback.__name__ for command in app_of().registered_commands if command.callback]
+IN_LAB = [command.callback.__name__ for command in lab.registered_commands if command.callback]
+ALL = [[name] for name in COMMANDS] + [["lab", name] for name in IN_LAB]
 BY_THEMSELVES = {"demo", "diagnose", "methods", "settings"}
 
 
@@ -42,11 +45,11 @@ def test_every_command_has_help_and_json(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    assert len(COMMANDS) == 21
-    for name in COMMANDS:
-        shown = call(capsys, name, "--help")
+    assert (len(COMMANDS), IN_LAB) == (19, ["compare", "diagnose"])
+    for words in ALL:
+        shown = call(capsys, *words, "--help")
         assert shown.code == 0
-        assert f"Usage: privlora {name} " in shown.out
+        assert f"Usage: privlora {' '.join(words)} " in shown.out
         assert "--json" in shown.out
         assert "\\[" not in shown.out
         assert max(map(len, shown.out.splitlines())) <= int(columns)
@@ -56,13 +59,13 @@ def test_every_command_without_arguments_or_with_wrong_ones_is_refused_in_a_line
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
-    for name in COMMANDS:
+    for words in ALL:
         wrong = [["--no-such-option"], ["a", "b", "c", "--no-such-option=3"]]
-        for argv in ([[]] if name not in BY_THEMSELVES else []) + wrong:
-            shown = call(capsys, name, *argv)
+        for argv in ([[]] if words[-1] not in BY_THEMSELVES else []) + wrong:
+            shown = call(capsys, *words, *argv)
             check(shown)
             first, *more = shown.err.splitlines()
-            assert first.startswith("error: "), (name, argv)
+            assert first.startswith("error: "), (words, argv)
             assert all(line.startswith("  - ") for line in more), shown.err
 
 
@@ -72,8 +75,14 @@ def test_without_a_command_help_is_shown(
     monkeypatch.setenv("COLUMNS", "80")
     shown = call(capsys)
     assert shown.code == 0
-    assert all(f" {name} " in shown.out for name in COMMANDS)
+    assert all(f" {name} " in shown.out for name in [*COMMANDS, "lab"])
     assert "…" not in shown.out
+    shown = call(capsys, "lab")
+    assert shown.code == 0
+    assert all(f" {name} " in shown.out for name in IN_LAB)
+    moved = call(capsys, "compare", "study.yaml")
+    assert moved.code == 2
+    assert "it is `privlora lab compare` here" in moved.err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -83,7 +92,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 def test_what_settings_say_of_privacy_never_imports_transformers(tmp_path: Path) -> None:
     """A plan prints it first, a second after the command, and studies tell what is wrong with their runs by it."""
     code = (
-        "import sys\nimport privlora.training.promise, privlora.studies.settings\n"
+        "import sys\nimport privlora.training.promise, privlora.lab.studies.settings\n"
         "print({'transformers', 'peft', 'datasets', 'matplotlib', 'sklearn'} & set(sys.modules))"
     )
     ended = isolated(code, tmp_path)
@@ -102,8 +111,8 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
         ["annex", "none"],
         ["push", "none", "owner/name"],
         ["push", "used", "owner/name"],
-        ["diagnose", "--figures", "nose-ratio"],
-        ["diagnose", "--also", "nobody"],
+        ["lab", "diagnose", "--figures", "nose-ratio"],
+        ["lab", "diagnose", "--also", "nobody"],
         ["federate", "used.yaml"],
         ["train", "long.yaml"],
     ]
@@ -183,7 +192,7 @@ def test_what_takes_long_says_so_before_it_imports(tmp_path: Path, finished: Pat
     run = str(finished / "run")
     for argv in (["verify", run], ["annex", run], ["export", run, f"{tmp_path}/out", "--merge"]):
         assert _there_at_the_first_line(argv, tmp_path) & (heavy | {"numpy"}) == set()
-    assert _there_at_the_first_line(["diagnose"], tmp_path) & heavy == set()
+    assert _there_at_the_first_line(["lab", "diagnose"], tmp_path) & heavy == set()
 
 
 def _there_at_the_first_line(argv: list[str], cache: Path) -> set[str]:

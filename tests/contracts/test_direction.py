@@ -19,12 +19,12 @@ from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
-from privlora.auditing.spaces import check_space
 from privlora.cli.memory import estimate_memory
 from privlora.cli.planning import _memory_line
 from privlora.config import Settings, settings_from
 from privlora.coordinates import DirectionCoordinates, FactorCoordinates
 from privlora.errors import ConfigError, PrivacyError
+from privlora.lab.audits.spaces import check_space
 from privlora.losses import label_logits
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.methods import METHODS, build

@@ -17,10 +17,10 @@ from torch import Tensor
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.auditing.gradient_canaries import alignments, draw_canaries
-from privlora.auditing.spaces import check_space
 from privlora.coordinates import FactorCoordinates
 from privlora.errors import PrivacyError
 from privlora.geometry.fixed_rank import point_from_factors
+from privlora.lab.audits.spaces import check_space
 from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism
 from privlora.methods import METHODS, build
 from privlora.stacked.adapter import JointAdapter

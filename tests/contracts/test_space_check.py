@@ -15,7 +15,6 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.auditing.gradient_canaries import draw_canaries
-from privlora.auditing.spaces import check_space
 from privlora.coordinates import (
     FactorCoordinates,
     OneFactorCoordinates,
@@ -26,6 +25,7 @@ from privlora.coordinates import (
 )
 from privlora.coordinates.evened import Evened
 from privlora.errors import ConfigError, PrivacyError
+from privlora.lab.audits.spaces import check_space
 from privlora.methods import METHODS
 
 TWO = r".*layers\.0\.(self_attn\.q_proj|mlp\.down_proj)"

@@ -15,10 +15,10 @@ from torch import Tensor
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.coordinates.starts import tangent_start
+from privlora.lab.wishart.mechanism import WishartProjection
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import grid_width, noised
-from privlora.wishart.mechanism import WishartProjection
 
 
 def on_grid(values: Tensor, width: float) -> bool:

@@ -17,7 +17,7 @@ from mutant_child import cpu_seconds
 
 import privlora
 from privlora.auditing.gradient_canaries import draw_canaries
-from privlora.auditing.one_step import audit_step
+from privlora.lab.audits.one_step import audit_step
 
 sys.path[:0] = [str(Path(__file__).parents[1] / "auditing"), str(Path(__file__).parents[1])]
 from audit_cases import setting  # noqa: E402

@@ -20,8 +20,8 @@ from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, methods, settings_from
 from privlora.config.auto import of_few, run_sizes
 from privlora.config.reading import checked
-from privlora.diagnostics.bench import open_workbench
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError
+from privlora.lab.diagnostics.bench import open_workbench
 from privlora.mechanisms import CorrelatedNoise, band_coefficients, prefix_error
 from privlora.methods import METHODS, RATE_STEPS, find_row
 from privlora.ranges import MOST_STEPS

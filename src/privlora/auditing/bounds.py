@@ -268,3 +268,22 @@ def _check_one_run(correct: int, guesses: int, canaries: int) -> None:
 def _check_confidence(confidence: float) -> None:
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence={confidence} is not between 0 and 1", fix="0.95 is usual")
+
+
+def judged_errors(absent: Floats, present: Floats, pilot: int, *, threshold: float | None = None) -> Errors:
+    """Of a threshold from the first ``pilot`` trials; the side on which ``present`` lies is learnt too.
+
+    threshold: from elsewhere, with ``present`` above it; never from the trials that are judged.
+    """
+    sign = 1.0
+    if threshold is None:
+        middles = np.median(absent[:pilot]), np.median(present[:pilot])
+        sign = 1.0 if middles[1] >= middles[0] else -1.0
+        # Between the two medians: the best place for equal spreads, and robust with few pilot trials.
+        threshold = sign * (middles[0] + middles[1]) / 2
+    return Errors(
+        int((sign * absent[pilot:] > threshold).sum()),
+        len(absent) - pilot,
+        int((sign * present[pilot:] <= threshold).sum()),
+        len(present) - pilot,
+    )

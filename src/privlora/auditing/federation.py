@@ -33,9 +33,9 @@ from privlora.auditing.bounds import (
     Floats,
     accuracy_mu,
     gaussian_epsilon,
+    judged_errors,
     rate_at_least,
 )
-from privlora.auditing.one_step import judged_errors
 from privlora.auditing.rehearsal import (
     MASKED,
     OPENED,

@@ -11,7 +11,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from inspect import signature
+from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
@@ -22,7 +22,7 @@ from privlora.errors import ConfigError, PrivloraError, in_one, named, nearest, 
 from privlora.training.stopping import exit_code
 from privlora.version import __version__
 
-_WITH_OVERRIDES = ("train", "plan", "recommend", "federate", "synthesize", "diagnose", "audit")
+_WITH_OVERRIDES = ("train", "plan", "recommend", "federate", "synthesize", "audit", "lab diagnose")
 
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -40,8 +40,6 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "Measure": {
         "evaluate": "evaluation",
-        "compare": "comparing",
-        "diagnose": "diagnosing",
         "audit": "auditing",
     },
     "Publish": {
@@ -51,6 +49,7 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "verify": "filing",
         "push": "pushing",
     },
+    "Research": {"lab": "privlora.lab.cli"},
     "Look up": {
         "settings": "settings_list",
         "methods": "information",
@@ -72,10 +71,17 @@ def app_of(*names: str) -> typer.Typer:
     )
     for panel, rooms in _PANELS.items():
         for name in [name for name in rooms if name in (names or rooms)]:
-            command = getattr(import_module(f"privlora.cli.{rooms[name]}"), name)
-            app.command(rich_help_panel=panel, context_settings=_CONTEXT)(command)
+            found = getattr(_imported(rooms[name]), name)
+            if isinstance(found, typer.Typer):
+                app.add_typer(found, name=name, rich_help_panel=panel, context_settings=_CONTEXT)
+            else:
+                app.command(rich_help_panel=panel, context_settings=_CONTEXT)(found)
     app.callback(invoke_without_command=True)(_start)
     return app
+
+
+def _imported(room: str) -> ModuleType:
+    return import_module(room if "." in room else f"privlora.cli.{room}")
 
 
 def _show_version(wanted: bool) -> None:
@@ -139,13 +145,12 @@ def _misused(error: Any, command: str, argv: Sequence[str]) -> PrivloraError:
             f"{named(places[0], longest=80)} is given, and settings of a run cannot change",
             fix="resume with the folder alone; other settings take a new run with another run.output",
         )
-    words = ["privlora", command] if command in _ROOMS else ["privlora"]
-    said = ConfigError(error.format_message(), fix=f"see `{' '.join(words)} --help`")
-    if command not in _WITH_OVERRIDES or getattr(error, "option_name", None) is None:
+    context: Any = getattr(error, "ctx", None)
+    path = context.command_path if context is not None and command in _ROOMS else "privlora"
+    said = ConfigError(error.format_message(), fix=f"see `{path} --help`")
+    if path.removeprefix("privlora ") not in _WITH_OVERRIDES or getattr(error, "option_name", None) is None:
         return said
-    own = signature(getattr(import_module(f"privlora.cli.{_ROOMS[command]}"), command)).parameters.keys() - {
-        "config"
-    }
+    own = {parameter.name for parameter in context.command.params} - {"config"}
     options = dict.fromkeys(each.partition("=")[0] for each in argv if each.startswith("--"))
     told = [_as_override(each) for each in options if each.strip("-").replace("-", "_") not in own]
     return in_one([mended for mended in told if mended] or [said])

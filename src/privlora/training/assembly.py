@@ -123,7 +123,7 @@ class Parts(TrainState):
         except (OSError, SafetensorError) as error:
             raise RunError(
                 f"cannot write the adapter into {str(folder)!r}: {error}",
-                fix="free space or permissions, then go on with `privlora resume` or `privlora compare`",
+                fix="free space or permissions, then go on with `privlora resume` or `privlora lab compare`",
             ) from None
 
 

@@ -1,0 +1,1 @@
+"""The diagnostics of PRISM's paper: what a gauge, the noise and a preconditioner do to a private run."""

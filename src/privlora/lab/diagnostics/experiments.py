@@ -1,0 +1,198 @@
+"""All diagnostics of one run: which experiments a choice of figures needs, and their results as plain data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Final
+
+import torch
+
+from privlora.config import Settings
+from privlora.coordinates import FactorCoordinates
+from privlora.errors import ConfigError, nearest
+from privlora.lab.diagnostics.bench import (
+    BASELINE,
+    CLIPPING,
+    FactorPairs,
+    Workbench,
+    open_workbench,
+    snapshot,
+)
+from privlora.lab.diagnostics.choosing import chosen_figures, names_in
+from privlora.lab.diagnostics.gauges import (
+    GAUGES,
+    clipping,
+    gauge_sensitivity,
+    gauge_study,
+    noise_energy,
+    noise_ratio,
+)
+from privlora.lab.diagnostics.laws import factor_statistic
+from privlora.lab.diagnostics.preconditioning import (
+    EPSILONS,
+    OPTIMIZERS,
+    Preconditioned,
+    PreconditioningStudy,
+    preconditioning_study,
+)
+from privlora.lab.diagnostics.sweep import GaugeSweep, gauge_sweep
+from privlora.methods import METHODS
+from privlora.pages.numbers import finite
+
+SCHEMA_VERSION: Final = 1
+_OF_GAUGES = {"noise-ratio", "gauge-sensitivity", "noise-energy", "clipping"}
+_OF_PRECONDITIONERS = {"preconditioning", "gram-stress"}
+_LEAST_STEPS = 3
+
+
+@dataclass(frozen=True)
+class Diagnostics:
+    """facts: what was run. figures: name -> one result, or a list of them for each method."""
+
+    public: bool
+    facts: dict[str, Any]
+    figures: dict[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every series, for JSON; numbers that JSON does not have become None."""
+        figures = {name: _plain(result) for name, result in self.figures.items()}
+        about = {"schema_version": SCHEMA_VERSION, "kind": "privlora diagnostics", "public": self.public}
+        found: dict[str, Any] = finite({**about, "facts": self.facts, "figures": figures})
+        return found
+
+
+def chosen_rows(names: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Rows of the table besides the baseline that clip and noise both factors; None: no more.
+
+    Raises ConfigError for any other name.
+    """
+    known = [row.name for row in METHODS.values() if row.space == "factors" and row.private]
+    known.remove(BASELINE)
+    given = names_in(names)
+    for name in given:
+        if name not in known:
+            what = f"{name!r} is not a private method on both factors besides {BASELINE}"
+            raise ConfigError(what, fix=nearest(name, known))
+    return tuple(name for name in known if name in given)
+
+
+def diagnose(
+    settings: Settings,
+    *,
+    public: bool,
+    figures: str | Iterable[str] | None = None,
+    also: str | Iterable[str] | None = None,
+    steps: int = 20,
+    seed: int = 0,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    model_name: str | None = None,
+    records: Sequence[Mapping[str, Any]] | None = None,
+    on_step: Callable[[str, int, int], None] | None = None,
+) -> Diagnostics:
+    """Run the experiments that ``figures`` need, ``steps`` steps each, on the records of ``settings``.
+
+    public: whether the records are public; if not, so is nothing of the result: it is computed from the records with
+    seeded noise. also: further methods on factors, for gauge-sensitivity and clipping. seed: of batches, noise and
+    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: told a method, the steps done and
+    those in all.
+
+    Raises ConfigError, DataError and what loading a model and records raises.
+    """
+    wanted, others = chosen_figures(figures), chosen_rows(also)
+    if steps < _LEAST_STEPS:
+        raise ConfigError(f"steps={steps} is below {_LEAST_STEPS}", fix="raise --steps; 20 is quick")
+    total, done = total_steps(wanted, len(others), steps), 0
+
+    def advance(name: str) -> None:
+        nonlocal done
+        done += 1
+        if on_step is not None:
+            on_step(name, done, total)
+
+    results: dict[str, Any] = {}
+    with open_workbench(settings, model=model, tokenizer=tokenizer, records=records, seed=seed) as bench:
+        if _OF_GAUGES & set(wanted):
+            study = gauge_study(bench, steps=steps, also=others, on_step=advance)
+            results |= {"noise-ratio": noise_ratio(study), "gauge-sensitivity": gauge_sensitivity(study)}
+            results |= {
+                "noise-energy": noise_energy(study),
+                "clipping": clipping(study, bench.plan.clip_norm),
+            }
+        if set(wanted) - _OF_GAUGES:
+            trained = _train_baseline(bench, steps, advance)
+            if "gauge-sweep" in wanted:
+                results["gauge-sweep"] = _sweep(bench, trained)
+            if _OF_PRECONDITIONERS & set(wanted):
+                found = preconditioning_study(bench, trained, steps=steps, on_step=advance)
+                results |= {"preconditioning": found, "gram-stress": found.runs}
+        facts = _facts(bench, steps, model_name)
+    return Diagnostics(public, facts, {name: results[name] for name in wanted})
+
+
+def _train_baseline(bench: Workbench, steps: int, on_step: Callable[[str], None]) -> FactorPairs:
+    """The factors that the baseline reaches from the bench's start: a Z that is not zero."""
+    contender = bench.factor_contender(bench.start)
+    sigma = bench.plan.event.noise_multiplier
+    bench.run(contender, steps=steps, noise_multiplier=sigma, on_step=on_step)
+    assert isinstance(contender.coordinates, FactorCoordinates)
+    return snapshot(contender.coordinates)
+
+
+def _sweep(bench: Workbench, trained: FactorPairs) -> GaugeSweep:
+    """On the module of the largest S, as the paper does."""
+    found = [factor_statistic(left, right, bench.scale) for left, right in trained]
+    g = max(range(len(found)), key=lambda g: float(found[g].max()))
+    k = int(found[g].argmax())
+    left, right = (t[k] for t in trained[g])
+    noise_std = bench.plan.event.noise_multiplier * bench.plan.clip_norm / bench.plan.expected_batch_size
+    module = bench.adapter.groups[g].sites[k].name
+    return gauge_sweep(left, right, scale=bench.scale, noise_std=noise_std, seed=bench.seed, module=module)
+
+
+def total_steps(wanted: Sequence[str], others: int, steps: int) -> int:
+    """Of all runs that the figures need. others: how many methods are added. steps: of each run."""
+    runs = (2 + others) * len(GAUGES) if _OF_GAUGES & set(wanted) else 0
+    runs += 1 if set(wanted) - _OF_GAUGES else 0
+    runs += (1 + len(OPTIMIZERS)) * len(EPSILONS) if _OF_PRECONDITIONERS & set(wanted) else 0
+    return runs * steps
+
+
+def _facts(bench: Workbench, steps: int, model_name: str | None) -> dict[str, Any]:
+    settings, plan = bench.settings, bench.plan
+    return {
+        "model": model_name or settings.model.name,
+        "data": settings.data.path,
+        "baseline": BASELINE,
+        "steps": steps,
+        "rank": bench.adapter.rank,
+        "modules": len(bench.adapter.sites),
+        "lora_scale": bench.scale,
+        "init": settings.adapter.init or METHODS[BASELINE].init,
+        "noise_multiplier": plan.event.noise_multiplier,
+        "clip_norm": plan.clip_norm,
+        "clipping": CLIPPING,
+        "expected_batch_size": plan.expected_batch_size,
+        "sample_rate": settings.privacy.q,
+        "planned_steps": plan.steps,
+        "planned_target_epsilon": plan.target_epsilon,
+        "delta": plan.delta,
+        "bands_left_out": bench.bands,
+        "seed": bench.seed,
+        "gauges": list(GAUGES),
+    }
+
+
+def _plain(result: Any) -> Any:
+    """Dataclasses as dicts, with what their properties say."""
+    if isinstance(result, list):
+        return [_plain(one) for one in result]
+    found = asdict(result)
+    if isinstance(result, GaugeSweep):
+        found |= {"factor_decades": result.factor_decades, "prism_variation": result.prism_variation}
+    if isinstance(result, Preconditioned):
+        found["amplification"] = result.amplification
+    if isinstance(result, PreconditioningStudy):
+        found["runs"] = _plain(result.runs)
+    return found

@@ -1,0 +1,215 @@
+"""Which runs a study needs, and which learning rate each method is reported at.
+
+A rate is chosen on selection runs alone: other seeds and, unless the study says otherwise, other evaluation records
+than those reported.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from privlora.errors import RunError
+from privlora.lab.studies.results import Role, Row
+from privlora.lab.studies.running import Job
+from privlora.lab.studies.settings import Arm, Cell, Place, Rule, Study
+from privlora.lab.studies.statistics import unit_of_gain
+
+_WORDS = {"loss": "held-out loss, nats per token", "accuracy": "next-token accuracy", "task": "task metric"}
+
+
+@dataclass(frozen=True)
+class Choice:
+    """The rate of a place, None if runs failed at every rate. ``at_edge``: it is the lowest or highest of several."""
+
+    rate: float | None
+    at_edge: bool
+
+
+class Progress:
+    """What is there of a study: its rows by cell, those of other settings left out.
+
+    Of rows for the same cell, the last one counts, but none that failed beside one that ended well: they may come from
+    several files.
+    """
+
+    def __init__(self, study: Study, rows: Iterable[Row]) -> None:
+        self.study = study
+        wanted = {study.fingerprint(cell, role) for cell, role in all_cells(study)}
+        self.rows: dict[Cell, Row] = {}
+        self.outdated = 0
+        """Rows that no cell of the study wants (other settings, or taken out of it)."""
+        self._units: dict[tuple[str, float, int], float] = {}
+        self._untouched: dict[tuple[str, Role], Mapping[str, Any]] = {}
+        for row in rows:
+            if row.fingerprint in wanted:
+                known = self.rows.get(row.cell)
+                if row.error is None or known is None or known.error is not None:
+                    self.rows[row.cell] = row
+                if row.before:
+                    self._untouched[row.cell.task, row.role] = row.before
+            else:
+                self.outdated += 1
+
+    def metric(self, task: str) -> str:
+        """Key of the scores that the task is judged by."""
+        return metric_of(self.study, task)
+
+    def lower_is_better(self, task: str) -> bool:
+        return self.metric(task) == "loss"
+
+    def words(self, task: str) -> str:
+        """The metric for reading."""
+        metric = self.metric(task)
+        if metric == "task":
+            names = {str(row.scores["task_metric"]) for row in self.rows.values() if _scored(row, task)}
+            return ", ".join(sorted(names)) or _WORDS[metric]
+        return _WORDS[metric]
+
+    def value(self, cell: Cell) -> float | None:
+        """The finished cell's score on its role's records; None if it is missing or failed."""
+        row = self.rows.get(cell)
+        return None if row is None or row.error is not None else float(row.scores[self.metric(cell.task)])
+
+    def untouched(self, task: str, role: Role) -> float | None:
+        """The score of the model before training, on the role's records."""
+        before = self._untouched.get((task, role))
+        return None if before is None else float(before[self.metric(task)])
+
+    def values(self, place: Place, rate: float) -> dict[int, float]:
+        """Of the report runs at a rate, by seed; only those that ended well."""
+        cells = [Cell(*place, rate, seed) for seed in self.study.settings.seeds]
+        found = {cell.seed: self.value(cell) for cell in cells}
+        return {seed: value for seed, value in found.items() if value is not None}
+
+    def failures(self, place: Place, rate: float) -> int:
+        rows = (self.rows.get(Cell(*place, rate, seed)) for seed in self.study.settings.seeds)
+        return sum(1 for row in rows if row is not None and row.error is not None)
+
+    def chosen(self, rule: Rule) -> dict[Place, Choice]:
+        """The rate of each place whose selection runs are all over."""
+        found: dict[Place, Choice] = {}
+        for place in self.study.places:
+            _, method, epsilon, rank = place
+            arm = self.study.by_label[method]
+            siblings: Sequence[Place] = [place]
+            if rule == "shared":
+                siblings = [(other, method, epsilon, rank) for other in self.study.tasks]
+            scores = [self._selection_means(sibling, arm) for sibling in siblings]
+            if any(score is None for score in scores):
+                continue
+            known = [score for score in scores if score is not None]
+            regrets = [self._regret(s, m) for s, m in zip(siblings, known, strict=True)]
+            total = {rate: sum(regret[rate] for regret in regrets) for rate in arm.learning_rates}
+            rate = min(total, key=lambda r: (total[r], r))
+            edge = len(total) > 1 and rate in (min(total), max(total))
+            found[place] = Choice(rate if math.isfinite(total[rate]) else None, edge)
+        return found
+
+    def _selection_means(self, place: Place, arm: Arm) -> dict[float, float] | None:
+        """None while runs are missing; worst possible where one failed. A single rate needs no runs."""
+        if len(arm.learning_rates) == 1:
+            return {arm.learning_rates[0]: 0.0}
+        sign = 1.0 if self.lower_is_better(place[0]) else -1.0
+        means = {}
+        for rate in arm.learning_rates:
+            cells = [Cell(*place, rate, seed) for seed in self.study.settings.selection.seeds]
+            if any(cell not in self.rows for cell in cells):
+                return None
+            values = self._selection_values(place, rate)
+            means[rate] = statistics.fmean(values) if len(values) == len(cells) else sign * math.inf
+        return means
+
+    def _regret(self, place: Place, means: Mapping[float, float]) -> dict[float, float]:
+        """What each rate loses against the method's best one here, in the task's unit of gain."""
+        task, _, epsilon, rank = place
+        sign = 1.0 if self.lower_is_better(task) else -1.0
+        best = min(sign * value for value in means.values())
+        if not math.isfinite(best):
+            return dict.fromkeys(means, math.inf)
+        unit = self._unit(task, epsilon, rank)
+        return {rate: (sign * value - best) / unit for rate, value in means.items()}
+
+    def _unit(self, task: str, epsilon: float, rank: int) -> float:
+        """Of gain on the selection records, from each method's runs at its best rate."""
+        if (task, epsilon, rank) not in self._units:
+            sign = 1.0 if self.lower_is_better(task) else -1.0
+            before = self.untouched(task, "selection")
+            gains = []
+            for arm in self.study.arms:
+                if before is None or epsilon not in self.study.epsilons(arm.label):
+                    continue
+                place = (task, arm.label, epsilon, rank)
+                runs = [self._selection_values(place, rate) for rate in arm.learning_rates]
+                of_rates = [[sign * (before - value) for value in values] for values in runs if values]
+                if of_rates:
+                    gains.append(max(of_rates, key=statistics.fmean))
+            self._units[task, epsilon, rank] = unit_of_gain(gains) if gains else 1.0
+        return self._units[task, epsilon, rank]
+
+    def _selection_values(self, place: Place, rate: float) -> list[float]:
+        """Of the selection runs at a rate; only those that ended well."""
+        cells = [Cell(*place, rate, seed) for seed in self.study.settings.selection.seeds]
+        return [value for cell in cells if (value := self.value(cell)) is not None]
+
+
+def _scored(row: Row, task: str) -> bool:
+    return row.cell.task == task and "task_metric" in row.scores
+
+
+def metric_of(study: Study, task: str) -> str:
+    """ "loss", "accuracy" or "task": what the study's metric means for a task."""
+    if study.settings.metric != "auto":
+        return study.settings.metric
+    return "task" if study.data_task(task) is not None else "loss"
+
+
+def all_cells(study: Study) -> Iterable[tuple[Cell, Role]]:
+    """Every run that the study may ask for."""
+    for cell in selection_cells(study):
+        yield cell, "selection"
+    for cell in study.grid(study.settings.seeds):
+        yield cell, "report"
+
+
+def selection_cells(study: Study) -> list[Cell]:
+    """The whole grid with the selection seeds, where there is anything to choose."""
+    grid = study.grid(study.settings.selection.seeds)
+    return [cell for cell in grid if len(study.by_label[cell.method].learning_rates) > 1]
+
+
+def report_cells(study: Study, progress: Progress) -> list[Cell]:
+    """Once everything is chosen: the chosen rates with the report seeds, or the whole grid."""
+    seeds = study.settings.seeds
+    if study.settings.report == "all":
+        return list(study.grid(seeds))
+    wanted = {
+        Cell(*place, choice.rate, seed)
+        for rule in study.rules
+        for place, choice in progress.chosen(rule).items()
+        if choice.rate is not None
+        for seed in seeds
+    }
+    return [cell for cell in study.grid(seeds) if cell in wanted]
+
+
+def job_of(study: Study, cell: Cell, role: Role, folder: Path) -> Job:
+    """The run of a cell, in the study's ``folder``."""
+    settings = study.run_settings(cell)
+    root = folder.absolute() / "runs" / cell.folder  # a task of Ray may have another current folder
+    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(root)})})
+    fingerprint, keep = study.fingerprint(cell, role), study.settings.keep_runs
+    return Job(cell, role, fingerprint, settings, study.records, root, keep)
+
+
+def refuse_if_all_failed(progress: Progress) -> None:
+    """Raise RunError with the first error if no run ended well."""
+    rows = list(progress.rows.values())
+    if rows and all(row.error is not None for row in rows):
+        raise RunError(
+            f"every run failed, the first with: {rows[0].error}", fix="mend it, then --retry-failed"
+        )

@@ -1,0 +1,132 @@
+"""Run a study, or take it up where it stopped, and write what it found."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from privlora.lab.studies.choice import (
+    Progress,
+    all_cells,
+    job_of,
+    refuse_if_all_failed,
+    report_cells,
+    selection_cells,
+)
+from privlora.lab.studies.executing import executor
+from privlora.lab.studies.page import render
+from privlora.lab.studies.results import Results, Role, Row, read_folder
+from privlora.lab.studies.settings import Study
+from privlora.lab.studies.summary import Summary, summarise
+from privlora.lab.studies.tables import markdown
+from privlora.training.files import write_atomically
+
+TABLE, SUMMARY, PAGE = "table.md", "summary.json", "study.html"
+
+
+class Watcher(Protocol):
+    """Whoever wants to see a study go on."""
+
+    def on_phase(self, words: str, done: int, total: int) -> None: ...
+
+    def on_row(self, row: Row) -> None: ...
+
+
+@dataclass(frozen=True)
+class StudyReport:
+    """What a study wrote. ``summary`` is the content of summary.json."""
+
+    folder: Path
+    summary: Summary
+
+    @property
+    def table(self) -> Path:
+        return self.folder / TABLE
+
+    @property
+    def page(self) -> Path:
+        return self.folder / PAGE
+
+
+@dataclass(frozen=True)
+class Unfinished:
+    """What a part leaves to others. ran: runs that it made. left: of the phase, before which the next cannot begin."""
+
+    folder: Path
+    phase: str
+    ran: int
+    left: int
+
+
+def run_study(
+    study: Study,
+    folder: str | Path | None = None,
+    *,
+    part: tuple[int, int] = (1, 1),
+    jobs: int = 1,
+    threads: int = 1,
+    ray: bool = False,
+    retry_failed: bool = False,
+    watcher: Watcher | None = None,
+) -> StudyReport | Unfinished:
+    """Run the cells that the folder does not hold yet, first those that choose learning rates; then report.
+
+    folder: None takes ``output_folder(study)``. part: (k, n) runs every n-th cell, from the k-th on. jobs: runs at the
+    same time, each with so many ``threads``. ray: as tasks of Ray instead. retry_failed: run failed cells once more.
+
+    Raises PrivloraError subclasses, and KeyboardInterrupt on ctrl-C; what is finished stays in any case.
+    """
+    folder = output_folder(study) if folder is None else Path(folder)
+    phases: list[tuple[Role, str]] = [("report", "report runs")]
+    if study.selects:
+        phases.insert(0, ("selection", "choosing learning rates"))
+    ran = 0
+    with Results(folder, part) as results, executor(jobs, threads, ray) as execute:
+        progress = Progress(study, read_folder(folder))
+        again = {cell for cell, row in progress.rows.items() if row.error is not None and retry_failed}
+        for role, words in phases:
+            cells = selection_cells(study) if role == "selection" else report_cells(study, progress)
+            own = cells[part[0] - 1 :: part[1]]
+            missing = [cell for cell in own if cell not in progress.rows or cell in again]
+            if watcher is not None:
+                watcher.on_phase(words, len(own) - len(missing), len(own))
+            for row in execute([job_of(study, cell, role, folder) for cell in missing]):
+                results.append(row)
+                ran += 1
+                if watcher is not None:
+                    watcher.on_row(row)
+            progress = Progress(study, read_folder(folder))
+            refuse_if_all_failed(progress)
+            if left := sum(1 for cell in cells if cell not in progress.rows):
+                return Unfinished(folder, words, ran, left)
+    return _write(progress, folder)
+
+
+def report_study(study: Study, folder: str | Path | None = None) -> StudyReport:
+    """Make the tables and the page of what is finished; nothing is run."""
+    folder = output_folder(study) if folder is None else Path(folder)
+    return _write(Progress(study, read_folder(folder)), folder)
+
+
+def missing_runs(study: Study, folder: Path) -> int:
+    """How many runs are still to come, as far as that is known before rates are chosen."""
+    done = Progress(study, read_folder(folder))
+    if study.selects and any(cell not in done.rows for cell in selection_cells(study)):
+        return sum(1 for cell, _ in all_cells(study) if cell not in done.rows)
+    return sum(1 for cell in report_cells(study, done) if cell not in done.rows)
+
+
+def output_folder(study: Study) -> Path:
+    """What the file says, else studies/<name of the file>."""
+    return Path(study.settings.output or Path("studies") / Path(study.source).stem)
+
+
+def _write(progress: Progress, folder: Path) -> StudyReport:
+    summary = summarise(progress, name=Path(progress.study.source).stem)
+    folder.mkdir(parents=True, exist_ok=True)
+    text = json.dumps(summary, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+    for name, content in ((SUMMARY, text), (TABLE, markdown(summary)), (PAGE, render(summary))):
+        write_atomically(folder / name, content)
+    return StudyReport(folder, summary)

@@ -1,0 +1,231 @@
+"""What a study's table.md and page say, in one order. The same results give the same bytes of Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from privlora.lab.studies.summary import Summary
+from privlora.pages.numbers import number
+from privlora.rounding import rounded_up
+
+Table = list[list[str]]
+"""Rows of cells, heads first."""
+
+REPEATABLE = "the noise of every run is repeatable, and the same for all methods of a (task, seed)"
+_RULES = {
+    "own-best": "Each method at its own best learning rate for each task",
+    "shared": "Each method at one learning rate for all tasks",
+}
+_STANDARDISED = (
+    "A run's score is its gain over the untouched model as a share of the best private method's mean gain on that task "
+    "at this ε and rank (or of the spread over seeds, where that is larger): 1 is the best method's mean, 0 no better "
+    "than no training. Scores are averaged over tasks; the place is the mean over tasks, 1 is best. The lead is over "
+    "the best other private method, and others stand behind the best; standard errors and 95 % intervals are paired "
+    "over seeds within tasks (the interval by bootstrap), so they speak of other seeds on these tasks, not of other "
+    "tasks."
+)
+_EDGE = "* the rate is at an edge of the method's grid, so a better one may lie beyond."
+_TUNING = (
+    "Had the records been private, choosing the learning rate of one method on one task by looking at its runs would "
+    "have cost this much. All composed: every run is charged and may be looked at (PLD). The others: the number of "
+    "runs is random with this mean, each run draws its rate at random, and only the best run's adapter is shown "
+    "(Papernot and Steinke 2022, Theorems 2 and 6, by RDP). The choice must use a score that is public given the "
+    "adapter, as here. The report runs come on top."
+)
+
+
+@dataclass(frozen=True)
+class Figure:
+    """Where the page has a figure. of: which, "utility" or "rate"."""
+
+    of: str
+    rule: Mapping[str, Any]
+    rank: int
+
+
+Element = str | Table | Figure
+"""Of a report: Markdown of a heading, a paragraph or a list; a table; a figure."""
+
+
+def markdown(summary: Summary) -> str:
+    """All tables of a study."""
+    found = [_pipes(each) if isinstance(each, list) else each for each in elements(summary)]
+    return "\n\n".join(each for each in found if isinstance(each, str)) + "\n"
+
+
+def elements(summary: Summary) -> Iterator[Element]:
+    """Everything that a study reports, from its name on."""
+    yield f"# {summary['name']}"
+    if summary["insecure_noise"]:
+        yield f"**NOT PRIVATE: {REPEATABLE}.**"
+    yield f"{_how_chosen(summary)}\n{_grids(summary)}"
+    yield f"A cell is the mean ± standard deviation over seeds, and the learning rate.\n{_EDGE}"
+    failures = summary["failures"]
+    if failures:
+        count = f"{len(failures)} run{'' if len(failures) == 1 else 's'} failed"
+        yield f"**{count}**, listed at the end and left out of all means."
+    for rule in summary["rules"]:
+        yield f"## {_RULES[rule['rule']] if summary['selects'] else 'Results'}"
+        for rank in summary["rank"]:
+            yield from _overall(rule, summary, rank)
+            for task in summary["tasks"]:
+                yield from _task(rule, summary, task, rank)
+    if summary["learning_rate_curves"]:
+        yield from (Figure("rate", {}, rank) for rank in summary["rank"])
+    if summary["tuning_cost"]:
+        yield from ("## What tuning would cost", _TUNING, _tuning(summary))
+    if failures:
+        yield "## Failed runs"
+        yield "\n".join(f"- {_place(failure)}: {failure['error']}" for failure in failures)
+
+
+def _overall(rule: Mapping[str, Any], summary: Summary, rank: int) -> Iterator[Element]:
+    """Private methods over all tasks."""
+    yield f"### Mean over tasks, rank {rank}"
+    lines = [line for line in rule["overall"] if line["rank"] == rank]
+    if not lines:
+        yield "No private method has all its runs yet."
+        return
+    epsilons, missing = summary["epsilon"], []
+    rows = [["method", *(f"ε = {number(epsilon)}" for epsilon in epsilons)]]
+    private = [method["label"] for method in summary["methods"] if method["private"]]
+    for method in private:
+        cells = {line["epsilon"]: _standing(line) for line in lines if line["method"] == method}
+        rows.append([method, *(cells.get(epsilon, "–") for epsilon in epsilons)])
+    for epsilon in epsilons:
+        present = {line["method"] for line in lines if line["epsilon"] == epsilon}
+        if names := [name for name in private if name not in present]:
+            missing.append(f"{', '.join(names)} at ε = {number(epsilon)}, rank {rank}")
+    yield rows
+    notes = [f"- {_verdict(line)}" for line in lines if line["place"] == 1]
+    if missing:
+        notes.append(f"- Not in the means, because runs failed or are missing: {'; '.join(missing)}.")
+    yield "\n".join(notes)
+    yield _STANDARDISED
+    yield Figure("utility", rule, rank)
+
+
+def _task(rule: Mapping[str, Any], summary: Summary, task: Mapping[str, Any], rank: int) -> Iterator[Element]:
+    before = "" if task["untouched"] is None else f"; {task['untouched']:.3f} before training"
+    yield f"### {task['name']}, rank {rank}"
+    yield f"{task['words']}, {'lower' if task['lower_is_better'] else 'higher'} is better{before}"
+    columns: list[float | None] = [*summary["epsilon"]]
+    if any(not method["private"] for method in summary["methods"]):
+        columns.append(None)
+    cells = {
+        (cell["method"], cell["epsilon"]): _score(cell)
+        for cell in rule["cells"]
+        if (cell["task"], cell["rank"]) == (task["name"], rank)
+    }
+    heads = ["no noise" if epsilon is None else f"ε = {number(epsilon)}" for epsilon in columns]
+    labels = [method["label"] for method in summary["methods"]]
+    yield [["method", *heads], *([label, *(cells.get((label, e), "–") for e in columns)] for label in labels)]
+
+
+def _how_chosen(summary: Summary) -> str:
+    """How learning rates were chosen, and on what is reported."""
+    if not summary["selects"]:
+        return (
+            f"Each method has one learning rate, so nothing was chosen. Reported: {_seeds(summary['seeds'])}."
+        )
+    selection = summary["selection"]
+    records = {
+        "first half of evaluation": "the first half of the evaluation records; the second half is reported",
+        "every second of evaluation": "every second evaluation record; the others are reported",
+        "all of evaluation": "all evaluation records, which are also those reported",
+    }[selection["records"]]
+    chose, reported = _seeds(selection["seeds"]), _seeds(summary["seeds"])
+    return f"Learning rates were chosen by runs with {chose} on {records}, from runs with {reported}."
+
+
+def _grids(summary: Summary) -> str:
+    """Which learning rates every method could choose from."""
+    texts: dict[str, None] = {}  # an ordered set
+    for method in sorted(summary["methods"], key=lambda method: method["own_grid"]):
+        rates = ", ".join(map(number, method["learning_rates"]))
+        own = f"{method['label']} has a grid of its own"
+        texts[f"{own if method['own_grid'] else 'Learning rates'}: {rates}."] = None
+    return " ".join(texts)
+
+
+def _score(cell: Mapping[str, Any]) -> str:
+    """``2.882 ± 0.016`` and the rate, or why there is none."""
+    if cell["mean"] is None:
+        return "failed" if cell["failed"] or "failed" in cell["state"] else "…"
+    deviation = cell["standard_deviation"]
+    text = f"{cell['mean']:.3f}" + ("" if deviation is None else f" ± {deviation:.3f}")
+    text += f" ({number(cell['learning_rate'])}{'*' if cell['at_edge'] else ''})"
+    if cell["failed"]:
+        text += f", {cell['failed']} of {cell['failed'] + cell['count'] + cell['missing']} runs failed"
+    return text + (f", {cell['missing']} missing" if cell["missing"] else "")
+
+
+def _standing(line: Mapping[str, Any]) -> str:
+    """``0.953 (place 1.3)``, and how far behind the best: ``0.930 (place 2.1; behind by 0.023, 4.1 SE)``."""
+    lead, behind = line["lead"], ""
+    if line["place"] > 1 and lead is not None and lead["lead"] is not None:
+        errors = "" if lead["in_errors"] is None else f", {-lead['in_errors']:.1f} SE"
+        behind = f"; behind by {-lead['lead']:.3f}{errors}"
+    return f"{line['mean_score']:.3f} (place {line['mean_place']:.1f}{behind})"
+
+
+def _verdict(line: Mapping[str, Any]) -> str:
+    """Of the first: how far it is ahead, and how sure that is."""
+    where, lead = f"ε = {number(line['epsilon'])}, rank {line['rank']}", line["lead"]
+    if lead is None:
+        return f"{where}: {line['method']} is the only private method with all its runs."
+    text = f"{where}: {line['method']} is best in the mean, {lead['lead']:.3f} ahead of {lead['against']}"
+    low, errors = lead["low"], lead["in_errors"]
+    if low is not None:
+        text += f" [{low:.3f}, {lead['high']:.3f}]"
+    if errors is not None:
+        text += f", {errors:.1f} standard errors"
+    sure = low is not None and low > 0 and (errors is None or errors > 2)
+    return text + ("." if sure else ": no more than a tie.")
+
+
+def _tuning(summary: Summary) -> Table:
+    """Upper bounds are rounded up."""
+    laws = ("geometric", "logarithmic", "poisson")
+    heads = [
+        "tasks",
+        "target ε",
+        "ε of one run",
+        "runs",
+        "all composed",
+        "geometric",
+        "logarithmic",
+        "Poisson",
+    ]
+    rows = [[*heads, "smallest"]]
+    for line in summary["tuning_cost"]:
+        cost, smallest, composed = line["repeat_and_select"], line["smallest"], line["composition"]
+        rows.append(
+            [
+                ", ".join(line["tasks"]),
+                number(line["epsilon"]),
+                rounded_up(line["one_run"], 2),
+                str(line["runs"]),
+                "above 500" if composed is None else rounded_up(composed, 2),
+                *(rounded_up(cost[law], 2) if law in cost else "–" for law in laws),
+                "–" if smallest is None else f"{rounded_up(smallest[1], 2)} ({smallest[0]})",
+            ]
+        )
+    return rows
+
+
+def _place(failure: Mapping[str, Any]) -> str:
+    epsilon = f"ε {number(failure['epsilon'])}" if failure["epsilon"] else "no noise"
+    rate = f"rate {number(failure['learning_rate'])}, seed {failure['seed']}"
+    return f"{failure['task']}, {failure['method']}, {epsilon}, rank {failure['rank']}, {rate}"
+
+
+def _pipes(table: Table) -> str:
+    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
+
+
+def _seeds(seeds: list[int]) -> str:
+    return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"

@@ -1,0 +1,186 @@
+"""M1, project then noise: M V + E. The paper's large-rank analysis, corrected, and what M1 costs with M in the open.
+
+V in R^{d x m} has unit columns. One column changes, v_j = u + w to u' + w', where u, u' lie in the span U (dimension p)
+of the other columns and w, w' are orthogonal to it. The rows of Z that the other columns expose span a space of
+dimension k = min(p, r); M splits into the exposed part M_par and a residual M_perp that is a Wishart matrix in
+dimension d - p with r - k degrees of freedom, independent of what is exposed (Lemmas 12 and 13). The residual is a
+vector release (Lemma 2), the exposed part a Gaussian mechanism (Lemma 14), and Theorem 4 adds them up.
+
+M has to stay secret. If it is published, M1 is a Gaussian mechanism whose sensitivity ||M u|| exceeds 1 on average
+(`public_m1_delta`): more noise than releasing V + E would need. M1 is here for study, not as a privacy tool.
+
+Units: noise_std is the standard deviation of E's entries, where the columns of V have norm 1.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from privlora.accounting.projection.gaussian import Floats, gaussian_delta
+from privlora.lab.wishart.bounds.gaussian import gaussian_epsilon
+from privlora.lab.wishart.bounds.use import Use, in_range, require
+from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
+
+
+@dataclass(frozen=True)
+class ColumnChange:
+    """One-column adjacency: which pairs of matrices count as neighbours.
+
+    span: p, the dimension of the span U of the other columns, at least 0. outside_share: tau = ||w||^2 = ||w'||^2 in
+    [0, 1]; the two must be equal, since a vector release shows the norm. inside_alignment: rho_par in (0, 1], with
+    <u, u'> >= rho_par (1 - tau). outside_alignment: rho_perp in (0, 1], with <w, w'> >= rho_perp tau.
+
+    Raises:
+        PrivacyError: a value is out of range.
+    """
+
+    span: int
+    outside_share: float
+    inside_alignment: float
+    outside_alignment: float
+
+    def __post_init__(self) -> None:
+        whole = isinstance(self.span, int) and not isinstance(self.span, bool)
+        aligned = 0 < self.inside_alignment <= 1 and 0 < self.outside_alignment <= 1
+        in_range(whole and self.span >= 0 and 0 <= self.outside_share <= 1 and aligned, change=self)
+
+    @property
+    def inside_distance(self) -> float:
+        """Largest ||u - u'|| = sqrt(2 (1 - tau) (1 - rho_par))."""
+        return math.sqrt(2 * (1 - self.outside_share) * (1 - self.inside_alignment))
+
+    @property
+    def outside_distance(self) -> float:
+        """Largest ||w - w'|| = sqrt(2 tau (1 - rho_perp))."""
+        return math.sqrt(2 * self.outside_share * (1 - self.outside_alignment))
+
+
+@dataclass(frozen=True)
+class ColumnBound:
+    """Theorem 4's (epsilon, delta) and its parts: Lemma 2's, the Gaussian mechanism's, and Lemma 14's sensitivity."""
+
+    total: Bound
+    residual: Bound
+    exposed: Bound
+    sensitivity: float
+
+
+def residual_bound(
+    dimension: int, rank: int, change: ColumnChange, tail: float, use: Use, *, improved: bool = False
+) -> Bound:
+    """Lemma 2: Theorem 1 for the part of M that the other columns do not expose, (d, r, rho) -> (d-p, r-k, rho_perp).
+
+    (0, 0) where nothing is released without noise: r <= p, or w = w'. `tail` is delta' (paid three times).
+
+    Raises:
+        PrivacyError: M is public or reused, U fills the space, or Theorem 1's conditions fail for the residual.
+    """
+    require("Lemma 2", use, Use.FRESH_SECRET)
+    _check_fit(dimension, rank, change)
+    if change.outside_distance == 0 or rank <= change.span:
+        return Bound(0.0, 0.0)
+    query = VectorQuery(dimension - change.span, rank - change.span, change.outside_alignment)
+    return theorem_1(query, tail, use, improved=improved)
+
+
+def exposed_sensitivity(
+    dimension: int, rank: int, span: int, inside: float, outside: float, failure: float
+) -> float:
+    """Corrected Lemma 14: a bound on ||M_par h|| that holds with probability 1 - `failure` over Z.
+
+    With h = h_U + h_perp, ||h_U|| = `inside`, ||h_perp|| = `outside`, k = min(p, r):
+
+        p >= r:  (1/r) (sqrt d + sqrt r + t) (sqrt r + t) ||h||,                        t = sqrt(2 ln(2/failure)),
+        p <  r:  (1/r) sqrt((sqrt r + sqrt p + t)^2 + (sqrt(d-p) + sqrt k + t)^2)
+                 ((sqrt r + t) ||h_U|| + (sqrt k + t) ||h_perp||),                      t = sqrt(2 ln(4/failure)).
+
+    The lemma's own proof takes Z B for Gaussian given B, an orthonormal basis of the exposed rows, although B is made
+    of them. Its bound, with sqrt k instead of sqrt r for h_U, is exceeded almost surely where k is far below r.
+
+    Raises:
+        PrivacyError: a size or norm is out of range, or failure is not in (0, 1).
+    """
+    in_range(rank >= 1 and 0 <= span <= dimension, rank=rank, span=span, dimension=dimension)
+    in_range(inside >= 0 and outside >= 0, inside=inside, outside=outside)
+    in_range(0 < failure < 1, failure=failure)
+    d, r, p = dimension, rank, span
+    if p >= r:
+        t = math.sqrt(2 * math.log(2 / failure))
+        return (math.sqrt(d) + math.sqrt(r) + t) * (math.sqrt(r) + t) * math.hypot(inside, outside) / r
+    t = math.sqrt(2 * math.log(4 / failure))
+    root_k = math.sqrt(p)
+    spread = math.hypot(math.sqrt(r) + root_k + t, math.sqrt(d - p) + root_k + t)
+    return spread * ((math.sqrt(r) + t) * inside + (root_k + t) * outside) / r
+
+
+def theorem_4(
+    dimension: int,
+    rank: int,
+    change: ColumnChange,
+    noise_std: float,
+    use: Use,
+    *,
+    tail: float,
+    failure: float,
+    exposed_delta: float,
+    improved: bool = False,
+) -> ColumnBound:
+    """Theorem 4 of Hu et al. (2026), one column: eps = eps_perp + eps_par, delta = delta_perp + delta_par + delta_Z.
+
+    Two corrections: the sensitivity is that of the corrected Lemma 14, and eps_par is the exact Gaussian epsilon at
+    delta_par, where the paper's sqrt(2 ln(1.25/delta)) is not valid above epsilon = 1.
+
+    Args:
+        noise_std: standard deviation of E's entries, above 0. tail: delta' of Lemma 2. failure: delta_Z of Lemma 14.
+        exposed_delta: delta_par of the Gaussian mechanism.
+
+    Raises:
+        PrivacyError: M is public or reused, or a condition of Lemma 2 or 14 fails.
+    """
+    require("Theorem 4", use, Use.FRESH_SECRET)
+    in_range(0 < noise_std < math.inf, noise_std=noise_std)
+    residual = residual_bound(dimension, rank, change, tail, use, improved=improved)
+    sensitivity = exposed_sensitivity(
+        dimension, rank, change.span, change.inside_distance, change.outside_distance, failure
+    )
+    exposed = Bound(gaussian_epsilon((sensitivity / noise_std) ** 2, exposed_delta), exposed_delta)
+    total = Bound(residual.epsilon + exposed.epsilon, residual.delta + exposed.delta + failure)
+    return ColumnBound(total, residual, exposed, sensitivity)
+
+
+def public_m1_delta(epsilon: float, noise_multiplier: float, rank: int, dimension: int) -> float:
+    """Exact delta of M1 with M published, rank-one differences of norm C: E delta_G(epsilon; ||M u||^2 / sigma^2).
+
+    ||M u||^2 ~ x (x + y) / r^2 with independent x ~ chi^2_r, y ~ chi^2_{d-1}; its mean is (r + d + 1) / r > 1.
+
+    Args:
+        noise_multiplier: noise std / C. dimension: d >= 2.
+
+    Raises:
+        PrivacyError: noise_multiplier is not positive, rank is below 1 or dimension below 2.
+    """
+    in_range(0 < noise_multiplier < math.inf, noise_multiplier=noise_multiplier)
+    in_range(rank >= 1 and dimension >= 2, rank=rank, dimension=dimension)
+    root_x, weight_x = _chi_rule(rank)
+    root_y, weight_y = _chi_rule(dimension - 1)
+    x = root_x[:, None] ** 2
+    energy = x * (x + root_y**2) / rank**2
+    return float(weight_x @ gaussian_delta(epsilon, energy / noise_multiplier**2) @ weight_y)
+
+
+def _chi_rule(degrees: int) -> tuple[Floats, Floats]:
+    """Gauss-Legendre nodes and weights for the norm of a standard normal vector; mass beyond is below 1e-17."""
+    nodes, weights = np.polynomial.legendre.leggauss(160)
+    low, high = max(0.0, math.sqrt(degrees) - 9), math.sqrt(degrees) + 9
+    at = low + (high - low) * (nodes + 1) / 2
+    log_density = (degrees - 1) * np.log(at) - at**2 / 2 - math.log(2) * (degrees / 2 - 1)
+    return at, weights * (high - low) / 2 * np.exp(log_density - math.lgamma(degrees / 2))
+
+
+def _check_fit(dimension: int, rank: int, change: ColumnChange) -> None:
+    in_range(rank >= 1 and change.span <= dimension, rank=rank, change=change, dimension=dimension)
+    outside = change.span < dimension or change.outside_share == 0  # else the other columns fill the space
+    in_range(outside, change=change, dimension=dimension)

@@ -1,0 +1,236 @@
+"""Releasing M v without noise: one unit vector v under a fresh secret Wishart matrix M (Theorem 1, Hu et al. 2026).
+
+M = Z Z^T, Z in R^{d x r} with independent N(0, 1/r) entries. For unit vectors v, v' at alignment rho = <v, v'> the
+privacy loss has an exact law in two independent scalars (Lemmas 8 and 9), T ~ Student-t(r) and beta ~ chi^2_{d+r-1}:
+
+    R = rho + sqrt((1 - rho^2) / r) T,     L = (d+1-r)/2 ln R + beta (1-R) / (2R),     L = infinity for R <= 0.
+
+`exact_delta` integrates it; Theorem 1 bounds it. Both are statements about data sets of one collection: those whose
+queries are unit vectors and whose neighbours (one record replaced) align at least rho. That has to be guaranteed, M
+must stay secret, and each M serves one vector. No epsilon holds with delta = 0 unless rho = 1.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numpy as np
+from scipy.special import chdtri, stdtr, stdtrit
+
+from privlora.accounting.projection.gaussian import Floats
+from privlora.errors import PrivacyError
+from privlora.lab.wishart.bounds.chisquare import log_chi2_cdf, log_chi2_sf
+from privlora.lab.wishart.bounds.gaussian import solve_epsilon
+from privlora.lab.wishart.bounds.use import Use, check_sizes, in_range, require
+
+_NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+
+
+@dataclass(frozen=True)
+class VectorQuery:
+    """A query whose values are unit vectors, released as M v.
+
+    dimension: d. rank: r, the columns of Z, at least 1 (it may exceed d). alignment: rho, the least inner product of
+    the values at two neighbouring data sets (one record replaced) of the collection that is protected, in (0, 1].
+
+    Raises:
+        PrivacyError: a size is not a positive integer, or rho is outside (0, 1].
+    """
+
+    dimension: int
+    rank: int
+    alignment: float
+
+    def __post_init__(self) -> None:
+        check_sizes(dimension=self.dimension, rank=self.rank)
+        if not 0 < self.alignment <= 1:
+            raise PrivacyError(
+                f"alignment={self.alignment} is not in (0, 1]",
+                why="values that may be orthogonal leave each other's support half of the time",
+                fix="guarantee a positive alignment, for example by ball noise",
+            )
+
+    @property
+    def support_failure(self) -> float:
+        """Probability that M v lies where M v' never does: F_t(r)(-rho sqrt(r / (1 - rho^2)))."""
+        if self.alignment == 1:
+            return 0.0
+        return float(stdtr(self.rank, -self.alignment * math.sqrt(self.rank / (1 - self.alignment**2))))
+
+    @property
+    def angle(self) -> float:
+        """theta, the angle whose cosine is rho, in radians."""
+        return math.acos(self.alignment)
+
+    @property
+    def log_weight(self) -> float:
+        """a = (d + 1 - r) / 2, the factor of ln R in the loss."""
+        return (self.dimension + 1 - self.rank) / 2
+
+
+@dataclass(frozen=True)
+class Bound:
+    """(epsilon, delta)-DP under replacing one record, on the data sets that a theorem's conditions describe."""
+
+    epsilon: float
+    delta: float
+
+
+def theorem_1(query: VectorQuery, tail: float, use: Use, *, improved: bool = False) -> Bound:
+    """Theorem 1 of Hu et al. (2026), with the leading coefficient (d - r + 1)/2 that makes it true.
+
+    With t the Student-t(r) quantile at 1 - delta', K = t sqrt((1 - rho^2)/r) and kappa the chi^2_{d+r-1} quantile,
+
+        delta = support_failure + 3 delta',
+        epsilon = (d-r+1)/2 ln(rho + K) + (1 - rho + K) kappa / (2 (rho - K)).
+
+    `improved` gives a smaller epsilon for the same delta and any rank: the largest loss over |R - rho| <= K and
+    beta <= kappa, and over all alignments from rho to 1 (it is not monotone in rho by itself).
+
+    Args:
+        tail: delta' in (0, 1/2), paid three times.
+        use: what is done with M; the theorem needs `Use.FRESH_SECRET`.
+
+    Raises:
+        PrivacyError: M is reused or shown; delta' is out of range; rho <= K (the alignment condition); r > d + 1
+            without `improved`, where the printed formula is another one; kappa < d - r + 1, where a larger alignment
+            might be worse.
+    """
+    require("Theorem 1", use, Use.FRESH_SECRET)
+    d, r, rho = query.dimension, query.rank, query.alignment
+    in_range(0 < tail < 0.5, tail=tail)
+    if r > d + 1 and not improved:
+        raise PrivacyError(
+            f"Theorem 1 as stated needs rank <= dimension + 1, here {r} > {d + 1}",
+            why="the first term of epsilon changes its sign there",
+            fix="ask for improved=True or use exact_delta, which hold for every rank",
+        )
+    slope = float(stdtrit(r, 1 - tail)) / math.sqrt(r)
+    spread = slope * math.sqrt(1 - rho**2)
+    kappa = float(chdtri(d + r - 1, tail))
+    if not rho > spread:
+        raise PrivacyError(
+            f"the alignment condition fails: rho={rho} is not above K={spread:.4g}",
+            why="the loss is unbounded on the event that the theorem pays for",
+            fix="raise the rank, the alignment or delta",
+        )
+    if kappa < d - r + 1:
+        raise PrivacyError(
+            f"tail={tail} is too large: the chi-square quantile {kappa:.4g} is below d - r + 1 = {d - r + 1}",
+            why="epsilon would not be monotone in the alignment, which is only known to be at least rho",
+            fix="take a smaller tail",
+        )
+    low, high, a = rho - spread, rho + spread, query.log_weight
+    if improved:
+        # rho + K = cos + slope sin of the angle: its largest value over smaller angles is at tan = slope.
+        widest = high if math.sqrt(1 - rho**2) <= slope * rho else math.hypot(1, slope)
+        at_high = max(a, 0.0) * math.log(max(1.0, widest))
+        epsilon = max(at_high, a * math.log(low) + kappa * (1 - low) / (2 * low), 0.0)
+    else:
+        epsilon = a * math.log(high) + kappa * (1 - low) / (2 * low)
+    return Bound(epsilon, query.support_failure + 3 * tail)
+
+
+def theorem_1_at(query: VectorQuery, delta: float, use: Use, *, improved: bool = False) -> Bound:
+    """Theorem 1 with all of `delta` spent: delta' = (delta - support_failure) / 3. Errors as in `theorem_1`."""
+    left = (delta - query.support_failure) / 3
+    if not 0 < left < 0.5:
+        raise PrivacyError(
+            f"delta={delta} is not above the support term {query.support_failure:.3g} (and below 3/2)",
+            why="with that probability the output excludes the neighbouring data set",
+            fix="raise the rank, the alignment or delta",
+        )
+    return theorem_1(query, left, use, improved=improved)
+
+
+def exact_delta(epsilon: float, query: VectorQuery) -> float:
+    """The exact delta at `epsilon` >= 0 of a pair at alignment exactly rho, by a one-dimensional integral.
+
+    For one release of a fresh secret M. What holds for better aligned pairs too is `alignment.guaranteed_delta`.
+
+    Raises:
+        PrivacyError: epsilon is negative or not finite.
+    """
+    _check_epsilon(epsilon)
+    if query.alignment == 1:
+        return 0.0
+    at, side, log_ratio, weights = _where_loss_exceeds(epsilon, query)
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        tails, other = _log_tails(at, side, query), _log_tails(at / np.exp(log_ratio), side, query)
+        # The bracket p - e^epsilon q is non-negative: both are masses of the set where the loss exceeds epsilon.
+        gap = np.minimum(epsilon + (query.rank - 1) * log_ratio + other - tails, 0.0)
+        bracket = np.where(np.isneginf(tails), 0.0, np.exp(tails) * -np.expm1(gap))
+    return min(1.0, query.support_failure + float(weights @ bracket))
+
+
+def loss_tail(epsilon: float, query: VectorQuery) -> float:
+    """P(L > epsilon) for `epsilon` >= 0, by the same integral; its quantiles are the "exact" curve of Figure 1.
+
+    Raises:
+        PrivacyError: epsilon is negative or not finite.
+    """
+    _check_epsilon(epsilon)
+    if query.alignment == 1:
+        return 0.0
+    at, side, _, weights = _where_loss_exceeds(epsilon, query)
+    return min(1.0, query.support_failure + float(weights @ np.exp(_log_tails(at, side, query))))
+
+
+@lru_cache(maxsize=64)
+def exact_epsilon(delta: float, query: VectorQuery, *, quantile_of_loss: bool = False) -> float:
+    """The epsilon at which `exact_delta` (or, on request, `loss_tail`) is `delta`; inf if the support term exceeds it.
+
+    Raises:
+        PrivacyError: delta is not in (0, 1).
+    """
+    curve = loss_tail if quantile_of_loss else exact_delta
+    return solve_epsilon(lambda epsilon: curve(epsilon, query), delta, query.support_failure)
+
+
+def student_rule(rank: int, *points: float) -> tuple[Floats, Floats]:
+    """Quadrature for T ~ Student-t(r) between the first and the last of `points` (angles u, T = sqrt(r) tan u).
+
+    Panels are dense where T is likely, and shrink geometrically towards every point.
+
+    Returns:
+        nodes u (n,) and weights (n,) that hold the density of T.
+    """
+    bulk = math.atan(14 / math.sqrt(rank)) if rank > 4 else math.pi / 2
+    cuts, steps = [np.array(points), np.linspace(-bulk, bulk, 121)], np.geomspace(1e-10, 1.0, 40)
+    for left, right in itertools.pairwise(points):
+        cuts += [left + (right - left) * steps, right + (left - right) * steps]
+    edges = np.unique(np.clip(np.concatenate(cuts), points[0], points[-1]))
+    middle, half = (edges[1:] + edges[:-1]) / 2, np.diff(edges) / 2
+    angles = (middle[:, None] + half[:, None] * _NODES).ravel()
+    widths = (half[:, None] * _WEIGHTS).ravel()
+    constant = math.lgamma((rank + 1) / 2) - math.lgamma(rank / 2) - math.log(math.pi) / 2
+    return angles, widths * np.exp(constant + (rank - 1) * np.log(np.cos(angles)))
+
+
+def _where_loss_exceeds(epsilon: float, query: VectorQuery) -> tuple[Floats, Floats, Floats, Floats]:
+    """For each R: the beta at which L = epsilon, the sign of 1 - R, ln R, and the quadrature weight of R.
+
+    L exceeds epsilon for larger beta where R < 1, and for smaller beta where R > 1.
+    """
+    # With rho = cos theta, R = cos(u - theta) / cos u: R = 0 at theta - pi/2 and R = 1 at theta / 2.
+    theta = query.angle
+    angles, weights = student_rule(query.rank, theta - math.pi / 2, theta / 2, math.pi / 2)
+    ratio = np.cos(angles - theta) / np.cos(angles)
+    below = -2 * np.sin(angles - theta / 2) * math.sin(theta / 2) / np.cos(angles)  # 1 - R, exact near R = 1
+    log_ratio = np.where(np.abs(below) < 0.5, np.log1p(-np.minimum(below, 0.5)), np.log(ratio))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        at = 2 * ratio * (epsilon - query.log_weight * log_ratio) / below
+    return np.where(below == 0, np.inf, at), np.where(below >= 0, 1.0, -1.0), log_ratio, weights
+
+
+def _log_tails(at: Floats, side: Floats, query: VectorQuery) -> Floats:
+    """ln P(beta > at) on the side R < 1, ln P(beta <= at) on the other."""
+    degrees = query.dimension + query.rank - 1
+    return np.where(side > 0, log_chi2_sf(at, degrees), log_chi2_cdf(at, degrees))
+
+
+def _check_epsilon(epsilon: float) -> None:
+    in_range(0 <= epsilon < math.inf, epsilon=epsilon)

@@ -1,0 +1,88 @@
+"""Every size against the dense matrices, and every law against Monte Carlo."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from privlora.geometry.fixed_rank import Point, project_dense, random_point, tangent_dimension
+from privlora.lab.diagnostics.laws import (
+    bilinear_law,
+    factor_noise,
+    factor_statistic,
+    gram_stress,
+    move_norm,
+    product_energy,
+    product_norm,
+    tangent_law,
+)
+
+SHAPES = [(7, 5, 2), (3, 11, 3), (6, 6, 1)]
+
+
+def _pair(m: int, n: int, r: int, modules: int = 3) -> tuple[torch.Tensor, torch.Tensor]:
+    g = torch.Generator().manual_seed(m * 100 + n)
+    shape = {"generator": g, "dtype": torch.float64}
+    return torch.randn(modules, m, r, **shape), torch.randn(modules, n, r, **shape)
+
+
+@pytest.mark.parametrize(("m", "n", "r"), SHAPES)
+def test_sizes_are_those_of_the_dense_matrices(m: int, n: int, r: int) -> None:
+    (a, b), (da, db) = _pair(m, n, r), _pair(m + 1, n + 1, r)
+    da, db = da[:, :m], db[:, :n]
+    dense = torch.linalg.matrix_norm(a @ b.mT)
+    torch.testing.assert_close(product_energy(a, b), dense**2)
+    torch.testing.assert_close(product_norm(a, b), dense)
+    s = 1.7
+    first, bilinear = s * (da @ b.mT + a @ db.mT), s * da @ db.mT
+    for found, expected in zip(
+        factor_noise(a, b, da, db, s), (first, bilinear, first + bilinear), strict=True
+    ):
+        torch.testing.assert_close(found, torch.linalg.matrix_norm(expected) ** 2)
+    moved = torch.linalg.matrix_norm((a + da) @ (b + db).mT - a @ b.mT)
+    torch.testing.assert_close(move_norm((a, b), (a + da, b + db)), moved)
+
+
+def test_a_small_move_of_a_large_matrix_is_not_lost() -> None:
+    a, b = _pair(40, 30, 4)
+    d = 1e-9 * _pair(40, 30, 4, 3)[0].flip(0)
+    expected = torch.linalg.matrix_norm(d @ b.mT)
+    torch.testing.assert_close(move_norm((a, b), (a + d, b)), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(("m", "n", "r"), SHAPES)
+def test_factor_noise_follows_equations_8_and_9(m: int, n: int, r: int) -> None:
+    a, b = (t[:1] for t in _pair(m, n, r))
+    tau, s, draws = 0.7, 1.3, 20_000
+    g = torch.Generator().manual_seed(0)
+    da = tau * torch.randn(draws, m, r, generator=g, dtype=torch.float64)
+    db = tau * torch.randn(draws, n, r, generator=g, dtype=torch.float64)
+    first, bilinear, both = factor_noise(a.expand(draws, m, r), b.expand(draws, n, r), da, db, s)
+    law, second = tau**2 * float(factor_statistic(a, b, s)), bilinear_law(m, n, r, s, tau)
+    for found, expected in ((first, law), (bilinear, second), (both, law + second)):
+        error = float(found.std()) / draws**0.5
+        assert abs(float(found.mean()) - expected) < 4 * error
+        assert error < 0.02 * expected  # the check can fail
+
+
+@pytest.mark.parametrize(("m", "n", "r"), SHAPES)
+def test_tangent_law_is_theorem_3_1(m: int, n: int, r: int) -> None:
+    point = random_point(1, m, n, r, torch.Generator().manual_seed(1))
+    assert float(tangent_law(point)) == pytest.approx(tangent_dimension(m, n, r), rel=1e-12)
+    xi = torch.randn(20_000, m, n, generator=torch.Generator().manual_seed(2), dtype=torch.float64)
+    energies = project_dense(point, xi).norm_squared()
+    error = float(energies.std()) / len(energies) ** 0.5
+    assert abs(float(energies.mean()) - float(tangent_law(point))) < 4 * error
+
+
+def test_tangent_law_sees_frames_that_are_not_orthonormal() -> None:
+    point = random_point(1, 7, 5, 2, torch.Generator().manual_seed(1))
+    stretched = Point(1.1 * point.U, point.S, point.V)
+    assert float(tangent_law(stretched)) != pytest.approx(tangent_dimension(7, 5, 2), rel=0.01)
+
+
+def test_gram_stress() -> None:
+    a, _ = _pair(9, 4, 3)
+    w = torch.linalg.eigvalsh(a.mT @ a)[:, 0]
+    torch.testing.assert_close(gram_stress(a), w.rsqrt())
+    assert float(gram_stress(torch.zeros(1, 4, 2))) == float("inf")

@@ -1,0 +1,123 @@
+"""M1: Lemma 2, the corrected Lemma 14 against simulation, Theorems 3 and 4, and what a public M costs."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from privlora.accounting.projection.gaussian import gaussian_delta
+from privlora.errors import PrivacyError
+from privlora.lab.wishart.bounds.chained import (
+    ColumnChange,
+    exposed_sensitivity,
+    public_m1_delta,
+    residual_bound,
+    theorem_4,
+)
+from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.lab.wishart.bounds.use import Use
+from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
+
+SECRET = Use.FRESH_SECRET
+CHANGE = ColumnChange(span=3, outside_share=0.5, inside_alignment=0.99, outside_alignment=0.999)
+
+
+def test_lemma_2_is_theorem_1_for_what_is_not_exposed() -> None:
+    smaller = theorem_1(VectorQuery(397, 197, 0.999), 1e-6, SECRET)
+    assert residual_bound(400, 200, CHANGE, 1e-6, SECRET) == smaller
+    assert residual_bound(400, 3, CHANGE, 1e-6, SECRET) == Bound(0.0, 0.0)
+    assert residual_bound(400, 200, ColumnChange(3, 0.0, 0.9, 0.9), 1e-6, SECRET) == Bound(0.0, 0.0)
+
+
+def exposed_norms(d: int, r: int, p: int, h: np.ndarray, draws: int) -> np.ndarray:
+    """||M_par h|| in simulation; U is the span of the first p coordinates."""
+    rng, norms = np.random.default_rng(r + p), []
+    for _ in range(draws):
+        z = rng.standard_normal((d, r)) / math.sqrt(r)
+        rows = np.linalg.qr(z[:p].T).Q
+        norms.append(np.linalg.norm(z @ (rows @ (rows.T @ (z.T @ h)))))
+    return np.array(norms)
+
+
+@pytest.mark.parametrize(
+    ("r", "p", "claimed", "quantile", "refuted"),
+    [
+        (50, 1, 1.327, 2.740, True),
+        (100, 3, 0.827, 2.010, True),
+        (100, 10, 1.177, 2.025, True),
+        (100, 50, 2.342, 2.030, False),
+        (50, 80, 4.684, 2.718, False),
+    ],
+)
+def test_lemma_14(r: int, p: int, claimed: float, quantile: float, refuted: bool) -> None:
+    """As its proof defines it, the bound is exceeded for h in U wherever p is well below r; corrected, it holds."""
+    d, k, t = 200, min(p, r), math.sqrt(2 * math.log(2 / 0.05))
+    printed = (math.sqrt(d) + math.sqrt(k) + t) * (math.sqrt(k) + t) / r
+    assert printed == pytest.approx(claimed, abs=6e-4)
+    norms = exposed_norms(d, r, p, np.eye(d)[0], 60)
+    assert np.quantile(norms, 0.95) == pytest.approx(quantile, rel=0.15)
+    assert (norms > printed).mean() == (1.0 if refuted else pytest.approx(0.0, abs=0.05))
+    assert (norms < exposed_sensitivity(d, r, p, 1.0, 0.0, 0.05)).all()
+    mixed = np.zeros(d)
+    mixed[[0, d - 1]] = 0.6, 0.8
+    assert (exposed_norms(d, r, p, mixed, 20) < exposed_sensitivity(d, r, p, 0.6, 0.8, 0.05)).all()
+
+
+def test_theorem_4_adds_its_parts() -> None:
+    found = theorem_4(400, 200, CHANGE, 20.0, SECRET, tail=1e-6, failure=1e-6, exposed_delta=2e-6)
+    assert found.residual == residual_bound(400, 200, CHANGE, 1e-6, SECRET)
+    assert found.total.epsilon == found.residual.epsilon + found.exposed.epsilon
+    assert found.total.delta == pytest.approx(found.residual.delta + 2e-6 + 1e-6)
+    eta = (found.sensitivity / 20.0) ** 2
+    assert float(gaussian_delta(found.exposed.epsilon, eta)) == pytest.approx(2e-6, rel=1e-6)
+    distance = math.sqrt(2 * (0.5 * 0.01 + 0.5 * 0.001))
+    wide = math.sqrt(400) + math.sqrt(200) + math.sqrt(2 * math.log(2 / 1e-6))
+    assert found.sensitivity < wide**2 / 200 * distance  # the paper's baseline, by the operator norm of M
+
+
+@pytest.mark.parametrize(
+    ("d", "r", "ratio"),
+    [(64, 16, 2.52), (64, 64, 1.49), (64, 1024, 1.04), (512, 128, 2.28), (512, 4096, 1.06)],
+)
+def test_public_m1_needs_more_noise_than_no_projection(d: int, r: int, ratio: float) -> None:
+    plain = gaussian_noise_multiplier(1.0, 1e-3)
+    below, above = (public_m1_delta(1.0, plain * (ratio + half), r, d) for half in (-0.005, 0.005))
+    assert above < 1e-3 < below
+    assert public_m1_delta(1.0, plain, r, d) > 1e-3
+
+
+def test_public_m1_by_simulation() -> None:
+    rng, draws = np.random.default_rng(0), 20_000
+    z = rng.standard_normal((draws, 10, 3)) / math.sqrt(3)
+    energy = ((z @ z[:, :1].mT)[..., 0] ** 2).sum(1)
+    assert energy.mean() == pytest.approx((3 + 10 + 1) / 3, abs=5 * energy.std() / math.sqrt(draws))
+    sample = gaussian_delta(1.0, energy / 4.0)
+    assert public_m1_delta(1.0, 2.0, 3, 10) == pytest.approx(
+        sample.mean(), abs=5 * sample.std() / math.sqrt(draws)
+    )
+
+
+@pytest.mark.parametrize("use", [Use.FRESH_PUBLIC, Use.REUSED])
+def test_refuses_a_public_or_reused_projection(use: Use) -> None:
+    with pytest.raises(PrivacyError, match="Theorem 4 does not hold"):
+        theorem_4(400, 200, CHANGE, 20.0, use, tail=1e-6, failure=1e-6, exposed_delta=1e-6)
+    with pytest.raises(PrivacyError, match="Lemma 2 does not hold"):
+        residual_bound(400, 200, CHANGE, 1e-6, use)
+
+
+def test_refuses_outside_its_conditions() -> None:
+    with pytest.raises(PrivacyError, match="alignment condition"):
+        residual_bound(400, 5, ColumnChange(3, 0.5, 0.9, 0.5), 1e-6, SECRET)
+    with pytest.raises(PrivacyError, match="out of range"):
+        residual_bound(4, 8, ColumnChange(4, 0.5, 0.9, 0.9), 1e-6, SECRET)
+    for bad in ((-1, 0.5, 0.9, 0.9), (3, 1.5, 0.9, 0.9), (3, 0.5, 0.0, 0.9), (3, 0.5, 0.9, 1.1)):
+        with pytest.raises(PrivacyError):
+            ColumnChange(*bad)
+    with pytest.raises(PrivacyError, match="noise"):
+        theorem_4(400, 200, CHANGE, 0.0, SECRET, tail=1e-6, failure=1e-6, exposed_delta=1e-6)
+    with pytest.raises(PrivacyError):
+        exposed_sensitivity(10, 4, 11, 1.0, 0.0, 0.05)
+    with pytest.raises(PrivacyError):
+        public_m1_delta(1.0, 1.0, 4, 1)
