@@ -14,6 +14,7 @@ from privlora.lab.wishart.bounds.chained import (
     exposed_sensitivity,
     public_m1_delta,
     residual_bound,
+    theorem_3,
     theorem_4,
 )
 from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
@@ -77,6 +78,15 @@ def test_theorem_4_adds_its_parts() -> None:
     assert found.sensitivity < wide**2 / 200 * distance  # the paper's baseline, by the operator norm of M
 
 
+def test_theorem_3_is_group_privacy() -> None:
+    assert theorem_3(Bound(0.5, 1e-6), 1) == Bound(0.5, 1e-6)
+    chain = theorem_3(Bound(0.5, 1e-6), 4)
+    assert chain.epsilon == 2.0
+    assert chain.delta == pytest.approx(1e-6 * math.expm1(2.0) / math.expm1(0.5))
+    assert theorem_3(Bound(0.0, 0.01), 7).delta == pytest.approx(0.07)
+    assert theorem_3(Bound(900.0, 1e-6), 3).delta == 1.0
+
+
 @pytest.mark.parametrize(
     ("d", "r", "ratio"),
     [(64, 16, 2.52), (64, 64, 1.49), (64, 1024, 1.04), (512, 128, 2.28), (512, 4096, 1.06)],
@@ -119,5 +129,7 @@ def test_refuses_outside_its_conditions() -> None:
         theorem_4(400, 200, CHANGE, 0.0, SECRET, tail=1e-6, failure=1e-6, exposed_delta=1e-6)
     with pytest.raises(PrivacyError):
         exposed_sensitivity(10, 4, 11, 1.0, 0.0, 0.05)
+    with pytest.raises(PrivacyError):
+        theorem_3(Bound(1.0, 0.1), 0)
     with pytest.raises(PrivacyError):
         public_m1_delta(1.0, 1.0, 4, 1)

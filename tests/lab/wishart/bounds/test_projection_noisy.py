@@ -18,6 +18,7 @@ from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 from privlora.lab.wishart.bounds.noisy import (
     Form,
     captured_tail,
+    corollary_1,
     split_noise_multiplier,
     theorem_5,
     theorem_5_noise_multiplier,
@@ -145,6 +146,18 @@ def test_theorem_5_lies_between_exact_and_plain() -> None:
         assert mixture(epsilon, sigma, r, d) <= bound <= float(gaussian_delta(epsilon, sigma**-2))
 
 
+def test_corollary_1_keeps_its_promise() -> None:
+    for r, d, sigma in ((1000, 200_000, 0.75), (64, 2048, 0.3), (2000, 10**6, 2.0)):
+        promise = corollary_1(1.0, sigma, r, d, 1, PUBLIC)
+        assert promise.amplifies
+        at = theorem_5(1.0, sigma, r, d, 1, PUBLIC, threshold=promise.threshold, form="two-sided")
+        assert at.gaussian == pytest.approx(promise.baseline / 2, rel=1e-9)
+        assert at.failure <= promise.failure
+        assert at.delta < promise.baseline
+    assert not corollary_1(1.0, 3.0, 60, 64, 1, PUBLIC).amplifies
+    assert not corollary_1(1.0, 3.0, 64, 64, 1, PUBLIC).amplifies
+
+
 def test_frozen_projection_is_refused_because_a_gradient_can_lie_in_its_range() -> None:
     """The record with loss 1/2 |W - W0|^2 has the gradient W - W0 at the second step: all of it is captured."""
     rng = np.random.default_rng(0)
@@ -159,6 +172,8 @@ def test_frozen_projection_is_refused_because_a_gradient_can_lie_in_its_range() 
     assert captured["fresh"] < 0.15
     with pytest.raises(PrivacyError, match="more than one release"):
         theorem_5(1.0, 1.0, 8, 200, 1, Use.REUSED)
+    with pytest.raises(PrivacyError, match="more than one release"):
+        corollary_1(1.0, 1.0, 8, 200, 1, Use.REUSED)
     assert theorem_5(1.0, 1.0, 8, 200, 1, Use.FRESH_SECRET) == theorem_5(1.0, 1.0, 8, 200, 1, PUBLIC)
 
 

@@ -151,6 +151,20 @@ def theorem_4(
     return ColumnBound(total, residual, exposed, sensitivity)
 
 
+def theorem_3(column: Bound, columns: int) -> Bound:
+    """Theorem 3: a chain of q one-column changes, by group privacy: (q eps, delta (e^{q eps} - 1) / (e^eps - 1)).
+
+    The factor of delta, sum of e^{i eps} over i < q, must not be dropped; delta is at most 1.
+
+    Raises:
+        PrivacyError: columns is below 1.
+    """
+    in_range(columns >= 1, columns=columns)
+    with np.errstate(over="ignore"):
+        factor = float(np.exp(column.epsilon * np.arange(columns)).sum())
+    return Bound(columns * column.epsilon, min(1.0, column.delta * factor))
+
+
 def public_m1_delta(epsilon: float, noise_multiplier: float, rank: int, dimension: int) -> float:
     """Exact delta of M1 with M published, rank-one differences of norm C: E delta_G(epsilon; ||M u||^2 / sigma^2).
 
