@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
+import io
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from rich.console import Console
+from rich.file_proxy import FileProxy
 
 from privlora.consoles import err, out, unbroken
 
 
-def test_what_nobody_reads_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    reader, writer = os.pipe()
+@pytest.mark.parametrize("opened", [os.pipe, os.openpty])
+def test_what_nobody_reads_goes_nowhere(
+    opened: Callable[[], tuple[int, int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither into a broken pipe, nor to a terminal that is gone."""
+    reader, writer = opened()
     os.close(reader)
     with os.fdopen(writer, "w", buffering=1) as stream:
         monkeypatch.setattr("sys.stdout", stream)
@@ -22,6 +30,15 @@ def test_what_nobody_reads_goes_nowhere(monkeypatch: pytest.MonkeyPatch) -> None
         with unbroken():
             print("another")
         assert os.fstat(writer).st_rdev == os.stat(os.devnull).st_rdev
+
+
+def test_lines_stand_above_a_live_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The live line's console writes them, since it alone knows where its line is."""
+    raw, live = io.StringIO(), Console(file=io.StringIO(), record=True)
+    monkeypatch.setattr("sys.stdout", FileProxy(live, raw))
+    out().print("a result")
+    assert live.export_text() == "a result\n"
+    assert raw.getvalue() == ""
 
 
 def test_a_full_disk_is_still_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,6 +26,7 @@ from privlora.federated.words import (
     what_colluding_costs,
     what_it_costs,
 )
+from privlora.reporting import parties
 from privlora.reporting.federation import by_whom, card_paragraph, federation_table
 from privlora.reporting.limits import not_protected
 from privlora.rounding import rounded_up
@@ -72,8 +73,7 @@ def test_noise_that_drowns_updates_is_warned_of_with_the_clients_that_it_takes(t
     """sigma sqrt(d) / K: 1 * 50 / 4, so 50 clients are enough and 49 are not."""
     settings, plan = _clients(4, trusted_server=trusted)
     noise = update_noise(federation_of(settings), plan, 2500)
-    assert noise is not None
-    assert (noise.to_clip_norm, noise.clients_needed) == (12.5, 50)
+    assert noise == {"to_clip_norm": 12.5, "clients_needed": 50}
     (said,) = warnings(settings, client_plan(settings), server_plan(settings), 2500)
     assert "12.5 clip_norms" in said
     assert "about 50 clients in a round" in said
@@ -86,7 +86,7 @@ def test_shares_for_drop_outs_count_and_records_are_not_warned_of() -> None:
     settings, plan = _clients(4, survivors=3)
     noise = update_noise(federation_of(settings), plan, 2700)
     assert noise is not None
-    assert noise.to_clip_norm == pytest.approx(60 / 4)
+    assert noise["to_clip_norm"] == pytest.approx(60 / 4)
     for group in ({"rule": "joint"}, {"rule": "tan"}):
         own = settings_for(NOISE, **group)
         assert warnings(own, client_plan(own), None, 10**8) == []
@@ -106,8 +106,8 @@ def test_sketches_that_lose_a_part_say_how_many_columns_would_not() -> None:
 def test_a_drowned_update_is_in_report_and_table(tmp_path: Path) -> None:
     facts = facts_of(settings_for(NOISE, **SHARED[1]), tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))[0]
     assert facts["update_noise"]["to_clip_norm"] > 1
-    assert "drowns what clients learned" in facts["warnings"][0]
-    rows = dict(federation_table(facts))
+    assert "drowns what clients learned" in parties.warnings(facts, rank=3)[0]
+    rows = dict(federation_table({"federation": facts, "statement": None}))
     assert f"about {facts['update_noise']['clients_needed']} clients" in rows["Noise on the mean update"]
 
 
@@ -129,8 +129,10 @@ def test_an_adapter_without_the_clients_part_says_so_and_how_a_client_gets_its_o
 def test_what_is_hidden_is_the_settings_unit(unit: str, tmp_path: Path) -> None:
     user = {"unit": "user", "user_column": "patient", "max_records_per_user": 1} if unit == "user" else {}
     settings = settings_for({**NOISE, **user}, rule="joint")
-    facts = facts_of(settings, tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))[0]
-    assert facts["hidden"] == f"one {unit} of any client"
+    facts, _, ledger = facts_of(settings, tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))
+    assert ledger is not None
+    rows = dict(federation_table({"federation": facts, "statement": {"unit": ledger.plan.unit}}))
+    assert rows["Hidden"] == f"one {unit} of any client"
 
 
 def test_bytes_to_a_client_are_shared_out_among_those_who_were_sent_them(tmp_path: Path) -> None:

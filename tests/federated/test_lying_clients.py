@@ -16,7 +16,7 @@ from fact_cases import ledger_of
 from test_lying_servers import VICTIM as LIAR
 from test_lying_servers import between
 
-from privlora.accounting import read_ledger
+from privlora.accounting import Ledger, read_ledger
 from privlora.errors import PrivloraError, RunError
 from privlora.federated.history import History
 from privlora.federated.ledgers import keep_ledgers
@@ -271,6 +271,7 @@ def test_a_whole_ledger_of_another_plan_is_left_out(ended: Path, tmp_path: Path)
     )
     made = ledger_of(tmp_path / "other.jsonl", replace(plan, phases=phases), ROUNDS)
     assert made.charges == ROUNDS
+    Ledger.open(made.path).finish()
     folder = RunFolder(tmp_path / "run")
     folder.create()
     told = {**given, LIAR: (tmp_path / "other.jsonl").read_text()}

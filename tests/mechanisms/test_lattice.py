@@ -129,13 +129,6 @@ def test_a_lattice_outside_of_the_accounting_is_refused(change: dict[str, Any]) 
         Lattice(**{"width": 0.5, "share_std": 8.0, "entries": 3, "survivors": 2, **change})
 
 
-def test_it_describes_itself() -> None:
-    assert Lattice(2.0**-20, 1234.5, 10, 3).describe() == (
-        "sums of 10 entries on multiples of 2^-20 modulo 2^32, "
-        "discrete Gaussian noise of 1234.5 units from each client, 3 honest ones at least"
-    )
-
-
 # --- the order of entries ---
 
 

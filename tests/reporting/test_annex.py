@@ -153,8 +153,8 @@ def _fields(report: dict[str, Any], path: str, value: Any) -> dict[str, Any]:
 
 
 RECORD = "One person has several records, unit = record"
-FEDERATION = {"noise_by": "shares", "secure_sums": True, "size": 3, "colluding": [], "rule": {"name": "tan"}}
-FEDERATION |= {"hidden": "one record", "holds_against": "everybody", "threshold": 2}
+FEDERATION = {"noise_by": "shares", "secure_sums": True, "colluding": [], "rule": {"name": "tan"}}
+FEDERATION |= {"clients": [{}] * 3, "threshold": 2}
 
 
 @pytest.mark.parametrize(

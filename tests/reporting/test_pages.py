@@ -1,7 +1,10 @@
 from __future__ import annotations
 
 import copy
+import json
 import re
+from collections.abc import Iterator
+from contextlib import suppress
 from html.parser import HTMLParser
 from typing import Any
 
@@ -12,6 +15,8 @@ from test_facts import load
 
 from privlora.reporting.card import card
 from privlora.reporting.page import render
+from privlora.reporting.texts_card import texts_card
+from privlora.training.files import RunFolder
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -130,6 +135,54 @@ def test_a_local_base_is_not_taken_for_one_of_the_hub(report: dict[str, Any]) ->
     text = card(report)
     assert "base_model" not in yaml.safe_load(text.split("---\n")[1])
     assert "AutoModelForCausalLM.from_pretrained('path/to/gpt2')" in text
+
+
+def _strings(value: Any, *way: Any) -> Iterator[tuple[Any, ...]]:
+    """Where nested JSON holds a text."""
+    if isinstance(value, str):
+        yield way
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from _strings(inner, *way, key)
+
+
+@pytest.mark.parametrize("kind", ["adapter", "texts"])
+def test_no_text_of_a_report_acts_in_a_card(kind: str, filed: RunFolder) -> None:
+    """Whichever it is: code alone is shown as it is, and no line of it ends the block of code."""
+    report: dict[str, Any] = {
+        **json.loads(filed.report.read_text()),
+        "classes": {"num_labels": 2, "names": ["a", "b"]},
+    }
+    report["answers"]["shown"][0]["adapter"]["fault"] = "says nothing"
+    as_card = card
+    if kind == "texts":
+        as_card = texts_card
+        report["texts"] = dict.fromkeys(("column", "words", "temperature", "top_p"), "text") | {
+            "file": "a.jsonl"
+        }
+        report["texts"] |= {"from": "adapter", "generator": "file", "of_a_finished_run": False}
+        report["texts"] |= {"count": 2, "asked_for": 2}
+        report["quality"] = {"tokens_per_text": [3.0], "perplexity": 2.0, "distinct": {}, "near_copies": 0.5}
+        report["quality"] |= {"near_public": {}, "near_copy": "alike"}
+    changed = 0
+    for way in _strings(report):
+        forged = copy.deepcopy(report)
+        place: Any = forged
+        for key in way[:-1]:
+            place = place[key]
+        place[way[-1]] = HOSTILE
+        if way[0] == "stamp":  # which verify holds against the ledger
+            continue
+        with suppress(KeyError, ValueError, TypeError):
+            text = as_card(forged)
+            head, code, rest = text.partition("```python\n")
+            code, _, rest = rest.partition("\n```\n")
+            changed += text != as_card(report)
+            front, body = head.removeprefix("---\n").split("\n---\n", 1)
+            yaml.safe_load(front)
+            assert "<script" not in body + rest, way
+            assert "\n# heading" not in body + rest + code, way
+    assert changed > 10
 
 
 def test_the_cards_code_is_python(report: dict[str, Any]) -> None:

@@ -23,6 +23,7 @@ from privlora.reporting import verifying
 from privlora.reporting.filing import file_annex
 from privlora.reporting.publication import stated
 from privlora.reporting.seals import ANNEX
+from privlora.reporting.statement import noise_facts
 from privlora.reporting.verifying import verify
 from privlora.training.files import RunFolder
 
@@ -229,7 +230,10 @@ def _all_anew(release: Path) -> RunFolder:
     folder = RunFolder(release.parent / "run")
     folder.root.mkdir()
     release.rename(folder.root / "release")
-    sealed_again(folder, **stated(read_ledger(folder.ledger)))
+    summary = read_ledger(folder.ledger)
+    noise = json.loads(folder.report.read_text())["noise"]
+    noise |= noise_facts(summary.plan, adaptive=False, coefficients=())
+    sealed_again(folder, **stated(summary), noise=noise)
     (folder.release / "metrics.jsonl").unlink()
     sealed_again(folder)
     file_annex(folder)
@@ -262,7 +266,8 @@ def test_what_no_ledger_decides_needs_the_hash_of_the_sheet(what: str, release: 
         (folder.release / "adapter_model.safetensors").write_bytes(b"somebody else's")
         sealed_again(folder)
     else:
-        sealed_again(folder, not_protected=["nothing at all"])
+        method = json.loads(folder.report.read_text())["method"]
+        sealed_again(folder, method={**method, "summary": "no adapter at all"})
     file_annex(folder)
     assert verify(folder.release).passed
     assert failed(verify(folder.release, annex_hash=digest)) == ["hash"]

@@ -1,19 +1,31 @@
-"""A federation's statement is that of the client that released most, and its ledger is that client's."""
+"""What a report says of a federation is what its clients' ledgers make of it, and those are ledgers of one plan."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import json
+import shutil
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from privlora.accounting import Ledger, Plan, PoissonSampling, epsilon
+from privlora.accounting import Ledger, LedgerSummary, Plan, PoissonSampling, epsilon
 from privlora.accounting.events import StepEvent
+from privlora.accounting.secure_sums import share_std
+from privlora.api import federate
+from privlora.demo import model_path, private_records
 from privlora.errors import PrivacyError
 from privlora.reporting.annex import Book, read_book
-from privlora.reporting.verifying_clients import _of_a_client, check_clients, check_colluding
+from privlora.reporting.seals import text_of, with_files
+from privlora.reporting.verifying import Verified, verify
+from privlora.reporting.verifying_clients import (
+    _of_a_client,
+    check_clients,
+    federation_again,
+    refuse_other,
+)
 
 EVENT = StepEvent(PoissonSampling(0.1), 1.0)
 PLAN = Plan(
@@ -30,17 +42,33 @@ PLAN = Plan(
 )
 
 
-def _book(path: Path, charges: int, plan: Plan = PLAN) -> Book:
+def _book(path: Path, charges: int, plan: Plan = PLAN, *, closed: bool = True) -> Book:
     with Ledger.create(path, plan) as ledger:
-        for _ in range(charges):
-            ledger.charge(plan.event)
-        ledger.finish()
+        for step in range(1, charges + 1):
+            ledger.charge(plan.event_of(step))
+        if closed:
+            ledger.finish()
     return read_book(path, path.read_bytes())
 
 
-def _report(books: Mapping[str, Book | None], of: str) -> dict[str, Any]:
+def _report(books: Mapping[str, Book | None], of: str | None, **facts: Any) -> dict[str, Any]:
+    """Of a federation whose clients add noise in full, unless ``facts`` say otherwise."""
     rows = [{"name": name, **_of_a_client(book)} for name, book in books.items()]
-    return {"federation": {"clients": rows, "statement_of": of}}
+    own = {
+        "rule": {"name": "tan", "exact": False, "common": True},
+        "noise_by": "client",
+        "secure_sums": False,
+        "threshold": None,
+        "lattice": None,
+        "share_noise_std": None,
+        "colluding": [],
+        "clients_per_round": len(books),
+        "local_steps": 1,
+        "rounds": {"planned": 3},
+        "statement_of": of,
+        "clients": rows,
+    }
+    return {"federation": own | facts}
 
 
 @pytest.fixture
@@ -53,15 +81,45 @@ def test_the_statement_is_that_of_who_released_most(books: dict[str, Book]) -> N
     check_clients(_report(books, "north"), books, books["north"])
     check_clients(_report(books, "south"), books, books["south"])
     check_clients(_report({**books, "east": None}, "south"), books, books["south"])  # it gave no ledger
-    with pytest.raises(PrivacyError, match="another client's releases cost more"):
+    with pytest.raises(PrivacyError, match=r"ledger-north\.jsonl has more releases than that"):
         check_clients(_report(books, "west"), books, books["west"])
 
 
-def test_less_noise_costs_more_at_as_many_releases(books: dict[str, Book], tmp_path: Path) -> None:
-    less = replace(PLAN, phases=((replace(EVENT, noise_multiplier=0.9), 3),))
-    books["east"] = _book(tmp_path / "east.jsonl", 3, less)
-    check_clients(_report(books, "east"), books, books["east"])
-    with pytest.raises(PrivacyError, match="another client's releases cost more"):
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        ({"insecure_noise": True}, "insecure_noise = True"),
+        ({"delta": 0.5}, r"delta = 0\.5"),
+        ({"unit": "user", "records_per_user": 1}, "unit = 'user'"),
+        ({"adjacency": "replace-one"}, "adjacency = 'replace-one'"),
+        ({"clip_norm": 100.0}, r"clip_norm = 100\.0"),
+        ({"method": "dp-zo"}, "method = 'dp-zo'"),
+        ({"dataset": "audited"}, "dataset = 'audited'"),
+        ({"phases": ((replace(EVENT, noise_multiplier=0.9), 3),)}, r"noise_multiplier = 0\.9"),
+        ({"phases": ((StepEvent(PoissonSampling(0.2), 1.0), 3),)}, r"sample_rate = 0\.2"),
+    ],
+)
+def test_all_ledgers_are_of_the_plan_that_is_stated(
+    change: dict[str, Any], differs: str, books: dict[str, Book], tmp_path: Path
+) -> None:
+    """What the statement depends on is in the plan, and a federation has one."""
+    books["east"] = _book(tmp_path / "east.jsonl", 3, replace(PLAN, **change))
+    with pytest.raises(PrivacyError, match=rf"ledger-east\.jsonl says plan\..*{differs}, and in ledger"):
+        check_clients(_report(books, "north"), books, books["north"])
+
+
+def test_another_machines_noise_multiplier_is_the_same_plan(books: dict[str, Book], tmp_path: Path) -> None:
+    near = replace(PLAN, phases=((replace(EVENT, noise_multiplier=1.0 + 1e-9), 3),))
+    books["east"] = _book(tmp_path / "east.jsonl", 3, near)
+    check_clients(_report(books, "north"), books, books["north"])
+
+
+def test_each_client_has_a_ledger_of_its_own_that_is_over(books: dict[str, Book], tmp_path: Path) -> None:
+    books["east"] = _book(tmp_path / "east.jsonl", 2, closed=False)
+    with pytest.raises(PrivacyError, match=r"ledger-east\.jsonl is not closed"):
+        check_clients(_report(books, "north"), books, books["north"])
+    books["east"] = books["south"]
+    with pytest.raises(PrivacyError, match=r"ledger-east\.jsonl is the ledger of another client"):
         check_clients(_report(books, "north"), books, books["north"])
 
 
@@ -74,104 +132,107 @@ def test_the_statements_ledger_is_its_clients(books: dict[str, Book], tmp_path: 
         check_clients(_report(books, "nobody"), books, nobodys)
 
 
+def _checked(report: dict[str, Any], summary: LedgerSummary) -> None:
+    refuse_other(report, {"federation": federation_again(report, summary)}, "the report", "it is")
+
+
+def _shares(n: int, t: int, plan: Plan) -> dict[str, Any]:
+    """What a report says where n clients share the noise, and that of t counts."""
+    each = share_std(width=2.0**-20, noise_multiplier=1.0, survivors=t, clip_norm=1.0, entries=10)
+    counts = sorted({1, 2, 3, n - t, n - 1} & set(range(1, n)))
+    left = {c: (t - c if 2 * t > n + c else 1) / t for c in counts}
+    rows = []
+    for count, share in left.items():
+        weaker = [(replace(event, noise_multiplier=share**0.5), steps) for event, steps in plan.phases]
+        found = epsilon(weaker, plan.delta, adjacency=plan.adjacency)
+        rows.append({"clients": count, "noise_multiplier": share**0.5, "epsilon": found})
+    return {
+        "rule": {"name": "joint", "exact": True, "common": True},
+        "noise_by": "shares",
+        "secure_sums": True,
+        "threshold": t,
+        "lattice": {"entries": 10, "width": 2.0**-20},
+        "share_noise_std": 2.0**-20 * each,
+        "colluding": rows,
+    }
+
+
 def test_what_clients_together_learn_is_said_whole(books: dict[str, Book]) -> None:
     """The rows follow from n and t, and those from the clients that are named."""
-    report = _report(books, "north")
-    facts = report["federation"] | {
-        "noise_by": "shares",
-        "clients_per_round": 3,
-        "threshold": 3,
-        "rule": {"name": "joint"},
-    }
-    rows = [
-        {"clients": count, "noise_multiplier": (1 - count / 3) ** 0.5, "epsilon": found}
-        for count, found in ((1, _epsilon(2)), (2, _epsilon(1)))
-    ]
-    check_colluding({"federation": facts | {"colluding": rows}}, books["north"].summary)
-    alone = facts | {"noise_by": "client", "rule": {"name": "fedavg"}}
-    check_colluding({"federation": alone | {"colluding": []}}, books["north"].summary)
-    for other in (alone | {"colluding": rows}, alone | {"colluding": [], "rule": {"name": "joint"}}):
-        with pytest.raises(PrivacyError, match="what clients together may learn"):
-            check_colluding({"federation": other}, books["north"].summary)
-    with pytest.raises(PrivacyError, match=r"epsilon = 0\.5 against 2 clients"):
-        check_colluding(
-            {"federation": facts | {"colluding": [rows[0], {**rows[1], "epsilon": 0.5}]}},
-            books["north"].summary,
-        )
-    for missing in ([], rows[:1], rows[1:]):
-        with pytest.raises(PrivacyError, match="what clients together may learn"):
-            check_colluding({"federation": facts | {"colluding": missing}}, books["north"].summary)
-    for size, threshold in ((100, 100), (3, 2), (2, 3)):
-        wrong = facts | {"colluding": rows, "clients_per_round": size, "threshold": threshold}
-        with pytest.raises(PrivacyError, match="do not follow from its clients"):
-            check_colluding({"federation": wrong}, books["north"].summary)
-
-
-def test_a_ledger_of_whole_clients_says_who_adds_the_noise(tmp_path: Path) -> None:
-    whole = _book(tmp_path / "whole.jsonl", 3, replace(PLAN, unit="client"))
-    facts = {
-        "noise_by": "shares",
-        "clients_per_round": 3,
-        "threshold": 3,
-        "rule": {"name": "tan"},
-        "clients": [{}] * 3,
-        "statement_of": "north",
-        "colluding": [
-            {"clients": count, "noise_multiplier": (1 - count / 3) ** 0.5, "epsilon": _epsilon(3 - count)}
-            for count in (1, 2)
-        ],
-    }
-    check_colluding({"federation": facts}, whole.summary)
-    for forged in (
-        {"noise_by": "client"},
-        {"noise_by": "server"},
-        {"noise_by": "client", "rule": {"name": "fedavg"}},
-        {"statement_of": None},
+    facts, summary = _shares(3, 3, PLAN), books["north"].summary
+    rows = facts["colluding"]
+    assert [row["clients"] for row in rows] == [1, 2]
+    _checked(_report(books, "north", **facts), summary)
+    _checked(_report(books, "north"), summary)
+    for forged, differs in (
+        ({"colluding": [rows[0], {**rows[1], "epsilon": 0.5}]}, r"colluding\[1\]\.epsilon = 0\.5"),
+        ({"colluding": []}, "colluding"),
+        ({"colluding": rows[:1]}, "colluding"),
+        ({"share_noise_std": 1.0}, r"share_noise_std = 1\.0"),
+        ({"noise_by": "client"}, "noise_by = 'client'"),
+        ({"noise_by": "server"}, "noise_by = 'server'"),
+        ({"secure_sums": False, "threshold": None}, "secure_sums = False"),
+        ({"clients_per_round": 3000}, "clients_per_round=3000 exceeds the 3 clients"),
+        ({"clients_per_round": 2, "threshold": 2}, "do not make the plan of the ledger"),
+        ({"threshold": 2}, "no settings lead to the report's federation: survivors"),
+        ({"rounds": {"planned": 4}}, "do not make the plan of the ledger"),
     ):
-        with pytest.raises(PrivacyError, match="whole clients"):
-            check_colluding({"federation": facts | forged | {"colluding": []}}, whole.summary)
-    for few in ({}, {"clients_per_round": 1, "threshold": 1}):
-        with pytest.raises(PrivacyError, match=r"what clients together may learn|do not follow"):
-            check_colluding({"federation": facts | few | {"colluding": []}}, whole.summary)
-    with pytest.raises(PrivacyError, match="names none"):
-        check_colluding({}, whole.summary)
-    trusted = facts | {"noise_by": "server", "statement_of": None, "colluding": []}
-    check_colluding({"federation": trusted}, whole.summary)
-
-
-def _epsilon(honest: int) -> float:
-    """Of what is left of three shares."""
-    weaker = replace(EVENT, noise_multiplier=(honest / 3) ** 0.5)
-    return epsilon([(weaker, 3)], PLAN.delta, adjacency=PLAN.adjacency)
+        with pytest.raises(PrivacyError, match=differs):
+            _checked(_report(books, "north", **(facts | forged)), summary)
+    with pytest.raises(PrivacyError, match="colluding"):
+        _checked(_report(books, "north", colluding=rows), summary)
 
 
 def test_single_answers_have_one_share(tmp_path: Path) -> None:
     """Of n = 7 and t = 5, three clients and the server open single answers; and the phase with least noise counts."""
-    phases = ((EVENT, 3), (replace(EVENT, noise_multiplier=2.0), 3))
+    phases = ((replace(EVENT, noise_multiplier=2.0), 3), (EVENT, 3))
     plan = replace(PLAN, phases=phases)
-    with Ledger.create(tmp_path / "a.jsonl", plan) as ledger:
-        for event, count in phases:
-            for _ in range(count):
-                ledger.charge(event)
-        ledger.finish()
-    summary = read_book(tmp_path / "a.jsonl", (tmp_path / "a.jsonl").read_bytes()).summary
-    rows = []
-    for count, honest in ((1, 4), (2, 3), (3, 1), (6, 1)):
-        left = (honest / 5) ** 0.5
-        found = epsilon([(replace(EVENT, noise_multiplier=left), 6)], PLAN.delta, adjacency=PLAN.adjacency)
-        rows.append({"clients": count, "noise_multiplier": left, "epsilon": found})
-    facts = {
-        "noise_by": "shares",
-        "clients_per_round": 7,
-        "rule": {"name": "joint"},
-        "threshold": 5,
-        "clients": [{}] * 7,
-        "colluding": rows,
-    }
-    check_colluding({"federation": facts}, summary)
-    more = [{**row, "noise_multiplier": 2 * row["noise_multiplier"]} for row in rows]
+    books = {f"c{number}": _book(tmp_path / f"{number}.jsonl", 6, plan) for number in range(7)}
+    weakest = replace(PLAN, phases=((EVENT, 6),))
+    facts = _shares(7, 5, weakest) | {"rounds": {"planned": 6}}
+    assert [row["clients"] for row in facts["colluding"]] == [1, 2, 3, 6]
+    _checked(_report(books, "c0", **facts), books["c0"].summary)
+    more = [{**row, "noise_multiplier": 2 * row["noise_multiplier"]} for row in facts["colluding"]]
     with pytest.raises(PrivacyError, match="noise_multiplier"):
-        check_colluding({"federation": facts | {"colluding": more}}, summary)
+        _checked(_report(books, "c0", **(facts | {"colluding": more})), books["c0"].summary)
+
+
+def test_a_ledger_says_whose_presence_is_hidden_and_who_adds_the_noise(tmp_path: Path) -> None:
+    """In both ways: a report of whole clients has such a ledger, and a ledger of records no trusted server."""
+    sampled = StepEvent(PoissonSampling(1.0), 1.0)
+    plan = replace(
+        PLAN, phases=((sampled, 3),), unit="client", expected_batch_size=3.0, method="fedavg prism"
+    )
+    names = ("north", "south", "west")
+    books = {name: _book(tmp_path / f"{name}.jsonl", 3, plan) for name in names}
+    shared = _shares(3, 3, plan) | {"rule": {"name": "fedavg", "exact": False, "common": True}}
+    _checked(_report(books, "north", **shared), books["north"].summary)
+    alone = _book(tmp_path / "server.jsonl", 3, plan).summary
+    trusted = {"rule": shared["rule"], "noise_by": "server"}
+    empty = dict.fromkeys(names)
+    _checked(_report(empty, None, **trusted), alone)
+    whole, records = books["north"].summary, _book(tmp_path / "records.jsonl", 3).summary
+    for facts, of, summary, differs in (
+        (shared | {"noise_by": "client"}, "north", whole, "noise_by = 'client'"),
+        (shared | {"noise_by": "server"}, "north", whole, "noise_by"),
+        (shared, None, whole, "no settings lead to"),
+        (shared | {"clients_per_round": 2, "threshold": 2}, "north", whole, "do not make the plan"),
+        (trusted, None, records, "noise_by = 'server'"),
+        (trusted | {"clients_per_round": 2}, None, alone, "do not make the plan"),
+    ):
+        with pytest.raises(PrivacyError, match=differs):
+            _checked(_report(empty, of, **facts), summary)
+    with pytest.raises(PrivacyError, match=r"ledger.jsonl is not that of"):
+        check_clients(_report(empty, None), {}, _book(tmp_path / "central.jsonl", 3))
+
+
+@pytest.mark.parametrize("rows", [["north", "north"], ["north", "North"]])
+def test_no_client_is_named_twice(rows: list[str], books: dict[str, Book]) -> None:
+    report = _report(books, "north")
+    report["federation"]["clients"] = [{"name": name, **_of_a_client(books["north"])} for name in rows]
+    report["federation"]["clients_per_round"] = 2
+    with pytest.raises(PrivacyError, match="two clients have the same name"):
+        federation_again(report, books["north"].summary)
 
 
 def test_a_ledger_of_many_phases_is_refused(tmp_path: Path) -> None:
@@ -183,3 +244,85 @@ def test_a_ledger_of_many_phases_is_refused(tmp_path: Path) -> None:
     few = tmp_path / "b.jsonl"
     Ledger.create(few, replace(PLAN, phases=phases[:32])).close()
     assert len(read_book(few, few.read_bytes()).summary.plan.phases) == 32
+
+
+@pytest.fixture(scope="module")
+def together(tmp_path_factory: pytest.TempPathFactory, with_plots: Any) -> Path:
+    """The release of a federation of users. Tests must not change it."""
+    given = [
+        {**record, "person": f"p{place // 2}"} for place, record in enumerate(private_records(36, seed=1))
+    ]
+    with with_plots():
+        found = federate(
+            str(model_path()),
+            {name: given[12 * place : 12 * (place + 1)] for place, name in enumerate(("a", "b", "c"))},
+            federation={"rule": "tan", "rounds": 2, "local_steps": 2},
+            privacy={
+                "noise_multiplier": 1.0,
+                "delta": 1e-4,
+                "expected_batch_size": 6,
+                "public_dataset_size": 18,
+                "unit": "user",
+                "user_column": "person",
+            },
+            columns={"max_length": 48},
+            adapter={"r": 2},
+            output=tmp_path_factory.mktemp("together") / "run",
+        )
+    return found.release
+
+
+def _forged(source: Path, folder: Path, change: Callable[[dict[str, Any]], None]) -> Verified:
+    """As it is judged where somebody seals another report."""
+    release = Path(shutil.copytree(source, folder / "release"))
+    report = json.loads((release / "privacy_report.json").read_text())
+    change(report)
+    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
+    return verify(release)
+
+
+def _told(**facts: Any) -> Callable[[dict[str, Any]], None]:
+    return lambda report: report["federation"].update(facts)
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize(
+    ("change", "differs"),
+    [
+        (_told(), None),
+        (_told(hidden="all records of one hospital"), "says .*, which is no client and no rule"),
+        (_told(rule={"name": "tan", "summary": "of one hospital"}), "which is no client and no rule"),
+        (_told(noise_by="server"), "noise_by"),
+        (_told(clients_per_round=3000), "clients_per_round=3000"),
+        (_told(local_steps=1), "do not make the plan"),
+        (lambda report: report["method"].update(name="dp-zo"), "says method.name = 'dp-zo'"),
+        (lambda report: report["noise"].update(noise_std=50.0), r"says noise.noise_std = 50\.0"),
+        (lambda report: report["noise"].update(bands={"coefficients": [1.0, 0.5]}), "other bands"),
+        (lambda report: report.update(not_protected=[]), "says not_protected"),
+        (
+            lambda report: report["versions"].update(torch="2.13 <b>"),
+            "report.json says .* among its versions",
+        ),
+    ],
+)
+def test_a_federations_report_says_what_its_ledgers_make(
+    change: Callable[[dict[str, Any]], None], differs: str | None, together: Path, tmp_path: Path
+) -> None:
+    found = _forged(together, tmp_path, change)
+    assert found.passed == (differs is None)
+    if differs is not None:
+        said = " ".join(check.found for check in found.checks if check.passed is False)
+        with pytest.raises(PrivacyError, match=differs):
+            raise PrivacyError(said)
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_run_in_one_place_has_no_federation(together: Path, release: Path, tmp_path: Path) -> None:
+    facts = json.loads((together / "privacy_report.json").read_text())["federation"]
+    for of, by in ((None, "server"), (None, "client"), ("a", "client")):
+        told = facts | {"statement_of": of, "noise_by": by}
+        (tmp_path / f"{of}{by}").mkdir()
+        found = _forged(
+            release, tmp_path / f"{of}{by}", lambda report, told=told: report.update(federation=told)
+        )
+        assert {check.name for check in found.checks if check.passed is False} & {"epsilon", "clients"}

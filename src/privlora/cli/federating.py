@@ -202,6 +202,7 @@ def _observed(
 
 def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: bool) -> None:
     from privlora.federated.history import ROUNDS, History
+    from privlora.reporting.parties import warnings
 
     federation = federation_in(settings)
     ledgers = {
@@ -218,6 +219,7 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
     plan = _charged(folder)
     report = json.loads((result.release / folder.report.name).read_text(encoding="utf-8"))
     facts = report["federation"]
+    warned = warnings(facts, report["adapter"]["rank"])
     if as_json:
         statement: dict[str, Any] = {"private": result.epsilon is not None}
         if result.epsilon is not None and plan is not None:
@@ -233,7 +235,7 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
                 **places,
                 "ledgers": ledgers,
                 **_facts(settings, rounds),
-                "warnings": facts["warnings"],
+                "warnings": warned,
                 **statement,
             }
         )
@@ -250,7 +252,7 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
     void = sum(one.void is not None for one in rounds)
     if void:
         out().print(f"{'rounds:':<10}{void} of {len(rounds)} are void: nothing moved in them")
-    for text in facts["warnings"]:
+    for text in warned:
         out().print(f"{'WARNING:':<10}{text}")
     out().print(f"{'promise:':<10}{_promise(settings, result, plan, facts)}")
 

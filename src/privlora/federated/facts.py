@@ -8,7 +8,6 @@ drew: epsilon counts on nobody knowing.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from math import prod
 from statistics import fmean
 from typing import Any
@@ -17,24 +16,20 @@ from privlora.accounting import LedgerSummary, epsilon
 from privlora.config import FederationSettings, Settings
 from privlora.federated.history import Round
 from privlora.federated.ledgers import most_released
-from privlora.federated.parties import against, noise_by, parties, unit
 from privlora.federated.payload import FIXED_BITS
 from privlora.federated.plans import (
-    client_rate,
     federation_of,
     round_settings,
+    rule_in,
     rule_of,
     rule_settings,
     server_plan,
     weight_of,
 )
-from privlora.federated.rule_facts import rule_facts
 from privlora.federated.server import RuleServer, Server
 from privlora.federated.shares import colluding, lattices_of, update_noise
-from privlora.federated.words import warnings
 from privlora.pages.numbers import finite
-
-_OF_A_RULE = ("name", "summary", "reference", "exact", "two_sided", "stages", "common")
+from privlora.reporting.parties import noise_by
 
 
 def federation_facts(
@@ -47,45 +42,30 @@ def federation_facts(
 
     settings: of the run, with its local method. rounds: all that were begun. ledgers: of each client that has one.
     """
-    federation, private = federation_of(settings), settings.privacy.private
+    federation = federation_of(settings)
     plan = next(iter(ledgers.values())).plan if ledgers else None
     most = most_released(ledgers) if ledgers else None
     expected = server.expected(server.stages[0], 1)
     lattices = lattices_of(settings, plan, expected)
     lattice = lattices[-1] if lattices else None
     own, entries = server_plan(settings), sum(map(prod, expected.values()))
-    noise = update_noise(federation, plan or own, entries)
     return {
-        "rule": _rule(settings),
-        "privacy_model": federation.privacy_model,
-        "noise_by": noise_by(federation, private=private),
-        "hidden": unit(settings) if private else "nothing",
-        "holds_against": against(federation, private=private),
-        "parties": [asdict(party) for party in parties(federation, private=private)],
+        "rule": rule_in(settings),
+        "noise_by": noise_by(federation, private=settings.privacy.private),
         "secure_sums": federation.secure,
         "threshold": federation.threshold if federation.secure else None,
         "ring_bits": None if not federation.secure else FIXED_BITS if lattice is None else lattice.bits,
-        "lattice": None if lattice is None else lattice.describe(),
+        "lattice": None if lattice is None else {"entries": lattice.entries, "width": lattice.width},
         "share_noise_std": None if lattice is None else lattice.noise_std(1),
         "colluding": [] if most is None else colluding(federation, lattices, plan, ledgers[most].events()),
-        "update_noise": None if noise is None else asdict(noise),
-        "warnings": warnings(settings, plan, own, entries),
-        "size": federation.size,
+        "update_noise": update_noise(federation, plan or own, entries),
         "clients_per_round": federation.per_round,
-        "client_rate": None if own is None else client_rate(federation),
         **_kinds(settings),
         "statement_of": most,
         "clients": _clients(settings, rounds, ledgers),
         "rounds": _rounds(federation, rounds),
         "bytes": _bytes(settings, server, rounds),
     }
-
-
-def _rule(settings: Settings) -> dict[str, Any]:
-    federation = federation_of(settings)
-    row = next(row for row in rule_facts() if row["name"] == federation.rule)
-    exact = federation.joint or rule_of(federation).is_exact(rule_settings(settings), federation.per_round)
-    return {name: row[name] for name in _OF_A_RULE} | {"exact": exact}
 
 
 def _kinds(settings: Settings) -> dict[str, Any]:
@@ -154,7 +134,7 @@ def _rounds(federation: FederationSettings, rounds: Sequence[Round]) -> dict[str
                 "dropped": [] if one.void else [name for name in one.asked if name not in one.answered],
                 "bytes_down": one.down,
                 "bytes_up": one.up,
-                "void": one.void,
+                "void": one.void is not None,
             }
             for one in told
         ],

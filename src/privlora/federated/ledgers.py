@@ -5,9 +5,7 @@ from __future__ import annotations
 import logging
 from collections import defaultdict
 from collections.abc import Mapping
-from math import isclose
 from pathlib import Path
-from typing import Any
 
 from privlora.accounting import LedgerSummary, Plan
 from privlora.accounting.ledger_format import parse_ledger
@@ -16,14 +14,13 @@ from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.federated.history import History, why_void
 from privlora.federated.phases import charged_after
 from privlora.federated.plans import federation_of
+from privlora.reporting.rows import alike
 from privlora.training.files import RunFolder, write_atomically
 
 _log = logging.getLogger(__name__)
 
 # Characters of one line of a ledger, and of its first, at most.
 _LINE, _FIRST = 500, 100_000
-# Of a calibrated noise multiplier on two machines.
-_ROUNDING = 1e-6
 
 
 def keep_ledgers(
@@ -119,8 +116,12 @@ def _right(name: str, text: str, plan: Plan, least: int) -> LedgerSummary:
     if len(text) > _FIRST + _LINE * (plan.steps + 1):
         raise RunError("it is longer than a ledger of this plan can be", fix="look at that client")
     summary = parse_ledger(Path(name), text.encode(errors="replace"))[0]
-    if not _alike(summary.plan.to_dict(), plan.to_dict()):
+    if not alike(summary.plan.to_dict(), plan.to_dict()):
         raise PrivacyError("it is of another plan than was agreed on", fix="look at that client")
+    if not summary.closed:
+        raise PrivacyError(
+            "it is not closed", why="its client could release more", fix="ask that client's owner"
+        )
     if summary.charges < least:
         raise PrivacyError(
             f"it shows {summary.charges} charges, and the client answered after {least}",
@@ -128,14 +129,3 @@ def _right(name: str, text: str, plan: Plan, least: int) -> LedgerSummary:
             fix="ask that client's owner",
         )
     return summary
-
-
-def _alike(one: Any, other: Any) -> bool:
-    """Equal but for what another machine rounds otherwise."""
-    if isinstance(one, Mapping) and isinstance(other, Mapping):
-        return one.keys() == other.keys() and all(_alike(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple) and isinstance(other, list | tuple):
-        return len(one) == len(other) and all(map(_alike, one, other))
-    if isinstance(one, float) and isinstance(other, float):
-        return isclose(one, other, rel_tol=_ROUNDING)
-    return bool(one == other)

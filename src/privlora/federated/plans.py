@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import torch
 
@@ -54,6 +55,18 @@ def rule_settings(settings: Settings) -> RuleSettings:
         seed=settings.run.seed,
         participation=federation.per_round / federation.size,
     )
+
+
+def rule_in(settings: Settings) -> dict[str, Any]:
+    """What a report says of the rule. exact: whether the mean of the clients' updates is taken, before the cut to rank
+    r. common: whether the adapter is a whole update."""
+    federation = federation_of(settings)
+    rule = None if federation.joint else rule_of(federation)
+    return {
+        "name": federation.rule,
+        "exact": rule is None or rule.is_exact(rule_settings(settings), federation.per_round),
+        "common": rule is None or rule.common,
+    }
 
 
 def with_local_method(settings: Settings) -> Settings:

@@ -4,7 +4,7 @@ own share of the noise leave of it, and how long the noise on a mean of whole cl
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from math import ceil, prod, sqrt
 from typing import Any, Final
@@ -85,30 +85,9 @@ def epsilon_of(events: tuple[tuple[StepEvent, int], ...], delta: float, adjacenc
     return epsilon(events, delta, adjacency=adjacency)
 
 
-@dataclass(frozen=True)
-class UpdateNoise:
-    """Of the noise on the mean of whole clients' updates. to_clip_norm: its length over C, the longest that the mean
-    itself can be. clients_needed: in a round, for a ratio of 1 at the same noise multiplier."""
-
-    to_clip_norm: float
-    clients_needed: int
-
-    @property
-    def drowns(self) -> bool:
-        """Whether the noise is as long as all that it is added to, or longer."""
-        return self.to_clip_norm >= 1
-
-    def warning(self) -> str:
-        """One line."""
-        return (
-            f"the noise on the mean update has the length of {self.to_clip_norm:.3g} clip_norms, and an update at most "
-            "that of one, so it drowns what clients learned; at this noise multiplier it takes about "
-            f"{self.clients_needed} clients in a round, or hide records instead (privacy_model: record)"
-        )
-
-
-def update_noise(federation: FederationSettings, plan: Plan | None, entries: int) -> UpdateNoise | None:
-    """sigma sqrt(d) / K of K clients in a round, from public numbers; None where clients are not the unit.
+def update_noise(federation: FederationSettings, plan: Plan | None, entries: int) -> dict[str, float] | None:
+    """Of the noise on the mean of whole clients' updates; None where clients are not the unit. to_clip_norm: its length
+    over C, the longest that the mean itself can be. clients_needed: in a round, for a ratio of 1 at the same sigma.
 
     plan: of each client's ledger, or of a trusted server's. entries: d, of one client's update. Where t < K clients'
     noise is counted on, a sum of all K has sqrt(K / t) times sigma.
@@ -117,4 +96,4 @@ def update_noise(federation: FederationSettings, plan: Plan | None, entries: int
         return None
     shares = 1.0 if federation.trusted_server else federation.per_round / federation.threshold
     length = plan.phases[-1][0].noise_multiplier * sqrt(entries * shares)
-    return UpdateNoise(length / federation.per_round, ceil(length))
+    return {"to_clip_norm": length / federation.per_round, "clients_needed": ceil(length)}

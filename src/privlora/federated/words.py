@@ -8,16 +8,12 @@ from typing import Any
 from privlora.accounting import Plan, epsilon
 from privlora.config import PhaseSettings, Settings
 from privlora.federated.phases import privacy_of
-from privlora.federated.plans import federation_of, rule_of, rule_settings
+from privlora.federated.plans import federation_of, rule_in
 from privlora.federated.shares import colluding, lattices_of, update_noise
+from privlora.reporting import parties
 from privlora.rounding import rounded_up
 
 NOT_PRIVATE = "NOT PRIVATE: nothing is promised about the records"
-NO_COMMON_ADAPTER = (
-    "rule {rule} has no common adapter: what is released is the shared right factors (lora_A) and does nothing by "
-    "itself; a client's own model has √(lora_alpha / r) times the left factors that it keeps (memory.safetensors in "
-    "its folder) as lora_B"
-)
 
 
 def who_trains(settings: Settings) -> str:
@@ -142,22 +138,13 @@ def what_it_costs(settings: Settings, plan: Plan | None, own: Plan | None) -> st
 
 def warnings(settings: Settings, plan: Plan | None, own: Plan | None, entries: int | None) -> list[str]:
     """What would disappoint whoever runs it, a line each. entries: of a client's answer; None if unknown."""
-    federation, found = federation_of(settings), []
-    noise = None if entries is None else update_noise(federation, own or plan, entries)
-    if noise is not None and noise.drowns:
-        found.append(noise.warning())
-    if federation.joint:
-        return found
-    rule, chosen = rule_of(federation), rule_settings(settings)
-    if not rule.common:
-        found.append(NO_COMMON_ADAPTER.format(rule=federation.rule))
-    if rule.exact and not rule.is_exact(chosen, federation.per_round):
-        found.append(
-            f"sketches of r + p = {chosen.rank + chosen.oversampling} columns lose a part of the mean update, whose "
-            f"rank may be {federation.per_round * chosen.rank}; federation.oversampling="
-            f"{(federation.per_round - 1) * chosen.rank} would keep all of it"
-        )
-    return found
+    federation = federation_of(settings)
+    facts = {
+        "rule": rule_in(settings),
+        "clients_per_round": federation.per_round,
+        "update_noise": None if entries is None else update_noise(federation, own or plan, entries),
+    }
+    return parties.warnings(facts, settings.adapter.r)
 
 
 def in_a_line(settings: Settings, plan: Plan | None, own: Plan | None) -> str:

@@ -92,14 +92,6 @@ class Lattice:
         signed = np.int32 if self.bits == 32 else np.int64
         return total.view(signed).astype(np.float64) * self.width
 
-    def describe(self) -> str:
-        """One line for reports."""
-        return (
-            f"sums of {self.entries} entries on multiples of 2^{math.frexp(self.width)[1] - 1} modulo 2^{self.bits}, "
-            f"discrete Gaussian noise of {self.share_std:.6g} units from each client, "
-            f"{self.survivors} honest ones at least"
-        )
-
 
 def lattice_for(
     *,

@@ -19,6 +19,7 @@ from privlora.errors import PrivacyError
 from privlora.pages.numbers import finite
 from privlora.ranges import MOST_PHASES
 from privlora.reporting import wording
+from privlora.reporting.parties import against, hidden
 from privlora.reporting.residual import risks_of
 from privlora.reporting.seals import ANNEX, belongs, digests, sealed
 from privlora.version import __version__
@@ -151,14 +152,16 @@ def size_of(report: Mapping[str, Any]) -> dict[str, Any]:
     statement, federation = report["statement"], report.get("federation")
     if statement["unit"] == "client":
         assert federation is not None
-        return {"units": federation["size"], "unit": "client", "of": "the federation"}
+        return {"units": len(federation["clients"]), "unit": "client", "of": "the federation"}
     sampling = wording.phases(statement)[-1]["sampling"]
     units = statement["expected_batch_size"] / wording.rate(sampling)
     each = federation is not None and federation["noise_by"] == "client"
     return {
         "units": round(units),
         "unit": statement["unit"],
-        "of": f"each of {federation['size']} clients" if federation is not None and each else "all data",
+        "of": f"each of {len(federation['clients'])} clients"
+        if federation is not None and each
+        else "all data",
     }
 
 
@@ -212,7 +215,7 @@ def _subject(report: Mapping[str, Any]) -> dict[str, Any]:
         "method": method["name"],
         "mechanism": wording.mechanism(report),
         "dataset": report["statement"]["dataset"],
-        "clients": None if federation is None else federation["size"],
+        "clients": None if federation is None else len(federation["clients"]),
         "rule": None if federation is None else federation["rule"]["name"],
     }
 
@@ -231,10 +234,10 @@ def _task(report: Mapping[str, Any]) -> str:
 
 def _protected(report: Mapping[str, Any]) -> dict[str, str]:
     statement, federation = report["statement"], report.get("federation")
-    who = wording.unit(statement) if federation is None else federation["hidden"]
+    who = wording.unit(statement) if federation is None else hidden(statement)
     whole = "every file of this release, and knows all other records"
-    against = f"whoever has {whole}" if federation is None else federation["holds_against"]
-    return {"who": who, "against": against, "adjacency": wording.adjacency(statement)}
+    whom = f"whoever has {whole}" if federation is None else against(federation)
+    return {"who": who, "against": whom, "adjacency": wording.adjacency(statement)}
 
 
 def _against_a_client(report: Mapping[str, Any]) -> float | None:

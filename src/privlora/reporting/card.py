@@ -9,7 +9,8 @@ import yaml
 from privlora.names import HUB_NAME, base_to_load
 from privlora.pages.numbers import nats, number
 from privlora.reporting.federation import card_paragraph, federation_table
-from privlora.reporting.markdown import plain, table, unlinked
+from privlora.reporting.markdown import fenced, plain, table, unlinked
+from privlora.reporting.parties import parties, warnings
 from privlora.reporting.wording import (
     Report,
     astray,
@@ -20,6 +21,7 @@ from privlora.reporting.wording import (
     metrics,
     privacy_table,
     sentence,
+    software,
 )
 
 
@@ -51,9 +53,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         "",
         "## Use",
         "",
-        "```python",
-        *(_use_merged(report) if merged else _use(report)),
-        "```",
+        *fenced(_use_merged(report) if merged else _use(report)),
         "",
         *([] if merged else _which_base(report)),
         "## Training",
@@ -62,7 +62,7 @@ def card(report: Report, *, merged: bool = False) -> str:
         "",
         *_evaluation(report),
         *_answers(report),
-        "Versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items()) + ".",
+        plain(software(report)),
         "",
     ]
     return "\n".join(lines)
@@ -77,15 +77,16 @@ def _federation(report: Report) -> list[str]:
         "",
         plain(card_paragraph(facts)),
         "",
-        *(line for text in facts.get("warnings", []) for line in (f"**Warning: {plain(text)}.**", "")),
-        *table(federation_table(facts)),
+        *(
+            line
+            for text in warnings(facts, report["adapter"]["rank"])
+            for line in (f"**Warning: {plain(text)}.**", "")
+        ),
+        *table(federation_table(report)),
         "",
         "| who | sees | is trusted with |",
         "|---|---|---|",
-        *(
-            f"| {plain(row['party'])} | {plain(row['sees'])} | {plain(row['trusted_with'])} |"
-            for row in facts["parties"]
-        ),
+        *(f"| {' | '.join(map(plain, row))} |" for row in parties(facts)),
         "",
     ]
 
@@ -121,7 +122,7 @@ def _which_base(report: Report) -> list[str]:
         return []
     alone = "The base model was a folder: hand it on, too. " if report["adapter"]["base_is_local"] else ""
     return [
-        f"{alone}The base model's weights have SHA-256 `{found}`: `privlora verify . --base MODEL` compares.",
+        f"{alone}The base model's weights have SHA-256 `{plain(found)}`: `privlora verify . --base MODEL` compares.",
         "",
     ]
 
@@ -154,9 +155,9 @@ def _answers(report: Report) -> list[str]:
         return []
     both = [(each["prompt"], each["base"], each["adapter"]) for each in said["shown"]]
     return [
-        f"The most probable answers to public prompts, in {said['max_new_tokens']} tokens at most:",
+        f"The most probable answers to public prompts, in {plain(said['max_new_tokens'])} tokens at most:",
         "",
-        *(line for words in faults(said) for line in (f"**Warning: {words}.**", "")),
+        *(line for words in faults(said) for line in (f"**Warning: {plain(words)}.**", "")),
         "| prompt | base model | with the adapter |",
         "|---|---|---|",
         *(f"| {unlinked(asked)} | {' | '.join(map(_said, rows))} |" for asked, *rows in both),
@@ -166,7 +167,7 @@ def _answers(report: Report) -> list[str]:
 
 def _said(answer: Mapping[str, str | None]) -> str:
     fault = answer["fault"]
-    return unlinked(answer["text"]) + ("" if fault is None else f" *({fault})*")
+    return unlinked(answer["text"]) + ("" if fault is None else f" *({plain(fault)})*")
 
 
 def _evaluation(report: Report) -> list[str]:
@@ -183,7 +184,7 @@ def _evaluation(report: Report) -> list[str]:
     ]
     ends = [rows[0], rows[-1]] if len(rows) > 1 else rows
     for row in ends:
-        cells = [str(row["step"]), nats(row["loss_per_example"]), number(row["standard_error"], 2)]
+        cells = [plain(row["step"]), nats(row["loss_per_example"]), number(row["standard_error"], 2)]
         lines.append(f"| {' | '.join([*cells, *(number(row[name], 3) for name in shown)])} |")
     broken = astray(report)
-    return [*lines, "", *([] if broken is None else [broken, ""])]
+    return [*lines, "", *([] if broken is None else [plain(broken), ""])]

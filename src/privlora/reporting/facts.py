@@ -18,12 +18,12 @@ from privlora.accounting import LedgerSummary
 from privlora.adapters import LowRankAdapter, Site
 from privlora.config import Settings
 from privlora.config.synthesis import OF_METHOD
-from privlora.mechanisms import band_coefficients, clipping_slack, row_norms, split_noise_multiplier
+from privlora.mechanisms import band_coefficients, clipping_slack
 from privlora.names import EITHER, is_local, published_name
 from privlora.pages.numbers import finite
-from privlora.reporting.limits import not_protected
+from privlora.reporting.limits import limits_of
 from privlora.reporting.noise import noise_on_weights
-from privlora.reporting.statement import SCHEMA_VERSION, evaluation_rows, privacy_facts, versions
+from privlora.reporting.statement import SCHEMA_VERSION, evaluation_rows, noise_facts, privacy_facts, versions
 from privlora.training.assembly import Parts
 from privlora.training.base_weights import weights_of
 from privlora.training.cycles import bands_of
@@ -40,10 +40,9 @@ def gather(
 ) -> dict[str, Any]:
     """The report of an ended run, JSON-ready. ``summary`` None: non-private mode. ``federation`` None: one place.
     ``choice``: why the run took its method, where it was chosen on public texts. ``answers``: to public prompts."""
-    privacy = privacy_facts(summary)
-    return {
+    report = {
         "schema_version": SCHEMA_VERSION,
-        **privacy,
+        **privacy_facts(summary),
         "target_epsilon": (
             parts.settings.privacy.target_epsilon if summary is None else summary.plan.target_epsilon
         ),
@@ -52,14 +51,12 @@ def gather(
         "adapter": _adapter(parts),
         "method": _method(parts) | ({} if choice is None else {"choice": dict(choice)}),
         "versions": versions(),
-        "not_protected": not_protected(
-            privacy["statement"], parts.hyper.init, federation, written=parts.settings.synthesis is not None
-        ),
         **({} if federation is None else {"federation": dict(federation)}),
         **({} if answers is None else {"answers": dict(answers)}),
         **_classes(parts.settings),
         **_preferences(parts.settings),
     }
+    return {**report, "not_protected": limits_of(report)}
 
 
 def _preferences(settings: Settings) -> dict[str, Any]:
@@ -81,22 +78,12 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
         return None
     plan = summary.plan
     rank = {site.name: part.rank for part in parts.adapter.parts for site in part.sites}
-    adaptive, sigma = parts.adaptive, plan.phases[-1][0].noise_multiplier  # the last phase trains
-    if adaptive is not None:
-        sigma, _ = split_noise_multiplier(sigma)
-    noise_std = sigma * plan.clip_norm / plan.expected_batch_size
-    bands = bands_of(plan)
-    correlated: dict[str, Any] = {}
-    if bands > 1:
-        found = band_coefficients(bands, plan.steps)
-        rows = row_norms(found, plan.steps)
-        correlated = {
-            "bands": {"coefficients": list(found), "noise_std_of_first_step": noise_std * float(rows[0])}
-        }
-        noise_std *= float(rows.max())
+    adaptive, bands = parts.adaptive, bands_of(plan)
+    found = band_coefficients(bands, plan.steps) if bands > 1 else ()
+    noise = noise_facts(plan, adaptive=adaptive is not None, coefficients=found)
     if parts.method.releases == "votes":  # which move no weight
         return {
-            "noise_std": noise_std,
+            **noise,
             "clipping_slack": 0.0,
             "clip_quantile": None,
             "last_clip_norm": None,
@@ -105,10 +92,9 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
             "draws": 0,
             "modules": [],
         }
-    effect = noise_on_weights(parts.coordinates, noise_std)
+    effect = noise_on_weights(parts.coordinates, noise["noise_std"])
     return {
-        "noise_std": noise_std,
-        **correlated,
+        **noise,
         "clipping_slack": clipping_slack(parts.adapter, parts.hyper.clipping),
         "clip_quantile": None if adaptive is None else adaptive.quantile,
         "last_clip_norm": None if adaptive is None else adaptive.value,

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from math import frexp
 
 from privlora.pages.numbers import number
+from privlora.reporting.parties import Facts, against, hidden
 from privlora.rounding import rounded_up
-
-Facts = Mapping[str, Any]
 
 _NOISE_BY = {
     "client": "each client, for itself and in full",
@@ -20,13 +18,14 @@ _NOISE_BY = {
 _MOST_NAMED = 8
 
 
-def federation_table(facts: Facts) -> list[tuple[str, str]]:
+def federation_table(report: Facts) -> list[tuple[str, str]]:
     """(name, value) rows of the section's facts."""
-    rule, rounds, traffic = facts["rule"], facts["rounds"], facts["bytes"]
+    facts = report["federation"]
+    rounds, traffic = facts["rounds"], facts["bytes"]
     rows = [
-        ("Rule", f"{rule['name']}: {rule['summary']} ({rule['reference']})"),
-        ("Hidden", facts["hidden"]),
-        ("Holds against", facts["holds_against"]),
+        ("Rule", f"{facts['rule']['name']} (privlora federate --list-rules says what it is)"),
+        ("Hidden", hidden(report["statement"])),
+        ("Holds against", against(facts)),
         ("Noise is added by", _NOISE_BY[facts["noise_by"]]),
         ("Secure sums", _secure(facts)),
     ]
@@ -38,7 +37,7 @@ def federation_table(facts: Facts) -> list[tuple[str, str]]:
         ("Rounds", _rounds(rounds)),
         ("Drop-outs", _dropped(rounds)),
     ]
-    noise = facts.get("update_noise")  # older reports do not say
+    noise = facts["update_noise"]
     if noise is not None:
         text = f"{number(noise['to_clip_norm'], 3)} times the clipping norm, which bounds the update itself"
         if noise["to_clip_norm"] >= 1:
@@ -55,15 +54,15 @@ def federation_table(facts: Facts) -> list[tuple[str, str]]:
 def card_paragraph(facts: Facts) -> str:
     """The federation in a few sentences; who released nothing comes first."""
     return (
-        f"{who_trained(facts)} Records stayed with their clients. Rule {facts['rule']['name']} "
-        f"({facts['rule']['reference']}): {_rounds(facts['rounds'])}, {_in_a_round(facts)} in each{_steps(facts)}. "
+        f"{who_trained(facts)} Records stayed with their clients. Rule {facts['rule']['name']}: "
+        f"{_rounds(facts['rounds'])}, {_in_a_round(facts)} in each{_steps(facts)}. "
         f"Noise is added by {_NOISE_BY[facts['noise_by']]}. Secure sums: {_secure(facts)}."
     )
 
 
 def who_trained(facts: Facts) -> str:
     """How many clients the adapter is of, and who released nothing."""
-    silent, size = never_released(facts), facts["size"]
+    silent, size = never_released(facts), len(facts["clients"])
     if not silent:
         return f"Trained by {size} clients together."
     more = f" and {len(silent) - _MOST_NAMED} more" if len(silent) > _MOST_NAMED else ""
@@ -76,7 +75,7 @@ def who_trained(facts: Facts) -> str:
 
 def by_whom(facts: Facts) -> str:
     """The same in a few words, for a line of the page."""
-    silent, size = len(never_released(facts)), facts["size"]
+    silent, size = len(never_released(facts)), len(facts["clients"])
     if silent:
         return f"by {size - silent or 'none'} of {size} clients"
     return f"together by {size} clients"
@@ -162,7 +161,12 @@ def _secure(facts: Facts) -> str:
 
 
 def _distributed(facts: Facts) -> str:
-    return f"{facts['lattice']}; {number(facts['share_noise_std'])} from each client, in units of the sum"
+    width, std = facts["lattice"]["width"], facts["share_noise_std"]
+    return (
+        f"sums of {facts['lattice']['entries']} entries on multiples of 2^{frexp(width)[1] - 1} modulo "
+        f"2^{facts['ring_bits']}, discrete Gaussian noise of {std / width:.6g} units from each client, "
+        f"{facts['threshold']} honest ones at least; {number(std)} from each client, in units of the sum"
+    )
 
 
 def _rounds(rounds: Facts) -> str:
@@ -171,14 +175,15 @@ def _rounds(rounds: Facts) -> str:
 
 
 def _clients(facts: Facts) -> str:
-    if facts.get("client_rate") is not None:
-        rate = f"the server draws each with probability {number(facts['client_rate'])} in a round"
-        return f"{facts['size']}; {rate}, and tells nobody whom"
-    return f"{facts['size']}, of which {facts['clients_per_round']} train in a round"
+    size = len(facts["clients"])
+    if facts["noise_by"] == "server":
+        rate = number(facts["clients_per_round"] / size)
+        return f"{size}; the server draws each with probability {rate} in a round, and tells nobody whom"
+    return f"{size}, of which {facts['clients_per_round']} train in a round"
 
 
 def _in_a_round(facts: Facts) -> str:
-    secret = facts.get("client_rate") is not None
+    secret = facts["noise_by"] == "server"
     return f"{facts['clients_per_round']} clients{' in expectation, drawn in secret,' * secret}"
 
 

@@ -41,7 +41,7 @@ def rounds_plot(report: Report) -> Markup | None:
 def _attendance(axes: Axes, log: list[dict[str, Any]]) -> None:
     """A bar as high as those asked, filled as far as those that answered; void rounds are crossed."""
     numbers, asked, answered = (np.array([one[n] for one in log]) for n in ("round", "asked", "answered"))
-    void = np.array([one["void"] is not None for one in log])
+    void = np.array([one["void"] for one in log])
     width = _bar(log)
     axes.bar(numbers, asked, width, color=ACCENT, alpha=0.16, linewidth=0, label="asked")
     axes.bar(numbers, answered, width, color=ACCENT, linewidth=0, label="answered")

@@ -96,7 +96,7 @@ DEALT: Final = (
     "copy of the run gone on by itself, no bound would cover both."
 )
 _ATTENDANCE = (
-    "Who was asked, who answered and who dropped out, and why a round was void. It is published, and a client that "
+    "Who was asked, who answered and who dropped out, and which rounds were void. It is published, and a client that "
     "stops because of what its records are would show."
 )
 _POISON = (
@@ -164,6 +164,18 @@ def not_protected(
     if written:
         sentences.insert(1, _WRITER if released == "texts" else WRITTEN)
     return [*_of_federation(statement, federation), *sentences] if federation else sentences
+
+
+def limits_of(report: Mapping[str, Any]) -> list[str]:
+    """Of an ended run, as its report says."""
+    texts = "texts" in report
+    return not_protected(
+        report["statement"],
+        report["adapter"]["init"],
+        report.get("federation"),
+        written=texts or "public_texts" in report["method"],
+        released="texts" if texts else "adapter",
+    )
 
 
 def _of_federation(statement: Mapping[str, Any], federation: Mapping[str, Any]) -> list[str]:

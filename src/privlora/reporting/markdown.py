@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
 
@@ -18,6 +18,11 @@ def plain(text: object) -> str:
 def unlinked(text: object) -> str:
     """The same of what a model wrote: no address in it becomes a link."""
     return plain(text).replace("://", "\\://").replace("www.", "www\\.").replace("@", "\\@")
+
+
+def fenced(lines: Iterable[str]) -> list[str]:
+    """A block of Python that no line of it ends."""
+    return ["```python", *(" ".join(line.splitlines()) for line in lines), "```"]
 
 
 def table(rows: Sequence[tuple[str, str]]) -> list[str]:

@@ -8,6 +8,7 @@ from privlora.pages.numbers import nats, number
 from privlora.pages.template import fill
 from privlora.reporting import federation, plots, wording
 from privlora.reporting.federation_plot import rounds_plot
+from privlora.reporting.parties import parties, warnings
 from privlora.reporting.wording import Report, is_private
 from privlora.rounding import rounded_up
 
@@ -47,9 +48,10 @@ def _federation(report: Report) -> dict[str, Any]:
         return {"federation": None}
     return {
         "federation": facts,
-        "warnings": facts.get("warnings", []),
+        "warnings": warnings(facts, report["adapter"]["rank"]),
+        "parties": parties(facts),
         "rounds_plot": rounds_plot(report),
-        "federation_table": federation.federation_table(facts),
+        "federation_table": federation.federation_table(report),
         "clients_table": federation.clients_table(facts),
         "by_whom": federation.by_whom(facts),
         "who_trained": federation.who_trained(facts),

@@ -46,6 +46,7 @@ if TYPE_CHECKING:
 
 _GROWS: Final = (LEDGER, "evaluations.jsonl")  # in a run that went on after its release was written
 _LACKING: Final = object()
+_MADE_AGAIN: Final = ("means.", "noise.", "federation.", "clients[", "plan.")
 _COMPUTED: Final = re.compile(r"statement\.epsilon(_replace_one)?|epsilon_over_steps\[\d+\]\.epsilon")
 
 
@@ -163,7 +164,7 @@ def _shown(value: object) -> str:
 
 
 def _rounded(name: str, said: object, true: object) -> bool:
-    computed = name.startswith("means.") or _COMPUTED.fullmatch(name) is not None
+    computed = name.startswith(_MADE_AGAIN) or _COMPUTED.fullmatch(name) is not None
     return computed and isinstance(said, float) and alike(said, true)
 
 

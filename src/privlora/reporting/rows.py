@@ -236,7 +236,11 @@ def _is_ledger(text: str) -> bool:
 
 
 def alike(said: object, true: object) -> bool:
-    """The same, or a number that another machine rounds in its own way."""
+    """The same, but for numbers that another machine rounds in its own way."""
+    if isinstance(said, Mapping) and isinstance(true, Mapping):
+        return said.keys() == true.keys() and all(alike(said[name], true[name]) for name in true)
+    if isinstance(said, list | tuple) and isinstance(true, list | tuple):
+        return len(said) == len(true) and all(map(alike, said, true))
     if isinstance(said, float) and isinstance(true, float):
         return math.isclose(said, true, rel_tol=_ROUNDING)
     return type(said) is type(true) and said == true

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from importlib.metadata import version
 from typing import Any
 
-from privlora.accounting import LedgerSummary, StepEvent, epsilon
+from privlora.accounting import LedgerSummary, Plan, StepEvent, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
 from privlora.accounting.meaning import meaning
 from privlora.pages.numbers import finite
@@ -103,6 +103,22 @@ def _phase(event: StepEvent, planned: int, charged: int) -> dict[str, Any]:
         "steps_planned": planned,
         "steps_charged": charged,
     }
+
+
+def noise_facts(plan: Plan, *, adaptive: bool, coefficients: Sequence[float]) -> dict[str, Any]:
+    """How much noise a step adds to each coordinate. adaptive: whether C follows noisy counts, which take a part of the
+    noise multiplier. coefficients: of correlated noise; none where steps are independent."""
+    from privlora.mechanisms import row_norms, split_noise_multiplier  # torch
+
+    sigma = plan.phases[-1][0].noise_multiplier  # the last phase trains
+    if adaptive:
+        sigma, _ = split_noise_multiplier(sigma)
+    std = sigma * plan.clip_norm / plan.expected_batch_size
+    if not coefficients:
+        return {"noise_std": std}
+    rows = row_norms(coefficients, plan.steps)
+    bands = {"coefficients": list(coefficients), "noise_std_of_first_step": std * float(rows[0])}
+    return {"noise_std": std * float(rows.max()), "bands": bands}
 
 
 def versions() -> dict[str, str]:

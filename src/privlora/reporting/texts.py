@@ -17,7 +17,7 @@ from privlora.config import IN_MEMORY, Settings
 from privlora.data.records import load_records, text_of
 from privlora.evaluation.texts import text_figures
 from privlora.pages.numbers import finite
-from privlora.reporting.limits import not_protected
+from privlora.reporting.limits import limits_of
 from privlora.reporting.publication import write_report
 from privlora.reporting.seals import with_files
 from privlora.training.files import RunFolder, set_times, write_atomically
@@ -62,11 +62,10 @@ def publish_texts(
         "top_p": chosen.top_p,
         "of_a_finished_run": chosen.source is not None,
     }
-    start = report["adapter"]["init"]
-    limits = not_protected(report["statement"], start, written=True, released="texts")
     lines = (json.dumps({column: text}, ensure_ascii=False) + "\n" for text in texts)
     write_atomically(folder.texts, "".join(lines))
-    found = {**report, "texts": facts, "quality": finite(figures.to_dict()), "not_protected": limits}
+    found = {**report, "texts": facts, "quality": finite(figures.to_dict())}
+    found["not_protected"] = limits_of(found)
     write_report(folder, with_files(found, folder.release))
     if summary is not None:
         set_times(folder.release, summary.created)

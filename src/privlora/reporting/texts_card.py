@@ -12,7 +12,7 @@ from privlora.pages.figures import ACCENT, INK, SECOND, WIDTH, grid, in_style, i
 from privlora.pages.numbers import number
 from privlora.pages.template import fill
 from privlora.reporting import plots, wording
-from privlora.reporting.markdown import plain, table
+from privlora.reporting.markdown import fenced, plain, table
 from privlora.reporting.wording import Report, is_private
 from privlora.rounding import rounded_up
 
@@ -42,7 +42,7 @@ def texts_card(report: Report) -> str:
         yaml.safe_dump(front, sort_keys=False, allow_unicode=True).strip(),
         "---",
         "",
-        f"# {stamp}: {_titled(facts)}",
+        f"# {stamp}: {plain(_titled(facts))}",
         "",
         f"**{plain(wording.sentence(report))}**",
         "",
@@ -62,10 +62,12 @@ def texts_card(report: Report) -> str:
         "",
         f"One JSON object a line, with the text in `{plain(facts['column'])}`. Training on it costs no more privacy:",
         "",
-        "```python",
-        "from datasets import load_dataset",
-        f'texts = load_dataset("json", data_files="{facts["file"]}", split="train")  # in this folder',
-        "```",
+        *fenced(
+            [
+                "from datasets import load_dataset",
+                f'texts = load_dataset("json", data_files="{facts["file"]}", split="train")  # in this folder',
+            ]
+        ),
         "",
         "## How they were made",
         "",
@@ -77,7 +79,7 @@ def texts_card(report: Report) -> str:
         "",
         *table(_quality(report)),
         "",
-        "Versions: " + ", ".join(f"{name} {version}" for name, version in report["versions"].items()) + ".",
+        plain(wording.software(report)),
         "",
     ]
     return "\n".join(lines)

@@ -10,13 +10,14 @@ from __future__ import annotations
 import json
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
+from privlora.accounting import LedgerSummary
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
 from privlora.pages.figures import drawn_alike
 from privlora.pages.numbers import number
@@ -33,6 +34,7 @@ from privlora.reporting.annex import (
     read_book,
 )
 from privlora.reporting.annex_page import render_annex
+from privlora.reporting.limits import limits_of
 from privlora.reporting.publication import (
     check_same_run,
     differences,
@@ -56,12 +58,18 @@ from privlora.reporting.seals import (
     text_of,
 )
 from privlora.reporting.signing import fingerprint_of, is_signed_rightly
-from privlora.reporting.statement import PRIVATE
-from privlora.reporting.verifying_clients import check_clients, check_colluding, ledgers_of_clients
+from privlora.reporting.statement import PRIVATE, noise_facts
+from privlora.reporting.verifying_clients import (
+    check_clients,
+    federation_again,
+    ledgers_of_clients,
+    refuse_other,
+)
 from privlora.rounding import rounded_up
 from privlora.training.files import AUDITED, RunFolder, release_at
 from privlora.version import __version__
 
+_VERSION: Final = re.compile(r"[\w.+-]{1,40}", re.ASCII)  # and a package's name
 _OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
 _LONGEST: Final = 400  # characters of what was found
 _LARGEST: Final = 256 * 1024 * 1024  # bytes of what is read as a whole; weights are hashed piece by piece
@@ -226,10 +234,13 @@ class _Verification:
                 why="with a name twice, or in another spelling, people and programs read other numbers in it",
             )
         refuse_altered(self.folder, found, {})
-        stamp = found["stamp"]
+        stamp, versions = found["stamp"], found["versions"]
+        for word in (*versions, *versions.values()):
+            if not _VERSION.fullmatch(word):
+                raise PrivacyError(f"{REPORT_NAME} says {named(word)} among its versions, which is none")
         if stamp["text"] != PRIVATE:
             raise PrivacyError(f"NOT PRIVATE: {stamp['reason']}, so nothing is promised")
-        return f"says {stamp['text']}, of privlora {found['versions']['privlora']}; its hash is its own"
+        return f"says {stamp['text']}, of privlora {versions['privlora']}; its hash is its own"
 
     def _files(self) -> str:
         known = [path.name for path in self.folder.release.iterdir() if belongs(path.name, self.report)]
@@ -264,9 +275,8 @@ class _Verification:
         summary = self.book.summary
         check_same_run(self.report.get("statement") or {}, summary)
         self.facts = stated(summary)
-        for name, said, true in differences(self.report, self.facts):
-            raise PrivacyError(f"the report says {name} = {said}, and by the ledger it is {true}")
-        check_colluding(self.report, summary)
+        true = _again(self.report, self.facts, summary)
+        refuse_other(self.report, true, "the report", "by the ledger it is")
         statement = self.facts["statement"]
         return (
             f"{rounded_up(statement['epsilon'])} at delta {number(statement['delta'])}, computed from the ledger "
@@ -279,14 +289,14 @@ class _Verification:
         strange = [n for n in self.names if n.startswith("ledger-") and n not in files.values()]
         if strange:
             raise PrivacyError(f"{', '.join(strange)}: of no client that the report names")
-        if not files:
-            raise _Absent("none has a ledger: the noise is the server's, and so is the ledger")
         books = {
             name: read_book(self.folder.release / file, self._read(file))
             for name, file in files.items()
             if file in self.names
         }
         check_clients(self.report, books, self.book)
+        if not files:
+            raise _Absent("none has a ledger: the noise is the server's, and so is the ledger")
         return f"ledgers of {len(books)} of {len(files)} are whole, and say what the report says of them"
 
     def _rows(self) -> str:
@@ -395,12 +405,30 @@ class _Verification:
         return f"by the key that was given, with fingerprint {by}"
 
 
+def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerSummary) -> dict[str, Any]:
+    """What of a report follows from its ledger and its settings. facts: what the ledger alone decides."""
+    plan, noise, found = summary.plan, report["noise"], dict(facts)
+    rule = ""
+    if "federation" in report:
+        found["federation"] = federation_again(report, summary)
+        rule = f"{report['federation']['rule']['name']} "  # of whole clients, whose ledgers name it
+    elif plan.unit == "client":
+        raise PrivacyError("the ledger protects whole clients, and the report names none")
+    bands = noise.get("bands", {}).get("coefficients", [])
+    if len(bands) != getattr(plan.phases[-1][0].sampling, "classes", 0):
+        raise PrivacyError("the report's noise has other bands than that of the ledger")
+    adaptive = noise["clip_quantile"] is not None
+    found["noise"] = {**noise, **noise_facts(plan, adaptive=adaptive, coefficients=bands)}
+    found["method"] = {**report["method"], "name": plan.method.removeprefix(rule)}
+    return {**found, "not_protected": limits_of({**report, **found})}
+
+
 def _refuse_other(
     name: str, by: str, how: str = f"is not what {REPORT_NAME} and the ledger make"
 ) -> NoReturn:
     mine = f"privlora {__version__}"
     words = f"{name} {how}"
     if by != mine:
-        who = by if re.fullmatch(r"privlora [\w.+-]{1,40}", by, re.ASCII) else "another program"
+        who = by if _VERSION.fullmatch(by.removeprefix("privlora ")) else "another program"
         words += f"; {who} wrote it and this is {mine}, so verify with that version"
     raise PrivacyError(words)

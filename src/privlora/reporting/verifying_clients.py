@@ -1,80 +1,148 @@
-"""What of a federation's report follows from its ledgers: each client's budget, and what clients together may learn."""
+"""What of a federation's report follows from its ledgers: who adds the noise, each client's budget, and what clients
+together may learn."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
 from math import sqrt
-from typing import Any, Final, cast
+from typing import Any, cast
+
+from pydantic import ValidationError
 
 from privlora.accounting import LedgerSummary, Plan, epsilon
+from privlora.accounting.secure_sums import share_std
+from privlora.config import FederationSettings
 from privlora.config.federation import colluding_counts, honest_left
 from privlora.errors import PrivacyError, named
 from privlora.pages.numbers import finite
 from privlora.reporting.annex import Book
+from privlora.reporting.parties import noise_by
+from privlora.reporting.publication import differences
 from privlora.reporting.rows import alike
 from privlora.reporting.seals import LEDGER
 
-_ROUNDING: Final = 1e-6  # of an accountant on two machines
 Report = Mapping[str, Any]
 
 
-def check_colluding(report: Report, summary: LedgerSummary) -> None:
-    """Raise PrivacyError where the report has another epsilon against clients together than the ledger gives, or none.
+def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
+    """report["federation"] with all that its clients, its rounds and its ledger decide made again.
 
-    Of t shares of the noise the smallest sum that they can open has `honest_left`, to less than rounding.
+    Raises PrivacyError where no federation's settings lead to that report and that ledger.
     """
-    federation, of_clients = report.get("federation"), summary.plan.unit == "client"
-    if federation is None:
-        if of_clients:
-            raise PrivacyError("the ledger protects whole clients, and the report names none")
-        return
-    if of_clients and federation["noise_by"] != (
-        "server" if federation["statement_of"] is None else "shares"
-    ):
-        raise PrivacyError("the ledger protects whole clients, and the report says that others add the noise")
-    size, total, counts = federation["clients_per_round"], federation["threshold"], list[int]()
-    if federation["noise_by"] == "shares" or federation["rule"]["name"] == "joint":
-        if not (1 < size < 1.5 * total and total <= size <= len(federation["clients"])):
-            raise PrivacyError("the report's secure sums do not follow from its clients")
-        counts = colluding_counts(size, total)
-    if counts != [row["clients"] for row in federation["colluding"]]:
-        raise PrivacyError("the report does not say what clients together may learn")
-    for row in federation["colluding"]:
-        count = row["clients"]
-        honest = honest_left(size, total, count)
+    facts, plan = report["federation"], summary.plan
+    terms, whole = _terms(facts, plan), plan.unit == "client"
+    by, event = noise_by(terms, private=True), plan.phases[-1][0]
+    steps, rate, secure = sum(terms.steps_of_a_client), 1.0, terms.secure or by == "shares"
+    if by == "server":
+        steps, rate = terms.rounds, terms.per_round / terms.size
+    elif whole:
+        steps = terms.participations
+    if plan.steps != steps or (whole and not alike(getattr(event.sampling, "sample_rate", None), rate)):
+        raise PrivacyError("the report's clients and rounds do not make the plan of the ledger")
+    for word in _words({**facts, "noise_by": None}):
+        if word not in {*terms.names, terms.rule}:
+            raise PrivacyError(f"the report's federation says {named(word)}, which is no client and no rule")
+    again = {
+        **facts,
+        "noise_by": by,
+        "secure_sums": secure,
+        "threshold": terms.threshold if secure else None,
+        "clients_per_round": round(plan.expected_batch_size) if whole else terms.per_round,
+    }
+    if by != "shares":
+        return again | {"lattice": None, "share_noise_std": None, "colluding": []}
+    lattice: dict[str, Any] = {name: facts["lattice"][name] for name in ("entries", "width")}
+    of_sum: dict[str, Any] = {"noise_multiplier": event.noise_multiplier, "clip_norm": plan.clip_norm}
+    std = lattice["width"] * share_std(survivors=terms.threshold, **of_sum, **lattice)
+    return again | {"lattice": lattice, "share_noise_std": std, "colluding": _colluding(terms, summary)}
+
+
+def _terms(facts: Report, plan: Plan) -> FederationSettings:
+    """What the clients agreed on, as far as it is in the report or follows from the ledger."""
+    whole = plan.unit == "client"
+    timetable = {"rounds": facts["rounds"]["planned"], "local_steps": facts.get("local_steps")}
+    if "phases" in facts:
+        kinds = [{name: kind[name] for name in timetable} for kind in facts["phases"]]
+        timetable = {"phases": kinds}
+    try:
+        return FederationSettings.model_validate(
+            {
+                "clients": [{"name": row["name"]} for row in facts["clients"]],
+                "rule": facts["rule"]["name"],
+                "privacy_model": "client" if whole else "record",
+                "trusted_server": whole and facts["statement_of"] is None,
+                "clients_per_round": facts["clients_per_round"],
+                "secure_aggregation": facts["secure_sums"],
+                "survivors": facts["threshold"],
+                **timetable,
+            }
+        )
+    except ValidationError as error:
+        wrong = error.errors()[0]["msg"].removeprefix("Value error, ").partition(". Fix: ")[0]
+        raise PrivacyError(f"no settings lead to the report's federation: {wrong}") from None
+
+
+def _words(value: object) -> Iterator[str]:
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, list | Mapping):
+        for inner in value.values() if isinstance(value, Mapping) else value:
+            yield from _words(inner)
+
+
+def _colluding(terms: FederationSettings, summary: LedgerSummary) -> list[dict[str, Any]]:
+    """Of t shares of the noise the smallest sum that clients can open has `honest_left`, to less than rounding."""
+    rows, total = [], terms.threshold
+    for count in colluding_counts(terms.per_round, total):
+        honest = honest_left(terms.per_round, total, count)
         left = min(event.noise_multiplier for event, _ in summary.events()) * sqrt(honest / total)
         weaker = [(replace(event, noise_multiplier=left), steps) for event, steps in summary.events()]
         found = finite(epsilon(weaker, summary.plan.delta, adjacency=summary.plan.adjacency))
-        _refuse_other(row, {"noise_multiplier": left, "epsilon": found}, f"against {count} clients together")
+        rows.append({"clients": count, "noise_multiplier": left, "epsilon": found})
+    return rows
 
 
 def ledgers_of_clients(report: Report) -> dict[str, str]:
     """Each client's file, by its name; none where a trusted server has the ledger."""
     federation = report["federation"]
-    if federation["statement_of"] is None:
+    if federation["noise_by"] == "server":
         return {}
     return {row["name"]: f"ledger-{row['name']}.jsonl" for row in federation["clients"]}
 
 
 def check_clients(report: Report, books: Mapping[str, Book], stated: Book) -> None:
-    """Raise PrivacyError where the report says of a client what its ledger does not, or where the statement is not that
-    of the client which released most. books: of those that gave theirs. stated: of the statement."""
-    federation = report["federation"]
-    if len({row["name"] for row in federation["clients"]}) != len(federation["clients"]):
-        raise PrivacyError("the report names a client twice")
-    for row in federation["clients"]:
-        _refuse_other(row, _of_a_client(books.get(row["name"])), f"of {named(row['name'])}")
-    of = federation["statement_of"]
+    """Raise PrivacyError where the report says of a client what its ledger does not, where a client's ledger is not of
+    the plan that is stated, or where the statement is not that of the client which released most.
+
+    books: of those that gave theirs. stated: of the statement.
+    """
+    federation, of = report["federation"], report["federation"]["statement_of"]
+    rows = [{**row, **_of_a_client(books.get(row["name"]))} for row in federation["clients"]]
+    refuse_other(federation["clients"], rows, "the report", "by the ledgers it is", "clients")
+    if federation["noise_by"] == "server":
+        return
     if of not in books or books[of].head != stated.head:
         raise PrivacyError(f"{LEDGER} is not that of {named(of)}")
-    spent = [_of_a_client(book)["epsilon"] for book in books.values()]
-    most = _of_a_client(stated)["epsilon"]
-    if most is None or any(cost is None or cost > most * (1 + _ROUNDING) for cost in spent):
-        raise PrivacyError(
-            "another client's releases cost more than those of the one that the statement is of"
-        )
+    plan, owners = stated.summary.plan.to_dict(), dict[str, str]()
+    for name, file in ledgers_of_clients(report).items():
+        if name not in books:
+            continue
+        summary = books[name].summary
+        refuse_other(summary.plan.to_dict(), plan, file, f"in {LEDGER} it is", "plan")
+        if not summary.closed:
+            raise PrivacyError(f"{file} is not closed, so that client could release more")
+        if summary.charges > stated.summary.charges:
+            raise PrivacyError(f"{file} has more releases than that of the client that the statement is of")
+        if (other := owners.setdefault(summary.run_id, file)) != file:
+            raise PrivacyError(f"{file} is the ledger of another client, that of {other}")
+
+
+def refuse_other(said: object, true: object, whose: str, by: str, name: str = "") -> None:
+    """Raise PrivacyError for the first difference of two pieces of JSON."""
+    for place, one, other in differences(said, true, name):
+        raise PrivacyError(f"{whose} says {place} = {one}, and {by} {other}")
 
 
 def _of_a_client(book: Book | None) -> dict[str, Any]:
@@ -90,11 +158,3 @@ def _of_a_client(book: Book | None) -> dict[str, Any]:
 def _cost(plan: Plan, steps: int) -> float | None:
     """It takes tenths of a second, and clients have one plan and mostly as many charges."""
     return cast(float | None, finite(epsilon(plan.events(steps), plan.delta, adjacency=plan.adjacency)))
-
-
-def _refuse_other(row: Report, true: Report, whose: str) -> None:
-    for name, value in true.items():
-        if not alike(row[name], value):
-            raise PrivacyError(
-                f"the report says {name} = {named(row[name])} {whose}, and by the ledger it is {named(value)}"
-            )

@@ -11,6 +11,7 @@ from privlora.config import OPTIMIZER_SETTINGS
 from privlora.errors import in_one_line
 from privlora.pages.numbers import number
 from privlora.rehearsals.kept import because
+from privlora.reporting.parties import against
 from privlora.rounding import rounded_up
 
 Report = Mapping[str, Any]
@@ -81,6 +82,11 @@ def sentence(report: Report) -> str:
     )
 
 
+def software(report: Report) -> str:
+    """What made the statement, in its versions."""
+    return "Versions: " + ", ".join(f"{name} {found}" for name, found in report["versions"].items()) + "."
+
+
 def means(report: Report) -> list[str]:
     """What the statement means to one person; nothing in reports that do not say it."""
     found = report.get("means")
@@ -120,7 +126,7 @@ def spoken(said: Mapping[str, Any] | None) -> Iterator[str]:
 
 def from_whom(federation: Mapping[str, Any]) -> str:
     """Against whom the statement of a federation holds, and whose budget it is."""
-    text = f"This holds against {federation['holds_against']}."
+    text = f"This holds against {against(federation)}."
     if federation["noise_by"] == "client":
         text += f" Each client has a budget of its own; stated is the largest, that of {federation['statement_of']}."
     if federation["colluding"]:
