@@ -267,10 +267,21 @@ def test_what_no_ledger_decides_needs_the_hash_of_the_sheet(what: str, release: 
         sealed_again(folder)
     else:
         method = json.loads(folder.report.read_text())["method"]
-        sealed_again(folder, method={**method, "summary": "no adapter at all"})
+        sealed_again(folder, method={**method, "described": "no adapter at all"})
     file_annex(folder)
     assert verify(folder.release).passed
     assert failed(verify(folder.release, annex_hash=digest)) == ["hash"]
+
+
+@pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("name", ["summary", "reference"])
+def test_a_method_is_what_the_table_says_of_it(name: str, release: Path) -> None:
+    folder = RunFolder(release.parent / "run")
+    folder.root.mkdir()
+    release.rename(folder.root / "release")
+    method = json.loads(folder.report.read_text())["method"]
+    sealed_again(folder, method={**method, name: "no noise is needed"})
+    assert "epsilon" in failed(verify(folder.release))
 
 
 @pytest.mark.usefixtures("quick")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from privlora.accounting import LedgerSummary
+from privlora.config.methods import facts_of
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
 from privlora.pages.figures import drawn_alike
 from privlora.pages.numbers import number
@@ -419,7 +420,10 @@ def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerS
         raise PrivacyError("the report's noise has other bands than that of the ledger")
     adaptive = noise["clip_quantile"] is not None
     found["noise"] = {**noise, **noise_facts(plan, adaptive=adaptive, coefficients=bands)}
-    found["method"] = {**report["method"], "name": plan.method.removeprefix(rule)}
+    name = plan.method.removeprefix(rule)
+    found["method"] = {**report["method"], "name": name}
+    if (row := facts_of(name)) is not None:  # else of a method of the publisher's own
+        found["method"] |= {"summary": row.summary, "reference": row.reference}
     return {**found, "not_protected": limits_of({**report, **found})}
 
 

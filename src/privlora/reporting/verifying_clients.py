@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from privlora.accounting import LedgerSummary, Plan, epsilon
 from privlora.accounting.secure_sums import share_std
 from privlora.config import FederationSettings
+from privlora.config.base import Wrong
 from privlora.config.federation import colluding_counts, honest_left
 from privlora.errors import PrivacyError, named
 from privlora.pages.numbers import finite
@@ -80,8 +81,10 @@ def _terms(facts: Report, plan: Plan) -> FederationSettings:
             }
         )
     except ValidationError as error:
-        wrong = error.errors()[0]["msg"].removeprefix("Value error, ").partition(". Fix: ")[0]
-        raise PrivacyError(f"no settings lead to the report's federation: {wrong}") from None
+        problem = error.errors()[0]
+        wrong = problem.get("ctx", {}).get("error")
+        what = wrong.what if isinstance(wrong, Wrong) else problem["msg"]
+        raise PrivacyError(f"no settings lead to the report's federation: {what}") from None
 
 
 def _words(value: object) -> Iterator[str]:
