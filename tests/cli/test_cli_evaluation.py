@@ -251,7 +251,7 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once(
     check(
         call(capsys, "evaluate", "nowhere", *asked),
         "cannot load model 'nowhere'",
-        "limit=0 is below 1",
+        "limit=0: ",
         "dtype=",
     )
 

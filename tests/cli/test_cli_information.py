@@ -152,7 +152,6 @@ def test_plain_lora_is_told_its_names_before_torch(
     told = call(capsys, "methods", "lora")
     assert told.code == 2
     assert "plain DP-LoRA is dp-adamw or dp-sgd" in told.err
-    assert "lora+, lora-fa and lora-rite" in told.err
 
 
 def test_the_demo_of_a_model_of_ones_own(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

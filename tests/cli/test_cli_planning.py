@@ -278,7 +278,8 @@ def test_missing_records_are_told_and_the_plan_goes_on(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (found,) = call(capsys, "plan", config, "--json").json["refused_here"]
-    assert found.startswith("data.path: there is no file ")
+    assert found.startswith("data.path (line ")
+    assert "there is no file " in found
 
 
 def test_packed_weights_without_their_package(
@@ -575,7 +576,7 @@ PUBLIC_TROUBLE = {
     "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file (on the command line): "),
     "another column": (
         ["synthesis.column=txt"],
-        ", read by synthesis.column (on the command line): record 1: has no column 'txt'; its columns are: text, "
+        ", read by synthesis.column: record 1: has no column 'txt'; its columns are: text, "
         "question, answer, messages, patient. Fix: did you mean 'text'?",
     ),
     "too few texts": (
@@ -591,7 +592,7 @@ PUBLIC_TROUBLE = {
     "records of several parts": (["data.text='{question} {answer}'"], "synthesis writes whole texts"),
     "a setting of another row": (
         ["synthesis.requests=3"],
-        "synthesis.requests (on the command line) is read by method popri",
+        "synthesis.requests is read by method popri",
     ),
     "no function": (
         ["synthesis.generator=callable", "synthesis.file=null", "synthesis.callable=no_such_module:write"],
@@ -644,7 +645,7 @@ def test_more_directions_than_texts_are_refused(
 ) -> None:
     write_records(choosing.parent / "records.jsonl")
     given = [command, choosing, "method.name=pe-sgd", "synthesis.rehearsals=3", "synthesis.variations=0"]
-    words = "method.top_k=7 (on the command line) is more than the 6 public texts that synthesis.seeds=6 "
+    words = "method.top_k=7 is more than the 6 public texts that synthesis.seeds=6 "
     asked = [*given, "method.top_k=7"]
     refuses(capsys, choosing.parent, asked, words, quiet=command == "plan", said=[LOADING])
 

@@ -93,27 +93,25 @@ def test_tokens_alone_say_nothing(config: Path, capsys: pytest.CaptureFixture[st
 @pytest.mark.parametrize(
     ("file", "more", "said"),
     [
-        ("none.jsonl", [], "error: --public: there is no file "),
+        ("none.jsonl", [], "auto.file (on the command line): there is no file "),
         (".", [], "is not a file"),
         (
             "few.jsonl",
             [],
-            "error: --public holds 5 different records with a token to learn, and 32 are needed",
+            "auto.file holds 5 different records with a token to learn, and 32 are needed",
         ),
-        ("few.jsonl", [], "give more PUBLIC records of the form of the private ones, or leave out --public"),
-        ("records.jsonl", [], "error: --public names "),
+        ("records.jsonl", [], "auto.file names "),
         (
             "few.jsonl",
             ["data.label=label", "data.labels=2"],
-            "error: --public does not go with data.label (on the command line)",
+            "method.learning_rate=auto does not go with data.label",
         ),
-        ("few.jsonl", ["data.label=label", "data.labels=2"], "Fix: leave out --public"),
-        ("few.jsonl", ["method.name=wishart-m2"], "error: --public does not go with method 'wishart-m2'"),
-        ("12", [], "error: --public holds 5 different records"),
-        ("\N{GRINNING FACE}.jsonl", [], "error: --public holds 5 different records"),
+        ("few.jsonl", ["method.name=wishart-m2"], "cannot be auto with method 'wishart-m2'"),
+        ("12", [], "auto.file holds 5 different records"),
+        ("\N{GRINNING FACE}.jsonl", [], "auto.file holds 5 different records"),
     ],
 )
-def test_errors_name_what_was_typed(
+def test_public_records_that_do_not_do(
     file: str,
     more: list[str],
     said: str,
@@ -127,16 +125,6 @@ def test_errors_name_what_was_typed(
     monkeypatch.chdir(tmp_path)
     refused = call(capsys, "recommend", config, *more, "data.format=jsonl", "--public", file)
     check(refused, said)
-    assert "--public" in refused.err
-    for setting in ("auto.file", "=auto", "be auto", "of auto"):
-        assert setting not in refused.err
-
-
-def test_a_file_of_the_settings_is_called_what_it_is_there(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    refused = call(capsys, "recommend", config, "method.learning_rate=auto", "auto.file=none.jsonl")
-    check(refused, "error: auto.file: there is no file none.jsonl")
 
 
 @pytest.mark.usefixtures("drawn")
@@ -179,7 +167,9 @@ def test_refusals(
     check(call(capsys, "recommend", config, *given), told)
 
 
-@pytest.mark.parametrize(("content", "words"), [(None, "--public: "), ("", "--public: no records in")])
+@pytest.mark.parametrize(
+    ("content", "words"), [(None, "auto.file (on the command line): "), ("", "auto.file: no records in")]
+)
 def test_public_records_are_looked_for_before_anything_is_loaded(
     content: str | None,
     words: str,

@@ -463,7 +463,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "d.jsonl, lines 2, 4: this is not JSON",
             "line 3: this is a JSON list",
-            "of a file that is one list of records, give --format json",
+            "of a file that is one list of records, set data.format=json",
             "line 5: column 'text' is empty",
         ],
     ),
@@ -529,18 +529,18 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "d.txt is named as a text",
             "holds JSON",
-            "name it d.json, or give --format json; give --format text if",
+            "name it d.json, or set data.format=json; set data.format=text if",
         ],
     ),
     "JSON lines as text": (
         lambda f: _bytes(f / "d.txt", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'),
         [],
-        ["holds JSON, an object a line", "name it d.jsonl, or give --format jsonl"],
+        ["holds JSON, an object a line", "name it d.jsonl, or set data.format=jsonl"],
     ),
     "no ending": (
         lambda f: _bytes(f / "notes", b'{"text": "a"}\n'),
         [],
-        ["the ending of", "it holds JSON, an object a line: name it notes.jsonl, or give --format jsonl"],
+        ["the ending of", "it holds JSON, an object a line: name it notes.jsonl, or set data.format=jsonl"],
     ),
     "no such format": (
         lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
@@ -941,14 +941,13 @@ def test_settings_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 OPTIONS = {
-    "--steps 3": "settings have no dashes: group.name=value; it belongs elsewhere: write privacy.steps",
+    "--steps 3": "settings have no dashes: write privacy.steps=…",
     "--learning_rate 1e-4": "write method.learning_rate",
     "--learning-rate=1e-4": "write method.learning_rate",
     "--privacy.steps 3": "write privacy.steps",
     "--privacy.stepz 3": "write privacy.steps",
     "--max_grad_norm 1": "privacy.clip_norm",
     "--num_train_epochs 3": "privacy.steps",
-    "--packing": "several people's records",
     "--nothing 3": "see `privlora train --help`",
 }
 

@@ -362,7 +362,8 @@ def _of_value(several: list[Any], origin: Origin) -> ConfigError:
         return ConfigError(f"{whose} is missing", fix=f"add {origin.written(place, _example(place))}{owners}")
     if problem["type"] == "extra_forbidden":
         return ConfigError(
-            f"unknown setting {named(dotted, longest=80)}{where}", fix=meant(loc[-1], _group_of(loc)).fix
+            f"unknown setting {named(dotted, longest=80)}{where}",
+            fix=meant(place[-1], ".".join(str(part) for part in place[:-1] if not isinstance(part, int))).fix,
         )
     options = [word for each in several for word in _words(loc) if each["type"] == "literal_error"]
     other = VALUES.get(dotted, {})
@@ -424,13 +425,12 @@ def _example(place: Place) -> Any:
     return _EXAMPLES.get(_dotted(place), "…")
 
 
-def _group_of(loc: Place) -> str:
-    """Of a setting, the group as `settings_by_group` calls it."""
-    return ".".join(str(part) for part in _of_setting(loc)[:-1] if not isinstance(part, int))
-
-
 def _of_setting(loc: Place, kind: str = "") -> Place:
     """Without pydantic's names for the kinds of value that a setting may be, which say nothing to a user."""
+    if loc[:1] not in (
+        (group,) for group in Settings.model_fields
+    ):  # settings of another kind have no groups
+        return tuple(part for at, part in enumerate(loc) if at == 0 or isinstance(part, int))
     own, last = settings_by_group().get(".".join(map(str, loc[:2])), ()), len(loc) - 1
     unknown = kind == "extra_forbidden"  # whose name is the last
     inner = [

@@ -551,13 +551,21 @@ def _to_name(file: Path, format: Format | None) -> str:
             f"give it an ending that does ({', '.join(FORMAT_OF_SUFFIX)}), or set data.format to jsonl, json, csv, "
             "parquet, text or paragraphs"
         )
-    ending = next(suffix for suffix, each in FORMAT_OF_SUFFIX.items() if each == format)
-    stem = file.name.removesuffix(".gz").removesuffix(".txt")
-    zipped = ".gz" if is_zipped(file) else ""
-    named_so = f"name it {stem}{ending}{zipped}, or set data.format={format}"
     if format == "text":
-        return f"if it is a text a line, {named_so}; of a table with commas, {stem}.csv{zipped} or data.format=csv"
-    return f"it holds {SAID[format]}: {named_so}"
+        table = f"{_stem(file)}.csv{'.gz' if is_zipped(file) else ''}"
+        return (
+            f"if it is a text a line, {_as(file, format)}; of a table with commas, {table} or data.format=csv"
+        )
+    return f"it holds {SAID[format]}: {_as(file, format)}"
+
+
+def _as(file: Path, format: Format) -> str:
+    ending = next(suffix for suffix, each in FORMAT_OF_SUFFIX.items() if each == format)
+    return f"name it {_stem(file)}{ending}{'.gz' if is_zipped(file) else ''}, or set data.format={format}"
+
+
+def _stem(file: Path) -> str:
+    return file.name.removesuffix(".gz").removesuffix(".txt")
 
 
 def _refuse_json(source: str, file: Path) -> None:
@@ -567,7 +575,7 @@ def _refuse_json(source: str, file: Path) -> None:
         raise DataError(
             f"{source} is named as a text with a record in each line, and holds {SAID[format]}",
             why="each line would be trained on as it stands, with its brackets and names of columns",
-            fix=f"{_to_name(file, format).partition(': ')[2]}; set data.format=text if its lines are the texts",
+            fix=f"{_as(file, format)}; set data.format=text if its lines are the texts",
         )
 
 

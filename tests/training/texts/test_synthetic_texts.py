@@ -329,7 +329,7 @@ def test_a_warm_start_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.
                 "generator": Notes(None),
                 "columns": {"prompt": "text", "completion": "text", "max_length": 60},
             },
-            r"set columns=dict\(text=…\) to one column",
+            "set data.text to one column",
         ),
         ({"generator": Notes(None), "synthesis": {"generator": "model"}}, "names another one"),
     ],

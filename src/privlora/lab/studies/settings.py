@@ -21,6 +21,7 @@ from typing import Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from privlora.config import Settings, checked, read_yaml, settings_from
+from privlora.config.base import Wrong
 from privlora.errors import ConfigError, nearest
 from privlora.methods import find_row
 from privlora.training.misfits import refuse_misfits, refuse_unsettled
@@ -92,16 +93,17 @@ class StudySettings(_Checked):
         for name in ("learning_rate", "seeds", "epsilon", "rank"):
             values = getattr(self, name)
             if len(set(values)) != len(values):
-                raise ValueError(f"{name} names a value twice")
+                raise Wrong(f"{name} names a value twice", "name each once", name)
             if name != "seeds" and any(value <= 0 for value in values):
-                raise ValueError(f"{name} holds a value that is not above 0")
+                raise Wrong(f"{name} holds a value that is not above 0", "give numbers above 0", name)
         if both := set(self.seeds) & set(self.selection.seeds):
-            raise ValueError(
+            raise Wrong(
                 f"seed {min(both)} is in seeds and in selection.seeds: a rate chosen on a run would be reported on "
-                "that run. Fix: give selection seeds of their own"
+                "that run",
+                "give selection seeds of their own",
             )
         if len(set(self.selection.seeds)) != len(self.selection.seeds):
-            raise ValueError("selection.seeds names a seed twice")
+            raise Wrong("selection.seeds names a seed twice", "name each once")
         return self
 
 
