@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from pydantic import BaseModel, field_validator
 
 from privlora.config import (
     IN_MEMORY,
@@ -561,6 +562,19 @@ def test_values_of_misspelt_settings_are_not_shown(group: str, word: str) -> Non
             with pytest.raises(ConfigError) as caught:
                 settings_from(content, overrides)
             assert word not in str(caught.value), wrong
+
+
+def test_what_a_conversion_says_of_a_value_is_not_repeated() -> None:
+    class Odd(BaseModel):
+        number: int
+
+        @field_validator("number", mode="before")
+        @classmethod
+        def _read(cls, given: str) -> int:
+            return int(given)  # whose error quotes what it was given
+
+    with pytest.raises(ConfigError, match=r"^odd: number is no value for it$"):
+        checked(Odd, {"number": "Lovelace"}, "odd")
 
 
 def told_of(content: dict[str, Any]) -> ConfigError | None:
