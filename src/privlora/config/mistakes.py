@@ -299,7 +299,7 @@ def _known(values: Mapping[str, Any], found: _Found) -> dict[str, Any]:
 
 def _validated(kind: type[BaseModel], values: Mapping[str, Any]) -> tuple[Any, list[Any]]:
     try:
-        return kind(**values), []
+        return kind.model_validate(dict(values)), []  # names may be no text, which keywords are
     except ValidationError as error:
         return None, list(error.errors())
 
@@ -332,9 +332,8 @@ def _add(problems: list[Any], found: _Found, values: Mapping[str, Any], *, late:
 
 def _add_contradiction(one: Any, loc: Place, found: _Found, *, late: bool) -> None:
     if not isinstance(one, Wrong):
-        found.add(
-            f"{found.origin.called(loc)} is no value for it", None, loc[:2]
-        )  # its words may hold the value
+        # Its own words may hold the value.
+        found.add(f"{found.origin.called(loc)} is no value for it", None, loc[:2])
         return
     places = [tuple(each.split(".")) if "." in each else (*loc[:1], each) for each in one.places]
     if len(loc) > 1:
