@@ -80,9 +80,6 @@ def test_without_a_command_help_is_shown(
     shown = call(capsys, "lab")
     assert shown.code == 0
     assert all(f" {name} " in shown.out for name in IN_LAB)
-    moved = call(capsys, "compare", "study.yaml")
-    assert moved.code == 2
-    assert "it is `privlora lab compare` here" in moved.err
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

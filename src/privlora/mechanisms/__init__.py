@@ -1,14 +1,14 @@
 """Bound each privacy unit, sum, add noise once per logical batch: the only way out of the private side."""
 
-from privlora.mechanisms.banded import (
-    CorrelatedNoise,
-    Frames,
+from privlora.accounting.bands import (
     band_coefficients,
     noise_in_sums,
     prefix_error,
     row_norms,
+    split_noise_multiplier,
 )
-from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
+from privlora.mechanisms.banded import CorrelatedNoise, Frames
+from privlora.mechanisms.clip_norm import AdaptiveClipNorm
 from privlora.mechanisms.distributed import PlainSums, ShareMechanism, SumMechanism
 from privlora.mechanisms.gaussian import (
     CLIPPING,

@@ -8,22 +8,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-# Share of 1 / sigma^2 that the count takes: the noise on the sum is 0.5 % larger, that on the count is 5 sigma.
-_COUNTS_SHARE = 0.01
 # C_t stays within this factor of where it started, even if all gradients are zero or infinite.
 _FARTHEST = 1e6
-
-
-def split_noise_multiplier(noise_multiplier: float) -> tuple[float, float]:
-    """Noise multiplier of the sum and standard deviation of the count in one release of (sum / C, count).
-
-    A unit moves the sum by at most C, and the count (of +1/2 and -1/2) by 1/2. So both together are one Gaussian
-    mechanism with 1/sigma^2 = 1/sigma_sum^2 + 1/(2 sigma_count)^2 (Andrew et al. 2021, Theorem 1).
-
-    >>> split_noise_multiplier(1.0)
-    (1.005037815259212, 5.0)
-    """
-    return noise_multiplier / math.sqrt(1 - _COUNTS_SHARE), noise_multiplier / (2 * math.sqrt(_COUNTS_SHARE))
 
 
 class AdaptiveClipNorm:

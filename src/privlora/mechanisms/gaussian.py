@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from privlora.accounting.bands import split_noise_multiplier
 from privlora.accounting.events import CyclicPoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates import Coordinates, ReleaseLaw
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.banded import CorrelatedNoise
 from privlora.mechanisms.charges import Charges
-from privlora.mechanisms.clip_norm import AdaptiveClipNorm, split_noise_multiplier
+from privlora.mechanisms.clip_norm import AdaptiveClipNorm
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Noising
 from privlora.mechanisms.release import Mechanism, PrivateSum, Release

@@ -10,6 +10,7 @@ from typing import Any
 
 from privlora.accounting import LedgerSummary, Plan, StepEvent, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
+from privlora.accounting.bands import row_norms, split_noise_multiplier
 from privlora.accounting.meaning import meaning
 from privlora.pages.numbers import finite
 from privlora.version import __version__
@@ -108,8 +109,6 @@ def _phase(event: StepEvent, planned: int, charged: int) -> dict[str, Any]:
 def noise_facts(plan: Plan, *, adaptive: bool, coefficients: Sequence[float]) -> dict[str, Any]:
     """How much noise a step adds to each coordinate. adaptive: whether C follows noisy counts, which take a part of the
     noise multiplier. coefficients: of correlated noise; none where steps are independent."""
-    from privlora.mechanisms import row_norms, split_noise_multiplier  # torch
-
     sigma = plan.phases[-1][0].noise_multiplier  # the last phase trains
     if adaptive:
         sigma, _ = split_noise_multiplier(sigma)
