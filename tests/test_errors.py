@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from datetime import date
+from enum import IntEnum
 from functools import partial
 from typing import Any
 
+import numpy as np
 import pytest
 
 from privlora.config import settings_from
-from privlora.errors import PrivloraError, Together, echoed, typed
+from privlora.errors import ConfigError, PrivloraError, Together, echoed, typed
 
 WORDS = ["prism", "fedask", "json", "auto", "true", "false", "null", "none", "user", "tan"]
 
@@ -97,4 +100,33 @@ def test_only_whole_words_that_were_typed_are_shown() -> None:
 def test_a_slip_of_the_pen_shows_no_number() -> None:
     with pytest.raises(PrivloraError, match="did you mean 'seed'") as caught:
         settings_from({"run": {"sed": 78051120}})
+    assert "7805" not in str(caught.value)
+
+
+class Patient(IntEnum):
+    GRETA = 78051129
+
+
+NUMBER = 78051129
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"privacy": Patient.GRETA},
+        {"model": np.float64(78051129.25)},
+        {"model": NUMBER},
+        {NUMBER: {}, (NUMBER,): {}, date(1978, 5, 11): {}},
+        {"privacy": {NUMBER: 1, (NUMBER,): 2, b"78051129": 3, 10**5000: 4}},
+        {"privacy": {"public_dataset_size": 10**5000, "steps": 10**5000, "delta": 10**5000}},
+        {"data": {"labels": {4111780511290000: 3}}},
+        {"federation": {"clients": NUMBER, "rounds": 2}, "privacy": {"steps": [{"text": "78051129"}]}},
+        {"federation": {"clients": 3, "rounds": 2}, "privacy": {"steps": NUMBER}},
+    ],
+    ids=range(9),
+)
+def test_what_no_file_holds_is_refused_and_not_shown(content: Any) -> None:
+    """A caller in Python may hand over anything."""
+    with pytest.raises(ConfigError) as caught:
+        settings_from(content)
     assert "7805" not in str(caught.value)

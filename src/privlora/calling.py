@@ -159,11 +159,15 @@ def settings_of_call(
     if problems.fails(_checked_output, output):
         output = "runs/run"
     groups = {**groups, "adapter": problems.of(None, _adapter, groups, problems)}
+    for argument, names in _ARGUMENTS.items():
+        if isinstance(groups[argument], Mapping):
+            problems.found += [
+                ConfigError(f"{argument} holds {name!r}", fix=f"give {called} as an argument")
+                for name, called in names.items()
+                if name in groups[argument]
+            ]
     columns = groups["columns"] or {}
     if isinstance(columns, Mapping):
-        for name in {"path", "evaluation"} & columns.keys():
-            fix = f"give {'data' if name == 'path' else name} as an argument"
-            problems.found.append(ConfigError(f"columns holds {name!r}", fix=fix))
         columns = {**columns, **data}
     name = _name_of(model) if is_loaded(model) else str(model)
     loading = groups["loading"] or {}
@@ -183,6 +187,14 @@ def settings_of_call(
         raise (in_one([*problems.found, error], source if error.whom else "")) from None
     problems.tell()
     return settings
+
+
+_ARGUMENTS: Final = {
+    "columns": {"path": "data", "evaluation": "evaluation"},
+    "loading": {"name": "model"},
+    "run": {"output": "output"},
+}
+"""Of arguments that hold settings, those that are arguments of their own."""
 
 
 def _checked_model(model: Any) -> None:

@@ -273,8 +273,13 @@ def named(value: object, longest: int = 40) -> str:
     if isinstance(value, str):
         shows = len(value) <= longest and len(value.split()) <= 1 and value == value.strip()
     else:
-        shows = value is None or isinstance(value, bool | int | float)
+        shows = value is None or (type(value) in (bool, int, float) and not _is_long(value))
     return repr(value) if shows else _unshown(value)
+
+
+def _is_long(value: object) -> bool:
+    """Whether it is a whole number that Python may refuse to write: it has a limit of digits."""
+    return isinstance(value, int) and abs(value) >= _LARGEST
 
 
 def _unshown(value: object) -> str:
@@ -282,6 +287,7 @@ def _unshown(value: object) -> str:
     return f"({kind}, not shown: it may be private)"
 
 
+_LARGEST: Final = 10**18
 _NUMBER: Final = re.compile(
     r"[-+]?(\d[\d_]*([.,]\d*)?|[.,]\d+)(e[-+]?\d{1,2})?[%a-z]?", re.IGNORECASE | re.ASCII
 )
@@ -313,6 +319,8 @@ def echoed(value: object, allowed: Iterable[str] = ()) -> str:
     >>> echoed(10**8), echoed(78051120), echoed("Noel", ["none"])
     ('100000000', '(an int, not shown: it may be private)', '(text, not shown: it may be private)')
     """
+    if _is_long(value):
+        return _unshown(value)
     if isinstance(value, str | int | float) and str(value) in _TYPED.get():
         return named(value)
     if isinstance(value, str) and not _NUMBER.fullmatch(value):

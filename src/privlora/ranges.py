@@ -21,6 +21,8 @@ MOST_STEPS: Final = 1_000_000
 """Of one run: the noise for more releases takes many minutes to find, and each has a line in a ledger."""
 MOST_PHASES: Final = 32
 """Of one run, with noise of their own: epsilon of each takes a second."""
+MOST_CLIENTS: Final = 100_000
+"""Of a federation."""
 MOST_BANDS: Final = 256
 """Of correlated noise."""
 

@@ -19,7 +19,7 @@ from pydantic import (
 from privlora.config.base import Countable, Group, Wrong, all_of, countable
 from privlora.data.formats import Format
 from privlora.errors import echoed, named, nearest
-from privlora.ranges import BATCHES, MOST_PHASES
+from privlora.ranges import BATCHES, MOST_CLIENTS, MOST_PHASES
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the first a letter or a digit"
@@ -283,6 +283,8 @@ class FederationSettings(Group):
         names = [] if isinstance(clients, int) else [client.name for client in clients]
         if (clients if isinstance(clients, int) else len(clients)) < 2:
             raise Wrong("a federation has at least 2 clients", "`privlora train` serves one", "clients")
+        if (clients if isinstance(clients, int) else len(clients)) > MOST_CLIENTS:
+            raise Wrong(f"more than {MOST_CLIENTS} clients", "fewer")
         if len({name.lower() for name in names}) < len(names):
             raise Wrong(
                 "two clients have the same name, perhaps but for capital letters, so one would be "

@@ -581,7 +581,7 @@ class PrivacySettings(Group):
     steps."""
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     """q: probability with which each unit joins a step."""
-    public_dataset_size: int | None = Field(default=None, ge=1)
+    public_dataset_size: int | None = Field(default=None, ge=1, le=int(BATCHES[1]))
     """N as you are willing to publish it, for example rounded; never counted by privlora."""
     unit: Literal["record", "user"] = "record"
     """Whose presence is hidden: one record, or all records of one user."""
@@ -632,6 +632,7 @@ class PrivacySettings(Group):
                 "would satisfy it",
                 "set delta to a tenth of 1/N or less",
                 "delta",
+                "public_dataset_size",
             )
         if not self.private:
             given = [k for k in ("target_epsilon", "noise_multiplier") if getattr(self, k) is not None]
@@ -689,6 +690,7 @@ class PrivacySettings(Group):
                 f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}",
                 f"at most {n}, better half of it or less; with steps and batch auto both follow from it",
                 "expected_batch_size",
+                "public_dataset_size",
             )
         if self.max_batch_size is not None and self.public_dataset_size is None:
             yield Wrong(

@@ -108,7 +108,8 @@ class Origin:
             return _dotted(place)
         own = {**_ARGUMENTS, **self.arguments}.get(place)
         first = _GROUP_ARGUMENTS.get(place[0], place[0])
-        return own or f"{first}{''.join(f'[{name!r}]' for name in place[1:])}"
+        names = (f"[{name!r}]" if isinstance(name, str) else f"[{echoed(name)}]" for name in place[1:])
+        return own or f"{first}{''.join(names)}"
 
     def written(self, place: Place, value: Any) -> str:
         """A setting with a value, or a group with values, as it is written where the others stand.
@@ -208,11 +209,10 @@ def checked_settings(values: Mapping[str, Any], origin: Origin, methods: bool = 
         for group, instead in _STAND_INS.items():
             inner = others.setdefault(group, {})
             if isinstance(inner, Mapping):
-                needed = (
-                    PrivacySettings.lacks(inner) + ["steps"] * (not federated)
-                    if group == "privacy"
-                    else instead
-                )
+                # Of a federation steps and paths may follow.
+                needed = [name for name in instead if not (federated and name in ("steps", "path"))]
+                if group == "privacy":
+                    needed = [name for name in needed if name in ("steps", *PrivacySettings.lacks(inner))]
                 lacking = {name: instead[name] for name in needed if name not in inner}
                 others[group] = {**inner, **lacking}
                 found.bad |= {(group, name) for name in lacking}
@@ -251,11 +251,13 @@ def natural(group: str, value: object) -> Meant | None:
 
 def is_shown(group: str, value: object) -> bool:
     """Whether an error may show what stands instead of a group."""
-    if named(value) != repr(value):
+    if type(value) not in (str, int, float) or named(value) != repr(value):
         return False
     if group == "data":
         return is_data_file_name(str(value))
-    return group == "model" or echoed(value, known_methods() if group == "method" else ()) == repr(value)
+    return (group == "model" and isinstance(value, str)) or echoed(
+        value, known_methods() if group == "method" else ()
+    ) == repr(value)
 
 
 def _known(values: Mapping[str, Any], found: _Found) -> dict[str, Any]:
@@ -265,7 +267,7 @@ def _known(values: Mapping[str, Any], found: _Found) -> dict[str, Any]:
         where = origin.where((group,))
         if group not in groups:
             fix, other = meant(group)
-            found.add(f"unknown group {named(group)}{where}", fix)
+            found.add(f"unknown group {_called(group)}{where}", fix)
             found.meant |= {tuple(other.split("."))} if other else set()
         elif isinstance(inner, Mapping):
             rest[group] = {name: value for name, value in inner.items() if name in groups[group]}
@@ -273,7 +275,7 @@ def _known(values: Mapping[str, Any], found: _Found) -> dict[str, Any]:
                 if name not in groups[group]:
                     fix, other = meant(name, group)
                     where = origin.where((group, name))
-                    found.add(f"unknown setting {named(f'{group}.{name}', longest=80)}{where}", fix)
+                    found.add(f"unknown setting {_called(name, group)}{where}", fix)
                     found.meant |= {tuple(other.split("."))} if other else set()
         elif inner is None and type(None) in get_args(Settings.model_fields[group].annotation):
             rest[group] = None
@@ -361,7 +363,7 @@ def _of_value(several: list[Any], origin: Origin) -> ConfigError:
         return ConfigError(f"{whose} is missing", fix=f"add {origin.written(place, _example(place))}{owners}")
     if problem["type"] == "extra_forbidden":
         return ConfigError(
-            f"unknown setting {named(dotted, longest=80)}{where}",
+            f"unknown setting {_called(place[-1], _dotted(place[:-1]))}{where}",
             fix=meant(place[-1], ".".join(str(part) for part in place[:-1] if not isinstance(part, int))).fix,
         )
     options = [word for each in several for word in _words(loc) if each["type"] == "literal_error"]
@@ -371,7 +373,7 @@ def _of_value(several: list[Any], origin: Origin) -> ConfigError:
     if isinstance(given, Truth):
         shown = f"={given}"
     said = ", or ".join(dict.fromkeys(each["msg"][:1].lower() + each["msg"][1:] for each in several))
-    fix: str | None = other.get(str(given).lower())
+    fix: str | None = other.get(str(given).lower()) if isinstance(given, str | bool | Truth) else None
     if fix is None and options and isinstance(given, str):
         fix = nearest(named(given).strip("'"), options)
     if fix is None and isinstance(given, Truth | bool) and origin.file is not None:
@@ -381,6 +383,13 @@ def _of_value(several: list[Any], origin: Origin) -> ConfigError:
     if fix is None and loc[0] in Settings.model_fields:
         fix = f"see `privlora settings {dotted}`"
     return ConfigError(f"{whose}{shown}{where}: {said}", fix=fix)
+
+
+def _called(name: object, group: str = "") -> str:
+    """An unknown name: what stands for one may be a record, or a number of a person."""
+    if not isinstance(name, str):
+        return f"{group and f'{group}: '}a name of type {type(name).__name__}"
+    return named(f"{group}.{name}" if group else name, longest=80)
 
 
 def _words(loc: Place) -> list[str]:
@@ -447,5 +456,5 @@ def _dotted(place: Place) -> str:
     """
     text = ""
     for part in place:
-        text += f"[{part}]" if isinstance(part, int) else f".{part}" if text else str(part)
+        text += f"[{echoed(part)}]" if isinstance(part, int) else f".{part}" if text else str(part)
     return text

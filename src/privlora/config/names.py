@@ -154,7 +154,7 @@ def meant(name: object, group: str = "") -> Meant:
     >>> meant("max_grad_norm").place, meant("stepz", "privacy").fix, meant("steps", "run").fix
     ('privacy.clip_norm', "did you mean 'steps'?", 'it belongs elsewhere: write privacy.steps')
     """
-    plain, groups = str(name).lower().replace("-", "_"), settings_by_group()
+    plain, groups = name.lower().replace("-", "_") if isinstance(name, str) else "", settings_by_group()
     own = [each for each in groups.get(group, ()) if each != _NEVER]
     if plain in _NOTHING:
         return Meant(f"remove it: {_NOTHING[plain]}")

@@ -7,6 +7,7 @@ from typing import Any, Final, NamedTuple
 
 from privlora.config.auto import AUTO
 from privlora.config.federation import JOINT
+from privlora.errors import echoed
 
 MICRO_BATCH: Final = 4096
 """Tokens of a micro-batch where nothing else is said."""
@@ -39,7 +40,7 @@ def misplaced(value_of: Callable[[str, str], Any], steps: int | None = None) -> 
         value = value_of(*place.split("."))
         if place == "privacy.steps" and steps is not None:
             wrong = steps.__ne__ if value is not None else _given
-            what = f"privacy.steps={value}, and a client of this federation takes {steps}"
+            what = f"privacy.steps={echoed(value)}, and a client of this federation takes {steps}"
         if place == "method.metric_power" and value_of("federation", "rule") in (None, JOINT):
             continue  # whose steps all clients take together
         if wrong(value):

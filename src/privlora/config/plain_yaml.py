@@ -54,6 +54,8 @@ class _PlainLoader(yaml.SafeLoader):
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen = set()
         for key_node, _ in node.value:
+            if key_node.tag == "tag:yaml.org,2002:merge":
+                raise UnboundedError("a merge (<<)", "write its settings out", key_node.start_mark)
             if not isinstance(key_node, yaml.ScalarNode):
                 continue  # a list or a mapping, which yaml itself refuses as a key
             if key_node.value in seen:

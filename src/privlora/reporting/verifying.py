@@ -420,6 +420,9 @@ def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerS
         raise PrivacyError("the report's noise has other bands than that of the ledger")
     adaptive = noise["clip_quantile"] is not None
     found["noise"] = {**noise, **noise_facts(plan, adaptive=adaptive, coefficients=bands)}
+    if plan.unit == "client" and not plan.method.startswith(rule):
+        raise PrivacyError("the report names another rule than the ledger")
+    found["target_epsilon"] = plan.target_epsilon
     name = plan.method.removeprefix(rule)
     found["method"] = {**report["method"], "name": name}
     if (row := facts_of(name)) is not None:  # else of a method of the publisher's own
