@@ -285,6 +285,15 @@ def test_a_method_is_what_the_table_says_of_it(name: str, release: Path) -> None
 
 
 @pytest.mark.usefixtures("quick")
+def test_a_target_is_that_of_the_ledger(release: Path) -> None:
+    folder = RunFolder(release.parent / "run")
+    folder.root.mkdir()
+    release.rename(folder.root / "release")
+    sealed_again(folder, target_epsilon=0.1)
+    assert "epsilon" in failed(verify(folder.release))
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_report_says_each_thing_once(release: Path) -> None:
     """Who reads the first of two numbers reads another promise than who reads the last."""
     path = release / "privacy_report.json"
