@@ -226,7 +226,7 @@ def test_what_transformers_sets_by_itself_is_not_told(tmp_path: Path) -> None:
         ({"per_device_train_batch_size": 4}, "and so is how many records"),
         ({"trust_remote_code": True}, "could read private batches"),
         ({"model_init_kwargs": {"trust_remote_code": True}}, "could read private batches"),
-        ({"report_to": "all"}, "PrivateTrainer: report_to="),
+        ({"report_to": "all"}, "report_to.*valid|report_to.*jsonl"),
         ({"delta": 2}, "PrivateTrainer: delta=2"),
         ({"completion_only_loss": True}, "loss_on=completion needs"),
         ({"max_steps": "100"}, r"max_steps is of type str. Fix: give a number"),

@@ -200,5 +200,5 @@ def test_what_cannot_be_mapped_is_told_in_one_line(tmp_path: Path) -> None:
     content = {"data": {"path": "x.jsonl"}, "privacy": PRIVACY}
     with pytest.raises(ConfigError, match="device and device_map both say where the model lies"):
         settings_from({"model": {"name": "m", "device": "cpu", "device_map": "auto"}, **content})
-    with pytest.raises(ConfigError, match=r"it is called model\.device_map here"):
+    with pytest.raises(ConfigError, match=r"write model\.device_map"):
         settings_from({"model": {"name": "m"}, "run": {"device_map": "auto"}, **content})

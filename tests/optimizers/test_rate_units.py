@@ -386,23 +386,6 @@ def test_what_the_rate_is_in_is_written_down_even_where_it_was_not_asked_for(
     assert found["method"]["relative_rate"] is kept
 
 
-def test_a_run_that_was_begun_before_there_was_a_unit_is_resumed_in_entries_at_the_rate_it_had(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(Stop):
-        begun(tmp_path / "run", {"name": "prism", "relative_rate": False}, StopAfterTwo())
-    path = tmp_path / "run/private/config.resolved.yaml"
-    content = yaml.safe_load(path.read_text(encoding="utf-8"))
-    assert content["method"]["learning_rate"] is None
-    del content["method"]["relative_rate"]
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    result = resume_run(tmp_path / "run", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
-    report = json.loads((result.release / "privacy_report.json").read_text(encoding="utf-8"))
-    old = METHODS["prism"].rate_of(4, relative=False)
-    assert (report["method"]["relative_rate"], report["method"]["learning_rate"]) == (False, old)
-    assert old == pytest.approx(4e-3 * 6**0.5, rel=2e-3)
-
-
 def test_which_rows_have_their_rate_in_the_size_of_the_weights() -> None:
     assert [name for name, row in ROWS.items() if row.relative_rate] == ["prism"]
     found = METHODS["prism"].resolve(MethodSettings(), None, 24)
@@ -412,26 +395,6 @@ def test_which_rows_have_their_rate_in_the_size_of_the_weights() -> None:
     assert (old.relative_rate, old.learning_rate) == (False, 4e-3)
     # What a loop of one's own gives its steps is in entries unless it says otherwise.
     assert build(METHODS["prism"], LowRankAdapter(tiny_model(), rank=2))[1].weight_units is None
-
-
-@pytest.mark.parametrize("method", [{"name": "prism"}, {"name": "prism", "relative_rate": None}, None])
-def test_a_run_of_a_version_that_knew_no_unit_was_in_entries(
-    method: dict[str, Any] | None, tmp_path: Path
-) -> None:
-    path = tmp_path / "config.resolved.yaml"
-    content = {
-        "model": {"name": "m"},
-        "data": {"path": "x.jsonl"},
-        "privacy": {**STEPS, **PRIVATE},
-        "method": method,
-    }
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    settings = kept_settings(path)
-    assert settings.method.relative_rate is False
-    assert METHODS["prism"].resolve(settings.method, None, 24).learning_rate == 4e-3
-    content["method"] = {"name": "prism", "relative_rate": True}
-    path.write_text(yaml.safe_dump(content), encoding="utf-8")
-    assert kept_settings(path).method.relative_rate is True
 
 
 def test_epsilon_is_that_of_the_run_in_entries(tmp_path: Path, quick_reports: None) -> None:

@@ -45,6 +45,6 @@ def test_a_figure_follows_the_pages_theme() -> None:
 
 
 def test_templates_are_installed() -> None:
-    rooms = {"pages": "base", "reporting": "report", "auditing": "audit", "studies": "study"}
-    for room, name in {**rooms, "diagnostics": "diagnostics"}.items():
+    rooms = {"pages": "base", "reporting": "report", "auditing": "audit", "lab.studies": "study"}
+    for room, name in {**rooms, "lab.diagnostics": "diagnostics"}.items():
         assert (resources.files(f"privlora.{room}") / "templates" / f"{name}.html.j2").is_file()

@@ -305,7 +305,7 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
         ),
         (
             {"method": {"learning_rate": None}, "privacy": {"steps": "Auto"}},
-            "a whole number, or auto|1 or more, or auto",
+            "as steps: 200, or auto",
         ),
         ({"synthesis": {"generator": "model", "preset": "text"}}, "not rehearsed with here"),
         ({"federation": {"rule": "tan", "rounds": 2, "clients": 3}}, "does not go with a federation"),

@@ -242,7 +242,13 @@ def natural(group: str, value: object) -> Meant | None:
     >>> natural("method", "prism").fix, natural("data", "a b c").fix
     ('write name: prism in the group method', "write path: '...' in the group data")
     """
-    name = "all" if group == "auto" and str(value).lower() == "true" else _MAIN.get(group)
+    if (
+        group == "auto"
+        and isinstance(value, str | bool)
+        and str(value).lower() in ("true", "all", "yes", "on")
+    ):
+        return Meant("write auto: true", "auto.all")
+    name = _MAIN.get(group)
     if name is None:
         return None
     pair = yaml.safe_dump({name: value if is_shown(group, value) else "..."}, allow_unicode=True).strip()
@@ -438,7 +444,10 @@ def _of_setting(loc: Place, kind: str = "") -> Place:
     if loc[:1] not in (
         (group,) for group in Settings.model_fields
     ):  # settings of another kind have no groups
-        return tuple(part for at, part in enumerate(loc) if at == 0 or isinstance(part, int))
+        kinds = ("int", "float", "str", "bool")
+        return tuple(
+            p for p in loc if isinstance(p, int) or (p.replace("_", "").isalnum() and p not in kinds)
+        )
     own, last = settings_by_group().get(".".join(map(str, loc[:2])), ()), len(loc) - 1
     unknown = kind == "extra_forbidden"  # whose name is the last
     inner = [

@@ -133,7 +133,7 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
     if not (equals and dot and name):
         plain = key.strip().lstrip("-")
         place = None if dot else (natural(plain, value or "…") or meant(plain)).place
-        shown = value if value and is_shown(plain, value) else "…"
+        shown = "true" if place == "auto.all" else value if value and is_shown(plain, value) else "…"
         raise ConfigError(
             f"cannot read override {named(override)}",
             fix=_GENERAL if place is None else f"write {place}={shown} (group.key=value)",

@@ -51,10 +51,10 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         {"model": {}, "data": {}, "privacy": {}},
         ["holds the settings of one run", "put them under base:"],
     ),
-    "no method": (content(methods=[]), ["methods is"]),
+    "no method": (content(methods=[]), ["methods"]),
     "no task": (without("tasks"), ["tasks is"]),
-    "no seed": (content(seeds=[]), ["seeds is"]),
-    "no rate": (content(learning_rate=[]), ["learning_rate is"]),
+    "no seed": (content(seeds=[]), ["seeds"]),
+    "no rate": (content(learning_rate=[]), ["learning_rate"]),
     "no epsilon": (content(epsilon=[]), ["epsilon is missing or empty"]),
     "no rank": (content(rank=[]), ["rank"]),
     "one rate, no list": (content(learning_rate=0.1), ["learning_rate", "list"]),
@@ -127,7 +127,7 @@ def test_bad_files(name: str) -> None:
 
 
 def test_a_file_in_the_place_of_base() -> None:
-    with pytest.raises(ConfigError, match=r"base=.* is no mapping"):
+    with pytest.raises(ConfigError, match=r"base=.*valid dictionary"):
         study_from({**content(), "base": "chats.yaml"}, "study.yaml")
 
 
