@@ -107,7 +107,7 @@ USER = {
     "user_column": "patient",
     "max_records_per_user": 2,
 }
-PLAIN = {"private": False, "noise_multiplier": None, "clip_norm": None, "insecure_noise_seed": None}
+PLAIN = {"private": False, "noise_multiplier": None, "clip_norm": None}
 _METHODS = [
     "prism",
     "dp-adamw",
