@@ -606,8 +606,9 @@ def test_one_value_of_a_table_changes_no_other() -> None:
     import pandas
 
     for more in (2.5, "a", None):
-        assert as_records(pandas.DataFrame({"a": pandas.Series([1, more], dtype=object)}))[0] == {"a": 1}
-        assert as_records({"a": [1, more]})[0] == {"a": 1}
+        table = pandas.DataFrame({"a": pandas.Series([1, more], dtype=object)})
+        for records in (as_records(table), as_records({"a": [1, more]})):
+            assert repr(records[0]["a"]) == "1"  # and no 1.0, which is equal to it
 
 
 def test_what_is_inside_a_column_has_a_name_with_a_dot() -> None:
