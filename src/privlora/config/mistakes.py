@@ -330,7 +330,7 @@ def _add(problems: list[Any], found: _Found, values: Mapping[str, Any], *, late:
         if not any(other.startswith((f"{place}.", f"{place}[")) for other in told):  # which was read further
             found.errors.append(_of_value(several, origin))
     privacy = values.get("privacy")
-    own = any(at[:1] == ("privacy",) and len(at) > 1 for at in found.bad)
+    own = any(problem["loc"][:1] == ("privacy",) and len(problem["loc"]) > 1 for problem in problems)
     if isinstance(privacy, Mapping) and not late and own and ("privacy",) not in found.bad:
         for name in PrivacySettings.lacks(privacy):  # which it says itself once its values are right
             at = ("privacy", name)
