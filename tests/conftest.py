@@ -16,6 +16,7 @@ import torch
 from quick import is_quick
 
 from privlora.accounting import accountants
+from privlora.reporting.fields import strange
 
 torch.set_num_threads(1)
 gc.disable()  # until pytest_collection_finish: it would take a third of the time that importing takes
@@ -82,6 +83,20 @@ def _unsynced() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "fsync", fsync)
         yield
+
+
+@pytest.fixture(autouse=True)
+def _known_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test's report holds what the table of fields lacks."""
+    if (publication := sys.modules.get("privlora.reporting.publication")) is None:
+        return
+    sealed = publication.sealed
+
+    def checked(report: Any) -> Any:
+        assert list(strange(report)) == []
+        return sealed(report)
+
+    monkeypatch.setattr(publication, "sealed", checked)
 
 
 @pytest.fixture(autouse=True, scope="session")

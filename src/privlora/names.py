@@ -32,6 +32,11 @@ do not send tokens to experts."""
 
 KINDS = (ALL_LINEAR, FEED_FORWARD)
 
+UNUSED, MIXED = "not called when the model reads text", "not given one row of tokens a record"
+REFUSED, NARROW = "peft does not load them in this model", "narrower than the rank"
+LEFT_OUT = (UNUSED, MIXED, REFUSED, NARROW)
+"""Why a word for target_modules leaves out layers."""
+
 EITHER = "auto"
 """Feed-forward where that was measured to do better: where names tell it from attention, and no token is routed."""
 

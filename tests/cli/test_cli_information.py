@@ -13,6 +13,7 @@ import pytest
 from cli_cases import LOADING, call, check
 from rich.console import Console
 
+from privlora.config.methods import SPACES as FACTS
 from privlora.methods import CHOICES, METHODS, RATE_STEPS, SPACES, VOTE_METHODS
 from privlora.training.loop import Interrupted
 
@@ -55,7 +56,7 @@ def test_one_row_is_shown_with_its_settings_and_pages(name: str, capsys: pytest.
         return
     row = ROWS[name]
     assert found["needs_public_data"] == (row.public_texts is not None) == ("PUBLIC texts" in shown)
-    assert f"  space       {row.space}: {row.coordinates.described}\n" in shown
+    assert f"  space       {row.space}: {FACTS[row.space].described}\n" in shown
     assert ("  private     NO" in shown) == (not row.private)
     assert list(found["optimizers"]) == list(row.optimizers)
     for optimizer, settings in found["optimizers"].items():

@@ -29,6 +29,7 @@ from privlora.methods import Method, find_method
 from privlora.optimizers import IterateAverage
 from privlora.reporting.noise import noise_on_weights
 from privlora.reporting.publication import rewrite_report
+from privlora.reporting.verifying import verify
 from privlora.stacked.parts import stack_parts
 from privlora.training.assembly import build_parts
 from privlora.training.checkpoint import load_checkpoint
@@ -132,6 +133,8 @@ def test_a_run_that_is_killed_goes_on_and_is_reported_and_exported(tmp_path: Pat
     assert "No closed form is known." in shown
     rewrite_report(folder)
     assert pages[0].read_text() == shown
+    [said] = [check.found for check in verify(result.release).checks if check.name == "epsilon"]
+    assert said.endswith("the method 'span' is not privlora's, and describes itself")
 
 
 def settings(**method: Any) -> Any:

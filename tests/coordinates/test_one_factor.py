@@ -76,7 +76,6 @@ def test_the_right_factor_can_be_the_trained_one(c: OneFactorCoordinates) -> Non
     assert c.dimension == sum(RANK * s.n for s in c.adapter.sites)
     assert [t.shape for (t,) in c.standard_normal(torch.zeros)] == [t.shape for t in c.right]
     assert [t.data_ptr() for (t,) in c.trained] == [t.data_ptr() for t in c.right]
-    assert "√n·‖left‖" in c.noise_law
 
 
 def test_the_squares_of_both_sides_add_up(c: OneFactorCoordinates) -> None:

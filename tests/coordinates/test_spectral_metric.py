@@ -249,8 +249,6 @@ def test_the_start_makes_them_and_stacks_keep_them() -> None:
     assert isinstance(made, SpectralMetricCoordinates)
     assert (made.power, made.right_weight) == (0.5, 0.3)
     assert not made.intrinsic
-    assert "weighed by its singular values" in made.described
-    assert "root mean square" in made.noise_law
     assert made.dimension == plain.dimension
     again = made.stacked(adapter, 1)
     assert isinstance(again, SpectralMetricCoordinates)

@@ -102,7 +102,7 @@ def check_ended(folder: Path, settings: Settings, result: Federated) -> None:
     for name, summary in own.items():
         answered = [one.step for one in rounds if name in one.answered]
         assert charged_after(federation, settings.privacy, answered) <= summary.charges <= summary.plan.steps
-    leftovers = [path.name for path in folder.rglob("*") if path.name.startswith(".")]
+    leftovers = [str(path.relative_to(folder)) for path in folder.rglob("*") if path.name.startswith(".")]
     assert leftovers == []
     assert list(folder.rglob("*.secret")) == []
     if not (folder / "release/privacy_report.json").exists():

@@ -8,10 +8,11 @@ from functools import cache
 
 import pytest
 import torch
-from reporting_cases import Run, base_model, leaf_paths, make_run
-from test_facts import ALLOWED, SOMETIMES
+from reporting_cases import Run, base_model, make_run
 from tiny_models import loaded_by_peft
 
+from privlora.config import methods
+from privlora.config.methods import space_in_words
 from privlora.methods import METHODS, SPACES
 from privlora.reporting import rewrite_report
 from privlora.reporting.wording import mechanism
@@ -38,23 +39,20 @@ def test_facts_words_and_page(
 ) -> None:
     run = run_of(space)
     report = json.loads(run.folder.report.read_text())
-    assert set(leaf_paths(report)) <= ALLOWED | SOMETIMES | {
-        "statement.projections[][]",
-        "statement.projections[]",
-    }
     coordinates = run.parts.coordinates
+    described, law = space_in_words(space, report["method"])
     assert report["method"]["coordinates"] == space
-    assert report["method"]["described"] == coordinates.described
-    assert report["noise"]["law"] == coordinates.noise_law
+    assert report["method"]["described"] == described
+    assert report["noise"]["law"] == law
     for module in report["noise"]["modules"]:
         if METHODS[BY_SPACE[space]].public_texts or coordinates.forward_only:
             assert module["closed_form"] is None
         else:
             assert module["measured"] == pytest.approx(module["closed_form"], rel=0.25)
     pages = {name: (run.folder.release / name).read_text() for name in ("report.html", "README.md")}
-    shown = "M2: whole per-record gradients" if report["statement"]["projections"] else coordinates.described
+    shown = "M2: whole per-record gradients" if report["statement"]["projections"] else described
     assert all(shown in page for page in pages.values())
-    assert coordinates.noise_law in pages["report.html"]
+    assert law in pages["report.html"]
     taken = "no gradient is taken" in mechanism(report)
     assert taken == coordinates.forward_only != ("gradients" in mechanism(report))
     monkeypatch.setattr("privlora.methods.SPACES", {})
@@ -64,8 +62,22 @@ def test_facts_words_and_page(
 
 
 def test_each_space_has_its_own_words() -> None:
-    words = [space.coordinates.described for space in SPACES.values()]
-    assert len(set(words)) == len(SPACES)
+    assert SPACES.keys() == methods.SPACES.keys()
+    assert len({space.described for space in methods.SPACES.values()}) == len(SPACES)
+    for name, space in SPACES.items():
+        assert methods.SPACES[name].forward_only == space.coordinates.forward_only
+
+
+def test_a_weight_and_a_metric_are_said() -> None:
+    plain, weighed, metric = (
+        space_in_words("tangent", {"right_weight": w, "metric_power": p})
+        for w, p in ((1.0, 0.0), (0.25, 0.0), (0.25, 0.5))
+    )
+    assert "isometric" in plain[0]
+    assert weighed[0].endswith("with what turns V weighed by 0.25")
+    assert "weighed by its singular values" in metric[0]
+    assert all("w = 0.25" in law for _, law in (weighed, metric))
+    assert "root mean square" in metric[1]
 
 
 @pytest.mark.parametrize("space", SPACES)

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from copy import deepcopy
 from dataclasses import replace
-from functools import partial
+from functools import partial, reduce
+from operator import getitem
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +20,9 @@ from reporting_cases import Run
 from privlora.accounting import Ledger
 from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger_format import read_ledger
-from privlora.errors import ConfigError, RunError
+from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.reporting import verifying
+from privlora.reporting.fields import FIELDS, TEXT
 from privlora.reporting.filing import file_annex
 from privlora.reporting.publication import stated
 from privlora.reporting.seals import ANNEX
@@ -266,15 +269,15 @@ def test_what_no_ledger_decides_needs_the_hash_of_the_sheet(what: str, release: 
         (folder.release / "adapter_model.safetensors").write_bytes(b"somebody else's")
         sealed_again(folder)
     else:
-        method = json.loads(folder.report.read_text())["method"]
-        sealed_again(folder, method={**method, "described": "no adapter at all"})
+        adapter = json.loads(folder.report.read_text())["adapter"]
+        sealed_again(folder, adapter={**adapter, "base_model": "another"})
     file_annex(folder)
     assert verify(folder.release).passed
     assert failed(verify(folder.release, annex_hash=digest)) == ["hash"]
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("name", ["summary", "reference"])
+@pytest.mark.parametrize("name", ["summary", "reference", "coordinates", "described", "compares", "releases"])
 def test_a_method_is_what_the_table_says_of_it(name: str, release: Path) -> None:
     folder = RunFolder(release.parent / "run")
     folder.root.mkdir()
@@ -282,6 +285,43 @@ def test_a_method_is_what_the_table_says_of_it(name: str, release: Path) -> None
     method = json.loads(folder.report.read_text())["method"]
     sealed_again(folder, method={**method, name: "no noise is needed"})
     assert "epsilon" in failed(verify(folder.release))
+
+
+def placed(value: Any, kind: Any = FIELDS, place: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """Where a report holds a value, the first of each list, and whether a publisher may write any text there."""
+    if isinstance(value, list):
+        yield from placed(value[0], kind, (*place, 0)) if value else ()
+    elif isinstance(value, dict):
+        for name, inner in value.items():
+            yield from placed(inner, kind[name] if isinstance(kind, Mapping) else kind, (*place, name))
+    else:
+        yield place, kind is TEXT
+
+
+@pytest.mark.usefixtures("quick")
+def test_no_sentence_of_a_publisher_finds_a_place(release: Path) -> None:
+    """But in names and in texts that are quoted."""
+    folder = RunFolder(release.parent / "run")
+    folder.root.mkdir()
+    release.rename(folder.root / "release")
+    before = json.loads(folder.report.read_text())
+    tried = 0
+    for place, free in placed({k: v for k, v in before.items() if k not in ("files", "sha256")}):
+        changed = deepcopy(before)
+        inner = reduce(getitem, place[:-1], changed)
+        inner[place[-1]] = "(0.1, 0)-DP in truth"
+        try:
+            sealed_again(folder, **{place[0]: changed[place[0]]})
+        except PrivloraError:
+            continue
+        assert free or {"report", "epsilon", "rows"} & {*failed(verify(folder.release))}, place
+        tried += not free
+    assert tried > 40
+    for group in ("noise", "adapter", "method", "answers", "versions"):
+        sealed_again(folder, **before | {group: {**before[group], "epsilon": 0.1}})
+        assert "report" in failed(verify(folder.release))
+    sealed_again(folder, **before, promise=0.1)
+    assert "report" in failed(verify(folder.release))
 
 
 @pytest.mark.usefixtures("quick")

@@ -176,7 +176,6 @@ def test_what_clients_together_learn_is_said_whole(books: dict[str, Book]) -> No
         ({"clients_per_round": 2, "threshold": 2}, "do not make the plan of the ledger"),
         ({"threshold": 2}, "no settings lead to the report's federation: survivors"),
         ({"rounds": {"planned": 4}}, "do not make the plan of the ledger"),
-        ({"epsilon": 0.1}, "says 'epsilon' of its federation, which no federation has"),
     ):
         with pytest.raises(PrivacyError, match=differs):
             _checked(_report(books, "north", **(facts | forged)), summary)
@@ -291,7 +290,7 @@ def _told(**facts: Any) -> Callable[[dict[str, Any]], None]:
     ("change", "differs"),
     [
         (_told(), None),
-        (_told(hidden="all records of one hospital"), "which no federation has"),
+        (_told(hidden="all records of one hospital"), "'federation.hidden' what no report says"),
         (_told(rule={"name": "tan", "summary": "of one hospital"}), "which is no client and no rule"),
         (_told(noise_by="server"), "noise_by"),
         (_told(clients_per_round=3000), "clients_per_round=3000"),

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from privlora.config import MethodSettings
+from privlora.config.methods import SPACES as FACTS
 from privlora.config.methods import Choice
 from privlora.config.reference import meanings
 from privlora.methods import RATE_STEPS, SPACES, Method, uses_lora_alpha
@@ -43,7 +44,7 @@ def facts_of_row(row: Method) -> dict[str, Any]:
         "private": row.private,
         "releases": row.releases,
         "space": row.space,
-        "described": row.coordinates.described,
+        "described": FACTS[row.space].described,
         "public_data": _TEXTS[row.public_texts],
         "needs_public_data": row.public_texts is not None,
         "start": row.init,

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Final, Literal
 
 from privlora.errors import ConfigError, echoed
@@ -34,15 +34,22 @@ TANGENT_RULES: Final = dict.fromkeys(("rank", "scalar", "sgd"), _TANGENT)
 
 @dataclass(frozen=True)
 class SpaceFacts:
-    """settings: what a space has next to its optimizers' own. rules: optimizer -> its settings. weight_unit: the mean
+    """described: in what gradients are clipped and noised. law: what the noise of one step does to W, with settings in
+    braces. Both are as reports say them.
+
+    settings: what a space has next to its optimizers' own. rules: optimizer -> its settings. weight_unit: the mean
     of modules' weight units (optimizers.rate_units) on the model on which default rates were found, stories260K at rank
     8: a rate in entries over it is one in the size of the frozen weights; None where modules have no such unit.
-    weighed: whether what its noise alone does to a model says how far it may go."""
+    weighed: whether what its noise alone does to a model says how far it may go. forward_only: whether of units the
+    losses are taken and no gradients."""
 
+    described: str
+    law: str
     settings: str = ""
     rules: Mapping[str, str] = field(default_factory=lambda: OPTIMIZERS)
     weight_unit: float | None = None
     weighed: bool = True
+    forward_only: bool = False
 
     def settings_of(self, optimizer: str) -> tuple[str, ...]:
         own = self.settings if optimizer != "paper" else ""
@@ -51,19 +58,97 @@ class SpaceFacts:
 
 _SPAN: Final = "alpha ridge top_k hold_out"
 _BESIDE: Final = "ridge top_k beside"
+_IN_SPAN: Final = (
+    "It lies in the span of the public gradients at the last step and follows their Gram matrix."
+)
+_LEFT: Final = (
+    "It is what the projection on the span of public gradients at the last step leaves of white noise"
+)
+_ESTIMATE: Final = "As an estimate of the gradient, which would move W at rate 1, it is"
 SPACES: Final = {
-    "tangent": SpaceFacts("right_weight metric_power", TANGENT_RULES, weight_unit=0.286),
-    "factors": SpaceFacts(weight_unit=0.278),
-    "one-factor": SpaceFacts(weight_unit=0.414),
-    "direction": SpaceFacts("perturbation", weighed=False),
-    "projected": SpaceFacts(weight_unit=0.135),
-    "wishart": SpaceFacts(weight_unit=0.135, weighed=False),
-    "coefficients": SpaceFacts(_SPAN),
-    "projected-span": SpaceFacts(_BESIDE),
-    "tangent-projected-span": SpaceFacts(_BESIDE, TANGENT_RULES),
-    "span-and-residual": SpaceFacts("top_k embedding_clip residual_clip"),
-    "tangent-coefficients": SpaceFacts(_SPAN, TANGENT_RULES),
+    "tangent": SpaceFacts(
+        "in isometric coordinates of the tangent space at the low-rank update",
+        "In tangent coordinates with the right weight w = {right_weight:.4g} the closed form is "
+        "τ·√(r(m + w²(n − r))), whatever the factors are.",
+        "right_weight metric_power",
+        TANGENT_RULES,
+        weight_unit=0.286,
+    ),
+    "factors": SpaceFacts(
+        "in the entries of both LoRA factors",
+        "In factor coordinates it depends on the factors: τ·s·√(m‖right‖² + n‖left‖²), here at the final state.",
+        weight_unit=0.278,
+    ),
+    "one-factor": SpaceFacts(
+        "in the entries of the trained LoRA factor",
+        "Where the left factor alone is trained it is τ·s·√m·‖right‖.",
+        weight_unit=0.414,
+    ),
+    "direction": SpaceFacts(
+        "as differences of the loss along one random direction of both LoRA factors",
+        "It lies along one direction z of the factors, of standard normal entries, drawn for the step: τ·‖z‖.",
+        "perturbation",
+        weighed=False,
+        forward_only=True,
+    ),
+    "projected": SpaceFacts(
+        "after a fresh random projection of the whole gradient",
+        f"{_ESTIMATE} τ·√(mn), as for dense noise.",
+        weight_unit=0.135,
+    ),
+    "wishart": SpaceFacts(
+        "with a random projection after the clip",
+        f"{_ESTIMATE} τ·n·√(m/r): more with more inputs.",
+        weight_unit=0.135,
+        weighed=False,
+    ),
+    "coefficients": SpaceFacts(
+        "as coefficients of public gradients in the entries of both LoRA factors", _IN_SPAN, _SPAN
+    ),
+    "projected-span": SpaceFacts(
+        "in the entries of both LoRA factors, projected on public gradients after the noise",
+        f"{_LEFT}, and {{beside:g}} of what lies beside it.",
+        _BESIDE,
+    ),
+    "tangent-projected-span": SpaceFacts(
+        "in isometric coordinates of the tangent space, drawn towards public gradients after the noise",
+        f"{_LEFT}, and {{beside:g}} of what lies beside it.",
+        _BESIDE,
+        TANGENT_RULES,
+    ),
+    "span-and-residual": SpaceFacts(
+        "in the span of public gradients and beside it, each part clipped by itself",
+        "It is white beside the span of public gradients at the last step, and of another size along it.",
+        "top_k embedding_clip residual_clip",
+    ),
+    "tangent-coefficients": SpaceFacts(
+        "as coefficients of public gradients in isometric coordinates of the tangent space",
+        _IN_SPAN,
+        _SPAN,
+        TANGENT_RULES,
+    ),
 }
+_IN_METRIC: Final = replace(
+    SPACES["tangent"],
+    described="in coordinates of the tangent space at the low-rank update, weighed by its singular values",
+    law="In a metric that follows the singular values the closed form τ·√(r(m + w²(n − r))), here with "
+    "w = {right_weight:.4g}, is the root mean square of draws.",
+)
+
+
+def space_in_words(space: str, settings: Mapping[str, Any]) -> tuple[str, str]:
+    """What a report says of a space of the table: in what gradients are clipped and noised, and the noise's law.
+
+    settings: of the method, all that the space has; an optimizer without a right weight has 1.
+    """
+    facts = _IN_METRIC if settings.get("metric_power") else SPACES[space]
+    known = {"right_weight": 1.0, **settings}
+    described = facts.described
+    if known["right_weight"] != 1:
+        plain = described.replace("isometric coordinates", "coordinates")
+        described = f"{plain}, with what turns V weighed by {known['right_weight']:.4g}"
+    return described, facts.law.format(**known)
+
 
 _SETTINGS: Final = frozenset(
     " ".join([*OPTIMIZERS.values(), _TANGENT, *(space.settings for space in SPACES.values())]).split()

@@ -65,7 +65,8 @@ class Coordinates(ABC):
 
     # Whether the update is a whole matrix (m, n) a module, which layers compute with and nothing averages.
     dense: ClassVar[bool] = False
-    # In what gradients are clipped and noised, and what the noise of one step does to W: in the report's words.
+    # In what gradients are clipped and noised, and what the noise of one step does to W, in the report's words: of a
+    # space that the table of methods does not describe.
     described: str = "in coordinates of their own"
     noise_law: str = "No closed form is known."
     # Whether of units the losses are taken and no gradients, by passes without a graph.

@@ -42,10 +42,6 @@ class DirectionCoordinates(FactorCoordinates):
     for dropout in the adapter, or if lambda is not positive.
     """
 
-    described: str = "as differences of the loss along one random direction of both LoRA factors"
-    noise_law = (
-        "It lies along one direction z of the factors, of standard normal entries, drawn for the step: τ·‖z‖."
-    )
     entrywise = False
     forward_only = True
     # No server moves what a direction was drawn for.

@@ -20,12 +20,10 @@ class FactorCoordinates(Coordinates):
     another clipping norm and another noise on W (PRISM Prop. 2.2), which is what tangent coordinates remove.
     """
 
-    described: str = "in the entries of both LoRA factors"
     entrywise = True
     state_parts: ClassVar[tuple[str, ...]] = ("left", "right")
     # Which of left (0) and right (1) is trained.
     sides: tuple[int, ...] = (0, 1)
-    noise_law = "In factor coordinates it depends on the factors: τ·s·√(m‖right‖² + n‖left‖²), here at the final state."
 
     def __init__(
         self,

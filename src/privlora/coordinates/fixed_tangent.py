@@ -28,8 +28,6 @@ class FixedTangentCoordinates(TangentCoordinates):
     points: the base. Raises ConfigError unless the adapter's rank is twice theirs.
     """
 
-    described: str = "in isometric coordinates of the tangent space at a fixed low-rank base"
-
     def __init__(
         self,
         adapter: LowRankAdapter,

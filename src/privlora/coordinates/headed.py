@@ -44,7 +44,6 @@ class HeadedCoordinates(Coordinates):
         identity = torch.eye(site.m, dtype=body.dtype, device=adapter.device)[None]
         zero = torch.zeros(1, site.n, site.m, dtype=body.dtype, device=adapter.device)
         self.head = OneFactorCoordinates(adapter.head, [(identity, zero)], 1.0, body.dtype, side="right")
-        self.described, self.noise_law = body.described, body.noise_law
         self.intrinsic = body.intrinsic
         self.memory = body.memory
 

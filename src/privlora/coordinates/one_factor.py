@@ -23,8 +23,6 @@ class OneFactorCoordinates(FactorCoordinates):
     side: which factor is trained. Training them in turn, the frozen one orthonormal, moves both subspaces.
     """
 
-    described: str = "in the entries of the trained LoRA factor"
-
     def __init__(
         self,
         adapter: LowRankAdapter,
@@ -36,8 +34,6 @@ class OneFactorCoordinates(FactorCoordinates):
     ) -> None:
         self.side = side
         self.sides = (("left", "right").index(side),)
-        size, frozen = ("m", "right") if side == "left" else ("n", "left")
-        self.noise_law = f"Where the {side} factor alone is trained it is τ·s·√{size}·‖{frozen}‖."
         super().__init__(adapter, factors, scale, dtype)
 
     @classmethod

@@ -38,10 +38,6 @@ class ProjectedCoordinates(Coordinates):
     """
 
     dense: ClassVar[bool] = True
-    described: str = "after a fresh random projection of the whole gradient"
-    noise_law = (
-        "As an estimate of the gradient, which would move W at rate 1, it is τ·√(mn), as for dense noise."
-    )
 
     def __init__(
         self,
@@ -210,9 +206,6 @@ class WishartCoordinates(ProjectedCoordinates):
     proves, on two conditions: each Q is independent of data and history, and serves for one release. So the key is the
     operating system's from ``begin`` on, and a mechanism refuses a second release on the same Q.
     """
-
-    described: str = "with a random projection after the clip"
-    noise_law = "As an estimate of the gradient, which would move W at rate 1, it is τ·n·√(m/r): more with more inputs."
 
     def __init__(
         self,

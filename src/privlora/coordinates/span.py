@@ -282,9 +282,6 @@ class SpanCoordinates(EncodedSpace):
     from step to step, see span_choice. Raises ConfigError where nothing is left to choose, or nothing chooses.
     """
 
-    described: str = "as coefficients of public gradients in the entries of both LoRA factors"
-    noise_law = "It lies in the span of the public gradients at the last step and follows their Gram matrix."
-
     def __init__(
         self,
         inner: Coordinates,
@@ -376,4 +373,3 @@ class TangentSpanCoordinates(SpanCoordinates):
     """The same in PRISM's tangent coordinates: Gram matrix and columns depend on Z alone, not on its factors."""
 
     inner_kind = TangentCoordinates
-    described: str = "as coefficients of public gradients in isometric coordinates of the tangent space"

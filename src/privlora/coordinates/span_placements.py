@@ -27,20 +27,11 @@ class ProjectedSpanCoordinates(SpanSpace):
     hardly sees is drowned, while one that it sees loses nothing. All of it is post-processing.
     """
 
-    described: str = "in the entries of both LoRA factors, projected on public gradients after the noise"
-
     def __init__(
         self, inner: Coordinates, *, ridge: float = 0.0, top_k: float = 50, beside: float = 0.0
     ) -> None:
         super().__init__(inner, ridge=ridge, top_k=top_k)
         self.beside = beside
-
-    @property
-    def noise_law(self) -> str:  # type: ignore[override]
-        law = (
-            "It is what the projection on the span of public gradients at the last step leaves of white noise"
-        )
-        return f"{law}, and {self.beside:g} of what lies beside it." if self.beside else f"{law}."
 
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:
@@ -98,9 +89,6 @@ class TangentProjectedSpanCoordinates(ProjectedSpanCoordinates):
     """The same on what PRISM releases: tangent coordinates, in which no factor plays a part."""
 
     inner_kind = TangentCoordinates
-    described: str = (
-        "in isometric coordinates of the tangent space, drawn towards public gradients after the noise"
-    )
 
     def __init__(
         self, inner: Coordinates, *, ridge: float = 0.0, top_k: float = 0, beside: float = 0.3
@@ -118,11 +106,6 @@ class ResidualSpanCoordinates(EncodedSpace):
 
     Normalised clipping scales that vector by C and by nothing else: what is decoded is C times the estimate of GEP.
     """
-
-    described: str = "in the span of public gradients and beside it, each part clipped by itself"
-    noise_law = (
-        "It is white beside the span of public gradients at the last step, and of another size along it."
-    )
 
     def __init__(
         self,

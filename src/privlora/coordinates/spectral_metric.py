@@ -38,10 +38,6 @@ class SpectralMetricCoordinates(TangentCoordinates):
     power: p, public. Raises ConfigError unless 0 < p <= 2.
     """
 
-    described: str = (
-        "in coordinates of the tangent space at the low-rank update, weighed by its singular values"
-    )
-
     def __init__(
         self,
         adapter: LowRankAdapter,
@@ -60,10 +56,6 @@ class SpectralMetricCoordinates(TangentCoordinates):
         self.power = power
         super().__init__(adapter, points, dtype, right_weight=right_weight)
         self.intrinsic = False
-        self.noise_law = (
-            "In a metric that follows the singular values the closed form τ·√(r(m + w²(n − r))), "
-            f"here with w = {right_weight:.4g}, is the root mean square of draws."
-        )
 
     def weights(self) -> list[tuple[Tensor, Tensor]]:
         """a and b of each group's modules, (L, r) each."""

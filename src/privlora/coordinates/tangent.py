@@ -45,7 +45,6 @@ class TangentCoordinates(Coordinates):
     Raises ConfigError unless 0 < w <= 10.
     """
 
-    described: str = "in isometric coordinates of the tangent space at the low-rank update"
     state_parts: ClassVar[tuple[str, ...]] = ("U", "S", "V")
 
     def __init__(
@@ -65,13 +64,6 @@ class TangentCoordinates(Coordinates):
             )
         self.right_weight = right_weight
         self.intrinsic = right_weight == 1
-        if not self.intrinsic:
-            plain = self.described.replace("isometric coordinates", "coordinates")
-            self.described = f"{plain}, with what turns V weighed by {right_weight:.4g}"
-        self.noise_law = (
-            f"In tangent coordinates with the right weight w = {right_weight:.4g} the closed form is "
-            "τ·√(r(m + w²(n − r))), whatever the factors are."
-        )
         self.points = points
         self.install()
 

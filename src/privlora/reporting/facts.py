@@ -17,6 +17,7 @@ from torch import Tensor
 from privlora.accounting import LedgerSummary
 from privlora.adapters import LowRankAdapter, Site
 from privlora.config import Settings
+from privlora.config.methods import SPACES, space_in_words
 from privlora.config.synthesis import OF_METHOD
 from privlora.mechanisms import band_coefficients, clipping_slack
 from privlora.names import EITHER, is_local, published_name
@@ -92,6 +93,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
             "draws": 0,
             "modules": [],
         }
+    _, law = _in_words(parts)
     effect = noise_on_weights(parts.coordinates, noise["noise_std"])
     return {
         **noise,
@@ -99,7 +101,7 @@ def _noise(parts: Parts, summary: LedgerSummary | None) -> dict[str, Any] | None
         "clip_quantile": None if adaptive is None else adaptive.quantile,
         "last_clip_norm": None if adaptive is None else adaptive.value,
         "intrinsic": parts.coordinates.intrinsic,
-        "law": parts.coordinates.noise_law,
+        "law": law,
         "draws": effect["draws"],
         "modules": [
             {
@@ -162,7 +164,7 @@ def _method(parts: Parts) -> dict[str, Any]:
         "summary": method.summary,
         "reference": method.reference,
         "coordinates": method.space,
-        "described": parts.coordinates.described,
+        "described": _in_words(parts)[0],
         **{name: value for name, value in parts.hyper.to_dict().items() if name != "init"},
         "steps": parts.settings.privacy.steps,
         "max_length": data.max_length,
@@ -176,6 +178,12 @@ def _method(parts: Parts) -> dict[str, Any]:
         **_public_texts(parts),
         **_span(parts),
     }
+
+
+def _in_words(parts: Parts) -> tuple[str, str]:
+    """In what gradients are clipped and noised, and the noise's law."""
+    space, own = parts.method.space, parts.coordinates
+    return space_in_words(space, parts.hyper.to_dict()) if space in SPACES else (own.described, own.noise_law)
 
 
 def _form(parts: Parts) -> dict[str, Any]:

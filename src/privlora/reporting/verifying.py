@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from privlora.accounting import LedgerSummary
-from privlora.config.methods import facts_of
+from privlora.config.methods import SPACES, MethodFacts, facts_of, space_in_words
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
 from privlora.pages.figures import drawn_alike
 from privlora.pages.numbers import number
@@ -35,6 +35,7 @@ from privlora.reporting.annex import (
     read_book,
 )
 from privlora.reporting.annex_page import render_annex
+from privlora.reporting.fields import strange
 from privlora.reporting.limits import limits_of
 from privlora.reporting.publication import (
     check_same_run,
@@ -235,6 +236,8 @@ class _Verification:
                 why="with a name twice, or in another spelling, people and programs read other numbers in it",
             )
         refuse_altered(self.folder, found, {})
+        if (place := next(strange(found), None)) is not None:
+            raise PrivacyError(f"{REPORT_NAME} says of {named(place)} what no report says")
         stamp, versions = found["stamp"], found["versions"]
         for word in (*versions, *versions.values()):
             if not _VERSION.fullmatch(word):
@@ -279,9 +282,12 @@ class _Verification:
         true = _again(self.report, self.facts, summary)
         refuse_other(self.report, true, "the report", "by the ledger it is")
         statement = self.facts["statement"]
+        own = ""
+        if _known(self.report["method"]["name"]) is None:
+            own = f"; the method {named(self.report['method']['name'])} is not privlora's, and describes itself"
         return (
             f"{rounded_up(statement['epsilon'])} at delta {number(statement['delta'])}, computed from the ledger "
-            f"(PLD), is what the report states, for one {statement['unit']}, {statement['adjacency']}"
+            f"(PLD), is what the report states, for one {statement['unit']}, {statement['adjacency']}{own}"
         )
 
     def _clients(self) -> str:
@@ -406,6 +412,12 @@ class _Verification:
         return f"by the key that was given, with fingerprint {by}"
 
 
+def _known(name: str) -> MethodFacts | None:
+    """What the table says of a method; None for the publisher's own, also where this process registered it."""
+    row = facts_of(name)
+    return row if row is not None and row.space in SPACES else None
+
+
 def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerSummary) -> dict[str, Any]:
     """What of a report follows from its ledger and its settings. facts: what the ledger alone decides."""
     plan, noise, found = summary.plan, report["noise"], dict(facts)
@@ -425,8 +437,17 @@ def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerS
     found["target_epsilon"] = plan.target_epsilon
     name = plan.method.removeprefix(rule)
     found["method"] = {**report["method"], "name": name}
-    if (row := facts_of(name)) is not None:  # else of a method of the publisher's own
+    if (row := _known(name)) is not None:
+        described, law = space_in_words(row.space, report["method"])
+        found["noise"]["law"] = law if row.releases == "gradients" else None
         found["method"] |= {"summary": row.summary, "reference": row.reference}
+        found["method"] |= {"coordinates": row.space, "described": described}
+        for key, there, word in (
+            ("compares", SPACES[row.space].forward_only, "losses"),
+            ("releases", row.releases != "gradients", row.releases),
+        ):
+            found["method"].pop(key, None)
+            found["method"] |= {key: word} if there else {}
     return {**found, "not_protected": limits_of({**report, **found})}
 
 

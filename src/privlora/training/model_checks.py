@@ -20,8 +20,9 @@ from privlora.data.examples import IGNORED, Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 from privlora.losses import label_logits, label_states
+from privlora.names import UNUSED
 from privlora.training.model_files import in_float16, refuse_too_long
-from privlora.training.reach import ROWS, TOKENS, UNUSED, place_of
+from privlora.training.reach import ROWS, TOKENS, place_of
 
 _HALF = 4
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.

@@ -6,7 +6,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Final
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,13 +18,8 @@ from privlora.adapters.quantised import bits
 from privlora.adapters.targets import feature_sizes, find_targets, linear_layers, settled_targets
 from privlora.config import AdapterSettings
 from privlora.errors import ModelError
-from privlora.names import EITHER, KINDS
+from privlora.names import EITHER, KINDS, MIXED, NARROW, REFUSED, UNUSED
 from privlora.training.paper import Paper
-
-UNUSED: Final = "not called when the model reads text"
-MIXED: Final = "not given one row of tokens a record"
-_REFUSED: Final = "peft does not load them in this model"
-_NARROW: Final = "narrower than the rank"
 
 ROWS, TOKENS = 3, 8
 Inputs = dict[str, list[tuple[int, ...]]]
@@ -47,7 +42,7 @@ def left_out(lora: AdapterSettings, model: torch.nn.Module, without: Sequence[st
     fit = [name for name in chosen if name not in found]
     narrow = [name for name in fit if min(feature_sizes(model.get_submodule(name)) or ()) < lora.r]
     if len(narrow) < len(fit):  # else the rank is what is wrong
-        found |= dict.fromkeys(narrow, _NARROW)
+        found |= dict.fromkeys(narrow, NARROW)
     if not fit:
         raise ModelError(
             f"adapter.target_modules={kind}: no layer of this model can be adapted: {'; '.join(set(found.values()))}",
@@ -86,7 +81,7 @@ def place_of(shapes: Sequence[tuple[int, ...]], widths: Sequence[int] = (3,), ro
 def _unfit(model: torch.nn.Module) -> Mapping[str, str]:
     if model not in _UNFIT:
         names = linear_layers(model)
-        found = dict.fromkeys(peft_refuses(model, names), _REFUSED)
+        found = dict.fromkeys(peft_refuses(model, names), REFUSED)
         for name, shapes in inputs_on_paper(model).items():
             # Of a classifier, layers behind the pooled text are given one state a row.
             wrong = place_of(

@@ -1,0 +1,165 @@
+"""What a report may hold: the schema of privacy_report.json, as each name's kind.
+
+Whoever adds a line states that it is public: no count, length, clock or path of what is private. What a ledger, a table
+or the release's rows decide is `HELD`, since it is made again and compared. What is left are numbers, words of a list,
+and names and quoted texts, which are the publisher's.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Final
+
+from privlora.config.methods import CLIPPINGS, OPTIMIZERS, TANGENT_RULES
+from privlora.names import LEFT_OUT
+
+_HASH: Final = re.compile("[0-9a-f]{64}")
+
+
+def HELD(value: object) -> bool:
+    """Whatever it is: it is made again."""
+    return True
+
+
+def NUMBER(value: object) -> bool:
+    """A number, yes or no, or null."""
+    return value is None or isinstance(value, int) or (isinstance(value, float) and math.isfinite(value))
+
+
+def TEXT(value: object) -> bool:
+    """A name or a quoted text, or null."""
+    return value is None or isinstance(value, str)
+
+
+def HASH(value: object) -> bool:
+    """A SHA-256, or null."""
+    return value is None or (isinstance(value, str) and _HASH.fullmatch(value) is not None)
+
+
+def one_of(*words: str | None) -> Callable[[object], bool]:
+    """One of these words."""
+    return lambda value: value in words
+
+
+def numbers(names: str) -> dict[str, Any]:
+    """Names with spaces between, each of a number or a list of numbers."""
+    return dict.fromkeys(names.split(), NUMBER)
+
+
+_FAULT: Final = one_of(None, "ends at once", "says nothing", "repeats itself", "repeats the prompt")
+_ANSWER: Final = {"text": TEXT, "fault": _FAULT}
+_OF_SETTINGS: Final = (
+    "beta1 beta2 weight_decay floor learning_rate_ratio error_feedback right_weight metric_power perturbation alpha "
+    "ridge top_k hold_out beside embedding_clip residual_clip"
+)
+_VOTES: Final = (
+    "epochs nearest threshold lookahead keep requests answers rejected rehearsal_texts rehearsals dpo_beta "
+    "dpo_learning_rate dpo_epochs dpo_batch_size"
+)
+
+FIELDS: Final[Mapping[str, Any]] = {
+    **dict.fromkeys(
+        ("schema_version", "stamp", "statement", "means", "epsilon_over_steps", "target_epsilon"), HELD
+    ),
+    **dict.fromkeys(("evaluation", "not_protected", "files", "sha256"), HELD),
+    "versions": dict.fromkeys(("privlora", "dp-accounting", "torch", "transformers", "peft", "python"), HELD),
+    "noise": {
+        **numbers("noise_std clipping_slack clip_quantile last_clip_norm intrinsic draws"),
+        "law": HELD,
+        "bands": numbers("coefficients noise_std_of_first_step"),
+        "modules": {"name": TEXT, **numbers("m n r closed_form measured")},
+    },
+    "adapter": {
+        **dict.fromkeys(("base_model", "base_revision", "init", "target_modules", "exclude_modules"), TEXT),
+        **numbers("base_is_local rank lora_alpha use_rslora public_seed"),
+        "base_sha256": HASH,
+        "base_quantization": {
+            **numbers("load_in_4bit load_in_8bit bnb_4bit_use_double_quant llm_int8_threshold"),
+            "bnb_4bit_quant_type": one_of("fp4", "nf4"),
+            "bnb_4bit_compute_dtype": one_of("float32", "bfloat16"),
+            "llm_int8_skip_modules": TEXT,
+        },
+        "coverage": {**numbers("share experts"), "left_out": dict.fromkeys(LEFT_OUT, TEXT)},
+        "exported": one_of("last iterate", "average of the iterates"),
+        "modules": {"name": TEXT, **numbers("m n singular_values")},
+    },
+    "method": {
+        **dict.fromkeys(("name", "summary", "reference", "coordinates", "described"), HELD),
+        **dict.fromkeys(("compares", "releases", "choice"), HELD),
+        **numbers("learning_rate relative_rate warmup_steps averaging steps max_length dropout lora_dropout"),
+        **numbers(_OF_SETTINGS),
+        "optimizer": one_of(*OPTIMIZERS, *TANGENT_RULES),
+        "schedule": one_of("constant", "linear", "cosine"),
+        "clipping": one_of("none", *CLIPPINGS),
+        "loss_on": one_of("all", "completion"),
+        "form": dict.fromkeys(("prompt", "completion", "template"), TEXT),
+        "chat_template_sha256": HASH,
+        "chat_template_kwargs": lambda value: True,
+        "span": numbers("alpha ridge directions texts cosine kappa"),
+        "public_texts": {
+            "generator": one_of("model", "file", "endpoint", "callable"),
+            **numbers("count evolve_every warm_start_epochs distinct"),
+            "votes": {"embedding": TEXT, "selection": one_of("rank", "probability"), **numbers(_VOTES)},
+        },
+    },
+    "federation": {
+        "rule": {"name": TEXT, **numbers("exact common")},
+        **dict.fromkeys(("noise_by", "statement_of"), TEXT),
+        **numbers("secure_sums threshold ring_bits share_noise_std clients_per_round local_steps"),
+        "lattice": numbers("entries width"),
+        "update_noise": numbers("to_clip_norm clients_needed"),
+        "colluding": numbers("clients noise_multiplier epsilon"),
+        "phases": numbers("rounds local_steps expected_batch_size"),
+        "clients": {
+            "name": TEXT,
+            **numbers("weight rounds_asked rounds_answered steps_charged steps_planned"),
+            **numbers("epsilon epsilon_planned delta"),
+        },
+        "rounds": {
+            **numbers("planned done void"),
+            "log": {"dropped": TEXT, **numbers("round asked answered bytes_down bytes_up void")},
+        },
+        "bytes": numbers("down up formula_down formula_up"),
+    },
+    "answers": {
+        "asked": one_of("own", "data.evaluation"),
+        **numbers("max_new_tokens begun"),
+        "ends_at_once": numbers("base adapter"),
+        "shown": {"prompt": TEXT, "base": _ANSWER, "adapter": _ANSWER},
+    },
+    "classes": {"num_labels": NUMBER, "names": TEXT},
+    "preferences": {"loss": one_of("dpo"), "beta": NUMBER},
+    "texts": {
+        **dict.fromkeys(("file", "column"), TEXT),
+        **numbers("count asked_for temperature top_p of_a_finished_run"),
+        "from": one_of("adapter", "population"),
+        "generator": one_of("model", "file", "endpoint", "callable"),
+        "words": TEXT,
+    },
+    "quality": {
+        **numbers("perplexity near_copies near_copy tokens_per_text perplexity_per_text"),
+        "distinct": numbers("1 2 3"),
+        "near_public": numbers("synthesis.file adapter.public_text data.evaluation"),
+    },
+}
+
+
+def strange(value: object, kind: Any = FIELDS, place: str = "") -> Iterator[str]:
+    """Where a report holds what no report does. A list is of its kind, each element; null is of a group's."""
+    if isinstance(value, list):
+        for each in value:
+            yield from strange(each, kind, place)
+    elif isinstance(kind, Mapping):
+        if isinstance(value, Mapping):
+            for name, inner in value.items():
+                where = f"{place}.{name}" if place else name
+                if name in kind:
+                    yield from strange(inner, kind[name], where)
+                else:
+                    yield where
+        elif value is not None:
+            yield place
+    elif not kind(value):
+        yield place
