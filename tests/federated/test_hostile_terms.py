@@ -52,6 +52,21 @@ def test_sizes_at_which_noise_underflows_are_refused(value: dict[str, float]) ->
         settings_of("tan", NAMES, privacy=value)
 
 
+def test_a_pattern_of_a_servers_never_runs_on_a_clients_machine() -> None:
+    """`(.*)*(.*)*!` against one name of a layer takes longer than anybody waits."""
+    for pattern in ("(.*)*(.*)*(.*)*!", "q_proj"):
+        with pytest.raises(ConfigError, match="regular expression"):
+            settings_of("tan", NAMES, adapter={"target_modules": pattern})
+    for word in ("all-linear", ["q_proj"]):
+        settings_of("tan", NAMES, adapter={"target_modules": word})
+
+
+def test_a_timetable_is_of_a_size_that_a_client_works_out() -> None:
+    federation = {"rounds": 900_000, "local_steps": 1, "clients": [{"name": f"owner-{k}"} for k in range(15)]}
+    with pytest.raises(ConfigError, match="rounds times clients"):
+        settings_of("tan", NAMES, federation=federation)
+
+
 def test_nor_has_a_phase_them() -> None:
     for batch in (1e-300, 1e300, 0.0):
         with pytest.raises(ValueError, match="expected_batch_size"):

@@ -19,7 +19,7 @@ from test_pages import HOSTILE, LOADING, Tags
 
 from privlora.accounting.ledger_format import read_ledger
 from privlora.errors import PrivacyError, RunError
-from privlora.reporting import rewrite_report
+from privlora.reporting import annex, rewrite_report
 from privlora.reporting.annex import annex_of, posterior, read_book, size_of
 from privlora.reporting.annex_page import percent, render_annex
 from privlora.reporting.filing import file_annex
@@ -82,6 +82,15 @@ def test_every_number_follows_from_the_ledger(filed: RunFolder) -> None:
         said(filed.release)["sha256"]
         == hashlib.sha256(json.dumps(annex, sort_keys=True).encode()).hexdigest()
     )
+
+
+def test_what_another_client_can_learn_is_its_own_bound() -> None:
+    """Which knows its own share of the noise, so the stated epsilon would be too small."""
+    names = ("right_guesses", "found_at_1_percent", "found_at_1_permille")
+    known = annex._means(dict.fromkeys(names, 0.5), 1.0, 2.0)
+    assert known["posterior_of_another_client_at_most"] == posterior(2.0) > known["posterior_at_most"]
+    rows = [{"clients": 1, "noise_multiplier": 1.0, "epsilon": 2.0}, {"clients": 2, "epsilon": 5.0}]
+    assert annex._against_a_client({"federation": {"colluding": rows}}) == 2.0
 
 
 def test_posterior_is_bayes_rule_on_randomised_response() -> None:

@@ -97,6 +97,14 @@ def test_without_public_records_the_model_is_asked_something_of_privloras_own(
     assert found["shown"]
 
 
+def test_where_prompts_are_from_is_said() -> None:
+    found = answers(
+        tiny_model(), tiny_tokenizer(), data_of(text="note"), [{"note": "a public text of some words"}]
+    )
+    assert found is not None
+    assert found["asked"] == "data.evaluation"
+
+
 def test_who_writes_nothing_is_not_asked() -> None:
     labelled = data_of(label="y", labels=["a", "b"])
     assert answers(tiny_model(), tiny_tokenizer(), labelled, []) is None

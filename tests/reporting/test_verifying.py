@@ -415,7 +415,35 @@ def test_what_is_not_private_is_said_to_be(public_run: Run, insecure_run: Run) -
     for run in (public_run, insecure_run):
         found = verify(run.folder.root)
         assert not found.passed
+        assert found.checks[0].passed is False
         assert "NOT PRIVATE" in found.checks[0].found
+
+
+@pytest.mark.usefixtures("quick")
+def test_an_audits_ledger_is_no_releases(release: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its records have canaries among them, whose texts are known."""
+    monkeypatch.setattr(verifying, "AUDITED", read_ledger(release / "ledger.jsonl").plan.dataset)
+    assert "ledger" in failed(verify(release))
+
+
+@pytest.mark.parametrize("version", ["0.6.0", "2.13.0+cpu", "1.0rc1", "5.25.0.dev0", "1.2.post1"])
+def test_versions_are_numbers(version: str) -> None:
+    assert verifying._VERSION.fullmatch(version)
+    assert not verifying._VERSION.fullmatch(f"{version}-true.epsilon.is.0.1")
+    assert not verifying._VERSION.fullmatch(f"{version} is safe")
+
+
+@pytest.mark.usefixtures("quick")
+def test_a_report_of_another_size_is_not_read_and_one_that_fails_is_not_drawn(
+    release: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(verifying, "pages_of", lambda _: pytest.fail("drawn"))
+    report = release / "privacy_report.json"
+    content = json.loads(report.read_text())
+    report.write_text(json.dumps({**content, "promise": 0.1}))
+    assert "report" in failed(verify(release))
+    report.write_text(" " * (17 * 2**20))
+    assert "report" in failed(verify(release))
 
 
 @pytest.mark.usefixtures("quick")

@@ -19,7 +19,7 @@ from pydantic import (
 from privlora.config.base import Countable, Group, Wrong, all_of, countable
 from privlora.data.formats import Format
 from privlora.errors import echoed, named, nearest
-from privlora.ranges import BATCHES, MOST_CLIENTS, MOST_PHASES
+from privlora.ranges import BATCHES, MOST_CLIENTS, MOST_PHASES, MOST_TURNS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the first a letter or a digit"
@@ -297,6 +297,10 @@ class FederationSettings(Group):
     @model_validator(mode="after")
     def _takes_so_many_steps(self) -> FederationSettings:
         countable(self.steps)
+        if self.rounds * self.size > MOST_TURNS:  # all of which each client works out
+            raise Wrong(
+                f"rounds times clients are more than {MOST_TURNS}", "fewer rounds, or fewer clients", "rounds"
+            )
         return self
 
     @model_validator(mode="after")

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from privlora.config.auto import AUTO
 from privlora.config.federation import JOINT
 from privlora.errors import echoed
+from privlora.names import EITHER, KINDS
 
 MICRO_BATCH: Final = 4096
 """Tokens of a micro-batch where nothing else is said."""
@@ -76,6 +77,10 @@ def _logs(value: Any) -> bool:
     return bool(value) and value not in ("none", ["none"])
 
 
+def _is_pattern(value: Any) -> bool:
+    return isinstance(value, str) and value not in (*KINDS, EITHER)
+
+
 def _several(value: Any) -> bool:
     return value is not None and value != 1
 
@@ -101,6 +106,11 @@ _TABLE: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
         "data.chat_template does not go with a federation: it is a program, and would run where the clients' records "
         "are",
         "give all clients a base model whose tokenizer has it",
+    ),
+    "adapter.target_modules": (
+        _is_pattern,
+        "adapter.target_modules is a regular expression, which could keep the machine of a client busy without end",
+        "list the names of layers, as in [q_proj, v_proj]",
     ),
     "privacy.steps": (
         _given,

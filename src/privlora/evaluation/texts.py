@@ -18,10 +18,9 @@ from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.evaluation.batches import evaluating
 from privlora.losses import label_logits, weighted_cross_entropy
+from privlora.ranges import NEAR_COPY_RUN
 
-_RUN: Final = 5  # words
 _SHARED: Final = 0.5  # of a text's runs of words
-NEAR_COPY: Final = f"at least half of its runs of {_RUN} words stand in one other text, in their order"
 """What makes a text a near copy; one that is shorter, that the other holds it whole."""
 
 
@@ -49,7 +48,6 @@ class TextFigures:
             "distinct": {str(n): share for n, share in self.distinct.items()},
             "near_copies": self.near_copies,
             "near_public": self.near_public,
-            "near_copy": NEAR_COPY,
             "tokens_per_text": self.tokens,
             "perplexity_per_text": self.perplexities,
         }
@@ -116,17 +114,17 @@ def _near(texts: Sequence[str], others: Sequence[str], *, among: bool = True) ->
 
     def add(number: int, text: str) -> None:
         words = words_of(text)
-        for size in range(1, _RUN + 1):  # those of shorter texts are looked for by all their words
-            for run in set(runs_of(words, size)) if size == _RUN or size in short else ():
+        for size in range(1, NEAR_COPY_RUN + 1):  # those of shorter texts are looked for by all their words
+            for run in set(runs_of(words, size)) if size == NEAR_COPY_RUN or size in short else ():
                 places[run].append(number)
 
-    short = {min(len(words_of(text)), _RUN) for text in texts}
+    short = {min(len(words_of(text)), NEAR_COPY_RUN) for text in texts}
     for number, text in enumerate(others):
         add(number, text)
     found = []
     for number, text in enumerate(texts):
         words = words_of(text)
-        runs = set(runs_of(words, min(len(words), _RUN))) if words else set()
+        runs = set(runs_of(words, min(len(words), NEAR_COPY_RUN))) if words else set()
         shared = Counter(place for run in runs for place in places.get(run, ()))
         found.append(bool(runs) and max(shared.values(), default=0) >= _SHARED * len(runs))
         if among:

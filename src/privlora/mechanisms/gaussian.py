@@ -18,7 +18,7 @@ from privlora.mechanisms.clip_norm import AdaptiveClipNorm
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Noising
 from privlora.mechanisms.release import Mechanism, PrivateSum, Release
-from privlora.ranges import BATCHES, CLIP_NORMS, refuse_outside
+from privlora.ranges import BATCHES, CLIP_NORMS, RAISED_SLACK, REDUCED_SLACK, SLACK, refuse_outside
 
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
 # 2023). spectral: each unit's weak modules and directions are brought up (coordinates.spectrum), then as flat.
@@ -35,22 +35,12 @@ _STABILITY = 0.01
 # cancels is mostly rounding, which company in a micro-batch changes (docs/sharp-edges.md).
 MOST_RAISED = 30.0
 
-# Norms are rounded in float32, and so are gradients of thousands of copies when one record leaves their micro-batch: by
-# 8.4e-5 C of the sum in the worst of 200 tries (docs/sharp-edges.md).
-_SLACK = 3e-4
-# Below float32 a gradient's rounding depends a little on who else is in its micro-batch, so a unit that leaves moves
-# the sum by more than its own part: by less than this in every measurement (docs/sharp-edges.md).
-_REDUCED_SLACK = 0.02
-# Roots, and bounds of single modules, make small gradients larger, and the rounding error of float32 with them
-# (docs/sharp-edges.md).
-_RAISED_SLACK = 0.01
-
 
 def clipping_slack(adapter: LowRankAdapter, clipping: str) -> float:
     """s: a unit's gradient is clipped to norm C (1 - s), a little below C. Public."""
     if adapter.reduced_precision:
-        return _REDUCED_SLACK
-    return _RAISED_SLACK if clipping in ("spectral", "per-module") else _SLACK
+        return REDUCED_SLACK
+    return RAISED_SLACK if clipping in ("spectral", "per-module") else SLACK
 
 
 def takes_units_alone(clipping: str) -> bool:

@@ -201,7 +201,7 @@ def _subject(report: Mapping[str, Any]) -> dict[str, Any]:
     adapter, method, texts = report["adapter"], report["method"], report.get("texts")
     federation = report.get("federation")
     if texts is None:
-        title = f"LoRA adapter for {adapter['base_model']}"
+        title = f"LoRA adapter for {wording.quoted(adapter['base_model'])}"
     else:
         chosen = texts["generator"] == "file"
         title = f"{texts['count']} {'public texts, chosen privately' if chosen else 'synthetic texts'}"

@@ -12,6 +12,7 @@ from privlora.pages.numbers import number
 from privlora.pages.template import fill
 from privlora.reporting.annex import SIGNATURE, TO_FILL
 from privlora.reporting.signing import fingerprint_of
+from privlora.reporting.wording import quoted
 from privlora.rounding import rounded_up
 
 _BEFORE, _ATTACKS, _LAST = TO_FILL[:4], TO_FILL[4], TO_FILL[5]
@@ -80,7 +81,7 @@ def _figures(annex: Annex) -> list[tuple[str, str, str]]:
 
 def _trained(annex: Annex) -> list[tuple[str, str]]:
     s, size, ledger = annex["subject"], annex["size"], annex["ledger"]
-    base = s["base_model"] + (f" at {s['base_revision']}" if s["base_revision"] else "")
+    base = quoted(s["base_model"]) + (f" at {quoted(s['base_revision'])}" if s["base_revision"] else "")
     if s["base_is_local"] or s["base_model"] == UNNAMED:
         base += " (a local folder)" if s["base_is_local"] else " (it was handed over)"
     rows = [

@@ -9,7 +9,7 @@ import yaml
 from privlora.names import HUB_NAME, base_to_load
 from privlora.pages.numbers import nats, number
 from privlora.reporting.federation import card_paragraph, federation_table
-from privlora.reporting.markdown import fenced, plain, table, unlinked
+from privlora.reporting.markdown import fenced, plain, table
 from privlora.reporting.parties import parties, warnings
 from privlora.reporting.wording import (
     Report,
@@ -20,6 +20,7 @@ from privlora.reporting.wording import (
     method_table,
     metrics,
     privacy_table,
+    quoted,
     sentence,
     software,
 )
@@ -27,7 +28,7 @@ from privlora.reporting.wording import (
 
 def card(report: Report, *, merged: bool = False) -> str:
     """README.md, as Markdown. merged: of the whole model that base and adapter make, without the page of figures."""
-    stamp, base = report["stamp"]["text"], plain(report["adapter"]["base_model"])
+    stamp, base = report["stamp"]["text"], plain(quoted(report["adapter"]["base_model"]))
     lines = [
         "---",
         yaml.safe_dump(_front_matter(report, merged), sort_keys=False, allow_unicode=True).strip(),
@@ -160,14 +161,14 @@ def _answers(report: Report) -> list[str]:
         *(line for words in faults(said) for line in (f"**Warning: {plain(words)}.**", "")),
         "| prompt | base model | with the adapter |",
         "|---|---|---|",
-        *(f"| {unlinked(asked)} | {' | '.join(map(_said, rows))} |" for asked, *rows in both),
+        *(f"| {plain(asked)} | {' | '.join(map(_said, rows))} |" for asked, *rows in both),
         "",
     ]
 
 
 def _said(answer: Mapping[str, str | None]) -> str:
     fault = answer["fault"]
-    return unlinked(answer["text"]) + ("" if fault is None else f" *({plain(fault)})*")
+    return plain(answer["text"]) + ("" if fault is None else f" *({plain(fault)})*")
 
 
 def _evaluation(report: Report) -> list[str]:

@@ -14,8 +14,11 @@ from typing import Any, Final
 
 from privlora.config.methods import CLIPPINGS, OPTIMIZERS, TANGENT_RULES
 from privlora.names import LEFT_OUT
+from privlora.ranges import SLACKS
 
 _HASH: Final = re.compile("[0-9a-f]{64}")
+_HIDDEN: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_LONGEST: Final = 4000  # characters
 
 
 def HELD(value: object) -> bool:
@@ -29,8 +32,20 @@ def NUMBER(value: object) -> bool:
 
 
 def TEXT(value: object) -> bool:
-    """A name or a quoted text, or null."""
-    return value is None or isinstance(value, str)
+    """A name or a quoted text, or null: without characters that no reader sees, or that turn others round."""
+    return value is None or (isinstance(value, str) and len(value) <= _LONGEST and not _HIDDEN.search(value))
+
+
+def TEXTS(value: object) -> bool:
+    """A text, or a list of texts."""
+    return all(map(TEXT, value)) if isinstance(value, list) else TEXT(value)
+
+
+def KWARGS(value: object) -> bool:
+    """Of a chat template: names as in Python, and numbers, texts or null."""
+    return isinstance(value, dict) and all(
+        name.isidentifier() and (NUMBER(each) or TEXT(each)) for name, each in value.items()
+    )
 
 
 def HASH(value: object) -> bool:
@@ -38,14 +53,14 @@ def HASH(value: object) -> bool:
     return value is None or (isinstance(value, str) and _HASH.fullmatch(value) is not None)
 
 
-def one_of(*words: str | None) -> Callable[[object], bool]:
+def one_of(*words: str | float | None) -> Callable[[object], bool]:
     """One of these words."""
     return lambda value: value in words
 
 
-def numbers(names: str) -> dict[str, Any]:
-    """Names with spaces between, each of a number or a list of numbers."""
-    return dict.fromkeys(names.split(), NUMBER)
+def numbers(names: str, *lists: str) -> dict[str, Any]:
+    """Names with spaces between, each of a number; and names, each of a list of numbers."""
+    return {**dict.fromkeys(names.split(), NUMBER), **{key: [NUMBER] for key in lists}}
 
 
 _FAULT: Final = one_of(None, "ends at once", "says nothing", "repeats itself", "repeats the prompt")
@@ -66,24 +81,26 @@ FIELDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(("evaluation", "not_protected", "files", "sha256"), HELD),
     "versions": dict.fromkeys(("privlora", "dp-accounting", "torch", "transformers", "peft", "python"), HELD),
     "noise": {
-        **numbers("noise_std clipping_slack clip_quantile last_clip_norm intrinsic draws"),
+        **numbers("noise_std clip_quantile last_clip_norm intrinsic draws"),
+        "clipping_slack": one_of(*SLACKS),
         "law": HELD,
-        "bands": numbers("coefficients noise_std_of_first_step"),
-        "modules": {"name": TEXT, **numbers("m n r closed_form measured")},
+        "bands": numbers("noise_std_of_first_step", "coefficients"),
+        "modules": [{"name": TEXT, **numbers("m n r closed_form measured")}],
     },
     "adapter": {
-        **dict.fromkeys(("base_model", "base_revision", "init", "target_modules", "exclude_modules"), TEXT),
+        **dict.fromkeys(("base_model", "base_revision", "init"), TEXT),
+        **dict.fromkeys(("target_modules", "exclude_modules"), TEXTS),
         **numbers("base_is_local rank lora_alpha use_rslora public_seed"),
         "base_sha256": HASH,
         "base_quantization": {
             **numbers("load_in_4bit load_in_8bit bnb_4bit_use_double_quant llm_int8_threshold"),
             "bnb_4bit_quant_type": one_of("fp4", "nf4"),
             "bnb_4bit_compute_dtype": one_of("float32", "bfloat16"),
-            "llm_int8_skip_modules": TEXT,
+            "llm_int8_skip_modules": TEXTS,
         },
-        "coverage": {**numbers("share experts"), "left_out": dict.fromkeys(LEFT_OUT, TEXT)},
+        "coverage": {**numbers("share experts"), "left_out": {key: [TEXT] for key in LEFT_OUT}},
         "exported": one_of("last iterate", "average of the iterates"),
-        "modules": {"name": TEXT, **numbers("m n singular_values")},
+        "modules": [{"name": TEXT, **numbers("m n", "singular_values")}],
     },
     "method": {
         **dict.fromkeys(("name", "summary", "reference", "coordinates", "described"), HELD),
@@ -94,10 +111,10 @@ FIELDS: Final[Mapping[str, Any]] = {
         "schedule": one_of("constant", "linear", "cosine"),
         "clipping": one_of("none", *CLIPPINGS),
         "loss_on": one_of("all", "completion"),
-        "form": dict.fromkeys(("prompt", "completion", "template"), TEXT),
+        "form": {"prompt": TEXT, "completion": TEXT, "template": one_of("auto", "chat", "none")},
         "chat_template_sha256": HASH,
-        "chat_template_kwargs": lambda value: True,
-        "span": numbers("alpha ridge directions texts cosine kappa"),
+        "chat_template_kwargs": KWARGS,
+        "span": numbers("", "alpha", "ridge", "directions", "texts", "cosine", "kappa"),
         "public_texts": {
             "generator": one_of("model", "file", "endpoint", "callable"),
             **numbers("count evolve_every warm_start_epochs distinct"),
@@ -110,16 +127,18 @@ FIELDS: Final[Mapping[str, Any]] = {
         **numbers("secure_sums threshold ring_bits share_noise_std clients_per_round local_steps"),
         "lattice": numbers("entries width"),
         "update_noise": numbers("to_clip_norm clients_needed"),
-        "colluding": numbers("clients noise_multiplier epsilon"),
-        "phases": numbers("rounds local_steps expected_batch_size"),
-        "clients": {
-            "name": TEXT,
-            **numbers("weight rounds_asked rounds_answered steps_charged steps_planned"),
-            **numbers("epsilon epsilon_planned delta"),
-        },
+        "colluding": [numbers("clients noise_multiplier epsilon")],
+        "phases": [numbers("rounds local_steps expected_batch_size")],
+        "clients": [
+            {
+                "name": TEXT,
+                **numbers("weight rounds_asked rounds_answered steps_charged steps_planned"),
+                **numbers("epsilon epsilon_planned delta"),
+            }
+        ],
         "rounds": {
             **numbers("planned done void"),
-            "log": {"dropped": TEXT, **numbers("round asked answered bytes_down bytes_up void")},
+            "log": [{"dropped": [TEXT], **numbers("round asked answered bytes_down bytes_up void")}],
         },
         "bytes": numbers("down up formula_down formula_up"),
     },
@@ -127,19 +146,19 @@ FIELDS: Final[Mapping[str, Any]] = {
         "asked": one_of("own", "data.evaluation"),
         **numbers("max_new_tokens begun"),
         "ends_at_once": numbers("base adapter"),
-        "shown": {"prompt": TEXT, "base": _ANSWER, "adapter": _ANSWER},
+        "shown": [{"prompt": TEXT, "base": _ANSWER, "adapter": _ANSWER}],
     },
-    "classes": {"num_labels": NUMBER, "names": TEXT},
+    "classes": {"num_labels": NUMBER, "names": [TEXT]},
     "preferences": {"loss": one_of("dpo"), "beta": NUMBER},
     "texts": {
-        **dict.fromkeys(("file", "column"), TEXT),
+        "column": TEXT,
         **numbers("count asked_for temperature top_p of_a_finished_run"),
         "from": one_of("adapter", "population"),
         "generator": one_of("model", "file", "endpoint", "callable"),
         "words": TEXT,
     },
     "quality": {
-        **numbers("perplexity near_copies near_copy tokens_per_text perplexity_per_text"),
+        **numbers("perplexity near_copies", "tokens_per_text", "perplexity_per_text"),
         "distinct": numbers("1 2 3"),
         "near_public": numbers("synthesis.file adapter.public_text data.evaluation"),
     },
@@ -147,10 +166,10 @@ FIELDS: Final[Mapping[str, Any]] = {
 
 
 def strange(value: object, kind: Any = FIELDS, place: str = "") -> Iterator[str]:
-    """Where a report holds what no report does. A list is of its kind, each element; null is of a group's."""
-    if isinstance(value, list):
+    """Where a report holds what no report does. null is of any group's kind."""
+    if isinstance(kind, list) and isinstance(value, list):
         for each in value:
-            yield from strange(each, kind, place)
+            yield from strange(each, kind[0], place)
     elif isinstance(kind, Mapping):
         if isinstance(value, Mapping):
             for name, inner in value.items():
@@ -161,5 +180,5 @@ def strange(value: object, kind: Any = FIELDS, place: str = "") -> Iterator[str]
                     yield where
         elif value is not None:
             yield place
-    elif not kind(value):
+    elif isinstance(kind, list) or not kind(value):
         yield place

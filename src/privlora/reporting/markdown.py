@@ -9,15 +9,11 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 
 def plain(text: object) -> str:
-    """Text on one line in which Markdown and HTML have no effect."""
+    """Text on one line in which Markdown and HTML have no effect, and no address becomes a link."""
     line = " ".join(str(text).split())
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    return _SPECIAL.sub(r"\\\1", line)
-
-
-def unlinked(text: object) -> str:
-    """The same of what a model wrote: no address in it becomes a link."""
-    return plain(text).replace("://", "\\://").replace("www.", "www\\.").replace("@", "\\@")
+    line = _SPECIAL.sub(r"\\\1", line)
+    return line.replace("://", "\\://").replace("www.", "www\\.").replace("@", "\\@")
 
 
 def fenced(lines: Iterable[str]) -> list[str]:

@@ -25,7 +25,7 @@ MADE_ANEW: Final = (*PAGES, *ANNEX)
 """What follows from the report and the ledger."""
 ADAPTER: Final = ADAPTER_FILES
 LEDGER: Final = "ledger.jsonl"
-_TEXTS: Final = ("synthetic.jsonl",)
+TEXTS: Final = "synthetic.jsonl"
 _SOMETIMES: Final = (LEDGER, "evaluations.jsonl", "choice.json", "metrics.jsonl")
 _OF_CLIENTS: Final = re.compile(r"ledger-[\w.-]+\.jsonl")
 _FILES, _OWN = "files", "sha256"
@@ -33,7 +33,7 @@ _FILES, _OWN = "files", "sha256"
 
 def needed(report: Mapping[str, Any]) -> tuple[str, ...]:
     """Names that the release of this report's run has in any case."""
-    return *PAGES, *(_TEXTS if "texts" in report else ADAPTER)
+    return *PAGES, *((TEXTS,) if "texts" in report else ADAPTER)
 
 
 def belongs(name: str, report: Mapping[str, Any]) -> bool:

@@ -51,7 +51,6 @@ def publish_texts(
         max_tokens=settings.run.max_tokens,
     )
     facts = {
-        "file": folder.texts.name,
         "column": column,
         "count": len(texts),
         "asked_for": chosen.samples or chosen.count,

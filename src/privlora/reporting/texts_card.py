@@ -11,9 +11,11 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from privlora.pages.figures import ACCENT, INK, SECOND, WIDTH, grid, in_style, inline_svg
 from privlora.pages.numbers import number
 from privlora.pages.template import fill
+from privlora.ranges import NEAR_COPY_RUN
 from privlora.reporting import plots, wording
 from privlora.reporting.markdown import fenced, plain, table
-from privlora.reporting.wording import Report, is_private
+from privlora.reporting.seals import TEXTS
+from privlora.reporting.wording import Report, is_private, quoted
 from privlora.rounding import rounded_up
 
 _BINS = 24
@@ -35,7 +37,7 @@ def texts_card(report: Report) -> str:
     front = {
         "task_categories": ["text-generation"],
         "tags": tags,
-        "configs": [{"config_name": "default", "data_files": facts["file"]}],
+        "configs": [{"config_name": "default", "data_files": TEXTS}],
     }
     lines = [
         "---",
@@ -60,12 +62,13 @@ def texts_card(report: Report) -> str:
         "",
         "## Use",
         "",
-        f"One JSON object a line, with the text in `{plain(facts['column'])}`. Training on it costs no more privacy:",
+        f"One JSON object a line, with the text in {plain(quoted(facts['column']))}. "
+        "Training on it costs no more privacy:",
         "",
         *fenced(
             [
                 "from datasets import load_dataset",
-                f'texts = load_dataset("json", data_files="{facts["file"]}", split="train")  # in this folder',
+                f'texts = load_dataset("json", data_files="{TEXTS}", split="train")  # in this folder',
             ]
         ),
         "",
@@ -122,7 +125,7 @@ def _made(report: Report) -> list[tuple[str, str]]:
     }[facts["from"]]
     if facts["of_a_finished_run"]:
         origin += "; the run was finished before, and asking its adapter cost nothing more"
-    rows = [("Texts", origin), ("Asked for in the words of", str(facts["words"]))]
+    rows = [("Texts", origin), ("Asked for in the words of", quoted(facts["words"]))]
     if facts["generator"] in ("model", "endpoint"):
         rows.append(
             ("Sampling", f"temperature {number(facts['temperature'])}, top-p {number(facts['top_p'])}")
@@ -151,7 +154,8 @@ def _quality(report: Report) -> list[tuple[str, str]]:
     rows.append(("Near copies of an earlier text", _percent(quality["near_copies"])))
     for name, share in quality["near_public"].items():
         rows.append((f"Near copies of public texts ({name})", _percent(share)))
-    return [*rows, ("A near copy", quality["near_copy"])]
+    alike = f"at least half of its runs of {NEAR_COPY_RUN} words stand in one other text, in their order"
+    return [*rows, ("A near copy", alike)]
 
 
 def _cut(report: Report) -> str:

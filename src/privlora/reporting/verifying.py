@@ -8,6 +8,7 @@ annex's hash, kept apart from the folder, or a signature shows that.
 from __future__ import annotations
 
 import json
+import math
 import re
 import tempfile
 from collections.abc import Callable, Mapping
@@ -71,10 +72,10 @@ from privlora.rounding import rounded_up
 from privlora.training.files import AUDITED, RunFolder, release_at
 from privlora.version import __version__
 
-_VERSION: Final = re.compile(r"[\w.+-]{1,40}", re.ASCII)  # and a package's name
+_VERSION: Final = re.compile(r"\d+(\.\d+){0,4}((a|b|rc|\.?dev|\.post)\d+){0,2}(\+[a-z0-9.]{1,12})?", re.ASCII)
 _OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
 _LONGEST: Final = 400  # characters of what was found
-_LARGEST: Final = 256 * 1024 * 1024  # bytes of what is read as a whole; weights are hashed piece by piece
+_LARGEST: Final = 16 * 1024 * 1024  # bytes of what is read as a whole; weights are hashed piece by piece
 
 
 @dataclass(frozen=True)
@@ -173,7 +174,8 @@ class _Verification:
         self.base: str | None = None
 
     def of(self, annex_hash: str | None, public_key: str | None, base: str | None) -> Verified:
-        if self._take("report", self._report):
+        read = self._take("report", self._report)
+        if read:
             self._take("files", self._files)
         self._take("ledger", self._ledger)
         looks = {"epsilon": self._epsilon, "rows": self._rows, "pages": self._pages, "annex": self._annex}
@@ -181,7 +183,9 @@ class _Verification:
             looks["clients"] = self._clients
         self.base, looks["base"] = base, self._base
         for name, look in looks.items():
-            if self.report and self.book is not None:
+            if (
+                self.report and self.book is not None and (read or name != "pages")
+            ):  # which takes long to draw
                 self._take(name, look)
             else:
                 self._add(name, None, "not looked at, since it takes the report and the ledger")
@@ -239,7 +243,7 @@ class _Verification:
         if (place := next(strange(found), None)) is not None:
             raise PrivacyError(f"{REPORT_NAME} says of {named(place)} what no report says")
         stamp, versions = found["stamp"], found["versions"]
-        for word in (*versions, *versions.values()):
+        for word in versions.values():
             if not _VERSION.fullmatch(word):
                 raise PrivacyError(f"{REPORT_NAME} says {named(word)} among its versions, which is none")
         if stamp["text"] != PRIVATE:
@@ -284,7 +288,9 @@ class _Verification:
         statement = self.facts["statement"]
         own = ""
         if _known(self.report["method"]["name"]) is None:
-            own = f"; the method {named(self.report['method']['name'])} is not privlora's, and describes itself"
+            own = (
+                f"; the method {named(self.report['method']['name'])} is not privlora's, and describes itself"
+            )
         return (
             f"{rounded_up(statement['epsilon'])} at delta {number(statement['delta'])}, computed from the ledger "
             f"(PLD), is what the report states, for one {statement['unit']}, {statement['adjacency']}{own}"
@@ -428,7 +434,8 @@ def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerS
     elif plan.unit == "client":
         raise PrivacyError("the ledger protects whole clients, and the report names none")
     bands = noise.get("bands", {}).get("coefficients", [])
-    if len(bands) != getattr(plan.phases[-1][0].sampling, "classes", 0):
+    count = getattr(plan.phases[-1][0].sampling, "classes", 0)
+    if len(bands) != count or (count and not (min(bands) >= 0 and math.isclose(math.hypot(*bands), 1))):
         raise PrivacyError("the report's noise has other bands than that of the ledger")
     adaptive = noise["clip_quantile"] is not None
     found["noise"] = {**noise, **noise_facts(plan, adaptive=adaptive, coefficients=bands)}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,6 +19,7 @@ Report = Mapping[str, Any]
 
 # What is kept back in float32 is not worth a word; more is.
 FLOAT32_KEEPS = 0.01
+_WORD = re.compile(r"[^\s\"'`<>]{1,100}")
 _LINE = 100  # characters of an answer on a screen
 
 _ADJACENCY = {
@@ -197,6 +199,15 @@ def clip_norm(report: Report) -> str:
         f"{first} at first, {number(noise['last_clip_norm'])} at last (led by noisy counts to the "
         f"{number(noise['clip_quantile'])} quantile of norms)"
     )
+
+
+def quoted(name: str) -> str:
+    """A name of a user's as it stands in a sentence: with quotation marks, if it is more than one word.
+
+    >>> quoted("org/model-1"), quoted("two words")
+    ('org/model-1', '"two words"')
+    """
+    return name if _WORD.fullmatch(name) else json.dumps(name, ensure_ascii=False)
 
 
 def adjacency(statement: Mapping[str, Any]) -> str:
@@ -394,15 +405,18 @@ def _predicted(report: Report) -> list[tuple[str, str]]:
     classes = report.get("classes")
     if classes is None:
         return []
-    names = ", ".join(classes["names"])
+    names = ", ".join(map(quoted, classes["names"]))
     return [("Predicts", f"{classes['num_labels']} classes: {names}" if names else "a score")]
 
 
 def targets_in_words(adapter: Mapping[str, Any]) -> str:
     """Which layers, by target_modules and what is left out of them (exclude_modules; older reports do not say)."""
     targets, without = adapter["target_modules"], adapter.get("exclude_modules")
-    words = targets if isinstance(targets, str) else ", ".join(targets)
-    return f"{words} without {', '.join(without)}" if without else words
+    words, left = (
+        quoted(each) if isinstance(each, str) else ", ".join(map(quoted, each))
+        for each in (targets, without or ())
+    )
+    return f"{words} without {left}" if left else words
 
 
 def coverage_in_words(coverage: Mapping[str, Any]) -> str:
@@ -417,14 +431,14 @@ def coverage_in_words(coverage: Mapping[str, Any]) -> str:
     parts = [f"{share} of the weights", f"experts ({experts}) stay as they are"][
         : 2 if coverage["experts"] else 1
     ]
-    left_out = (f"{', '.join(names)} ({why})" for why, names in coverage["left_out"].items())
+    left_out = (f"{', '.join(map(quoted, names))} ({why})" for why, names in coverage["left_out"].items())
     return "; ".join([*parts, *(f"left out: {each}" for each in left_out)])
 
 
 def method_table(report: Report) -> list[tuple[str, str]]:
     """(name, value) rows of how the adapter was trained."""
     method, adapter = report["method"], report["adapter"]
-    revision = f" at {adapter['base_revision']}" if adapter["base_revision"] else ""
+    revision = f" at {quoted(adapter['base_revision'])}" if adapter["base_revision"] else ""
     warmup = f"{method['warmup_steps']} steps of warm-up"
     unit = " of each frozen matrix's norm" if method.get("relative_rate") else ""  # older reports do not say
     decay = f", decay {number(method['averaging'])}" if method["averaging"] else ""
@@ -434,7 +448,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         f"{title} {number(method[name])}" for name, title in OPTIMIZER_SETTINGS.items() if name in method
     ]
     rows = [
-        ("Base model", adapter["base_model"] + revision),
+        ("Base model", quoted(adapter["base_model"]) + revision),
         *([("Its weights", f"SHA-256 {adapter['base_sha256']}")] if adapter.get("base_sha256") else []),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
         *([("Chosen", because(method["choice"]))] if "choice" in method else []),
@@ -444,7 +458,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         ("Clipping", method["clipping"]),
         ("Learning rate", f"{number(method['learning_rate'])}{unit}, {method['schedule']}, {warmup}"),
         ("Exported", adapter["exported"] + decay),
-        ("Adapter", f"{lora}, start {adapter['init']}"),
+        ("Adapter", f"{lora}, start {quoted(adapter['init'])}"),
         ("Targets", targets_in_words(adapter)),
         *([("Adapts", coverage_in_words(adapter["coverage"]))] if "coverage" in adapter else []),
         *_predicted(report),
@@ -456,8 +470,9 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     if "form" in method:
         prompt, completion = (json.dumps(method["form"][name]) for name in ("prompt", "completion"))
         template = method["form"].get("template", "none")
-        met = _MET.get(template, template)
-        rows.append(("Form", f"prompt {prompt}, answer {completion}, {met}: ask it in the same form"))
+        rows.append(
+            ("Form", f"prompt {prompt}, answer {completion}, {_MET[template]}: ask it in the same form")
+        )
     rows += _chat(method)
     if "dropout" in method:  # older reports do not say
         rows.append(("Dropout", _dropout(method)))
@@ -477,7 +492,7 @@ def _chat(method: Report) -> list[tuple[str, str]]:
     if "chat_template_sha256" in method:
         words.append(f"not the base model's; SHA-256 {method['chat_template_sha256']}")
     if "chat_template_kwargs" in method:
-        words += [f"{name}={value}" for name, value in method["chat_template_kwargs"].items()]
+        words += [f"{name}={json.dumps(value)}" for name, value in method["chat_template_kwargs"].items()]
     return [("Chat template", ", ".join(words))] if words else []
 
 
@@ -501,7 +516,7 @@ def _public_texts(facts: Report | None) -> list[tuple[str, str]]:
         whose += f", of which {facts['distinct']} differ{' at the end' if evolve else ''}"
     rows = [("Public texts", "; ".join(part for part in (whose, evolve, start) if part))]
     if votes is not None:
-        near = "the base model's hidden states" if votes["embedding"] is None else votes["embedding"]
+        near = "the base model's hidden states" if votes["embedding"] is None else quoted(votes["embedding"])
         rows.append(
             ("Preference scores", _scores(votes, near))
             if "answers" in votes
