@@ -450,8 +450,7 @@ MODULES: dict[str, tuple[Groups, str]] = {
 def test_modules(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     adapter, word = MODULES[name]
     refuses_settings(capsys, folder, run_settings(model, folder, adapter=adapter), word, quiet=False)
-    for more in ([], ["--no-memory"]):
-        refuses(capsys, folder, ["plan", folder / "run.yaml", *more], word)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
 
 
 def test_a_start_that_is_no_adapter(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

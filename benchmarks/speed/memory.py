@@ -2,6 +2,7 @@
 
     python benchmarks/speed/memory.py --out benchmarks/results/memory.json
     python benchmarks/speed/memory.py --show benchmarks/results/memory.json
+    python benchmarks/speed/memory.py --models FOLDER --out …       # with pretrained models, each a folder in it
 
 Each process first takes a step of a tiny model, so that all code is in memory; then it loads the model, builds the
 method's parts, takes an empty step, and one of two of the micro-batches that are predicted to take most. Measured is
@@ -33,6 +34,7 @@ from machine import describe_machine
 # Pieces of 64 KiB and more are given back to the system when they are freed.
 AT_ONCE = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
 METHODS = ("prism", "dp-adamw", "dp-sgd")
+_TARGETS = {"qv": ["q_proj", "v_proj"]}
 
 
 @dataclass(frozen=True)
@@ -49,11 +51,15 @@ class Case:
     dtype: str = "float32"
     checkpointing: str = "none"
     clipping: str = "own"
+    targets: str = "all-linear"
+    pretrained: str = ""
 
     def __str__(self) -> str:
-        plain = ("float32", "none", "own")
-        more = [each for each in (self.dtype, self.checkpointing, self.clipping) if each not in plain]
+        plain = ("float32", "none", "own", "all-linear")
+        more = (self.dtype, self.checkpointing, self.clipping, self.targets)
+        more = [each for each in more if each not in plain]
         size = f"{self.hidden} x {self.layers}, {self.vocabulary // 1000 or self.vocabulary}k"
+        size = self.pretrained or size
         return ", ".join([self.method, size, f"length {self.length}, r {self.rank}, {self.tokens}", *more])
 
 
@@ -75,6 +81,17 @@ CASES = [Case(method, **shape) for shape in SHAPES for method in METHODS] + [
     Case("prism", hidden=256, tokens=16_384, clipping="automatic"),
     Case("dp-adamw", hidden=256, tokens=16_384, clipping="automatic"),
 ]
+CASES += [
+    Case("prism", rank=8, dtype="bfloat16", pretrained=name, **more)
+    for name in ("smollm2-135m-instruct", "gemma-3-270m")
+    for more in (
+        {},
+        {"length": 512},
+        {"clipping": "automatic", "tokens": 1024},
+        {"checkpointing": "non-reentrant"},
+        {"targets": "qv"},
+    )
+]
 TINY = Case("prism", hidden=32, vocabulary=100, length=16, rank=2, tokens=64, layers=1)
 
 
@@ -93,7 +110,9 @@ def measured(case: Case) -> dict[str, float]:
     seconds = time.process_time() - started
     assert peak is not None
     with tempfile.TemporaryDirectory() as folder:
-        same = {name: getattr(case, name) for name in ("method", "dtype", "checkpointing", "clipping")}
+        same = {
+            name: getattr(case, name) for name in ("method", "dtype", "checkpointing", "clipping", "targets")
+        }
         warm = replace(TINY, **same)
         _take(warm, _model(warm), 2, 8, Path(folder) / "warm")
         model = _model(case)
@@ -112,8 +131,19 @@ def measured(case: Case) -> dict[str, float]:
 
 def _model(case: Case) -> Any:
     import torch
-    from transformers import AutoModelForCausalLM, LlamaConfig
+    from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig
 
+    if case.pretrained:
+        folder = Path(os.environ["PRIVLORA_MODELS"], case.pretrained)
+        dtype = getattr(torch, case.dtype)
+        if torch.empty(0).is_meta:
+            return AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype).eval()
+        model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype).eval()
+        for (
+            weight
+        ) in model.parameters():  # else they are mapped from the file, and come into memory with the step
+            weight.data = weight.data.clone()
+        return model
     heads = max(1, case.hidden // 64)
     config = LlamaConfig(
         hidden_size=case.hidden,
@@ -134,7 +164,7 @@ def _settings(case: Case) -> Any:
         {
             "model": {"name": "random", "gradient_checkpointing": case.checkpointing},
             "data": {"path": "(random)", "max_length": case.length},
-            "adapter": {"r": case.rank, "target_modules": "all-linear"},
+            "adapter": {"r": case.rank, "target_modules": _TARGETS.get(case.targets, case.targets)},
             "method": {"name": case.method} | ({} if case.clipping == "own" else {"clipping": case.clipping}),
             "privacy": {
                 "noise_multiplier": 1.0,
@@ -163,7 +193,10 @@ def _take(case: Case, model: Any, rows: int, width: int, ledger: Path) -> float:
     settings = _settings(case)
     rng = np.random.default_rng(0)
     lengths = [width] * (2 * rows - 1) + [max(1, width - 1)]
-    ids = [rng.integers(0, case.vocabulary, length).astype(np.int32) for length in lengths]
+    ids = [
+        rng.integers(0, min(case.vocabulary, model.config.vocab_size), length).astype(np.int32)
+        for length in lengths
+    ]
     examples = Examples([Example(each, each.copy()) for each in ids], pad_token_id=0)
     parts = build_parts(settings, model)
     plan, _ = plan_privacy(settings, model)
@@ -222,6 +255,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--out", type=Path, help="the results as JSON; rows that it holds are replaced or kept"
     )
+    parser.add_argument("--models", type=Path, help="a folder of pretrained models")
     parser.add_argument("--only", nargs="+", metavar="CASE", choices=list(map(str, CASES)))
     parser.add_argument("--heap", action="store_true", help="measure each also with glibc's heap as it is")
     parser.add_argument(
@@ -233,12 +267,16 @@ def main(arguments: Sequence[str] | None = None) -> None:
     if chosen.case is not None:
         print(json.dumps(measured(Case(**json.loads(chosen.case)))))
         return
+    if chosen.models is not None:
+        os.environ["PRIVLORA_MODELS"] = str(chosen.models)
     result: dict[str, Any] = {"machine": describe_machine(), "cases": []}
     kept = chosen.show or chosen.out
     if kept is not None and kept.exists() and not chosen.smoke:
         result = json.loads(kept.read_text(encoding="utf-8"))
     for case in [] if chosen.show else [TINY] if chosen.smoke else CASES:
         if chosen.only is not None and str(case) not in chosen.only:
+            continue
+        if case.pretrained and chosen.models is None:
             continue
         row = {"case": str(case), **in_a_fresh_process(case, AT_ONCE)}
         if chosen.heap:

@@ -264,8 +264,13 @@ def divergences(before: Tensor, after: Tensor) -> Tensor:
     return found
 
 
+def block_rows(width: int) -> int:
+    """PUBLIC. Rows of logits of such a vocabulary that are there at a time, at most."""
+    return min(_BLOCK, max(_FEW, _NUMBERS // max(1, width)))
+
+
 def _in_blocks(count: int, width: int) -> list[slice]:
-    rows = min(_BLOCK, max(_FEW, _NUMBERS // max(1, width)))
+    rows = block_rows(width)
     return [slice(start, start + rows) for start in range(0, count, rows)]
 
 

@@ -7,7 +7,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -31,13 +30,11 @@ from privlora.reporting.finished import texts_of_finished_run
 from privlora.reporting.texts import publish_texts
 from privlora.reporting.wording import MEND, coverage_in_words, faults
 from privlora.result import Result
-from privlora.sizes import COUNTING
 from privlora.synthesis.embeddings import base_alone
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.callbacks import watching
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.classifier import head_of, padded_as
-from privlora.training.counted import Counted, counted
 from privlora.training.files import RunFolder, read_lines, write_atomically
 from privlora.training.first_looks import look_first
 from privlora.training.fitting import Fitted, in_micro_batches, with_micro_batches
@@ -122,22 +119,17 @@ def train_and_publish(
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
     over = not fresh and is_over(folder)
 
-    def split() -> tuple[Settings, Fitted | None, Counted | None]:
+    def split() -> tuple[Settings, Fitted | None]:
         device = next(model.parameters()).device
-        # Without a GPU they share the machine's memory.
-        sharing = ranks.size if device.type == "cpu" else 1
         if asked != "auto" or over:  # there is no step to cut into micro-batches
-            return settings, None, None
-        of_steps = counted(settings, model, device, folder)
-        options: dict[str, Any] = {"told": partial(told, COUNTING), "known": of_steps.sizes}
-        if device.type == "cpu":  # records were looked at, or are held by who called
-            options |= {"loaded": False, "free": free_but_for_own()}
-        cut, found = with_micro_batches(settings, model, device, sharing=sharing, **options)
-        if not fresh:
-            of_steps.keep(folder)
-        return cut, found, of_steps
+            return settings, None
+        if device.type != "cpu":
+            return with_micro_batches(settings, model, device)
+        # Processes share the machine's memory, and records were looked at, or are held by who called.
+        room: dict[str, Any] = {"sharing": ranks.size, "loaded": False, "free": free_but_for_own()}
+        return with_micro_batches(settings, model, device, **room)
 
-    settings, micro_batches, of_steps = ranks.same(split)
+    settings, micro_batches = ranks.same(split)
     if micro_batches is not None and given.on_choice is not None:
         given.on_choice(micro_batches.why)
 
@@ -186,8 +178,6 @@ def train_and_publish(
                 keep_identity(folder, replace(identity, settings=planned, choice=choice))
                 keep_choice(folder, chosen)
                 folder.measured.unlink(missing_ok=True)
-                if of_steps is not None:
-                    of_steps.keep(folder)
                 kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")

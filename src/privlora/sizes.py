@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Final
-
-COUNTING: Final = "working out how much memory a step needs, and how many tokens fit at once"
-"""What is said while steps are taken on paper, which takes seconds."""
 
 _UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 _LEAST = 0.01  # of a unit, below which numbers say little

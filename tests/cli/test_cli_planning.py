@@ -23,13 +23,13 @@ from privlora.rehearsals.trials import Noise, Texts
 from privlora.training.assembly import Parts
 from privlora.training.peak import Peak, Unknown
 
-BEGUN = [LOADING, "working out how much memory a step needs, and how many tokens fit at once"]
+BEGUN = [LOADING]
 """What a plan says in pipes before what takes long."""
 
 
 @pytest.fixture(autouse=True)
 def a_quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of steps on paper, which take seconds."""
+    """So that what is printed is known."""
     found = Peak(step_bytes=5 * 2**20, model_bytes=2 * 2**20, rows=3, width=4)
     monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", lambda *_, **__: found)
 
@@ -342,16 +342,14 @@ def test_the_peak_is_that_of_the_settings(
 def test_what_auto_would_choose_here(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def grows(*_: object, max_tokens: int, **__: object) -> Peak:
-        return Peak(max_tokens * 2**20, 0, 1, max_tokens)
+    def grows(_: object, tokens: int) -> Peak:
+        return Peak(tokens * 2**20, 0, 1, tokens)
 
-    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", grows)
-    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", grows)
+    monkeypatch.setattr("privlora.training.peak.StepMemory.peak", grows)
     monkeypatch.setattr("privlora.training.fitting.free_bytes", lambda _: 300 * 2**20)
     given = ["run.tokens_per_micro_batch=auto"]
     found = call(capsys, "plan", config, *given, "--json").json
     assert found["tokens_per_micro_batch"] == 128  # 0.45 of 300 MiB, less the model and the records
-    assert found["memory"]["peak"]["width"] == 128
     shown = call(capsys, "plan", config, *given).out
     said = "auto        micro-batches of 128 tokens: a step takes 128 MiB at its most and may take "
     assert said in shown
@@ -404,23 +402,17 @@ def test_one_factor_trains_its_own_numbers_only(
 def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    found = Peak(step_bytes=5 * 2**20, model_bytes=2 * 2**20, rows=3, width=4)
-    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", lambda *_, **__: found)
-    auto = "run.tokens_per_micro_batch=auto"
-    line = BEGUN[-1]
-    assert call(capsys, "plan", config, auto).err.splitlines() == BEGUN
-    assert call(capsys, "plan", config, "--no-memory", "--json").err.splitlines() == BEGUN[:-1]
+    assert call(capsys, "plan", config, "run.tokens_per_micro_batch=auto").err.splitlines() == BEGUN
     # A model that is not here is not loaded.
     assert call(capsys, "plan", config, "model.name=no-such-org/no-such-model").err == f"{LOADING}\n"
     shown = io.StringIO()
     for place in ("privlora.consoles.err", "privlora.cli.console.err"):
         monkeypatch.setattr(place, lambda: Console(file=shown, force_terminal=True, width=200))
-    assert call(capsys, "plan", config, auto).code == 0
+    assert call(capsys, "plan", config).code == 0
     assert "loading torch and transformers" in shown.getvalue()
-    assert line in shown.getvalue()
 
 
-def test_privacy_is_told_before_the_steps_on_paper_which_may_be_left_out(
+def test_privacy_is_told_before_memory(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     told = list[str]()
@@ -437,13 +429,6 @@ def test_privacy_is_told_before_the_steps_on_paper_which_may_be_left_out(
     assert "memory" not in told[0]
     assert "memory      " in rest
     assert told[0] + rest == whole
-    without = call(capsys, "plan", config, "--no-memory").out
-    assert "memory      not asked for (--no-memory)\n" in without
-    assert "peak" not in without
-    found = call(capsys, "plan", config, "--no-memory", "--json").json
-    assert found["memory"] is None
-    assert found["cost"]["epsilon"] > 0
-    assert len(told) == 1
 
 
 @pytest.fixture

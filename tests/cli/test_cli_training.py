@@ -30,17 +30,8 @@ from privlora.config import load_settings, settings_from
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.loop import StepReport
-from privlora.training.peak import Peak
 from privlora.training.progress import RichObserver
 from privlora.training.takeover import is_over
-
-
-@pytest.fixture(autouse=True)
-def a_quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
-    """In the place of steps on paper, which take seconds."""
-    found = Peak(step_bytes=5 * 2**20, model_bytes=2 * 2**20, rows=3, width=4)
-    for module in ("cli.memory", "training.fitting"):
-        monkeypatch.setattr(f"privlora.{module}.peak_of_a_step", lambda *_, **__: found)
 
 
 def test_json_is_alone_on_stdout(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -96,7 +87,7 @@ def test_steps_that_mostly_draw_nothing_are_told_as_a_plan_tells_them(
 ) -> None:
     privacy = {"expected_batch_size": 0.5, "steps": 1}
     config = write_config(folder, run_settings(model, folder, privacy=privacy))
-    shown = call(capsys, "plan", config, "--no-memory").out.splitlines()
+    shown = call(capsys, "plan", config).out.splitlines()
     (said,) = [line.removeprefix("empty").strip() for line in shown if line.startswith("empty ")]
     assert said.startswith(
         "with privacy.expected_batch_size a step draws 0.5 records on average: 61% of steps draw none and are noise"
@@ -277,7 +268,7 @@ def test_a_report_that_somebody_put_there_makes_no_run_finished(finished: Path, 
     assert not is_over(run)
 
 
-def test_a_finished_run_without_privacy_takes_no_steps_on_paper_either(
+def test_a_finished_run_without_privacy_looks_for_no_micro_batches(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings = run_settings(model, folder, run={"tokens_per_micro_batch": "auto"})
@@ -288,21 +279,19 @@ def test_a_finished_run_without_privacy_takes_no_steps_on_paper_either(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("no step is left")
 
-    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", refuse)
+    monkeypatch.setattr("privlora.training.fitting.StepMemory", refuse)
     again = call(capsys, "resume", folder / "run")
     assert again.code == 0, again.err
-    assert "paper" not in again.err
 
 
 @pytest.mark.parametrize("left", ["all", "no report"])
-def test_a_finished_run_takes_no_steps_on_paper_either(
+def test_a_finished_run_looks_for_no_micro_batches(
     left: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Neither for the micro-batches of steps that there are not, nor for their profile."""
     config = write_config(folder, run_settings(model, folder, run={"tokens_per_micro_batch": "auto"}))
     first = call(capsys, "train", config)
-    assert "a step takes less than" in first.err
-    assert "working out how much memory" not in first.err  # where a bound is below what is free
+    assert "at its most and may take" in first.err
     run = folder / "run"
     ledger = (run / "release" / "ledger.jsonl").read_bytes()
     if left == "no report":  # a crash while the release was written
@@ -311,10 +300,9 @@ def test_a_finished_run_takes_no_steps_on_paper_either(
     def refuse(*_: object, **__: object) -> None:
         raise AssertionError("no step is left")
 
-    monkeypatch.setattr("privlora.training.fitting.peak_of_a_step", refuse)
+    monkeypatch.setattr("privlora.training.fitting.StepMemory", refuse)
     again = call(capsys, "resume", run, "--profile")
     assert again.code == 0, again.err
-    assert "paper" not in again.err
     assert "no step was taken, so there is no profile" in again.err
     assert "this run is over already" in again.err  # the ledger says so
     assert (run / "release" / "privacy_report.json").exists()

@@ -113,7 +113,7 @@ def test_a_base_in_float16(told: bool, tmp_path: Path, capsys: pytest.CaptureFix
     records.write_text("\n".join(map(json.dumps, private_records(60, seed=1))))
     assert call(capsys, "init", records, "--model", model, "--output", target).code == 0
     assert yaml.safe_load(target.read_text())["model"]["dtype"] == "bfloat16"
-    assert call(capsys, "plan", target, "--no-memory").code == 0
+    assert call(capsys, "plan", target).code == 0
     said = [call(capsys, command, target, "model.dtype=auto") for command in ("plan", "train")]
     assert all("the model is stored in float16" in each.err for each in said)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,8 @@ from privlora.errors import ConfigError
 from privlora.mechanisms import CorrelatedNoise, band_coefficients
 from privlora.training import fitting
 from privlora.training.assembly import build_parts
-from privlora.training.counted import counted
 from privlora.training.cycles import kept_bytes
-from privlora.training.files import RunFolder
-from privlora.training.fitting import largest_fitting, with_micro_batches
+from privlora.training.fitting import with_micro_batches
 from privlora.training.footprint import free_but_for_own, free_bytes
 from privlora.training.loop import Interrupted
 from privlora.training.models import adapter_for
@@ -54,14 +51,15 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """A step takes 10 MiB and one for each thousand tokens. Gives the tokens that it was asked of."""
     seen = list[int]()
 
-    def peak(
-        of: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int, **_: Any
-    ) -> Peak:
-        seen.append(max_tokens)
-        return Peak(10 * MIB + max_tokens * MIB // 1000, 0, 1, max_tokens)
+    class Memory:
+        def __init__(self, *_: object) -> None:
+            pass
 
-    monkeypatch.setattr(fitting, "peak_of_a_step", peak)
-    monkeypatch.setattr(fitting, "bound_of_a_step", lambda *_, **__: float("inf"))
+        def peak(self, tokens: int) -> Peak:
+            seen.append(tokens)
+            return Peak(10 * MIB + tokens * MIB // 1000, 0, 1, tokens)
+
+    monkeypatch.setattr(fitting, "StepMemory", Memory)
     return seen
 
 
@@ -96,29 +94,7 @@ def test_a_number_stays(asked: list[int]) -> None:
 def test_the_largest_that_fits(asked: list[int], free: Callable[[float], None]) -> None:
     for room, tokens in ((10.3, 256), (10.2, 192), (11.6, 1536), (12.0, 1536), (12.1, 2048), (10.07, 64)):
         free(room)
-        asked.clear()
         assert chosen(settings(), tiny_llama(), "larger ones do not fit") == tokens
-        assert len(asked) == len(set(asked)) <= 6
-
-
-def test_all_sizes_that_are_asked_for_are_one_count(
-    free: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def peak(*_: Any, max_tokens: int, told: Any, **__: Any) -> Peak:
-        parts = 4 if max_tokens > 1000 else 1
-        for done in range(parts + 1):
-            told(done, parts)
-        return Peak(max_tokens * MIB // 10, 0, 1, max_tokens)
-
-    monkeypatch.setattr(fitting, "peak_of_a_step", peak)
-    monkeypatch.setattr(fitting, "bound_of_a_step", lambda *_, **__: float("inf"))
-    free(60)
-    seen = list[tuple[int, int]]()
-    with_micro_batches(settings(), tiny_llama(), CPU, told=lambda done, total: seen.append((done, total)))
-    assert seen[:2] == [(0, 4), (1, 4)]
-    assert (4, 5) in seen
-    assert seen == sorted(seen)
-    assert seen[-1][0] == seen[-1][1] > 5
 
 
 def test_noise_that_is_kept_takes_room(asked: list[int], free: Callable[[float], None]) -> None:
@@ -138,26 +114,6 @@ def test_noise_that_is_kept_takes_room(asked: list[int], free: Callable[[float],
             noise.next(step, lambda: coordinates.standard_normal(torch.zeros))  # noqa: B023
         size = sum(t.numel() * t.element_size() for t in noise.state_dict().values())
         assert 0 < size <= kept_bytes(9, parts.adapter)
-
-
-def test_no_step_is_taken_on_paper_where_a_bound_is_below_what_it_may_take(
-    asked: list[int], free: Callable[[float], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(fitting, "bound_of_a_step", lambda *_, max_tokens: max_tokens * MIB // 10)
-    free(1000)  # 410 of which a step takes at most
-    found, why = with_micro_batches(settings(), tiny_llama(), CPU)
-    assert why is not None
-    assert (asked, why.peak, found.run.max_tokens) == ([], None, 4096)
-    rough = "(a rough bound, several times what it takes, which `privlora plan` counts)"
-    assert f"a step takes less than 410 MiB {rough} and may take 0.977 GiB" in why.why
-    exact, known = with_micro_batches(settings(), tiny_llama(), CPU, exactly=True)
-    assert known is not None
-    assert (asked, exact) == ([4096], found)
-    assert known.peak is not None
-    assert "a step takes 14.1 MiB at its most and may take" in known.why
-    free(400)
-    assert with_micro_batches(settings(), tiny_llama(), CPU)[0] == found
-    assert asked == [4096, 4096]
 
 
 def test_processes_share_what_is_free_or_was_before_records(
@@ -222,8 +178,7 @@ def test_what_cannot_be_told_leaves_the_default(monkeypatch: pytest.MonkeyPatch)
     def fails(*_: object, **__: object) -> None:
         raise Unknown("reads values")
 
-    monkeypatch.setattr(fitting, "peak_of_a_step", fails)
-    monkeypatch.setattr(fitting, "bound_of_a_step", lambda *_, **__: float("inf"))
+    monkeypatch.setattr(fitting, "StepMemory", fails)
     assert chosen(settings(), tiny_llama()) == 4096
     votes = settings(method={"name": "aug-pe"}, synthesis={"generator": "model"})
     assert chosen(votes, tiny_llama()) == 4096
@@ -232,22 +187,7 @@ def test_what_cannot_be_told_leaves_the_default(monkeypatch: pytest.MonkeyPatch)
     )
 
 
-@pytest.mark.parametrize("slope", [0.2, 1.0, 1.7])
-def test_few_sizes_are_asked_for(slope: float) -> None:
-    candidates = [7, *(part << power for power in range(3, 16) for part in (2, 3))]
-    for room in (3.0, *(n**slope for n in candidates), 50.0**slope, 1e9):
-        asked = list[int]()
-
-        def size(n: int, asked: list[int] = asked) -> int:
-            asked.append(n)
-            return int(1000 * n**slope)
-
-        fits = [n for n in candidates if int(1000 * n**slope) <= 1000 * room]
-        assert largest_fitting(size, 1000 * room, candidates) == (fits[-1] if fits else None)
-        assert len(asked) <= len(candidates)
-
-
-def test_runs_choose_before_records_are_read_and_resumed_ones_anew_from_what_was_counted(
+def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
     order, bench = list[str](), Bench()
@@ -268,49 +208,15 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew_from_what_was
     kept = (tmp_path / "run/private/config.resolved.yaml").read_text()
     assert "tokens_per_micro_batch: auto\n" in kept
     assert asked
-    counted = tmp_path / "run/private/step_memory.json"
-    kept = json.loads(counted.read_text())
-    assert kept.keys() == {"of", "sizes"}  # a hash of what is public, and sizes
-    assert [int(n) for n in kept["sizes"]] == asked
     asked.clear()
     with pytest.raises(Interrupted):
         bench.resume(tmp_path / "run", observer=StopAt(4))
-    assert not asked
-    counted.write_text("[" * 200_000)  # as a crash or an editor leaves it
-    with pytest.raises(Interrupted):
-        bench.resume(tmp_path / "run", observer=StopAt(5))
-    assert json.loads(counted.read_text()) == kept
     assert asked
-    assert order == ["choice", "records"] * 3
+    assert order == ["choice", "records"] * 2
+    bench.resume(tmp_path / "run")
     asked.clear()
     bench.resume(tmp_path / "run")  # over: there is nothing to cut
     assert not asked
-
-
-def test_what_was_counted_is_of_the_same_steps_alone(tmp_path: Path) -> None:
-    """Not of another length, batch, row, model, device or way to recompute; a rate and a place change nothing."""
-    folder, given, model = RunFolder(tmp_path), settings(), tiny_llama()
-    folder.private.mkdir()
-    kept = counted(given, model, CPU, folder)
-    kept.sizes[64] = Peak(10, 5, 1, 64)
-    kept.keep(folder)
-    again = counted(given, model, CPU, folder)
-    assert (again.of, again.sizes) == (kept.of, {64: Peak(10, 5, 1, 64)})
-
-    def sizes(
-        of: torch.nn.Module = model, device: torch.device = CPU, **groups: dict[str, Any]
-    ) -> dict[int, Peak]:
-        other = given.model_dump(mode="json", exclude_unset=True)
-        for name, values in groups.items():
-            other[name] = {**other.get(name, {}), **values}
-        return counted(settings_from(other, source="test"), of, device, folder).sizes
-
-    assert sizes() == sizes(method={"learning_rate": 0.5}) == sizes(model={"name": "elsewhere"}) == kept.sizes
-    assert sizes(data={"max_length": 63}) == sizes(privacy={"expected_batch_size": 7}) == {}
-    assert sizes(method={"name": "dp-adamw"}) == sizes(model={"gradient_checkpointing": "reentrant"}) == {}
-    assert sizes(tiny_llama(num_hidden_layers=3)) == sizes(device=torch.device("cuda")) == {}
-    folder.counted.write_text(folder.counted.read_text().replace("10", '"ten"'))
-    assert sizes() == {}
 
 
 def test_what_this_process_holds_is_no_part_of_what_is_free(tmp_path: Path) -> None:

@@ -179,20 +179,13 @@ def _is_spared(name: str, spared: Sequence[str]) -> bool:
 
 def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]:
     """What run.tokens_per_micro_batch=auto would choose here and now; changes the model's dtype to that of the run."""
-    return with_micro_batches(
-        settings, model.to(_stored(settings, model)), _device(settings), loaded=False, exactly=True
-    )
+    return with_micro_batches(settings, model.to(_stored(settings, model)), _device(settings), loaded=False)
 
 
-def with_peak(
-    estimate: MemoryEstimate, settings: Settings, model: Any, fitted: Fitted | None = None
-) -> MemoryEstimate:
-    """The same with the peak of a step on the device that the settings name, as far as that is here; that which
-    ``as_planned`` found, if it did."""
+def with_peak(estimate: MemoryEstimate, settings: Settings, model: Any) -> MemoryEstimate:
+    """The same with the peak of a step on the device that the settings name, as far as that is here."""
     device, stored = _device(settings), _stored(settings, model)
     estimate = replace(estimate, resident_bytes=resident_bytes(), device=device.type)
-    if fitted is not None and fitted.peak is not None:
-        return replace(estimate, peak=fitted.peak)
     try:
         peak = peak_of_a_step(settings, model.to(stored), device, max_tokens=settings.run.max_tokens)
     except Unknown as unknown:

@@ -22,7 +22,7 @@ from privlora.config.auto import of_few
 from privlora.errors import ConfigError, ModelError, PrivacyError, Together
 from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
-from privlora.sizes import COUNTING, in_one_unit
+from privlora.sizes import in_one_unit
 from privlora.training.model_files import refuse_unfit_files
 from privlora.training.model_names import refuse_no_model
 from privlora.training.sources import check_sources, missing_records
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _QUARTERS = (0.25, 0.5, 0.75, 1.0)
 _REPLACE_ONE: Adjacency = "replace-one"
-_NO_MEMORY = "not asked for (--no-memory)"
 
 
 def plan(
@@ -51,10 +50,6 @@ def plan(
             help="Also rehearse PRISM and a method of public texts on the group synthesis, for several numbers of "
             "records. Loads the model.",
         ),
-    ] = False,
-    no_memory: Annotated[
-        bool,
-        typer.Option("--no-memory", help="Leave out memory, whose counting takes most of a plan's seconds."),
     ] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -121,10 +116,9 @@ def plan(
         if not shown.is_terminal:
             _print(rows, shown)
         fitted = memory = None
-        if model is not None and not no_memory:
-            with saying(COUNTING, piped=True):
-                settings, fitted = as_planned(settings, model)
-                memory = with_peak(estimate_memory(settings, method, model), settings, model, fitted)
+        if model is not None:
+            settings, fitted = as_planned(settings, model)
+            memory = with_peak(estimate_memory(settings, method, model), settings, model)
         statement = None
         if planned is not None and cost is not None:
             sampling = planned.event.to_dict()["sampling"]
@@ -152,7 +146,7 @@ def plan(
     if as_json:
         emit(content)
         return
-    of_memory = _NO_MEMORY if no_memory else _memory_line(memory)
+    of_memory = _memory_line(memory)
     _print(shows, shown)
     _print(_machine_rows(content, memory, None if fitted is None else fitted.why, of_memory), shown)
     _print_list("not protected:", limits, shown)

@@ -75,11 +75,6 @@ class RunFolder:
         return self.private / "data_summary.json"
 
     @property
-    def counted(self) -> Path:
-        """What steps take, so that going on does not count it again."""
-        return self.private / "step_memory.json"
-
-    @property
     def measured(self) -> Path:
         """What an interrupted start had measured for a choice."""
         return self.private / "measured.json"

@@ -41,38 +41,6 @@ def token_bytes(model: torch.nn.Module) -> int:
     return max(1, whole) * _item_size(model)
 
 
-def roughly(adapter: LowRankAdapter, rows: int, width: int) -> float | None:
-    """PUBLIC. A bound on what a step with so many rows of ``width`` tokens takes over the loaded model, in bytes: from
-    sizes of layers alone, and several times too high. None for a model of which more would have to be known.
-
-    Activations (also their gradients, and a loss in float32), scores of attention, gradients of rows while they are
-    clipped, and whole matrices of state. Of the models and methods that were tried no step took 30 % of it.
-    """
-    model = adapter.model
-    config: Any = getattr(model, "config", None)
-    config = config.get_text_config() if hasattr(config, "get_text_config") else config
-    layers, heads = (getattr(config, name, None) for name in ("num_hidden_layers", "num_attention_heads"))
-    linear = [sizes for each in model.modules() if (sizes := feature_sizes(each)) is not None]
-    if not isinstance(layers, int) or not isinstance(heads, int) or not linear or _is_more_than_linear(model):
-        return None
-    item, tokens = max(4, _item_size(model)), rows * width
-    adapted = sum(site.m * site.n for part in adapter.parts for site in part.sites)
-    activations = 8 * item * tokens * sum(m + n for m, n in linear)
-    attention = 6 * item * rows * heads * width**2 * layers
-    gradients = rows * (24 * gradient_bytes(adapter) + 8 * adapted)
-    return float(activations + attention + gradients + 128 * adapted)
-
-
-def _is_more_than_linear(model: torch.nn.Module) -> bool:
-    """Whether tensors of a model belong to other than linear layers and embeddings, vectors apart."""
-    return any(
-        each.dim() > 1
-        for module in model.modules()
-        if feature_sizes(module) is None and not isinstance(module, torch.nn.Embedding)
-        for each in module.parameters(recurse=False)
-    )
-
-
 def row_tokens(adapter: LowRankAdapter) -> int:
     """PUBLIC. As many tokens' activations take the memory of one row's gradients: r of float32, 2 r of bfloat16.
 

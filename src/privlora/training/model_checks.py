@@ -115,20 +115,23 @@ def refuse_unknown_tokens(model: torch.nn.Module, *examples: Examples) -> None:
         )
 
 
-def steady_width(adapter: LowRankAdapter, width: int) -> int:
-    """To how many columns a micro-batch of ``width`` is padded below float32 (`gradients.steadied`)."""
-    columns = min(_COLUMNS, max(_FINEST, 2 ** width.bit_length() // 16)) if _apart(adapter) else _COLUMNS
+def steady_width(adapter: LowRankAdapter, width: int, device: torch.device | None = None) -> int:
+    """To how many columns a micro-batch of ``width`` is padded below float32 (`gradients.steadied`).
+
+    device: where it will be, if not where the model is."""
+    apart = _apart(device or adapter.device)
+    columns = min(_COLUMNS, max(_FINEST, 2 ** width.bit_length() // 16)) if apart else _COLUMNS
     wider, positions = (width // columns + 1) * columns, positions_of(adapter.model)
     return max(width, wider if positions is None else min(wider, positions))
 
 
 def own_width(adapter: LowRankAdapter) -> Callable[[int], int] | None:
     """`steady_width` where units of several widths are computed apart, so that a unit's width follows from itself."""
-    return partial(steady_width, adapter) if adapter.reduced_precision and _apart(adapter) else None
+    return partial(steady_width, adapter) if adapter.reduced_precision and _apart(adapter.device) else None
 
 
-def _apart(adapter: LowRankAdapter) -> bool:
-    return adapter.device.type == "cpu"  # a GPU waits for each micro-batch more
+def _apart(device: torch.device) -> bool:
+    return device.type == "cpu"  # a GPU waits for each micro-batch more
 
 
 def refuse_too_short(adapter: LowRankAdapter, tokenizer: Any, *, max_length: int) -> None:

@@ -3,23 +3,19 @@ no adapter file can hold them. Found without weights and records: the same in a 
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
-from torch._subclasses import fake_tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import peft_refuses
-from privlora.adapters.quantised import bits
 from privlora.adapters.targets import feature_sizes, find_targets, linear_layers, settled_targets
 from privlora.config import AdapterSettings
 from privlora.errors import ModelError
 from privlora.names import EITHER, KINDS, MIXED, NARROW, REFUSED, UNUSED
-from privlora.training.paper import Paper
+from privlora.training.paper import on_paper
 
 ROWS, TOKENS = 3, 8
 Inputs = dict[str, list[tuple[int, ...]]]
@@ -102,30 +98,16 @@ def inputs_on_paper(model: torch.nn.Module) -> Inputs:
 
 
 def _inputs(model: Any) -> Inputs:
-    paper = Paper(torch.device("cpu"))
-    quiet = logging.getLogger(fake_tensor.__name__)  # it writes down what goes wrong, before it raises
-    before, quiet.disabled = quiet.disabled, True
+    def noting(shapes: list[tuple[int, ...]]) -> Any:
+        return lambda _, args: shapes.append(tuple(args[0].shape) if args else ())
+
     try:
-        if any(bits(module) for module in model.modules()) or hasattr(model, "hf_device_map"):
-            with torch.device("meta"):
-                model = type(model)._from_config(model.config)
-        copied = paper.copy(model)
-        config = copied.config.get_text_config()
-        config.pad_token_id = config.pad_token_id or 0
-        with suppress(Exception):  # one way to compute experts does not ask how many tokens each of them has
-            copied.set_experts_implementation("batched_mm")
-        found: Inputs = {name: [] for name in linear_layers(copied)}
-
-        def noting(shapes: list[tuple[int, ...]]) -> Any:
-            return lambda _, args: shapes.append(tuple(args[0].shape) if args else ())
-
-        for name, shapes in found.items():
-            copied.get_submodule(name).register_forward_pre_hook(noting(shapes))
-        ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64)
-        with paper, torch.no_grad():
-            copied.eval()(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+        with on_paper(model) as copied:
+            found: Inputs = {name: [] for name in linear_layers(copied)}
+            for name, shapes in found.items():
+                copied.get_submodule(name).register_forward_pre_hook(noting(shapes))
+            ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64)
+            copied(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     except Exception:  # noqa: BLE001 - models are anybody's code; a pass with their weights says what is wrong
         return {}
-    finally:
-        quiet.disabled = before
     return found

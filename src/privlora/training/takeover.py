@@ -94,7 +94,7 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
     ways = [go_on] if go_on is not None else folder.ways_on
     # The ledger last: until it is gone, nobody else begins or goes on here.
     first = [folder.settings, folder.identity, folder.data_summary, folder.choice]
-    first += [folder.cycles, folder.counted, folder.measured, *also]
+    first += [folder.cycles, folder.measured, *also]
     left = [*first, *map(temporary, first), folder.evaluations, ledger]
     if not (folder.settings.exists() or ledger.exists()):
         kept = [folder.checkpoint, folder.private_losses, folder.sampled, folder.texts, folder.report]

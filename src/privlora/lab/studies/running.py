@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 
@@ -71,7 +71,6 @@ class Runner:
     def __init__(self, workers: int = 1, gpus: int = 1) -> None:
         self._workers, self._gpus = workers, gpus
         self._free = 0.0
-        self._tokens: dict[str, int] = {}
         self._model_key: str | None = None
         self._model: Any = None
         self._tokenizer: Any = None
@@ -121,7 +120,7 @@ class Runner:
             self._model, self._tokenizer = load_model(settings.model, head)
             if head is not None:
                 padded_as(self._model, self._tokenizer)
-            self._free, self._tokens = free_bytes(self._model.device), {}  # before records are read
+            self._free = free_bytes(self._model.device)  # before records are read
             self._model_key, self._start = model_key, PublicStart(self._tokenizer)
         if self._loaded is None or self._loaded.key != key:
             evaluation = settings.data.evaluation
@@ -187,25 +186,9 @@ class Runner:
         return scores, {**facts, "ledger": folder.ledger.relative_to(study).as_posix()}
 
     def _with_micro_batches(self, settings: Settings) -> Settings:
-        """Chosen once for cells that differ in nothing that takes memory."""
-        if settings.run.tokens_per_micro_batch != "auto":
-            return settings
-        key = settings.model_dump_json(exclude=_NO_MEMORY)
-        if key not in self._tokens:
-            device = self._model.device
-            sharing = self._workers if device.type == "cpu" else math.ceil(self._workers / self._gpus)
-            chosen, _ = with_micro_batches(settings, self._model, device, sharing=sharing, free=self._free)
-            self._tokens[key] = chosen.run.max_tokens
-        run = settings.run.model_copy(update={"tokens_per_micro_batch": self._tokens[key]})
-        return settings.model_copy(update={"run": run})
-
-
-_NO_MEMORY: Final[Any] = {
-    "run": True,
-    "method": {"learning_rate"},
-    "privacy": {"target_epsilon", "noise_multiplier", "delta", "steps", "clip_norm", "insecure_noise_seed"},
-}
-"""Settings that make no difference to what a step takes."""
+        device = self._model.device
+        sharing = self._workers if device.type == "cpu" else math.ceil(self._workers / self._gpus)
+        return with_micro_batches(settings, self._model, device, sharing=sharing, free=self._free)[0]
 
 
 def _share(job: Job, count: int) -> tuple[int, ...]:
