@@ -1,6 +1,6 @@
 """Do the wheel and the sdist work outside the checkout, with the lowest and the newest versions that pyproject allows?
 
-python tests/matrix.py [lowest] [newest] [EXTRA ...]      # make matrix: all of them; make dist: newest alone
+python tests/matrix.py [lowest] [newest] [verify] [EXTRA ...]   # make matrix: all of them; make dist: newest alone
 
 Builds both, looks at what is in them, and makes an environment for each word: pip installs the wheel, with pins made of
 the lower bounds (lowest), without any (newest), or with one extra by itself; torch is that of constraints.txt in all.
@@ -51,6 +51,7 @@ DATA = (
     "py.typed",
 )
 WHOLE = ("lowest", "newest")
+AUDITOR = "verify"
 EXTRAS = ("federated", "quant", "trl", "prv", "tensorboard", "wandb", "trackio")
 IN_SDIST = (
     "tests/conftest.py",
@@ -157,13 +158,40 @@ def try_out(which: str, wheel: Path, sources: Path, place: Path) -> None:
     call(python, "-m", "pytest", "-q", "-p", "no:cacheprovider", *quick, at=sources, OMP_NUM_THREADS="1")
 
 
+def try_verify(place: Path) -> None:
+    """The wheel of packaging/verify in an environment of its own, where nothing brings torch along."""
+    call(
+        tools := place / "tools" / "bin" / "python", "-m", "pip", "install", "--quiet", "hatchling", at=place
+    )
+    build = (
+        "-m",
+        "build",
+        "--wheel",
+        "--no-isolation",
+        "--outdir",
+        place / "verify-dist",
+        ROOT / "packaging/verify",
+    )
+    call(tools, *build, at=place)
+    python = environment(place / AUDITOR)
+    call(python, "-m", "pip", "install", "--quiet", *(place / "verify-dist").glob("*.whl"), at=place)
+    call(python, "-m", "pip", "check", at=place)
+    call(python, "-c", "from importlib.util import find_spec; assert find_spec('torch') is None", at=place)
+    call(python.parent / "privlora-verify", "--help", at=place)
+    given = ("--epsilon", "3", "--delta", "1e-5", "--steps", "100", "--sample-rate", "0.01")
+    call(python.parent / "privlora-verify", "calibrate", *given, at=place)
+
+
 def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
         wheel, sources = build(place)
-        for which in sys.argv[1:] or (*WHOLE, *EXTRAS):
+        for which in sys.argv[1:] or (*WHOLE, AUDITOR, *EXTRAS):
             print(f"== {which}", flush=True)
-            try_out(which, wheel, sources, place)
+            if which == AUDITOR:
+                try_verify(place)
+            else:
+                try_out(which, wheel, sources, place)
             shutil.rmtree(place / which)
 
 

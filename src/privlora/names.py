@@ -18,6 +18,9 @@ UNNAMED = "unnamed"
 ADAPTER_FILES = ("adapter_config.json", "adapter_model.safetensors")
 """What peft writes of an adapter: its configuration and its weights."""
 
+KEYWORD = re.compile(r"[A-Za-z_]\w{0,40}", re.ASCII)
+"""A name that a chat template can read."""
+
 PRIVATE_FOLDER, PUBLIC_FOLDERS, SETTINGS_FILE = "private", ("release", "not-private"), "config.resolved.yaml"
 """The parts of a run's folder: what is never published, and what may be seen; and where a run keeps its settings."""
 

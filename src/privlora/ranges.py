@@ -22,7 +22,7 @@ MOST_STEPS: Final = 1_000_000
 MOST_PHASES: Final = 32
 """Of one run, with noise of their own: epsilon of each takes a second."""
 MOST_CLIENTS: Final = 100_000
-MOST_TURNS: Final = 10**7
+MOST_TURNS: Final = 2 * 10**6
 """Of a federation."""
 MOST_BANDS: Final = 256
 """Of correlated noise."""

@@ -17,10 +17,18 @@ from privlora.reporting.fields import HASH, KWARGS, NUMBER, TEXT, TEXTS, one_of,
     ("kind", "right", "wrong"),
     [
         (NUMBER, [1, 0.5, True, None, 10**400], ["1", math.nan, math.inf, [1], {}]),
-        (TEXT, ["two words", "two\nlines", "ü", None], [1, "\u202ea", "\x1b[1m", "a" * 5000, ["a"]]),
+        (
+            TEXT,
+            ["two words", "two\nlines", "ü", "می\u200cروم", None],
+            [1, "\u202ea", "a\u200bb", "\U000e0041", "\x1b[1m", "a" * 5000, ["a"]],
+        ),
         (TEXTS, ["a", ["a", "b"], None], [[1], {"a": "b"}, ["\u2066"]]),
         (HASH, ["0f" * 32, None], ["0g" * 32, "0f" * 31, 7, ["0f" * 32]]),
-        (KWARGS, [{"enable_thinking": True, "level": "low"}, {}], [{"true epsilon": 0.1}, {"a": [1]}, "a"]),
+        (
+            KWARGS,
+            [{"enable_thinking": True, "level": "low"}, {}],
+            [{"true epsilon": 0.1}, {"a\u3164b": 1}, {"a" * 99: 1}, {"a": [1]}, "a"],
+        ),
         (one_of("a", None), ["a", None], ["b", ["a"], 1]),
     ],
 )

@@ -429,6 +429,7 @@ def test_an_audits_ledger_is_no_releases(release: Path, monkeypatch: pytest.Monk
 @pytest.mark.parametrize("version", ["0.6.0", "2.13.0+cpu", "1.0rc1", "5.25.0.dev0", "1.2.post1"])
 def test_versions_are_numbers(version: str) -> None:
     assert verifying._VERSION.fullmatch(version)
+    assert verifying._VERSION.fullmatch("2.3.0a0+6ddf5cf85e.nv24.04")
     assert not verifying._VERSION.fullmatch(f"{version}-true.epsilon.is.0.1")
     assert not verifying._VERSION.fullmatch(f"{version} is safe")
 

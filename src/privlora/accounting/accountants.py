@@ -37,6 +37,7 @@ from privlora.accounting.events import (
     TruncatedPoissonSampling,
 )
 from privlora.errors import PrivacyError
+from privlora.ranges import MOST_PHASES
 from privlora.version import __version__
 
 if TYPE_CHECKING:
@@ -299,7 +300,7 @@ def _check_supported(accountant: Accountant, adjacency: Adjacency, events: Event
         )
 
 
-@lru_cache(maxsize=8)
+@lru_cache(maxsize=2 * MOST_PHASES)
 def _step_pld(
     event: StepEvent, relation: NeighboringRelation, grid: float, theirs: bool
 ) -> PrivacyLossDistribution:

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from privlora.training.stopping import exit_code, interrupting
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return the exit code. ``argv``: without the program's name; None: the process's."""
+def main(argv: Sequence[str] | None = None, *, of: Sequence[str] = ()) -> int:
+    """Run one command and return the exit code. ``argv``: without the program's name; None: the process's. of: which
+    commands there are; all, where none is named."""
     for number in range(3):
         try:
             os.fstat(number)
@@ -24,7 +25,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             with unbroken():
                 from privlora.cli.commands import run
 
-                code = run(argv)
+                code = run(argv, of)
     except KeyboardInterrupt:
         print("interrupted: nothing was started or changed", file=sys.stderr)
         code = exit_code()
@@ -33,3 +34,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         # although it was caught; the next text makes it forget.
         exec("")
     return code
+
+
+def audit_main() -> int:
+    """The commands that need no torch, as the wheel privlora-verify has them."""
+    return main(of=("verify", "calibrate", "budget"))

@@ -102,18 +102,18 @@ def _start(
     refuse_alone(context.invoked_subcommand)
 
 
-def run(argv: Sequence[str] | None) -> int:
+def run(argv: Sequence[str] | None, of: Sequence[str] = ()) -> int:
     """As `privlora.cli.main`; raises KeyboardInterrupt where nothing was started or changed."""
     given = sys.argv[1:] if argv is None else list(argv)
-    command = next(iter(given), "-")
-    if command not in _ROOMS and not command.startswith("-"):
-        error = ConfigError(f"there is no command {named(command)}", fix=nearest(command, _ROOMS))
+    command, known = next(iter(given), "-"), tuple(of) or tuple(_ROOMS)
+    if command not in known and not command.startswith("-"):
+        error = ConfigError(f"there is no command {named(command)}", fix=nearest(command, known))
         return _stop("error", error.lines(), 2)
     try:
         # A command by itself: what the others import takes longer than many a refusal.
         with typed(word for each in given for word in (each, each.partition("=")[2]) if word):
-            code = app_of(*[command] if command in _ROOMS else [])(
-                args=given, prog_name="privlora", standalone_mode=False
+            code = app_of(*[command] if command in known else of)(
+                args=given, prog_name="privlora-verify" if of else "privlora", standalone_mode=False
             )
     except PrivloraError as error:
         # Whoever stopped first says why, and the first process speaks for all.

@@ -94,6 +94,9 @@ class PhaseSettings(Group):
     goes the sampling rate of these rounds, expected_batch_size / public_dataset_size."""
 
 
+_OF_A_ROUND: Final = 10  # clients whose draws take as long as a round by itself
+
+
 class FederationSettings(Group):
     """Who trains together, and how what they send is put together.
 
@@ -297,7 +300,8 @@ class FederationSettings(Group):
     @model_validator(mode="after")
     def _takes_so_many_steps(self) -> FederationSettings:
         countable(self.steps)
-        if self.rounds * self.size > MOST_TURNS:  # all of which each client works out
+        # Each client works out the whole timetable.
+        if self.per_round < self.size and self.rounds * (self.size + _OF_A_ROUND) > MOST_TURNS:
             raise Wrong(
                 f"rounds times clients are more than {MOST_TURNS}", "fewer rounds, or fewer clients", "rounds"
             )

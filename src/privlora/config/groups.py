@@ -23,7 +23,7 @@ from privlora.data.records import shown
 from privlora.data.tasks import TASKS
 from privlora.data.templates import TAKEN, parse
 from privlora.errors import ConfigError, PrivloraError, echoed, nearest
-from privlora.names import EITHER, KINDS, in_full
+from privlora.names import EITHER, KEYWORD, KINDS, in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
 _ONE_LINE = 10_000  # a path is found whole in the file
@@ -395,6 +395,12 @@ class DataSettings(Group):
             raise Wrong(
                 f"chat_template_kwargs holds {taken}, which is decided here",
                 "leave in it what the template asks for, as {enable_thinking: false}",
+                "chat_template_kwargs",
+            )
+        if not all(map(KEYWORD.fullmatch, given)):
+            raise Wrong(
+                "a name in chat_template_kwargs is none that a template can read",
+                "write it with letters, digits and underscores, as {enable_thinking: false}",
                 "chat_template_kwargs",
             )
         return given

@@ -277,7 +277,9 @@ class Session:
         """Whom the terms let the server ask in a round."""
         federation = self.federation
         names = tuple(federation.names)
-        if federation.trusted_server:  # it draws in secret
+        if federation.trusted_server or federation.per_round == len(
+            names
+        ):  # the server draws in secret, or all train
             return names
         return timetable(names, federation.per_round, federation.rounds, self.settings.run.seed)[number - 1]
 

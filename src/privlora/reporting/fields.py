@@ -11,13 +11,15 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
+from unicodedata import category
 
 from privlora.config.methods import CLIPPINGS, OPTIMIZERS, TANGENT_RULES
-from privlora.names import LEFT_OUT
+from privlora.names import KEYWORD, LEFT_OUT
 from privlora.ranges import SLACKS
 
 _HASH: Final = re.compile("[0-9a-f]{64}")
-_HIDDEN: Final = re.compile("[\x00-\x09\x0b-\x1f\x7f-\x9f\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+_HIDDEN: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # kinds of characters
+_SEEN: Final = "\n\u200c\u200d"  # a line's end, and what joins letters of some scripts
 _LONGEST: Final = 4000  # characters
 
 
@@ -33,7 +35,14 @@ def NUMBER(value: object) -> bool:
 
 def TEXT(value: object) -> bool:
     """A name or a quoted text, or null: without characters that no reader sees, or that turn others round."""
-    return value is None or (isinstance(value, str) and len(value) <= _LONGEST and not _HIDDEN.search(value))
+    if not isinstance(value, str):
+        return value is None
+    return len(value) <= _LONGEST and all(c in _SEEN or category(c) not in _HIDDEN for c in value)
+
+
+def QUOTED(value: object) -> bool:
+    """A text that pages show with quotation marks and escapes, or null."""
+    return value is None or isinstance(value, str)
 
 
 def TEXTS(value: object) -> bool:
@@ -44,7 +53,7 @@ def TEXTS(value: object) -> bool:
 def KWARGS(value: object) -> bool:
     """Of a chat template: names as in Python, and numbers, texts or null."""
     return isinstance(value, dict) and all(
-        name.isidentifier() and (NUMBER(each) or TEXT(each)) for name, each in value.items()
+        KEYWORD.fullmatch(name) and (NUMBER(each) or TEXT(each)) for name, each in value.items()
     )
 
 
@@ -111,7 +120,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         "schedule": one_of("constant", "linear", "cosine"),
         "clipping": one_of("none", *CLIPPINGS),
         "loss_on": one_of("all", "completion"),
-        "form": {"prompt": TEXT, "completion": TEXT, "template": one_of("auto", "chat", "none")},
+        "form": {"prompt": QUOTED, "completion": QUOTED, "template": one_of("auto", "chat", "none")},
         "chat_template_sha256": HASH,
         "chat_template_kwargs": KWARGS,
         "span": numbers("", "alpha", "ridge", "directions", "texts", "cosine", "kappa"),
@@ -155,7 +164,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         **numbers("count asked_for temperature top_p of_a_finished_run"),
         "from": one_of("adapter", "population"),
         "generator": one_of("model", "file", "endpoint", "callable"),
-        "words": TEXT,
+        "words": QUOTED,
     },
     "quality": {
         **numbers("perplexity near_copies", "tokens_per_text", "perplexity_per_text"),

@@ -19,7 +19,8 @@ def render(report: Report) -> str:
     return fill(
         "report.html.j2",
         "privlora.reporting",
-        title=f"{stamp['text']} · {report['adapter']['base_model']}",
+        title=f"{stamp['text']} · {wording.quoted(report['adapter']['base_model'])}",
+        quoted=wording.quoted,
         banner=None if private else (stamp["text"], stamp["reason"]),
         report=report,
         private=private,

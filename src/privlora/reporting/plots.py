@@ -19,6 +19,7 @@ from privlora.reporting.wording import Report, loss_unit
 from privlora.rounding import rounded_up
 
 _HALF = 5.0  # inches
+_LANES, _VALUES = 600, 256  # modules of a plot, and singular values of each
 _LONGEST_LABEL = 34
 
 
@@ -92,7 +93,7 @@ def noise_plot(report: Report) -> Markup | None:
     noise = report["noise"]
     if noise is None:
         return None
-    modules = [m for m in noise["modules"] if m["measured"] is not None and m["closed_form"] != 0]
+    modules = _few([m for m in noise["modules"] if m["measured"] is not None and m["closed_form"] != 0])
     if not modules:
         return None
     compared = all(m["closed_form"] is not None for m in modules)
@@ -152,8 +153,8 @@ def _plot_ratios(
 @in_style
 def spectrum_plot(report: Report) -> Markup | None:
     """Singular values of the update Z: modules downwards, index to the right, logarithmic colour."""
-    modules = report["adapter"]["modules"]
-    spectra = [[np.nan if v is None else v for v in m["singular_values"]] for m in modules]
+    modules = _few(report["adapter"]["modules"])
+    spectra = [[np.nan if v is None else v for v in m["singular_values"][:_VALUES]] for m in modules]
     longest = max(map(len, spectra), default=0)
     # Updates that are trained densely may have more singular values in larger modules.
     values = np.array([s + [np.nan] * (longest - len(s)) for s in spectra], dtype=float)
@@ -195,6 +196,11 @@ def spectrum_plot(report: Report) -> Markup | None:
     _label_kinds(axes, kinds, lanes)
     axes.spines[:].set_visible(False)
     return inline_svg(figure, "singular values of the update for each module")
+
+
+def _few(modules: list[Any]) -> list[Any]:
+    """All of them, or of thousands, whose lanes nobody could tell apart, one in so many."""
+    return modules[:: -(-len(modules) // _LANES)] if modules else modules
 
 
 def by_kind(names: Sequence[str]) -> dict[str, list[int]]:

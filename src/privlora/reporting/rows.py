@@ -21,7 +21,7 @@ from privlora.rehearsals.kept import (
     of_choice,
     right_weight_of,
 )
-from privlora.reporting.seals import altered
+from privlora.reporting.seals import LARGEST, altered
 from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
 
@@ -62,6 +62,8 @@ def refuse_other_rows(folder: RunFolder, report: Mapping[str, Any], copied: RunF
     for path, as_written in checks.items():
         if not path.exists():
             continue
+        if path.stat().st_size > LARGEST:
+            raise altered(folder, path.name)
         try:
             same = as_written(path.read_bytes().decode())
         except Exception:  # noqa: BLE001 - what no run wrote can lack anything

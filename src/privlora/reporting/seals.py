@@ -29,6 +29,8 @@ TEXTS: Final = "synthetic.jsonl"
 _SOMETIMES: Final = (LEDGER, "evaluations.jsonl", "choice.json", "metrics.jsonl")
 _OF_CLIENTS: Final = re.compile(r"ledger-[\w.-]+\.jsonl")
 _FILES, _OWN = "files", "sha256"
+LARGEST: Final = 16 * 1024 * 1024
+"""Bytes of what is read as a whole; weights are hashed piece by piece."""
 
 
 def needed(report: Mapping[str, Any]) -> tuple[str, ...]:

@@ -101,6 +101,7 @@ def texts_page(report: Report) -> str:
         "privlora.reporting",
         title=f"{stamp['text']} · {_titled(report['texts'])}",
         heading=_titled(report["texts"]),
+        quoted=quoted,
         banner=None if private else (stamp["text"], stamp["reason"]),
         report=report,
         private=private,

@@ -8,17 +8,18 @@ annex's hash, kept apart from the folder, or a signature shows that.
 from __future__ import annotations
 
 import json
-import math
 import re
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from privlora.accounting import LedgerSummary
+from privlora.accounting.bands import band_coefficients
 from privlora.config.methods import SPACES, MethodFacts, facts_of, space_in_words
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
 from privlora.pages.figures import drawn_alike
@@ -51,6 +52,7 @@ from privlora.reporting.seals import (
     ANNEX,
     CARD_NAME,
     HTML_NAME,
+    LARGEST,
     LEDGER,
     MADE_ANEW,
     REPORT_NAME,
@@ -72,10 +74,11 @@ from privlora.rounding import rounded_up
 from privlora.training.files import AUDITED, RunFolder, release_at
 from privlora.version import __version__
 
-_VERSION: Final = re.compile(r"\d+(\.\d+){0,4}((a|b|rc|\.?dev|\.post)\d+){0,2}(\+[a-z0-9.]{1,12})?", re.ASCII)
+_VERSION: Final = re.compile(
+    r"\d+(\.\d+){0,4}((a|b|rc|\.?dev|\.post)\d+){0,2}(\+[A-Za-z0-9.]{0,40})?", re.ASCII
+)
 _OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
 _LONGEST: Final = 400  # characters of what was found
-_LARGEST: Final = 16 * 1024 * 1024  # bytes of what is read as a whole; weights are hashed piece by piece
 
 
 @dataclass(frozen=True)
@@ -125,6 +128,14 @@ def verify(
     """
     folder = _Release(release_at(path))
     _refuse_an_export(folder)
+    if base is not None:
+        try:
+            import_module("torch")
+        except ImportError:
+            raise ConfigError(
+                "a base model is compared by torch, which is not installed here",
+                fix="leave --base out, or `pip install privlora` in another environment",
+            ) from None
     if annex_hash is not None:
         annex_hash = annex_hash.strip().lower()
         if re.fullmatch(r"[0-9a-f]{64}", annex_hash) is None:
@@ -143,7 +154,7 @@ def _refuse_an_export(folder: _Release) -> None:
         return
     try:
         here = {path.name for path in root.iterdir()} - {*_OF_HUBS}
-        report = json.loads(folder.report.read_bytes()) if folder.report.stat().st_size <= _LARGEST else {}
+        report = json.loads(folder.report.read_bytes()) if folder.report.stat().st_size <= LARGEST else {}
         if not seals_itself(report) or here != {REPORT_NAME, CARD_NAME, *report["files"]}:
             return
     except Exception:  # noqa: BLE001 - of which the checks speak
@@ -224,7 +235,7 @@ class _Verification:
 
     def _read(self, name: str) -> bytes:
         place = self._copy(name)
-        if place.stat().st_size > _LARGEST:
+        if place.stat().st_size > LARGEST:
             raise PrivacyError(f"{name} is larger than what a run writes")
         return place.read_bytes()
 
@@ -435,10 +446,18 @@ def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerS
         raise PrivacyError("the ledger protects whole clients, and the report names none")
     bands = noise.get("bands", {}).get("coefficients", [])
     count = getattr(plan.phases[-1][0].sampling, "classes", 0)
-    if len(bands) != count or (count and not (min(bands) >= 0 and math.isclose(math.hypot(*bands), 1))):
+    true = (
+        band_coefficients(count, plan.steps) if count else ()
+    )  # a search's, which ends a little elsewhere elsewhere
+    near = len(bands) == count and all(
+        abs(one - other) < 1e-3 for one, other in zip(bands, true, strict=True)
+    )
+    if ("bands" in noise) != bool(count) or not near:
         raise PrivacyError("the report's noise has other bands than that of the ledger")
     adaptive = noise["clip_quantile"] is not None
     found["noise"] = {**noise, **noise_facts(plan, adaptive=adaptive, coefficients=bands)}
+    if "federation" not in report and report["method"]["steps"] > plan.steps:
+        raise PrivacyError("the report names more steps than the ledger has releases")
     if plan.unit == "client" and not plan.method.startswith(rule):
         raise PrivacyError("the report names another rule than the ledger")
     found["target_epsilon"] = plan.target_epsilon

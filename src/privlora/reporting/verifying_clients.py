@@ -25,6 +25,7 @@ from privlora.reporting.rows import alike
 from privlora.reporting.seals import LEDGER
 
 Report = Mapping[str, Any]
+_FINE = 1.05  # by what a lattice enlarges noise, at most
 
 
 def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
@@ -57,6 +58,8 @@ def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
     lattice: dict[str, Any] = {name: facts["lattice"][name] for name in ("entries", "width")}
     of_sum: dict[str, Any] = {"noise_multiplier": event.noise_multiplier, "clip_norm": plan.clip_norm}
     std = lattice["width"] * share_std(survivors=terms.threshold, **of_sum, **lattice)
+    if std > _FINE * event.noise_multiplier * plan.clip_norm / sqrt(terms.threshold):
+        raise PrivacyError("the report's lattice is coarser than any on which clients round")
     return again | {"lattice": lattice, "share_noise_std": std, "colluding": _colluding(terms, summary)}
 
 

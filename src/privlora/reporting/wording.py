@@ -19,7 +19,7 @@ Report = Mapping[str, Any]
 
 # What is kept back in float32 is not worth a word; more is.
 FLOAT32_KEEPS = 0.01
-_WORD = re.compile(r"[^\s\"'`<>]{1,100}")
+_WORD = re.compile(r"[A-Za-z0-9.^(][\w./:@+~*|()$^?\\-]{0,99}", re.ASCII)
 _LINE = 100  # characters of an answer on a screen
 
 _ADJACENCY = {
@@ -80,7 +80,7 @@ def sentence(report: Report) -> str:
         f"{what} are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
         f"differentially private under {adjacency(s)}.{whose} They derive from "
         f"{releases}; epsilon is an upper bound by the PLD accountant of dp-accounting "
-        f"{report['versions']['dp-accounting']}."
+        f"{_public(report['versions']['dp-accounting'])}."
     )
 
 
@@ -202,12 +202,17 @@ def clip_norm(report: Report) -> str:
 
 
 def quoted(name: str) -> str:
-    """A name of a user's as it stands in a sentence: with quotation marks, if it is more than one word.
+    """A name of a user's as it stands in a sentence: with quotation marks, if it is more than one word of ASCII.
 
     >>> quoted("org/model-1"), quoted("two words")
     ('org/model-1', '"two words"')
     """
     return name if _WORD.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+
+
+def _public(version: str) -> str:
+    """A version without its builder's own part."""
+    return version.partition("+")[0]
 
 
 def adjacency(statement: Mapping[str, Any]) -> str:
@@ -279,7 +284,7 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
             ),
             ("Target ε", "none: the noise was given" if target is None else number(target)),
             ("ε if one unit is replaced", _replaced(s)),
-            ("Accountant", f"PLD of dp-accounting {versions['dp-accounting']}, an upper bound"),
+            ("Accountant", f"PLD of dp-accounting {_public(versions['dp-accounting'])}, an upper bound"),
         ]
     else:
         rows.append(("Guarantee (ε, δ)", "none"))
