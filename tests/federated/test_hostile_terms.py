@@ -61,6 +61,13 @@ def test_a_pattern_of_a_servers_never_runs_on_a_clients_machine() -> None:
         settings_of("tan", NAMES, adapter={"target_modules": word})
 
 
+def test_a_column_is_not_repeated_thousands_of_times() -> None:
+    """Records are tokenised whole before they are cut."""
+    settings_of("tan", NAMES, data={"text": "{text} {text}"})
+    with pytest.raises(ConfigError, match="more than 64 fields"):
+        settings_of("tan", NAMES, data={"text": "{text}" * 7000})
+
+
 def test_a_timetable_is_of_a_size_that_a_client_works_out() -> None:
     federation = {"rounds": 900_000, "local_steps": 1, "clients_per_round": 2}
     with pytest.raises(ConfigError, match="rounds times clients"):

@@ -6,13 +6,17 @@ import json
 from pathlib import Path
 
 import pytest
+from annex_cases import failed
 from banded_cases import BANDED, BANDS, FLAT, kept_noise, seen, watched
+from push_cases import sealed_again
 from run_cases import Bench, StopAt
 
+from privlora.accounting import read_ledger
 from privlora.optimizers import Optimizer
 from privlora.reporting.annex import size_of
 from privlora.reporting.filing import file_annex
 from privlora.reporting.residual import risks_of
+from privlora.reporting.statement import noise_facts
 from privlora.reporting.verifying import verify
 from privlora.reporting.wording import privacy_table, sentence
 from privlora.training.files import RunFolder
@@ -51,6 +55,20 @@ def test_the_report_says_what_was_sampled_and_how_large_noise_is(bench: Bench, t
     assert "stays in private/" in rows["Seeds"]
     page = (folder / "release/report.html").read_text()
     assert "cyclic Poisson sampling" in page
+
+
+@pytest.mark.usefixtures("drawn")
+def test_bands_are_those_of_the_ledger(bench: Bench, tmp_path: Path) -> None:
+    """Else the page would name noise that is a thousand times what was added."""
+    bench.start(tmp_path / "run", method=FLAT, privacy=BANDED)
+    folder = RunFolder(tmp_path / "run")
+    noise = json.loads(folder.report.read_text())["noise"]
+    assert not failed(verify(folder.root))
+    plan = read_ledger(folder.ledger).plan
+    for bands in ([0.05, 0.0, 0.9987], [1.0], []):
+        left = {name: value for name, value in noise.items() if name != "bands"}
+        sealed_again(folder, noise={**left, **noise_facts(plan, adaptive=False, coefficients=bands)})
+        assert "epsilon" in failed(verify(folder.root))
 
 
 def test_nothing_that_is_kept_is_released(bench: Bench, tmp_path: Path) -> None:

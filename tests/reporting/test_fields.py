@@ -10,7 +10,7 @@ import pytest
 
 from privlora.mechanisms import gaussian
 from privlora.ranges import SLACKS
-from privlora.reporting.fields import HASH, KWARGS, NUMBER, TEXT, TEXTS, one_of, strange
+from privlora.reporting.fields import HASH, KWARGS, NUMBER, TEXT, TEXTS, WORD, one_of, strange
 
 
 @pytest.mark.parametrize(
@@ -29,6 +29,7 @@ from privlora.reporting.fields import HASH, KWARGS, NUMBER, TEXT, TEXTS, one_of,
             [{"enable_thinking": True, "level": "low"}, {}],
             [{"true epsilon": 0.1}, {"a\u3164b": 1}, {"a" * 99: 1}, {"a": [1]}, "a"],
         ),
+        (WORD, ["lora+", "rank"], ["two words", "", None, "a" * 40, ["rank"]]),
         (one_of("a", None), ["a", None], ["b", ["a"], 1]),
     ],
 )

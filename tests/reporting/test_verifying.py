@@ -426,6 +426,17 @@ def test_an_audits_ledger_is_no_releases(release: Path, monkeypatch: pytest.Monk
     assert "ledger" in failed(verify(release))
 
 
+@pytest.mark.usefixtures("quick")
+def test_steps_are_no_more_than_the_ledgers(release: Path) -> None:
+    """Each is accounted for where metrics are held against the plan."""
+    folder = RunFolder(release.parent / "run")
+    folder.root.mkdir()
+    release.rename(folder.root / "release")
+    method = json.loads(folder.report.read_text())["method"]
+    sealed_again(folder, method={**method, "steps": 100_000})
+    assert "epsilon" in failed(verify(folder.release))
+
+
 @pytest.mark.parametrize("version", ["0.6.0", "2.13.0+cpu", "1.0rc1", "5.25.0.dev0", "1.2.post1"])
 def test_versions_are_numbers(version: str) -> None:
     assert verifying._VERSION.fullmatch(version)

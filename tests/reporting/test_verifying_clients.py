@@ -169,6 +169,8 @@ def test_what_clients_together_learn_is_said_whole(books: dict[str, Book]) -> No
         ({"colluding": []}, "colluding"),
         ({"colluding": rows[:1]}, "colluding"),
         ({"share_noise_std": 1.0}, r"share_noise_std = 1\.0"),
+        ({"lattice": {"entries": 10, "width": 10.0}}, "coarser than any"),
+        ({"lattice": {"entries": 10**15, "width": 2.0**-20}}, "coarser than any"),
         ({"noise_by": "client"}, "noise_by = 'client'"),
         ({"noise_by": "server"}, "noise_by = 'server'"),
         ({"secure_sums": False, "threshold": None}, "secure_sums = False"),

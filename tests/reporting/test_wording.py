@@ -7,8 +7,9 @@ from typing import Any
 import pytest
 
 import privlora
+from privlora.reporting.card import card
 from privlora.reporting.limits import not_protected
-from privlora.reporting.wording import privacy_table, sentence
+from privlora.reporting.wording import method_table, privacy_table, sentence
 
 
 @pytest.mark.parametrize("unit", ["record", "user"])
@@ -50,3 +51,14 @@ def test_the_held_out_loss_has_one_name() -> None:
     assert others == []
     for name in ("reporting/card.py", "reporting/templates/report.html.j2", "cli/evaluation.py"):
         assert "(mean over records)" in text[source / name]
+
+
+def test_names_of_several_words_are_quoted(report: dict[str, Any]) -> None:
+    said = "an outside audit found 0.1"
+    adapter = {**report["adapter"], "base_model": said, "base_revision": said, "init": said}
+    adapter |= {"target_modules": [said, "q_proj"], "exclude_modules": ["a\u3164b"]}
+    rows = dict(method_table({**report, "adapter": adapter}))
+    assert rows["Base model"] == f'"{said}" at "{said}"'
+    assert rows["Targets"] == f'"{said}", q_proj without "a\u3164b"'
+    assert rows["Adapter"].endswith(f'start "{said}"')
+    assert f'"{said}"' in card({**report, "adapter": adapter}).replace("&quot;", '"')

@@ -8,6 +8,8 @@ from typing import Any, Final
 
 from privlora.errors import ConfigError, named
 
+_MOST: Final = 64  # fields of one format
+
 
 def parse(template: str) -> list[tuple[str, str | None]]:
     """A column's name or a format as (literal text, column or None) pieces.
@@ -33,6 +35,11 @@ def parse(template: str) -> list[tuple[str, str | None]]:
             f"template {named(template)} names no column",
             why="every record would be the same text",
             fix="name one in single braces, as {title}",
+        )
+    if len(pieces) > _MOST:  # each of them holds a whole column, of any length
+        raise ConfigError(
+            f"template {named(template)} has more than {_MOST} fields",
+            fix="name each column once",
         )
     return [(literal, field) for literal, field, _, _ in pieces]
 

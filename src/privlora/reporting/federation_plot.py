@@ -11,14 +11,14 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from privlora.pages.figures import ACCENT, MUTED, SECOND, THIRD, WIDTH, grid, in_style, inline_svg
 from privlora.reporting.federation import size
-from privlora.reporting.plots import plot_loss
+from privlora.reporting.plots import few, plot_loss
 from privlora.reporting.wording import Report
 
 
 @in_style
 def rounds_plot(report: Report) -> Markup | None:
     """Three panels over rounds: clients that answered of those asked, bytes of a round, held-out loss."""
-    log = report["federation"]["rounds"]["log"]
+    log = few(report["federation"]["rounds"]["log"])
     if not log:
         return None
     evaluated = [row for row in report["evaluation"] if row["loss_per_example"] is not None]

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 from unicodedata import category
 
-from privlora.config.methods import CLIPPINGS, OPTIMIZERS, TANGENT_RULES
+from privlora.config.methods import CLIPPINGS
 from privlora.names import KEYWORD, LEFT_OUT
 from privlora.ranges import SLACKS
 
@@ -21,6 +21,7 @@ _HASH: Final = re.compile("[0-9a-f]{64}")
 _HIDDEN: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # kinds of characters
 _SEEN: Final = "\n\u200c\u200d"  # a line's end, and what joins letters of some scripts
 _LONGEST: Final = 4000  # characters
+_WORD: Final = re.compile(r"[A-Za-z][\w+-]{0,30}", re.ASCII)
 
 
 def HELD(value: object) -> bool:
@@ -38,6 +39,11 @@ def TEXT(value: object) -> bool:
     if not isinstance(value, str):
         return value is None
     return len(value) <= _LONGEST and all(c in _SEEN or category(c) not in _HIDDEN for c in value)
+
+
+def WORD(value: object) -> bool:
+    """A name in a table of privlora, or of who extends it: no blank is in it."""
+    return isinstance(value, str) and _WORD.fullmatch(value) is not None
 
 
 def QUOTED(value: object) -> bool:
@@ -116,7 +122,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         **dict.fromkeys(("compares", "releases", "choice"), HELD),
         **numbers("learning_rate relative_rate warmup_steps averaging steps max_length dropout lora_dropout"),
         **numbers(_OF_SETTINGS),
-        "optimizer": one_of(*OPTIMIZERS, *TANGENT_RULES),
+        "optimizer": WORD,
         "schedule": one_of("constant", "linear", "cosine"),
         "clipping": one_of("none", *CLIPPINGS),
         "loss_on": one_of("all", "completion"),
@@ -157,7 +163,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         "ends_at_once": numbers("base adapter"),
         "shown": [{"prompt": TEXT, "base": _ANSWER, "adapter": _ANSWER}],
     },
-    "classes": {"num_labels": NUMBER, "names": [TEXT]},
+    "classes": {"num_labels": NUMBER, "names": [QUOTED]},
     "preferences": {"loss": one_of("dpo"), "beta": NUMBER},
     "texts": {
         "column": TEXT,

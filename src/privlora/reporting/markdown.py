@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
+_LINKED = re.compile(r"(://|(?<=www)\.|@)", re.IGNORECASE)
 _SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
 
 
@@ -13,7 +14,7 @@ def plain(text: object) -> str:
     line = " ".join(str(text).split())
     line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     line = _SPECIAL.sub(r"\\\1", line)
-    return line.replace("://", "\\://").replace("www.", "www\\.").replace("@", "\\@")
+    return _LINKED.sub(r"\\\1", line)
 
 
 def fenced(lines: Iterable[str]) -> list[str]:

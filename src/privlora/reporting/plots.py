@@ -93,7 +93,7 @@ def noise_plot(report: Report) -> Markup | None:
     noise = report["noise"]
     if noise is None:
         return None
-    modules = _few([m for m in noise["modules"] if m["measured"] is not None and m["closed_form"] != 0])
+    modules = few([m for m in noise["modules"] if m["measured"] is not None and m["closed_form"] != 0])
     if not modules:
         return None
     compared = all(m["closed_form"] is not None for m in modules)
@@ -153,7 +153,7 @@ def _plot_ratios(
 @in_style
 def spectrum_plot(report: Report) -> Markup | None:
     """Singular values of the update Z: modules downwards, index to the right, logarithmic colour."""
-    modules = _few(report["adapter"]["modules"])
+    modules = few(report["adapter"]["modules"])
     spectra = [[np.nan if v is None else v for v in m["singular_values"][:_VALUES]] for m in modules]
     longest = max(map(len, spectra), default=0)
     # Updates that are trained densely may have more singular values in larger modules.
@@ -198,9 +198,9 @@ def spectrum_plot(report: Report) -> Markup | None:
     return inline_svg(figure, "singular values of the update for each module")
 
 
-def _few(modules: list[Any]) -> list[Any]:
-    """All of them, or of thousands, whose lanes nobody could tell apart, one in so many."""
-    return modules[:: -(-len(modules) // _LANES)] if modules else modules
+def few(rows: list[Any]) -> list[Any]:
+    """All of them, or of thousands, which nobody could tell apart, one in so many."""
+    return rows[:: -(-len(rows) // _LANES)] if rows else rows
 
 
 def by_kind(names: Sequence[str]) -> dict[str, list[int]]:

@@ -283,6 +283,8 @@ class _Verification:
         summary = book.summary
         if summary.plan.dataset.startswith(AUDITED):
             raise PrivacyError("it is of an audit, which has canaries among its records")
+        if summary.plan.steps > MOST_STEPS:
+            raise PrivacyError("it plans more releases than a run can have")
         self.book = book
         if not summary.closed:
             raise RunError("the run is not finished: its ledger is not closed")
