@@ -1,7 +1,7 @@
 """How much memory a step takes at its most, by a formula of public facts: nothing is read of records.
 
 Of the model one pass of a few tokens is done on paper (training.paper): what it keeps for the backward pass is counted,
-a token and a token squared. All else follows from shapes. The formula was held against steps of 14 architectures
+a token and a token squared. All else follows from shapes. The formula was held against steps of ten architectures
 (docs/performance.md): it lies within 25 % above them.
 """
 
@@ -121,10 +121,8 @@ class StepMemory:
         update = 8 * dense  # and the weights with it
         state = 16 * numbers + update  # factors, moments and sums
         gradients = gradient_bytes(adapter) * (rows if privacy.private else 1)
-        each = (
-            self._settings.rows_of_a_unit if self._alone else rows
-        )  # rows that go through the model at once
-        tokens, (linear, square, plain) = each * wide, self._saved
+        at_once = self._settings.rows_of_a_unit if self._alone else rows  # through the model
+        tokens, (linear, square, plain) = at_once * wide, self._saved
         kept = tokens * linear + tokens * wide * square
         logits = self._logits(tokens, plain)
         if self._kind.forward_only:  # without a graph: one layer's tensors at a time
@@ -142,8 +140,7 @@ class StepMemory:
         small = 100 * rows * sum(rank**2 for rank, _ in sites) if self._hyper.clipping == "spectral" else 0
         # Units of several rows are added up next to their rows.
         sums = 0.8 * gradients if self._settings.rows_of_a_unit > 1 else 0
-        clipping = 32 * numbers + update + max(small, sums)
-        clipping += 1.04 * gradients
+        clipping = 32 * numbers + update + 1.04 * gradients + max(small, sums)
         release = (40 if self._kind.entrywise else 66) * numbers + update
         return self._told(max(forward, clipping, release))
 
