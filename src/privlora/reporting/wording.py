@@ -497,7 +497,8 @@ def _chat(method: Report) -> list[tuple[str, str]]:
     if "chat_template_sha256" in method:
         words.append(f"not the base model's; SHA-256 {method['chat_template_sha256']}")
     if "chat_template_kwargs" in method:
-        words += [f"{name}={json.dumps(value)}" for name, value in method["chat_template_kwargs"].items()]
+        given = method["chat_template_kwargs"].items()
+        words += [f"{name}={json.dumps(v) if isinstance(v, str) else v}" for name, v in given]
     return [("Chat template", ", ".join(words))] if words else []
 
 
