@@ -266,7 +266,7 @@ def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, pri
     if private and federation.privacy_model == "client" and not hides_clients(rule):
         raise ConfigError(
             f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)",
-            why="one clipped update a round is all that the noise covers, and its clients send or keep more",
+            why="the noise covers one sum of clipped updates a round, and this rule needs more than that",
             fix="fedavg, tan, alt, or another rule of one summed message",
         )
     if federation.secure and not rule.linear:
