@@ -236,7 +236,7 @@ def test_of_a_secure_sum_all_phases_are_heard(tmp_path: Path) -> None:
 
 
 def test_of_a_secret_draw_nothing_is_heard_that_follows_from_it(tmp_path: Path) -> None:
-    heard = _heard(tmp_path, rule="fedavg", privacy_model="client", trusted_server=True, clients_per_round=1)
+    heard = _heard(tmp_path, rule="fedavg", privacy_model="client", trusted_server=True)  # which draws all
     assert heard.steps == []
     assert heard.phases[2:] == [("round 1/1: clients train", None, None)]
 
