@@ -175,6 +175,13 @@ def test_no_byte_of_a_file_is_altered(name: str, harm: Callable[[Path], None], r
     assert not hub.made
 
 
+def test_pages_are_not_made_of_an_altered_report(run: RunFolder) -> None:
+    """Whose own hash stayed as it was."""
+    _another_key_of_the_report(run.release)
+    with pytest.raises(PrivacyError, match=r"privacy_report.json in .* is not as the run wrote it"):
+        rewrite_report(run)
+
+
 @pytest.mark.parametrize("private", [True, False])
 def test_hashes_that_were_written_anew_are_not_the_runs(private: bool, run: RunFolder) -> None:
     """Where private/ is at hand; a release that was taken elsewhere says for itself what it says."""

@@ -205,10 +205,10 @@ def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
     notes = folder.private.exists()
     if notes:  # both, since a crash leaves either of them
         earlier = folder.seal.read_bytes().decode(errors="replace") if folder.seal.exists() else ""
-        write_atomically(folder.seal, f"{report['sha256']}\n{earlier}", mode=0o600)
+        write_atomically(folder.seal, f"{report['sha256']}\n{earlier}")
     write_atomically(folder.report, text_of(report))
     if notes:
-        write_atomically(folder.seal, report["sha256"] + "\n", mode=0o600)
+        write_atomically(folder.seal, report["sha256"] + "\n")
     for name, text in pages_of(report).items():
         write_atomically(folder.release / name, text)
     _renew_annex(folder, report)
