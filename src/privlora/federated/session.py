@@ -277,9 +277,8 @@ class Session:
         """Whom the terms let the server ask in a round."""
         federation = self.federation
         names = tuple(federation.names)
-        if federation.trusted_server or federation.per_round == len(
-            names
-        ):  # the server draws in secret, or all train
+        secret, all_train = federation.trusted_server, federation.per_round == len(names)
+        if secret or all_train:
             return names
         return timetable(names, federation.per_round, federation.rounds, self.settings.run.seed)[number - 1]
 

@@ -18,7 +18,7 @@ from privlora.names import KEYWORD, LEFT_OUT
 from privlora.ranges import SLACKS
 
 _HASH: Final = re.compile("[0-9a-f]{64}")
-_HIDDEN: Final = {"Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp"}  # kinds of characters
+_HIDDEN: Final = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # kinds of characters
 _SEEN: Final = "\n\u200c\u200d"  # a line's end, and what joins letters of some scripts
 _LONGEST: Final = 4000  # characters
 _WORD: Final = re.compile(r"[A-Za-z][\w+-]{0,30}", re.ASCII)
@@ -59,7 +59,7 @@ def TEXTS(value: object) -> bool:
 def KWARGS(value: object) -> bool:
     """Of a chat template: names as in Python, and numbers, texts or null."""
     return isinstance(value, dict) and all(
-        KEYWORD.fullmatch(name) and (NUMBER(each) or TEXT(each)) for name, each in value.items()
+        KEYWORD.fullmatch(name) and (NUMBER(each) or QUOTED(each)) for name, each in value.items()
     )
 
 

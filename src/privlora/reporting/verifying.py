@@ -193,10 +193,9 @@ class _Verification:
         if "federation" in self.report:
             looks["clients"] = self._clients
         self.base, looks["base"] = base, self._base
+        drawn = set() if read else {"pages"}  # which takes long, and shows nothing of a report that is none
         for name, look in looks.items():
-            if (
-                self.report and self.book is not None and (read or name != "pages")
-            ):  # which takes long to draw
+            if self.report and self.book is not None and name not in drawn:
                 self._take(name, look)
             else:
                 self._add(name, None, "not looked at, since it takes the report and the ledger")
@@ -448,13 +447,10 @@ def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerS
         raise PrivacyError("the ledger protects whole clients, and the report names none")
     bands = noise.get("bands", {}).get("coefficients", [])
     count = getattr(plan.phases[-1][0].sampling, "classes", 0)
-    true = (
-        band_coefficients(count, plan.steps) if count else ()
-    )  # a search's, which ends a little elsewhere elsewhere
-    near = len(bands) == count and all(
-        abs(one - other) < 1e-3 for one, other in zip(bands, true, strict=True)
-    )
-    if ("bands" in noise) != bool(count) or not near:
+    true = band_coefficients(count, plan.steps) if count else ()
+    same = ("bands" in noise) == bool(count) and len(bands) == count
+    # They are found by a search, which ends a little elsewhere on another machine.
+    if not same or any(abs(one - other) > 1e-3 for one, other in zip(bands, true, strict=True)):
         raise PrivacyError("the report's noise has other bands than that of the ledger")
     adaptive = noise["clip_quantile"] is not None
     found["noise"] = {**noise, **noise_facts(plan, adaptive=adaptive, coefficients=bands)}
