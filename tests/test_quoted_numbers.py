@@ -345,9 +345,9 @@ def test_the_page_on_performance_quotes_the_peaks(monkeypatch: pytest.MonkeyPatc
     found = result("memory.json")
     assert importlib.import_module("memory").markdown(found) in page("docs/performance.md")
     ratios = [row["predicted_mib"] / row["measured_mib"] for row in found["cases"]]
-    outside = [row["case"] for row, ratio in zip(found["cases"], ratios, strict=True) if abs(ratio - 1) > 0.1]
-    assert len(outside) == 1
-    assert all("bfloat16" in case for case in outside)
+    assert min(ratios) >= 1
+    most = f"{100 * (max(ratios) - 1):.0f} %"
+    assert f"**Never below what was measured, and at most {most} above it.**" in page("docs/performance.md")
 
 
 def test_steps_of_several_processes_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -7,8 +7,8 @@
 Each process first takes a step of a tiny model, so that all code is in memory; then it loads the model, builds the
 method's parts, takes an empty step, and one of two of the micro-batches that are predicted to take most. Measured is
 the largest resident size during that last step (VmHWM, set back before it) over that with the model loaded. glibc keeps
-freed pieces of up to 32 MiB in its heap, so each row is measured where pieces of 64 KiB and more go back at once, and
---heap measures it once more as a process without such settings takes it. Linux alone. --smoke: one row of a tiny model.
+freed pieces of up to 32 MiB in its heap, so each row is measured where pieces of 64 KiB and more go back at once.
+Linux alone. --smoke: one row of a tiny model.
 """
 
 from __future__ import annotations
@@ -223,11 +223,11 @@ def _resident(what: str) -> float:
     return float(next(line.split()[1] for line in lines if line.startswith(what))) / 1024
 
 
-def in_a_fresh_process(case: Case, settings: dict[str, str]) -> dict[str, float]:
-    """What ``measured`` gives there; ``settings`` are more of its environment."""
+def in_a_fresh_process(case: Case) -> dict[str, float]:
+    """What ``measured`` gives there."""
     command = [sys.executable, __file__, "--case", json.dumps(asdict(case))]
     done = subprocess.run(
-        command, env={**os.environ, **settings, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True
+        command, env={**os.environ, **AT_ONCE, "OMP_NUM_THREADS": "1"}, stdout=subprocess.PIPE, check=True
     )
     found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
     return found
@@ -236,17 +236,13 @@ def in_a_fresh_process(case: Case, settings: dict[str, str]) -> dict[str, float]
 def markdown(result: dict[str, Any]) -> str:
     """The table of docs/performance.md."""
     lines = [
-        "| method, model, records, tokens of a micro-batch | rows x width | predicted, MiB | measured | ratio | with "
-        "glibc's heap as it is |",
-        "|---|---|---|---|---|---|",
+        "| method, model, records, tokens of a micro-batch | rows x width | predicted, MiB | measured | ratio |",
+        "|---|---|---|---|---|",
     ]
     for row in result["cases"]:
         ratio = row["predicted_mib"] / row["measured_mib"]
-        heap = f"{row['heap_mib']:.0f}" if "heap_mib" in row else ""
         cells = [row["case"], f"{row['rows']:.0f} x {row['width']:.0f}", f"{row['predicted_mib']:.0f}"]
-        lines.append(
-            "| " + " | ".join([*cells, f"{row['measured_mib']:.0f}", f"**{ratio:.2f}**", heap]) + " |"
-        )
+        lines.append("| " + " | ".join([*cells, f"{row['measured_mib']:.0f}", f"**{ratio:.2f}**"]) + " |")
     return "\n".join(lines)
 
 
@@ -257,7 +253,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     )
     parser.add_argument("--models", type=Path, help="a folder of pretrained models")
     parser.add_argument("--only", nargs="+", metavar="CASE", choices=list(map(str, CASES)))
-    parser.add_argument("--heap", action="store_true", help="measure each also with glibc's heap as it is")
     parser.add_argument(
         "--show", type=Path, metavar="JSON", help="measure nothing; print the table of this file"
     )
@@ -278,9 +273,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         if case.pretrained and chosen.models is None:
             continue
-        row = {"case": str(case), **in_a_fresh_process(case, AT_ONCE)}
-        if chosen.heap:
-            row["heap_mib"] = in_a_fresh_process(case, {})["measured_mib"]
+        row = {"case": str(case), **in_a_fresh_process(case)}
         done = {each["case"]: each for each in result["cases"]}
         done[str(case)] = {**done.get(str(case), {}), **row}
         order = [str(TINY), *map(str, CASES)]
