@@ -156,16 +156,11 @@ def test_every_setting_is_documented_or_speaks_for_itself() -> None:
         ({"init": "public-gradient"}, "needs public_text"),
         ({"public_text": "public.txt"}, "public_text is read for init=public-gradient only"),
         ({"public_text": "public.txt", "init": "w0-subspace"}, "remove public_text"),
-        ({"public_text_limit": 9, "init": "random"}, "remove public_text_limit"),
         (
             {"public_text": ["more.txt", "./notes.txt"], "init": "public-gradient"},
             "notes.txt', which is private",
         ),
         ({"public_text": "held_out.txt", "init": "public-gradient"}, "which is also data.evaluation"),
-        (
-            {"public_text": "public.txt", "init": "public-gradient", "public_text_limit": 0},
-            "public_text_limit=0",
-        ),
     ],
 )
 def test_a_start_from_public_text_is_checked(adapter: dict[str, Any], message: str) -> None:
@@ -194,11 +189,8 @@ def test_a_quantile_needs_something_to_adapt(overrides: list[str], message: str)
 
 def test_a_start_from_public_text_survives_its_file(tmp_path: Path) -> None:
     settings = settings_from(GOOD, ["adapter.init=public-gradient", "adapter.public_text=public.txt"])
-    assert settings.adapter.public_texts == 384
     (tmp_path / "run.yaml").write_text(settings.to_yaml())
     assert load_settings(tmp_path / "run.yaml") == settings
-    limited = load_settings(tmp_path / "run.yaml", ["adapter.public_text_limit=9"])
-    assert limited.adapter.public_texts == 9
     back = load_settings(tmp_path / "run.yaml", ["adapter.init=random", "adapter.public_text=null"])
     assert back.adapter.public_text is None
 

@@ -117,7 +117,6 @@ UNFIT_LATER = {
         {"method": {"name": "projected"}, "adapter": {"init": "w0-subspace"}},
         "draws new ones",
     ),
-    "a dtype": ({"run": {"public_gradient_dtype": "bfloat16"}}, "keeps no gradients of public texts"),
     "a count": (
         {"method": {"name": "wishart-m2"}, "privacy": {**PRIVACY, "clip_quantile": 0.5}},
         "not projected",

@@ -61,7 +61,6 @@ def test_defaults_and_kinds() -> None:
     assert found["privacy.steps"].kind == "whole number, at least 1 or auto"
     assert found["privacy.delta"].kind == "number, above 0, below 1 or null"
     assert found["run.tokens_per_micro_batch"].kind == "whole number, at least 1 or auto"
-    assert found["model.quantization.load_in_4bit"].default == "false"
     assert found["federation.clients.name"].default is None
 
 

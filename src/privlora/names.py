@@ -7,6 +7,8 @@ import os
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Final
+from unicodedata import category
 
 # With a folder for its owner or without. What is longer, or begins otherwise, is a path.
 HUB_NAME = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?", re.ASCII)
@@ -124,3 +126,12 @@ def in_full(name: str) -> str:
     """The name of a folder of this machine from the root on, so that it is the same folder from everywhere."""
     path = os.path.abspath(os.path.expanduser(name))
     return path if os.path.isdir(path) or is_local(name) else name
+
+
+_HIDDEN: Final = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # kinds of characters
+_SEEN: Final = "\n\u200c\u200d"  # a line's end, and what joins letters of some scripts
+
+
+def is_seen(character: str) -> bool:
+    """Whether a reader sees it, and it turns no others round."""
+    return character in _SEEN or category(character) not in _HIDDEN

@@ -6,7 +6,9 @@ import pytest
 from accounting_cases import poisson
 
 from privlora.accounting import PoissonSampling, StepEvent, TruncatedPoissonSampling
+from privlora.accounting.events import MOST_BINS, MOST_PROJECTIONS, BallsInBinsSampling, CyclicPoissonSampling
 from privlora.errors import PrivacyError
+from privlora.ranges import MOST_BANDS
 
 EVENTS = [
     poisson(64 / 9919, 0.6413174),
@@ -109,6 +111,21 @@ def test_unreadable_projections_are_refused(change):
 def test_unusable_projections_are_refused(projections):
     with pytest.raises(PrivacyError, match="projection"):
         StepEvent(PoissonSampling(0.1), 1.0, projections)
+
+
+def test_a_ledger_holds_no_event_that_is_priced_for_minutes():
+    """Of classes, bins and kinds of projections there are bounds, since anybody writes a ledger."""
+    for sampling in (CyclicPoissonSampling(0.1, MOST_BANDS), BallsInBinsSampling(MOST_BINS)):
+        more = {"classes": MOST_BANDS + 1, "bins": MOST_BINS + 1}
+        event = StepEvent(sampling, 1.0).to_dict()
+        assert StepEvent.from_dict(event)
+        event["sampling"] |= {name: value for name, value in more.items() if name in event["sampling"]}
+        with pytest.raises(PrivacyError, match="is not between 2 and"):
+            StepEvent.from_dict(event)
+    kinds = tuple((1, width) for width in range(2, MOST_PROJECTIONS + 3))
+    assert StepEvent(PoissonSampling(0.1), 1.0, kinds[1:] * 3)
+    with pytest.raises(PrivacyError, match="kinds of projections"):
+        StepEvent(PoissonSampling(0.1), 1.0, kinds)
 
 
 def test_projected_steps_do_not_truncate_their_batches():

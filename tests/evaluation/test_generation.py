@@ -130,23 +130,18 @@ def drawn(model: torch.nn.Module, prompts: list[np.ndarray], **how: object) -> l
     return generate_tokens(model, TOKENIZER, prompts, max_new_tokens=new, max_tokens=batch, sampling=sampling)
 
 
-@pytest.mark.parametrize(("temperature", "top_p"), [(1.0, 1.0), (2.0, 1.0), (1.5, 0.7)])
-def test_draws_have_the_models_law(temperature: float, top_p: float) -> None:
+@pytest.mark.parametrize("temperature", [1.0, 2.0])
+def test_draws_have_the_models_law(temperature: float) -> None:
     model, count = tiny_model(), 4000
     (prompt,) = ids(["hello"])
     with torch.no_grad():
         logits = model(input_ids=torch.tensor(prompt[None])).logits[0, -1].double()
     law = (logits / temperature).softmax(dim=0)
-    if top_p < 1:
-        ranked, order = law.sort(descending=True)
-        kept = order[: int((ranked.cumsum(0) < top_p).sum()) + 1]
-        law = torch.zeros_like(law).index_copy(0, kept, law[kept] / law[kept].sum())
-    rows = drawn(model, [prompt] * count, new=1, temperature=temperature, top_p=top_p)
+    rows = drawn(model, [prompt] * count, new=1, temperature=temperature)
     ends = law[TOKENIZER.eos_token_id].item()  # such rows are empty
     found = torch.bincount(torch.tensor([row[0] for row in rows if row]), minlength=len(law)) / count
     found[TOKENIZER.eos_token_id] = sum(not row for row in rows) / count
     assert ends < 0.5
-    assert (found[law == 0] == 0).all()
     assert ((found - law).abs() < 5 * (law * (1 - law) / count).sqrt() + 1e-9).all()
     assert (law > 0.02).sum() > 2
 
@@ -174,12 +169,11 @@ def test_without_heat_the_most_probable_are_drawn() -> None:
     model = tiny_model(dtype=torch.float64)
     greedy = generate_tokens(model, TOKENIZER, ids(), max_new_tokens=8)
     assert drawn(model, ids(), temperature=1e-9) == greedy
-    assert drawn(model, ids(), top_p=1e-9) == greedy
 
 
 def test_sampling_refused() -> None:
     model = tiny_model()
-    for wrong in ({"temperature": 0.0}, {"temperature": float("nan")}, {"top_p": 0.0}, {"top_p": 1.5}):
+    for wrong in ({"temperature": 0.0}, {"temperature": float("nan")}):
         with pytest.raises(ConfigError):
             Sampling(key=0, **wrong)
     with pytest.raises(ConfigError, match="beams"):

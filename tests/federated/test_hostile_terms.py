@@ -16,6 +16,7 @@ from federated_cases import Federation, Records, drawing, owners, records, setti
 
 from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.config import PhaseSettings, Settings, settings_from
+from privlora.config.one_place import MICRO_BATCH
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.client import Client
 from privlora.federated.desk import Desk, read_terms
@@ -420,6 +421,20 @@ def test_who_names_the_model_names_its_revision(own: str | None, tmp_path: Path)
     assert client.answer(request).refused is None
     loaded = client.session(request).workplace.settings.model
     assert (loaded.name, loaded.revision) == ("org/base", own)
+
+
+def test_a_server_does_not_choose_how_much_memory_a_client_takes(tmp_path: Path) -> None:
+    """Else whether a client is killed would tell how many records it has, and how long they are."""
+    limits = Limits(max_epsilon=1e6, max_delta=0.1)
+    client = Client(NAMES[0], tmp_path, records=records(0), model="org/base", limits=limits)  # type: ignore[arg-type]
+    told = public_settings(with_local_method(settings_of("tan", NAMES)))
+    for asked, taken in ((10**12, MICRO_BATCH), (64, 64)):
+        terms = told.model_copy(
+            update={"run": told.run.model_copy(update={"tokens_per_micro_batch": asked})}
+        ).to_yaml()
+        request = Request(NAMES[0], "join", 0, values={"run": f"r{asked}", "settings": terms})
+        assert client.answer(request).refused is None
+        assert client.session(request).settings.run.max_tokens == taken
 
 
 def naming(first: str, second: str) -> dict[str, dict[str, dict[str, Any]]]:

@@ -166,8 +166,7 @@ CASES: dict[str, Run] = {
         adapter={
             "r": 4,
             "init": "public-gradient",
-            "public_text": str(Path(__file__).with_name("public.jsonl")),
-            "public_text_limit": 24,
+            "public_text": str(Path(__file__).with_name("few_public.jsonl")),
         },
     ),
     **{

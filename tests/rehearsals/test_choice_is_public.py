@@ -41,6 +41,7 @@ def test_nothing_that_is_chosen_by_follows_from_the_records(
         raise Chosen
 
     monkeypatch.setattr(privlora.running, "choose", choose)
+    monkeypatch.setattr("privlora.rehearsals.trials.MORE_TEXTS", 32)
     model, tokenizer = tiny_model(), tiny_tokenizer()
     for count, words in ((12, "came in with a cold."), (11, "left."), (13, "stayed.")):
         with pytest.raises(Chosen):
@@ -53,7 +54,7 @@ def test_nothing_that_is_chosen_by_follows_from_the_records(
                 privacy=PRIVACY,
                 adapter={"r": 2, "target_modules": ["q_proj"]},
                 method={"name": "auto"},
-                synthesis={"generator": "file", "file": str(file), "seeds": 8, "rehearsal_texts": 32},
+                synthesis={"generator": "file", "file": str(file), "seeds": 8},
             )
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]

@@ -62,6 +62,12 @@ def file(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.fixture(autouse=True)
+def _few(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("privlora.rehearsals.trials.MORE_TEXTS", 32)
+    monkeypatch.setattr("privlora.rehearsals.choosing.REHEARSALS", 2)
+
+
 def groups(file: Path, **more: Any) -> dict[str, Any]:
     found = {
         "privacy": PRIVACY,
@@ -72,8 +78,6 @@ def groups(file: Path, **more: Any) -> dict[str, Any]:
             "file": str(file),
             "seeds": 8,
             "evolve_every": 0,
-            "rehearsal_texts": 32,
-            "rehearsals": 2,
         },
         "run": {"checkpoint_every": 1},
     }
@@ -340,9 +344,12 @@ def test_a_rate_that_goes_astray_loses(model: Any, file: Path, monkeypatch: pyte
     assert found["prism"].losses.isfinite().all()
 
 
-def test_a_file_that_runs_out_gives_half_of_its_texts(model: Any, file: Path) -> None:
+def test_a_file_that_runs_out_gives_half_of_its_texts(
+    model: Any, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("privlora.rehearsals.trials.MORE_TEXTS", 100)
     public = PublicStart(tiny_tokenizer())
-    chosen = settings(file, synthesis={"seeds": 20, "rehearsal_texts": 100})  # 40 span, 8 are left
+    chosen = settings(file, synthesis={"seeds": 20})  # 40 span, 8 are left
     found = split_texts(chosen, model, public, "span-prism", lambda *_: None)
     assert (len(found.spanning), len(found.records), len(found.held)) == (24, 12, 12)
     digests = [{text.digest for text in part} for part in (found.records, found.held)]
@@ -376,7 +383,6 @@ def test_a_warm_start_is_the_one_that_was_rehearsed(
     found = choose(warm, 1.5, model, tiny_tokenizer()).settings
     assert found.synthesis is not None
     assert found.synthesis.warm_start_learning_rate == find_row("prism").relative_learning_rate
-    assert found.synthesis.rehearsal_texts == 400  # read by auto alone
     assert found.method.learning_rate == find_row("prism").rate_of(warm.privacy.steps)
 
 
@@ -455,7 +461,7 @@ def test_all_rows_bring_every_record_to_one_norm(file: Path) -> None:
             "may take prism: optimizer 'rank' of method 'prism' has no setting 'ridge'",
         ),
         ({"method": {"clipping": "spectral"}}, "may take span-prism: method 'span-prism' cannot clip"),
-        ({"synthesis": {"dpo_epochs": 2}}, "dpo_epochs is read by method popri"),
+        ({"synthesis": {"dpo_learning_rate": 2}}, "dpo_learning_rate is read by method popri"),
     ],
 )
 def test_settings_that_a_row_has_not(more: dict[str, Any], words: str, file: Path) -> None:
@@ -481,7 +487,6 @@ def test_what_cannot_be_rehearsed(model: Any, file: Path, tmp_path: Path) -> Non
         )
     file.write_text("\n".join(file.read_text(encoding="utf-8").splitlines()[:20]), encoding="utf-8")
     refused(DataError, "20 public texts are too few to rehearse on: 10 would span, 5 stand for records")
-    refused(ConfigError, "rehearsal_texts is read by method auto and not by prism", method={"name": "prism"})
 
 
 def test_where_nothing_chooses_the_name_is_refused_with_its_rows() -> None:

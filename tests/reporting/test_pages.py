@@ -157,9 +157,7 @@ def test_no_text_of_a_report_acts_in_a_card(kind: str, filed: RunFolder) -> None
     as_card = card
     if kind == "texts":
         as_card = texts_card
-        report["texts"] = dict.fromkeys(("column", "words", "temperature", "top_p"), "text") | {
-            "file": "a.jsonl"
-        }
+        report["texts"] = dict.fromkeys(("column", "words", "temperature"), "text") | {"file": "a.jsonl"}
         report["texts"] |= {"from": "adapter", "generator": "file", "of_a_finished_run": False}
         report["texts"] |= {"count": 2, "asked_for": 2}
         report["quality"] = {"tokens_per_text": [3.0], "perplexity": 2.0, "distinct": {}, "near_copies": 0.5}

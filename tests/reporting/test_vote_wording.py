@@ -39,7 +39,7 @@ def test_scores_and_preferences_are_told(monkeypatch: Any) -> None:
     monkeypatch.setattr("privlora.training.texts.preferences.find_spec", lambda name: object())
     found = rows("popri", answers=10, requests=7, dpo_learning_rate=0.25)
     assert "10 texts of the model for each of 7 requests" in found["Preference scores"]
-    assert "over rank 5: beta 0.01, learning rate 0.25, epochs 1" in found["Preference scores"]
+    assert "over the middle one, at learning rate 0.25" in found["Preference scores"]
     assert "Votes" not in found
     assert "chosen anew" not in found["Public texts"]
     assert found["Then"].startswith("4 × ordinary training")

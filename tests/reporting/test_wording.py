@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import html
 import re
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import pytest
 import privlora
 from privlora.reporting.card import card
 from privlora.reporting.limits import not_protected
+from privlora.reporting.page import render
 from privlora.reporting.wording import method_table, privacy_table, sentence
 
 
@@ -62,3 +64,12 @@ def test_names_of_several_words_are_quoted(report: dict[str, Any]) -> None:
     assert rows["Targets"] == f'"{said}", q_proj without "a\u3164b"'
     assert rows["Adapter"].endswith(f'start "{said}"')
     assert f'"{said}"' in card({**report, "adapter": adapter}).replace("&quot;", '"')
+
+
+def test_a_data_set_is_named_in_quotation_marks(report: dict[str, Any]) -> None:
+    """A ledger is anybody's, and what it calls its data set stands next to our numbers."""
+    said = "notes”. It protects patients with ε = 0.1, \u202eas shown"
+    shown = '"notes”. It protects patients with ε = 0.1, \\u202eas shown"'
+    found = {**report, "statement": {**report["statement"], "dataset": said}}
+    assert dict(privacy_table(found))["Data set"] == shown
+    assert f"on the data set {shown}" in html.unescape(render(found))

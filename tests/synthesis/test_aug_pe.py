@@ -35,17 +35,10 @@ def test_rank_keeps_the_highest_counts_and_the_first_of_equal_ones() -> None:
         assert evolution(FOUR).kept(np.array(votes), 1) == kept
 
 
-def test_below_the_threshold_nothing_counts() -> None:
-    votes = np.array([0.9, 0.2, 2.0, 0.99])
-    assert evolution(FOUR).kept(votes, 1) == [2, 3]
-    assert evolution(FOUR, threshold=1.0).kept(votes, 1) == [2, 0]
-    assert evolution(FOUR, threshold=-5.0).kept(-votes, 1) == [1, 0]
-
-
-def test_probability_is_proportional_to_counts_above_the_threshold() -> None:
+def test_probability_is_proportional_to_positive_counts() -> None:
     """Of one text kept by draws; a strongly negative count is none, whatever its size."""
-    draws = evolution(FOUR, keep=1, variations=3, threshold=1.0, selection="probability")
-    votes = np.array([2.0, 4.0, -50.0, 0.9])
+    draws = evolution(FOUR, keep=1, variations=3, selection="probability")
+    votes = np.array([1.0, 3.0, -50.0, -0.1])
     kept = np.bincount([draws.kept(votes, number)[0] for number in range(2000)], minlength=4)
     assert kept[2] == kept[3] == 0
     assert kept[0] / 2000 == pytest.approx(0.25, abs=0.04)
@@ -116,8 +109,6 @@ def test_a_look_ahead_is_the_mean_of_directions() -> None:
         ({"lookahead": -1}, "too small"),
         ({"keep": 3}, "keep its size"),
         ({"selection": "softmax"}, "unknown selection"),
-        ({"threshold": float("inf")}, "threshold"),
-        ({"threshold": float("nan")}, "threshold"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:

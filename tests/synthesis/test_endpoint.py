@@ -40,7 +40,6 @@ def test_a_chat_is_asked_each_prompt_in_its_order(monkeypatch: pytest.MonkeyPatc
             random_prompt="a note",
             variation_prompt="like {text}",
             temperature=0.5,
-            top_p=0.9,
             max_new_tokens=17,
         )
         generator = build_generator(settings, seed=4)
@@ -53,7 +52,6 @@ def test_a_chat_is_asked_each_prompt_in_its_order(monkeypatch: pytest.MonkeyPatc
         assert {k: v for k, v in body.items() if k not in ("messages", "seed")} == {
             "model": MODEL,
             "temperature": 0.5,
-            "top_p": 0.9,
             "max_tokens": 17,
         }
         assert [turn["role"] for turn in body["messages"]] == ["user"]

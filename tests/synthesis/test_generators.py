@@ -32,8 +32,8 @@ def echo(prompts: Sequence[str]) -> list[str]:
     return [f"about {prompt}" for prompt in prompts]
 
 
-def asking(answer: Any, *, chat: bool = True, seed: int = 7, share: float = 0.5) -> PromptedGenerator:
-    return PromptedGenerator(StubWriter(answer, chat=chat), WORDS, seed=seed, prefix_share=share)
+def asking(answer: Any, *, chat: bool = True, seed: int = 7) -> PromptedGenerator:
+    return PromptedGenerator(StubWriter(answer, chat=chat), WORDS, seed=seed)
 
 
 def test_a_chat_is_asked() -> None:
@@ -54,27 +54,25 @@ def test_tones_are_drawn_uniformly_by_the_public_seed() -> None:
 
 def test_a_model_without_chat_goes_on() -> None:
     writer = StubWriter(lambda prompts: [" and so on "] * len(prompts), chat=False)
-    generator = PromptedGenerator(writer, WORDS, seed=0, prefix_share=0.5)
+    generator = PromptedGenerator(writer, WORDS, seed=0)
     assert generator.random(1) == ["and so on"]
     assert generator.vary(["one two three four"]) == ["one two and so on"]
     assert writer.asked == [["Note: "], ["Note: one two"]]
 
 
 @pytest.mark.parametrize(
-    ("text", "share", "kept"),
+    ("text", "kept"),
     [
-        ("one two three four", 0.5, "one two"),
-        ("one two three four", 0.0, ""),
-        ("one two three four", 0.99, "one two three"),
-        ("one two", 0.6, "one"),
-        ("onetwothree", 0.5, "onetw"),
-        ("漢字漢字", 0.5, "漢字"),
-        ("one\n\ntwo words here", 0.5, "one\n\ntwo"),
-        ("", 0.5, ""),
+        ("one two three four", "one two"),
+        ("one two", "one"),
+        ("onetwothree", "onetw"),
+        ("漢字漢字", "漢字"),
+        ("one\n\ntwo words here", "one\n\ntwo"),
+        ("", ""),
     ],
 )
-def test_a_beginning_ends_between_words(text: str, share: float, kept: str) -> None:
-    assert beginning(text, share) == kept
+def test_a_beginning_ends_between_words(text: str, kept: str) -> None:
+    assert beginning(text) == kept
 
 
 def test_a_prompt_that_is_repeated_is_removed() -> None:
@@ -203,7 +201,7 @@ def test_how_much_memory_the_process_holds_is_not_told(ending: BaseException) ->
 
 
 @pytest.mark.parametrize("kind", ["function", "object"])
-def test_a_hanging_callable_is_left_behind(kind: str) -> None:
+def test_a_hanging_callable_is_left_behind(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
     wakes = threading.Event()
 
     class Hanging(StubGenerator):
@@ -211,7 +209,9 @@ def test_a_hanging_callable_is_left_behind(kind: str) -> None:
             wakes.wait(60)
             return super().random(count)
 
-    settings = SynthesisSettings(generator="callable", callable="a:b", timeout=0.05)
+    monkeypatch.setattr("privlora.synthesis.writers.PATIENCE", 0.05)
+    monkeypatch.setattr("privlora.synthesis.generators.PATIENCE", 0.05)
+    settings = SynthesisSettings(generator="callable", callable="a:b")
     own = Hanging() if kind == "object" else lambda prompts: wakes.wait(60)
     with pytest.raises(GeneratorError, match=r"call 1 \(random, 2 texts\): it did not answer within 0.05 s"):
         build_generator(settings, seed=0, own=own).random(2)
@@ -337,8 +337,8 @@ def test_presets_ask_in_whole_words(name: str) -> None:
 
 
 def test_own_prompts_take_the_place_of_a_preset() -> None:
-    own = prompts_of(SynthesisSettings(random_prompt="a haiku", variation_prompt="not {text}", tones=["sad"]))
-    assert (own.random, own.lead_in, own.tones) == ("a haiku", "a haiku", ("sad",))
+    own = prompts_of(SynthesisSettings(random_prompt="a haiku", variation_prompt="not {text}"))
+    assert (own.random, own.lead_in) == ("a haiku", "a haiku")
     assert own.variation_of("this", "sad") == "not this"
     assert prompts_of(SynthesisSettings(random_prompt="a haiku")).variation == PRESETS["text"].variation
     assert prompts_of(SynthesisSettings(preset="clinical-note")) is PRESETS["clinical-note"]

@@ -182,9 +182,9 @@ def test_settings_that_were_edited_are_refused(name: str, bench: Bench, run: Run
 MOVABLE = {
     "model": "name dtype gradient_checkpointing device fully_shard quantization attn_implementation device_map",
     "data": "path format evaluation",
-    "run": "output tokens_per_micro_batch offload checkpoint_every checkpoint_minutes evaluate_every report_to "
+    "run": "output tokens_per_micro_batch checkpoint_every evaluate_every report_to "
     "log_every show_private_loss",
-    "synthesis": "file endpoint api_key_env callable timeout source",
+    "synthesis": "file endpoint api_key_env callable source",
     "federation": "clients",
 }
 

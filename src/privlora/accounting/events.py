@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from privlora.errors import PrivacyError
+from privlora.ranges import MOST_BANDS
 
 
 def _check_sample_rate(sample_rate: float) -> None:
@@ -88,7 +89,7 @@ class CyclicPoissonSampling:
     noise is correlated by a matrix of b bands whose columns have norm 1 at most. The proof is in mechanisms.banded.
 
     Raises:
-        PrivacyError: `sample_rate` is outside [0, 1], or there are fewer than two classes.
+        PrivacyError: `sample_rate` is outside [0, 1], or there are fewer than two classes, or more than MOST_BANDS.
     """
 
     sample_rate: float
@@ -96,11 +97,11 @@ class CyclicPoissonSampling:
 
     def __post_init__(self) -> None:
         _check_sample_rate(self.sample_rate)
-        if self.classes < 2:
+        if not 2 <= self.classes <= MOST_BANDS:
             raise PrivacyError(
-                f"classes={self.classes} is below 2",
-                why="one class is plain Poisson sampling, and fewer are none",
-                fix="use PoissonSampling",
+                f"classes={str(self.classes)[:24]} is not between 2 and {MOST_BANDS}",
+                why="one class is plain Poisson sampling, and noise has no more bands",
+                fix="use PoissonSampling, or fewer classes",
             )
 
     @property
@@ -113,6 +114,7 @@ class CyclicPoissonSampling:
 
 
 MOST_BINS = 2**16
+MOST_PROJECTIONS = 32
 
 
 @dataclass(frozen=True)
@@ -305,6 +307,12 @@ def _check_projections(projections: object) -> None:
     if not isinstance(projections, tuple):
         raise PrivacyError(
             f"projections={projections!r} is not a tuple", fix="give ((rank, input dimension), ...)"
+        )
+    if len(set(map(str, projections))) > MOST_PROJECTIONS:
+        raise PrivacyError(
+            f"there are more than {MOST_PROJECTIONS} kinds of projections",
+            why="the bound of each takes a third of a second",
+            fix="give layers of alike widths the same rank",
         )
     for pair in projections:
         good = isinstance(pair, tuple) and len(pair) == 2 and all(type(number) is int for number in pair)

@@ -26,7 +26,7 @@ from dataclasses import asdict, dataclass, field, fields
 from datetime import date
 from itertools import accumulate, groupby, repeat
 from pathlib import Path
-from typing import Any, Literal, TypeGuard, get_args
+from typing import Any, Final, Literal, TypeGuard, get_args
 
 from privlora.accounting.accountants import (
     Adjacency,
@@ -304,6 +304,9 @@ def _parsed(line: bytes) -> Any:
     return record
 
 
+_RUN: Final = re.compile("[0-9a-f-]{8,64}")
+
+
 class _Reader:
     """What the lines say so far."""
 
@@ -311,7 +314,7 @@ class _Reader:
         expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
         exact_fields(record, expected, "first line")
         schema = record["schema_version"]
-        if not _is_integer(schema) or not isinstance(record["run_id"], str):
+        if not _is_integer(schema) or not _RUN.fullmatch(str(record["run_id"])):
             raise PrivacyError("is not a plan with a version and the identifier of a run")
         if record["type"] != "plan" or schema != SCHEMA_VERSION:
             raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION}")

@@ -117,8 +117,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     held = 0 if votes or kind.forward_only else factors  # numbers of a record's gradient
     if issubclass(kind, SpanSpace) and not votes:
         entries = kind.inner_kind.entries_of(adapter)
-        wide = 2 if settings.run.public_gradient_dtype == "bfloat16" else max(4, dtype.itemsize)
-        public = texts * entries * wide
+        public = texts * entries * max(4, dtype.itemsize)
         if issubclass(kind, EncodedSpace):
             copies = copies_of(kind.inner_kind)
             held += (copies - 1) * entries  # end to end, beside what is captured

@@ -555,10 +555,9 @@ _LOADING = (
 
 def _model_line(model: Mapping[str, Any]) -> str:
     """How it is loaded, in the names of the settings; what is left to transformers is not said."""
-    packing = model["quantization"]
     asked = {
         "dtype": model["dtype"] if model["dtype"] != "auto" else "that of its files",
-        "quantization": None if packing is None else _packing_words(packing),
+        "quantization": model["quantization"],
         "attn_implementation": model["attn_implementation"],
         "gradient_checkpointing": model["gradient_checkpointing"],
         "device_map": model["device_map"]
@@ -567,15 +566,6 @@ def _model_line(model: Mapping[str, Any]) -> str:
         "fully_shard": "true, and sizes are of one process" if model["fully_shard"] else None,
     }
     return "; ".join(f"{name} {words}" for name, words in asked.items() if words not in (None, "none"))
-
-
-def _packing_words(packing: Mapping[str, Any]) -> str:
-    if packing["load_in_8bit"]:
-        return "8 bits"
-    twice = ", scales packed too" if packing["bnb_4bit_use_double_quant"] else ""
-    return (
-        f"4 bits ({packing['bnb_4bit_quant_type']}, computed in {packing['bnb_4bit_compute_dtype']}{twice})"
-    )
 
 
 def _memory_line(memory: MemoryEstimate | None) -> str:

@@ -18,7 +18,6 @@ from privlora.config.groups import (
     MethodSettings,
     ModelSettings,
     PrivacySettings,
-    QuantizationSettings,
     RunSettings,
     Settings,
 )
@@ -40,7 +39,6 @@ __all__ = [
     "ModelSettings",
     "PhaseSettings",
     "PrivacySettings",
-    "QuantizationSettings",
     "RunSettings",
     "Settings",
     "SynthesisSettings",

@@ -27,6 +27,7 @@ from privlora.names import EITHER, KEYWORD, KINDS, in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
 _ONE_LINE = 10_000  # a path is found whole in the file
+PUBLIC_TEXTS: Final = 384  # of adapter.public_text
 _OFF_PASS = 0.05  # by how much a batch may differ from what a whole number of them in a pass has
 
 IN_MEMORY = "(in memory)"
@@ -36,65 +37,16 @@ AT_CLIENTS = "(at the clients)"
 """Stands for data.path in a federation whose clients have records of their own."""
 
 
-class QuantizationSettings(Group):
-    """How the frozen weights are packed, in the names and with the defaults of transformers' BitsAndBytesConfig."""
-
-    load_in_4bit: bool = False
-    """QLoRA: linear layers but the output layer in 4 bits."""
-    load_in_8bit: bool = False
-    """LLM.int8(): the same in 8 bits. Each unit then goes through the model by itself, since such layers mix rows."""
-    bnb_4bit_quant_type: Literal["fp4", "nf4"] = "fp4"
-    """Which 16 values 4 bits stand for; nf4 fits weights that are normally distributed, as most are."""
-    bnb_4bit_compute_dtype: Literal["float32", "bfloat16"] = "float32"
-    """Into what 4 bits are unpacked before they are multiplied."""
-    bnb_4bit_use_double_quant: bool = False
-    """Pack the scales of 4-bit weights, too."""
-    llm_int8_threshold: float = Field(default=6.0, ge=0)
-    """8 bits: inputs above it are not rounded; 0 rounds all."""
-    llm_int8_skip_modules: list[str] | None = None
-    """Layers that stay as they are, of 4 bits as well; null: the output layer."""
-
-    @model_validator(mode="before")
-    @classmethod
-    def _no_half_precision(cls, values: Any) -> Any:
-        for name, why in _NOT_QUANTIZED.items():
-            if isinstance(values, Mapping) and name in values:
-                raise Wrong(f"{name} is not supported: {why}", "remove it")
-        return values
-
-    @model_validator(mode="after")
-    def _one_width(self) -> QuantizationSettings:
-        if self.load_in_4bit == self.load_in_8bit:
-            raise Wrong(
-                "the weights are packed into 4 bits or into 8",
-                "set exactly one of load_in_4bit and load_in_8bit",
-            )
-        other = "llm_int8_threshold" if self.load_in_4bit else "bnb_4bit_"
-        fields = type(self).model_fields  # a run's own file holds the defaults of all
-        unread = [k for k in fields if k.startswith(other) and getattr(self, k) != fields[k].default]
-        if unread:
-            width = 4 if self.load_in_4bit else 8
-            raise Wrong(f"{unread[0]} is not read with load_in_{width}bit", "remove it")
-        return self
-
-    @property
-    def bits(self) -> int:
-        return 4 if self.load_in_4bit else 8
-
-
-_NOT_QUANTIZED: Final = {
-    "bnb_4bit_quant_storage": "it serves sharded training alone",
-    "llm_int8_has_fp16_weight": "gradients overflow in float16",
-    "llm_int8_enable_fp32_cpu_offload": "every layer has to lie on a device all the time",
-}
-_FOUR_BITS: Final = {"load_in_4bit": True, "bnb_4bit_compute_dtype": "bfloat16"}
-_SHORT: Final[Mapping[str, Mapping[str, Any]]] = {
-    "4bit": {**_FOUR_BITS, "bnb_4bit_quant_type": "nf4", "bnb_4bit_use_double_quant": True},
-    "nf4": {**_FOUR_BITS, "bnb_4bit_quant_type": "nf4"},
-    "fp4": {**_FOUR_BITS, "bnb_4bit_quant_type": "fp4"},
+PACKINGS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "4bit": {
+        "load_in_4bit": True,
+        "bnb_4bit_quant_type": "nf4",
+        "bnb_4bit_compute_dtype": "bfloat16",
+        "bnb_4bit_use_double_quant": True,
+    },
     "8bit": {"load_in_8bit": True},
 }
-"""Words for what is mostly meant."""
+"""How frozen weights are packed, in the names of transformers' BitsAndBytesConfig."""
 
 
 class ModelSettings(Group):
@@ -116,11 +68,10 @@ class ModelSettings(Group):
     Of one process, all of them are its own."""
     revision: str | None = None
     """Hub revision, so that a run can be repeated."""
-    quantization: QuantizationSettings | None = None
-    """Pack the frozen weights with bitsandbytes: a mapping in the names of transformers' BitsAndBytesConfig, such as
-    {load_in_4bit: true, bnb_4bit_quant_type: nf4, bnb_4bit_compute_dtype: bfloat16}; or a word: 4bit (QLoRA's: nf4,
-    computed in bfloat16, its scales packed too), nf4, fp4 or 8bit. The adapter stays as it is."""
-
+    quantization: Literal["4bit", "8bit"] | None = None
+    """Pack the frozen weights with bitsandbytes: 4bit is QLoRA's (nf4, computed in bfloat16, its scales packed too).
+    With 8bit each unit goes through the model by itself, since such layers mix rows. Packed otherwise: give a folder
+    that is packed already, or a loaded model. The adapter stays as it is."""
     attn_implementation: (
         Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None
     ) = None
@@ -131,20 +82,10 @@ class ModelSettings(Group):
     """Spread the base over several devices, as transformers does: auto, balanced, balanced_low_0, sequential, or a
     mapping from names of modules to devices. All of it has to fit: nothing may lie on a disk meanwhile."""
 
-    @field_validator("quantization", mode="before")
-    @classmethod
-    def _in_a_word(cls, given: Any) -> Any:
-        if isinstance(given, bool) or not isinstance(given, str | int):
-            return given
-        given, word = str(given), f"{given}bit"
-        if given not in _SHORT:
-            close = f"did you mean {word!r}?" if word in _SHORT else nearest(given, _SHORT)
-            raise Wrong(
-                f"unknown quantization {echoed(given, _SHORT)}",
-                f"give a mapping such as {{load_in_4bit: true}}, or a word; {close}",
-                "quantization",
-            )
-        return dict(_SHORT[given])
+    @property
+    def packing(self) -> Mapping[str, Any] | None:
+        """``quantization`` in the names of BitsAndBytesConfig."""
+        return None if self.quantization is None else PACKINGS[self.quantization]
 
     @model_validator(mode="after")
     def _one_place(self) -> ModelSettings:
@@ -179,14 +120,8 @@ class AdapterSettings(Group):
     the frozen weights; the exported rank is 2r), public-gradient (a zero update inside the top singular vectors of the
     mean gradient on public_text), or the folder of an adapter that was trained on other data."""
     public_text: str | list[str] | None = None
-    """PUBLIC records for init=public-gradient, of the form that the group data describes. Never private ones."""
-    public_text_limit: int | None = Field(default=None, ge=1)
-    """How many of these records to use, from the first on; null uses 384."""
-
-    @property
-    def public_texts(self) -> int:
-        """Largest number of records of public_text that are used."""
-        return self.public_text_limit or 384
+    """PUBLIC records for init=public-gradient, of the form that the group data describes, the first 384. Never private
+    ones."""
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -206,12 +141,11 @@ class AdapterSettings(Group):
                 "give a file of public records in the columns of the private ones, or another init",
                 "init",
             )
-        given = [k for k in ("public_text", "public_text_limit") if getattr(self, k) is not None]
-        if self.init != "public-gradient" and given:
+        if self.init != "public-gradient" and self.public_text is not None:
             raise Wrong(
-                f"{given[0]} is read for init=public-gradient only",
-                f"set adapter.init to it, or remove {given[0]}",
-                given[0],
+                "public_text is read for init=public-gradient only",
+                "set adapter.init to it, or remove public_text",
+                "public_text",
             )
         return self
 
@@ -900,15 +834,8 @@ class RunSettings(Group):
     count as that long. Memory and speed, not results. auto: as many as fit in the memory that is free when a run
     starts, by its public settings alone; the workers of a study share that. Federations need a number;
     diagnoses, shadow adapters and audits by gradients take the default."""
-    offload: bool = False
-    """Whether what the optimizer and the average remember lies in the CPU's memory while a GPU takes gradients."""
-    public_gradient_dtype: Literal["float32", "bfloat16"] = "float32"
-    """In what methods that lean on public texts keep their gradients. bfloat16 takes half the memory, and does not tell
-    texts apart that are nearly copies."""
     checkpoint_every: int = Field(default=20, ge=1)
-    """Steps from one checkpoint to the next; what a crash loses of them stays charged."""
-    checkpoint_minutes: float = Field(default=10.0, gt=0)
-    """At most so long from one checkpoint to the next, where steps take long."""
+    """Steps from one checkpoint to the next, ten minutes at most; what a crash loses of them stays charged."""
     evaluate_every: int | None = Field(default=None, ge=0)
     """Steps between evaluations on the public evaluation records. Null: about ten times in runs of 20 steps and more,
     and before and after training only in shorter ones, as 0 does in all."""

@@ -17,7 +17,6 @@ DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILE: Final = "privlora.schema.json"
 """Its name in the docs, and where `privlora init` looks for it beside what it writes."""
 
-_WORDS: Final = ("4bit", "8bit", "nf4", "fp4")
 _ONE_PLACE: Final[dict[str, Any]] = {
     # A federation brings its steps, and its clients their files.
     "if": {"not": {"required": ["federation"]}},
@@ -42,8 +41,6 @@ def schema() -> dict[str, Any]:
                 field["description"] = told[name]
     for name, kind in groups().items():
         found["properties"][name]["description"] = purpose(kind)
-    quantization = held["ModelSettings"]["properties"]["quantization"]
-    quantization["anyOf"].insert(0, {"enum": list(_WORDS), "type": "string"})
     # They follow where there is a federation, or phases of one.
     held["DataSettings"]["required"].remove("path")
     held["PrivacySettings"]["required"].remove("steps")

@@ -27,7 +27,7 @@ Preset = Literal[
 _PLACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
 _VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
-PROMPTED: Final = ("preset", "random_prompt", "variation_prompt", "tones", "chat", "prefix_share")
+PROMPTED: Final = ("preset", "random_prompt", "variation_prompt", "chat")
 """Settings of generators that are asked in words."""
 
 _GENERATORS: Final[dict[str, dict[str, str]]] = {
@@ -46,19 +46,15 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
     "endpoint_model": ("endpoint",),
     "api_key_env": ("endpoint",),
     "callable": ("callable",),
-    "timeout": ("endpoint", "callable"),
     "temperature": ("model", "endpoint"),
-    "top_p": ("model", "endpoint"),
     "max_new_tokens": ("model", "endpoint"),
     **dict.fromkeys(PROMPTED, _ASKED),
 }
 """Setting -> the generators that read it; of others it would be ignored."""
 
 OF_METHOD: Final[dict[str, str]] = {
-    **dict.fromkeys(("nearest", "threshold", "selection", "lookahead"), "aug-pe"),
-    **dict.fromkeys(("requests", "answers", "rejected"), "popri"),
-    **dict.fromkeys(("rehearsal_texts", "rehearsals"), "auto"),
-    **dict.fromkeys(("dpo_beta", "dpo_learning_rate", "dpo_epochs", "dpo_batch_size"), "popri"),
+    **dict.fromkeys(("nearest", "selection", "lookahead"), "aug-pe"),
+    **dict.fromkeys(("requests", "answers", "dpo_learning_rate"), "popri"),
 }
 """Setting -> the method that reads it; with others it would be ignored."""
 
@@ -86,30 +82,22 @@ class SynthesisSettings(Group):
     callable: str | None = None
     """Of generator=callable, as module:name: a function from a list of prompts to a list of answers, or an object with
     random and vary."""
-    timeout: float = Field(default=300.0, gt=0)
-    """Seconds that one request to the endpoint, or one call of the callable, may take."""
     preset: Preset | None = None
     """Kind of text that prompts ask for; null: text, which is any."""
     random_prompt: str | None = None
     """In the place of a preset: the request for a fresh text; without chat, the words before one."""
     variation_prompt: str | None = None
-    """With random_prompt: the request for a variation. {text} is the text, {tone} one of tones; null takes a general
-    one."""
-    tones: list[str] | None = Field(default=None, min_length=1)
-    """With random_prompt: of which each variation draws one; null takes a general list."""
+    """With random_prompt: the request for a variation. {text} is the text, {tone} one of nine tones; null takes a
+    general one."""
     chat: bool | None = None
     """Whether texts are asked for, or beginnings gone on with. Null: of a model whether its tokenizer has a chat
     template, else true."""
-    prefix_share: float = Field(default=0.5, ge=0, lt=1)
-    """Without chat: the share of a text that its variation begins with."""
     seeds: int = Field(default=100, ge=1)
     """K: texts that are kept at each choice."""
     variations: int = Field(default=1, ge=0)
     """L - 1: variations of each, so that there are seeds x (1 + variations) texts."""
     temperature: float = Field(default=1.0, gt=0)
     """Of sampling; 1 draws as the model says."""
-    top_p: float = Field(default=1.0, gt=0, le=1)
-    """Draw from the smallest set of tokens that has this probability."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Longest text in tokens; of the model at most what its context has room for."""
     evolve_every: int = Field(default=1, ge=0)
@@ -128,8 +116,6 @@ class SynthesisSettings(Group):
     model's own hidden states."""
     nearest: int = Field(default=1, ge=1)
     """aug-pe: for how many of the nearest texts a record votes."""
-    threshold: float = Field(default=0.0, allow_inf_nan=False)
-    """aug-pe: what noisy counts have to exceed, in votes; it is subtracted from them."""
     selection: Literal["rank", "probability"] = "rank"
     """aug-pe: whether the texts with the highest counts are kept, or some drawn in proportion to them."""
     lookahead: int = Field(default=0, ge=0)
@@ -138,35 +124,17 @@ class SynthesisSettings(Group):
     """popri: R, the requests that the model answers in every round."""
     answers: int = Field(default=5, ge=2)
     """popri: J, the texts that it writes for each of them. Records score R x J texts; the fewer, the less noise."""
-    rejected: int | None = Field(default=None, ge=2)
-    """popri: the rank of the text that the best of J is preferred to; null: the middle one, as the 5th of 10."""
-    dpo_beta: float = Field(default=0.01, gt=0)
-    """popri: how strongly the model of a round's start holds the one that is tuned."""
     dpo_learning_rate: float = Field(default=8e-7, gt=0)
     """popri: of AdamW in a round, which falls to 0. The default is for 8 billion parameters; small models need more."""
-    dpo_epochs: int = Field(default=1, ge=1)
-    """popri: over a round's preferences."""
-    dpo_batch_size: int = Field(default=8, ge=1)
-    """popri: preferences a step."""
     epochs: int = Field(default=4, ge=0)
     """Rows that release votes: ordinary epochs on the last texts, which cost no epsilon. 0 with popri: the adapter is
     the one that preferences tuned."""
-    rehearsal_texts: int = Field(default=400, ge=16)
-    """auto: public texts beside the population, half of which stand for records while the others are held out. Of a
-    file that has fewer left, the population gives some away."""
-    rehearsals: int = Field(default=3, ge=1)
-    """auto: with how many draws of noise each row is rehearsed at its best learning rate."""
     samples: int | None = Field(default=None, ge=1)
     """privlora synthesize: how many texts are released; null for as many as a population has."""
     publish: bool = False
     """Release the texts as a data set in the place of an adapter; privlora synthesize sets it."""
     source: str | None = None
     """privlora synthesize --from: a finished run, whose adapter is asked for the texts at no further cost."""
-
-    @property
-    def rejected_rank(self) -> int:
-        """``rejected``, or the middle of ``answers``."""
-        return self.rejected or max(2, (self.answers + 1) // 2)
 
     @property
     def given(self) -> set[str]:
@@ -236,12 +204,10 @@ class SynthesisSettings(Group):
             raise Wrong("it is not module:name", "write it as my_texts:write")
         return place
 
-    @field_validator("random_prompt", "variation_prompt", "tones")
+    @field_validator("random_prompt", "variation_prompt")
     @classmethod
-    def _says_something(cls, words: Any) -> Any:
-        if words is not None and not all(
-            each.strip() for each in ([words] if isinstance(words, str) else words)
-        ):
+    def _says_something(cls, words: str | None) -> str | None:
+        if words is not None and not words.strip():
             raise Wrong("it is empty", "write the words, or remove the setting")
         return words
 
@@ -278,19 +244,16 @@ class SynthesisSettings(Group):
                 "set how many epochs, or remove the rate",
                 "warm_start_learning_rate",
             )
-        if self.rejected is not None and self.rejected > self.answers:
-            yield Wrong(
-                f"rejected={self.rejected} is no rank among answers={self.answers}",
-                f"set it to 2 to {self.answers}",
-                "rejected",
-            )
         if self.source is not None and not self.publish:
             yield Wrong("source is read by privlora synthesize", "give its folder with --from", "source")
         if self.preset is not None and self.random_prompt is not None:
             yield Wrong("preset and random_prompt are two kinds of text", "remove one of them", "preset")
-        for name in ("variation_prompt", "tones"):
-            if self.random_prompt is None and getattr(self, name) is not None:
-                yield Wrong(f"{name} goes with random_prompt", f"add random_prompt, or remove {name}", name)
+        if self.random_prompt is None and self.variation_prompt is not None:
+            yield Wrong(
+                "variation_prompt goes with random_prompt",
+                "add random_prompt, or remove variation_prompt",
+                "variation_prompt",
+            )
         if self.variation_prompt is not None and "{text}" not in self.variation_prompt:
             yield Wrong(
                 "variation_prompt has no place for the text that is varied",

@@ -35,15 +35,10 @@ class Sampling:
     """PUBLIC; modulo 2^128."""
     temperature: float = 1.0
     """Above 0; logits are divided by it."""
-    top_p: float = 1.0
-    """In (0, 1]: the smallest set of most probable tokens that has this probability is drawn from."""
 
     def __post_init__(self) -> None:
-        if not (self.temperature > 0 and 0 < self.top_p <= 1):
-            raise ConfigError(
-                f"temperature={self.temperature} or top_p={self.top_p} is out of range",
-                fix="give a temperature above 0, and top_p above 0 and at most 1",
-            )
+        if not self.temperature > 0:
+            raise ConfigError(f"temperature={self.temperature} is not above 0", fix="give 1, or another one")
 
 
 def generate(
@@ -189,10 +184,7 @@ class _Draw(LogitsProcessor):
         self._uniforms = torch.from_numpy(np.stack(uniforms)).to(batch.input_ids.device)  # (b, steps) float64
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        p, tokens = (scores.double() / self._sampling.temperature).softmax(dim=-1), None
-        if self._sampling.top_p < 1:
-            p, tokens = p.sort(dim=-1, descending=True, stable=True)
-            p = p * (p.cumsum(dim=-1) - p < self._sampling.top_p)
+        p = (scores.double() / self._sampling.temperature).softmax(dim=-1)
         below = p.cumsum(dim=-1)
         total = below[:, -1:]
         if not total.isfinite().all():
@@ -207,8 +199,6 @@ class _Draw(LogitsProcessor):
             self._uniforms[:, step : step + 1] * total, total.nextafter(torch.zeros_like(total))
         )
         chosen = torch.searchsorted(below, at, right=True)
-        if tokens is not None:
-            chosen = tokens.gather(1, chosen)
         return torch.full_like(scores, -torch.inf).scatter(1, chosen, 0.0)
 
 

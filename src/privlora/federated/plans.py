@@ -174,7 +174,7 @@ def public_settings(settings: Settings) -> Settings:
     )
     run, private = settings.run, {"path": AT_CLIENTS, "evaluation": None, "limit": None}
     # Clients go on from what they are sent, so only the settings that follow from the start are theirs.
-    nowhere = {"init": None, "public_text": None, "public_text_limit": None}
+    nowhere = {"init": None, "public_text": None}
     method = {**hyper.to_dict(), "clipping": settings.method.clipping}
     return settings.model_copy(
         update={

@@ -44,7 +44,7 @@ def own_data(
     ConfigError for terms that nobody can follow, and DataError for files that are not there; for nothing in a record.
     """
     data = settings.data.model_copy(update={"path": "", "evaluation": None, "unchecked": True, "limit": None})
-    nowhere = {"init": None, "public_text": None, "public_text_limit": None}
+    nowhere = {"init": None, "public_text": None}
     mine = client_settings(settings, 1)  # of rounds: reading is the same in all
     mine = mine.model_copy(
         update={

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from privlora.accounting import Ledger
 from privlora.config import FederationSettings, Settings
+from privlora.config.one_place import MICRO_BATCH
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.broadcast import broadcast_shapes, refuse_foreign
 from privlora.federated.desk import Desk, read_terms
@@ -56,8 +57,12 @@ class Session:
 
     @cached_property
     def settings(self) -> Settings:
-        """What this client agreed to, with its own place of the model. Raises RunError before it has joined."""
+        """What this client agreed to, with its own place of the model, and micro-batches of no more than is usual: what
+        memory takes is not the server's to choose. Raises RunError before it has joined."""
         settings, client = self.desk.settings, self.client
+        tokens = min(settings.run.max_tokens, MICRO_BATCH)
+        run = settings.run.model_copy(update={"tokens_per_micro_batch": tokens})
+        settings = settings.model_copy(update={"run": run})
         if client.model is None:
             return settings
         # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import torch
 from torch import Tensor
 
 from privlora.coordinates import Coordinates
@@ -39,10 +38,6 @@ class IterateAverage:
         else:
             self._points = average_all(self._points, self.coordinates.as_products(), weight)
         return weight
-
-    def place(self, device: torch.device) -> None:
-        """Let it lie on ``device``. ``update`` needs it on that of the coordinates."""
-        self._points = [point.to(device) for point in self._points]
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         """The averaged update as one (A (L, m, r), B (L, n, r)) a group, where the coordinates are."""

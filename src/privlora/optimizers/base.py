@@ -60,9 +60,6 @@ class Optimizer(ABC):
         Where the coordinates of two points are the same space there is nothing to do.
         """
 
-    def place(self, device: torch.device) -> None:  # noqa: B027 - of rules that remember nothing large
-        """Let what is remembered of releases lie on ``device``. Steps need it on that of the coordinates."""
-
     def reset(self) -> None:
         """Forget all releases: the next step is that of a new optimizer at the present point."""
         self.load_state_dict({name: torch.zeros_like(t) for name, t in self.state_dict().items()})

@@ -54,10 +54,6 @@ class FactorAdamBC(Optimizer):
             parameter.sub_(step, alpha=learning_rate / (1 - beta1**self._count))
         self.coordinates.install()
 
-    def place(self, device: torch.device) -> None:
-        for moments in (self._m, self._v):
-            moments[:] = [each.to(device) for each in moments]
-
     def state_dict(self) -> dict[str, Tensor]:
         tensors = {"count": torch.tensor(self._count)}
         for i, (m, v) in enumerate(zip(self._m, self._v, strict=True)):

@@ -83,11 +83,6 @@ class FactorRite(Optimizer):
         """The decay with which a moving average that started at zero is unbiased."""
         return beta * (1 - beta ** (self._count - 1)) / (1 - beta**self._count)
 
-    def place(self, device: torch.device) -> None:
-        for _, side in self._named_sides():
-            for field in fields(side):
-                setattr(side, field.name, getattr(side, field.name).to(device))
-
     def state_dict(self) -> dict[str, Tensor]:
         tensors = {"count": torch.tensor(self._count)}
         for name, side in self._named_sides():

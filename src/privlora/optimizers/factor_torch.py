@@ -91,11 +91,6 @@ class TorchOptimizer(Optimizer):
             )
             slot.parameter.copy_(old + step)
 
-    def place(self, device: torch.device) -> None:
-        for kept in self._inner.state.values():
-            # Numbers of steps stay where the library keeps them.
-            kept |= {name: t.to(device) for name, t in kept.items() if isinstance(t, Tensor) and t.dim()}
-
     def state_dict(self) -> dict[str, Tensor]:
         # The count is there because plain SGD has nothing else, and a checkpoint has no empty parts.
         tensors = {"count": torch.tensor(self._count)} | {

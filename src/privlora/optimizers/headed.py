@@ -36,10 +36,6 @@ class HeadedOptimizer(Optimizer):
         self.body.transport(before, noise_std)
         self.head.transport(of_head(before), noise_std)
 
-    def place(self, device: torch.device) -> None:
-        self.body.place(device)
-        self.head.place(device)
-
     def reset(self) -> None:
         self.body.reset()
         self.head.reset()
@@ -67,10 +63,6 @@ class HeadedAverage(IterateAverage):
         weight = super().update()
         self._head = torch.lerp(self._head, self._both.head.right[0], min(1.0, weight))
         return weight
-
-    def place(self, device: torch.device) -> None:
-        super().place(device)
-        self._head = self._head.to(device)
 
     def factors(self) -> list[tuple[Tensor, Tensor]]:
         left = self._both.head.left[0]

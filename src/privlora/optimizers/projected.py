@@ -42,9 +42,6 @@ class ProjectedSGD(Optimizer):
             self.coordinates.add_estimate(self.coordinates.updates, vector, -learning_rate / std)
         self.coordinates.install()
 
-    def place(self, device: torch.device) -> None:
-        self._momentum = [buffer.to(device) for buffer in self._momentum]
-
     def state_dict(self) -> dict[str, Tensor]:
         return {f"{g}.momentum": buffer for g, buffer in enumerate(self._momentum)}
 

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from privlora.coordinates import SpanSpace
@@ -49,9 +48,6 @@ class SpanOptimizer(Optimizer):
 
     def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:
         self.inner.transport(before, self.coordinates.decoded_std(noise_std))
-
-    def place(self, device: torch.device) -> None:
-        self.inner.place(device)
 
     def state_dict(self) -> dict[str, Tensor]:
         tensors = {_INNER + name: t for name, t in self.inner.state_dict().items()}

@@ -140,11 +140,6 @@ class TangentMomentum(TangentOptimizer):
     def _follow(self, old: list[Point], new: list[Point], noise_std: float) -> None:
         """Bring second moments into the frames of the new points."""
 
-    def place(self, device: torch.device) -> None:
-        # Second moments are r x r, and stay.
-        self._momentum = [each.to(device) for each in self._momentum]
-        self._residuals = [each.to(device) for each in self._residuals]
-
     def state_dict(self) -> dict[str, Tensor]:
         tensors = super().state_dict()
         for g, momentum in enumerate(self._momentum):
@@ -293,10 +288,6 @@ class TangentPaper(TangentOptimizer):
             )
             directions.append(direction)
         self.coordinates.move(self._in_units(directions), -learning_rate)
-
-    def place(self, device: torch.device) -> None:
-        for moments in (self._ma, self._mb):
-            moments[:] = [each.to(device) for each in moments]
 
     def _mean(self, moments: list[Tensor], g: int, new: Tensor) -> Tensor:
         """The first moment of group g with this gradient, freed from the bias of an average that started at zero."""

@@ -8,12 +8,12 @@ mechanism to the accountant, so the noise is found before and stays.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from privlora.accounting import Plan
-from privlora.config import MethodSettings, Settings, SynthesisSettings
+from privlora.config import MethodSettings, Settings
 from privlora.errors import ConfigError, PrivloraError
 from privlora.methods import CHOICES, find_method, find_row
 from privlora.pages.numbers import finite
@@ -25,6 +25,9 @@ from privlora.training.cycles import refuse_bands
 from privlora.training.inputs import text_column
 from privlora.training.misfits import refuse_misfits, refuse_unrehearsed, refuse_unused_texts
 from privlora.training.promise import plan_privacy
+
+REHEARSALS: Final = 3
+"""With how many draws of noise each method is rehearsed at its best learning rate."""
 
 CHOICE, PLAIN = "auto", "prism"
 """What is advised on where settings name no row of public texts, with the clipping that the choice gives its rows; and
@@ -92,18 +95,10 @@ def with_row(
     if clipping is not None and settings.method.clipping is None:
         updates["clipping"] = clipping
     chosen = settings.synthesis
-    if chosen is not None:
-        own = {
-            name: SynthesisSettings.model_fields[name].default for name in ("rehearsal_texts", "rehearsals")
-        }
-        chosen = chosen.model_copy(update=own)
-        if not (method.public_texts or chosen.publish or chosen.warm_start_epochs):
-            chosen = None
-    run = settings.run
-    if not method.public_texts:
-        run = run.model_copy(update={"public_gradient_dtype": "float32"})
+    if chosen is not None and not (method.public_texts or chosen.publish or chosen.warm_start_epochs):
+        chosen = None
     return settings.model_copy(
-        update={"method": settings.method.model_copy(update=updates), "synthesis": chosen, "run": run}
+        update={"method": settings.method.model_copy(update=updates), "synthesis": chosen}
     )
 
 
@@ -164,22 +159,18 @@ def rehearse(
     told: Told,
 ) -> tuple[list[dict[str, Outcome]], dict[str, Any]]:
     """For each number of records: row -> how it did; and on what, as a report keeps it."""
-    chosen = settings.synthesis
-    assert chosen is not None
     public = PublicStart(tokenizer, generator)
     spans = [row.method.name for row in rows if find_method(row.method.name).public_texts]
     texts = split_texts(settings, model, public, spans[-1], told)
     before = float(start_losses(model, texts).mean())
     noises = [Noise(noise_multiplier, settings.privacy, count) for count in counts]
-    found = try_rows(
-        [_still(row) for row in rows], noises, texts, model, public, draws=chosen.rehearsals, told=told
-    )
+    found = try_rows([_still(row) for row in rows], noises, texts, model, public, draws=REHEARSALS, told=told)
     facts = {
         "untrained": before,
         "spanning": len(texts.spanning),
         "in_place_of_records": len(texts.records),
         "held_out": len(texts.held),
-        "draws": chosen.rehearsals,
+        "draws": REHEARSALS,
     }
     return found, facts
 

@@ -38,6 +38,8 @@ Told = Callable[[str, int, int], None]
 
 _WIDTH: Final = 3.0  # of the grid of learning rates: powers of it times a row's own
 _FARTHEST: Final = 4  # powers up or down
+MORE_TEXTS: Final = 400
+"""Public texts beside the population: half stand for records, half are held out."""
 _FEWEST = 8  # texts of each of the three kinds
 _STREAM: Final = 2**63 + 2**61  # of the public seed: apart from choices of texts and from warm starts
 
@@ -93,21 +95,20 @@ class Outcome:
 def split_texts(
     settings: Settings, model: torch.nn.Module, public: PublicStart, row: str, told: Told
 ) -> Texts:
-    """The first population and as many texts more as synthesis.rehearsal_texts, half of them held out.
+    """The first population and `MORE_TEXTS` more, half of them held out.
 
     Where a file has fewer texts left, the population gives away its last, until half of all texts are beside it.
 
     row: one that leans on public texts. Raises DataError where there are too few.
     """
-    chosen = settings.synthesis
-    assert chosen is not None
+    assert settings.synthesis is not None
     writing = public.texts(settings, model, find_method(row))
     writing.tell = told
-    first, more = writing.texts, writing.more(chosen.rehearsal_texts)
+    first, more = writing.texts, writing.more(MORE_TEXTS)
     every = [*first, *more]
     every = [every[i] for i in deduplicate(every)]
     spanning = len(first)
-    if len(more) < chosen.rehearsal_texts:
+    if len(more) < MORE_TEXTS:
         spanning = min(spanning, len(every) - len(every) // 2)
     beside = writing.as_records(every[spanning:])
     usable = [text for text, count in zip(beside, beside.label_counts, strict=True) if count]
@@ -117,7 +118,7 @@ def split_texts(
             f"{len(every)} public texts are too few to rehearse on: {spanning} would span, {len(records)} stand for "
             f"records and {len(held)} be held out, and each needs {_FEWEST}",
             why="the choice between methods would follow from single texts",
-            fix="give a larger synthesis.file, or more synthesis.rehearsal_texts; or name one in method.name",
+            fix="give a larger synthesis.file, or name one in method.name",
         )
     return Texts(every[:spanning], beside.like(records), beside.like(held))
 

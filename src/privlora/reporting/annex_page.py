@@ -98,7 +98,7 @@ def _trained(annex: Annex) -> list[tuple[str, str]]:
         )
     return [
         *rows,
-        ("Records", f"“{s['dataset']}”; {_size(size)}"),
+        ("Records", f"{quoted(s['dataset'])}; {_size(size)}"),
         ("Privacy mechanism", f"{s['mechanism']}; noise from {annex['statement']['noise']}"),
         ("Run", f"{ledger['run_id']}, begun on {ledger['created']}"),
     ]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 import yaml
 
+from privlora.config.groups import PACKINGS
 from privlora.names import HUB_NAME, base_to_load
 from privlora.pages.numbers import nats, number
 from privlora.reporting.federation import card_paragraph, federation_table
@@ -111,7 +112,11 @@ def _use(report: Report) -> list[str]:
     return [
         "from peft import PeftModel",
         f"from transformers import {kind}" + ("" if packed is None else ", BitsAndBytesConfig"),
-        *([] if packed is None else [f"packed = BitsAndBytesConfig({_arguments(packed)})  # as in training"]),
+        *(
+            []
+            if packed is None
+            else [f"packed = BitsAndBytesConfig({_arguments(PACKINGS[packed])})  # as in training"]
+        ),
         f"base = {kind}.from_pretrained({_base(report)}{more})",
         'model = PeftModel.from_pretrained(base, ".")  # this folder',
     ]

@@ -125,7 +125,7 @@ def _adapter(parts: Parts) -> dict[str, Any]:
         "base_is_local": is_local(base),
         "base_revision": parts.settings.model.revision,
         "base_sha256": weights_of(parts.adapter.model, classifies=parts.settings.data.classes is not None),
-        **({} if packed is None else {"base_quantization": packed.model_dump(exclude_defaults=True)}),
+        **({} if packed is None else {"base_quantization": packed}),
         "rank": parts.adapter.rank,
         "lora_alpha": lora.lora_alpha,
         "use_rslora": lora.use_rslora,
@@ -232,9 +232,7 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
         }
         names = [name for name, method in OF_METHOD.items() if method == parts.method.name]
         facts["votes"] |= {name: getattr(chosen, name) for name in names}
-        if parts.method.tunes_writer:
-            facts["votes"] |= {"rejected": chosen.rejected_rank}
-        else:
+        if not parts.method.tunes_writer:
             facts |= {"evolve_every": 1}
             facts["votes"] |= {"keep": chosen.seeds}
     return {"public_texts": facts}

@@ -11,15 +11,13 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
-from unicodedata import category
 
+from privlora.config.groups import PACKINGS
 from privlora.config.methods import CLIPPINGS
-from privlora.names import KEYWORD, LEFT_OUT
+from privlora.names import KEYWORD, LEFT_OUT, is_seen
 from privlora.ranges import SLACKS
 
 _HASH: Final = re.compile("[0-9a-f]{64}")
-_HIDDEN: Final = {"Cc", "Cf", "Cs", "Co", "Zl", "Zp"}  # kinds of characters
-_SEEN: Final = "\n\u200c\u200d"  # a line's end, and what joins letters of some scripts
 _LONGEST: Final = 4000  # characters
 _WORD: Final = re.compile(r"[A-Za-z][\w+-]{0,30}", re.ASCII)
 
@@ -38,7 +36,7 @@ def TEXT(value: object) -> bool:
     """A name or a quoted text, or null: without characters that no reader sees, or that turn others round."""
     if not isinstance(value, str):
         return value is None
-    return len(value) <= _LONGEST and all(c in _SEEN or category(c) not in _HIDDEN for c in value)
+    return len(value) <= _LONGEST and all(map(is_seen, value))
 
 
 def WORD(value: object) -> bool:
@@ -84,10 +82,7 @@ _OF_SETTINGS: Final = (
     "beta1 beta2 weight_decay floor learning_rate_ratio error_feedback right_weight metric_power perturbation alpha "
     "ridge top_k hold_out beside embedding_clip residual_clip"
 )
-_VOTES: Final = (
-    "epochs nearest threshold lookahead keep requests answers rejected rehearsal_texts rehearsals dpo_beta "
-    "dpo_learning_rate dpo_epochs dpo_batch_size"
-)
+_VOTES: Final = "epochs nearest lookahead keep requests answers dpo_learning_rate"
 
 FIELDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(
@@ -107,12 +102,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         **dict.fromkeys(("target_modules", "exclude_modules"), TEXTS),
         **numbers("base_is_local rank lora_alpha use_rslora public_seed"),
         "base_sha256": HASH,
-        "base_quantization": {
-            **numbers("load_in_4bit load_in_8bit bnb_4bit_use_double_quant llm_int8_threshold"),
-            "bnb_4bit_quant_type": one_of("fp4", "nf4"),
-            "bnb_4bit_compute_dtype": one_of("float32", "bfloat16"),
-            "llm_int8_skip_modules": TEXTS,
-        },
+        "base_quantization": one_of(*PACKINGS),
         "coverage": {**numbers("share experts"), "left_out": {key: [TEXT] for key in LEFT_OUT}},
         "exported": one_of("last iterate", "average of the iterates"),
         "modules": [{"name": TEXT, **numbers("m n", "singular_values")}],
@@ -167,7 +157,7 @@ FIELDS: Final[Mapping[str, Any]] = {
     "preferences": {"loss": one_of("dpo"), "beta": NUMBER},
     "texts": {
         "column": TEXT,
-        **numbers("count asked_for temperature top_p of_a_finished_run"),
+        **numbers("count asked_for temperature of_a_finished_run"),
         "from": one_of("adapter", "population"),
         "generator": one_of("model", "file", "endpoint", "callable"),
         "words": QUOTED,

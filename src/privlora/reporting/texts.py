@@ -58,7 +58,6 @@ def publish_texts(
         "generator": chosen.generator,
         "words": chosen.random_prompt or chosen.preset or "text",
         "temperature": chosen.temperature,
-        "top_p": chosen.top_p,
         "of_a_finished_run": chosen.source is not None,
     }
     lines = (json.dumps({column: text}, ensure_ascii=False) + "\n" for text in texts)

@@ -128,9 +128,7 @@ def _made(report: Report) -> list[tuple[str, str]]:
         origin += "; the run was finished before, and asking its adapter cost nothing more"
     rows = [("Texts", origin), ("Asked for in the words of", quoted(facts["words"]))]
     if facts["generator"] in ("model", "endpoint"):
-        rows.append(
-            ("Sampling", f"temperature {number(facts['temperature'])}, top-p {number(facts['top_p'])}")
-        )
+        rows.append(("Sampling", f"temperature {number(facts['temperature'])}"))
     trained = wording.method_table(report)
     if wording.releases_votes(report):  # and no adapter was trained
         trained = [row for row in trained if row[0] in _OF_VOTES]

@@ -10,6 +10,7 @@ from typing import Any, Final
 from privlora.accounting.meaning import Meaning, in_words
 from privlora.config import OPTIMIZER_SETTINGS
 from privlora.errors import in_one_line
+from privlora.names import is_seen
 from privlora.pages.numbers import number
 from privlora.rehearsals.kept import because
 from privlora.reporting.parties import against
@@ -203,11 +204,15 @@ def clip_norm(report: Report) -> str:
 
 def quoted(name: str) -> str:
     """A name of a user's as it stands in a sentence: with quotation marks, if it is more than one word of ASCII.
+    Characters that no reader sees, or that turn others round, are spelled out.
 
     >>> quoted("org/model-1"), quoted("two words")
     ('org/model-1', '"two words"')
     """
-    return name if _WORD.fullmatch(name) else json.dumps(name, ensure_ascii=False)
+    if _WORD.fullmatch(name):
+        return name
+    shown = json.dumps(name, ensure_ascii=False)
+    return "".join(each if is_seen(each) else json.dumps(each)[1:-1] for each in shown)
 
 
 def _public(version: str) -> str:
@@ -308,7 +313,7 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
         (_noise_name(report) + of_last, number(report["noise"]["noise_std"])),
         ("Steps T", f"{s['steps_charged']} charged of {s['steps_planned']} planned{_passes(s)}"),
         ("Seeds", seeds(report)),
-        ("Data set", s["dataset"]),
+        ("Data set", quoted(s["dataset"])),
         ("Run", f"{s['run_id']}, {s['created']}"),
     ]
     return rows
@@ -536,7 +541,7 @@ def _public_texts(facts: Report | None) -> list[tuple[str, str]]:
 def _counts(votes: Report, near: str) -> str:
     counted = (
         f"of each record for the {votes['nearest']} nearest by {near}; {votes['keep']} texts are kept by "
-        f"{votes['selection']}, with counts above {number(votes['threshold'])}"
+        f"{votes['selection']}"
     )
     if votes["lookahead"]:
         counted += f", each where {votes['lookahead']} variations of it are"
@@ -547,9 +552,7 @@ def _scores(votes: Report, near: str) -> str:
     return (
         f"of each record, by {near}, on {votes['answers']} texts of the model for each of "
         f"{votes['requests']} requests. "
-        f"DPO of the adapter on the best over rank {votes['rejected']}: beta {number(votes['dpo_beta'])}, "
-        f"learning rate {number(votes['dpo_learning_rate'])}, epochs {votes['dpo_epochs']}, "
-        f"batches of {votes['dpo_batch_size']}"
+        f"DPO of the adapter on the best over the middle one, at learning rate {number(votes['dpo_learning_rate'])}"
     )
 
 

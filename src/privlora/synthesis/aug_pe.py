@@ -27,7 +27,6 @@ class AugPE:
         embed: the embedding of the records, for generated texts.
         keep: how many texts a round keeps.
         variations: of each kept text.
-        threshold: H, in votes of one unit each.
         selection: "rank" keeps the highest counts, of equal ones the first; "probability" draws distinct texts with
             probability proportional to their counts, and some without any where too few have one.
         fresh: fresh texts stand in the place of variations; those that are kept stay.
@@ -47,7 +46,6 @@ class AugPE:
         *,
         keep: int,
         variations: int = 1,
-        threshold: float = 0.0,
         selection: Selection = "rank",
         lookahead: int = 0,
         fresh: bool = False,
@@ -60,8 +58,6 @@ class AugPE:
             )
         if selection not in get_args(Selection):
             raise ConfigError(f"unknown selection {selection!r}", fix="rank or probability")
-        if not threshold < float("inf"):
-            raise ConfigError(f"threshold={threshold} leaves no count", fix="give a number of votes")
         if len(population.texts) != keep * (1 + variations):
             raise ConfigError(
                 f"a population of {len(population.texts)} texts does not keep its size with keep={keep} and "
@@ -70,7 +66,7 @@ class AugPE:
             )
         self.population = population
         self._generator, self._embed = generator, embed
-        self._keep, self._variations, self._threshold = keep, variations, threshold
+        self._keep, self._variations = keep, variations
         self._selection, self._lookahead, self._fresh = selection, lookahead, fresh
         self._public = public
 
@@ -91,7 +87,7 @@ class AugPE:
 
     def kept(self, votes: Floats, number: int) -> list[int]:
         """Which texts go on, given (N,) noisy sums of votes of release ``number``."""
-        counts = np.maximum(votes - self._threshold, 0.0)
+        counts = np.maximum(votes, 0.0)
         if self._selection == "probability":
             return self.population.choose(counts, self._keep, self._public(number))
         return [int(index) for index in np.argsort(-counts, kind="stable")[: self._keep]]

@@ -10,6 +10,7 @@ from time import monotonic, sleep
 from typing import TYPE_CHECKING, Any, Final
 
 from privlora.errors import ConfigError, GeneratorError, in_one_line
+from privlora.synthesis.writers import PATIENCE
 
 if TYPE_CHECKING:
     import httpx
@@ -23,7 +24,7 @@ _LARGEST: Final = 16 * 2**20  # bytes of an answer
 class EndpointWriter:
     """Asks ``url/chat/completions``, or ``url/completions`` where prompts are gone on with; one request a prompt.
 
-    What is sent: the prompt, the model's name, temperature, top_p, max_tokens and a seed that follows from the public
+    What is sent: the prompt, the model's name, temperature, max_tokens and a seed that follows from the public
     one (servers that draw by it repeat themselves). Answers 429 and 5xx and broken connections are tried again, up to
     five times, after waits that double or that the server asks for.
     """
@@ -35,10 +36,9 @@ class EndpointWriter:
         *,
         chat: bool = True,
         temperature: float = 1.0,
-        top_p: float = 1.0,
         max_new_tokens: int = 512,
         api_key_env: str | None = None,
-        timeout: float = 300.0,
+        timeout: float = PATIENCE,
         backoff: float = 1.0,
     ) -> None:
         """api_key_env: environment variable that holds the key, which is read here and never shown. timeout: seconds
@@ -62,7 +62,6 @@ class EndpointWriter:
         self._body = {
             "model": model,
             "temperature": temperature,
-            "top_p": top_p,
             "max_tokens": max_new_tokens,
         }
         self._env, self._timeout, self._backoff = api_key_env, timeout, backoff
@@ -136,7 +135,7 @@ class EndpointWriter:
                 sleep(min(wait, _LONGEST_WAIT))
         raise GeneratorError(
             f"{problem}, {_TRIES} times in a row",
-            fix="see whether the server runs, or raise synthesis.timeout",
+            fix="see whether the server runs and answers in time",
         )
 
     def _shown(self, said: str) -> str:

@@ -26,6 +26,7 @@ from privlora.synthesis.endpoint import EndpointWriter
 from privlora.synthesis.population import normalised
 from privlora.synthesis.prompts import PRESETS, Prompts, beginning, own_prompts
 from privlora.synthesis.writers import (
+    PATIENCE,
     FunctionWriter,
     ModelWriter,
     Writer,
@@ -138,14 +139,14 @@ class PromptedGenerator(_Asking):
     """Asks a writer, in the words of ``prompts``.
 
     A chat is asked for a fresh text, or for a variation of one in a tone that is drawn uniformly. A writer without chat
-    goes on: with ``prompts.lead_in`` for a fresh text, with the first ``prefix_share`` of a text for its variation,
+    goes on: with ``prompts.lead_in`` for a fresh text, with the first half of a text for its variation,
     which begins with them. Everything that is drawn follows from the public ``seed``, the number of the call and the
     place in it, and torch's generators are left alone.
     """
 
-    def __init__(self, writer: Writer, prompts: Prompts, *, seed: int, prefix_share: float = 0.5) -> None:
+    def __init__(self, writer: Writer, prompts: Prompts, *, seed: int) -> None:
         super().__init__(writer.name)
-        self._writer, self._prompts, self._seed, self._share = writer, prompts, seed, prefix_share
+        self._writer, self._prompts, self._seed = writer, prompts, seed
 
     @property
     def chat(self) -> bool:
@@ -170,7 +171,7 @@ class PromptedGenerator(_Asking):
             if isinstance(seed, _Request):
                 asked.append(str(seed))
             elif not self._writer.chat:
-                kept[i] = beginning(seed or "", self._share)
+                kept[i] = beginning(seed or "")
                 asked.append(self._prompts.lead_in + kept[i])
             elif seed is None:
                 asked.append(self._prompts.random)
@@ -191,16 +192,16 @@ class OwnGenerator(_Asking):
     What it draws by, and what it remembers when a run is resumed, is its own matter.
     """
 
-    def __init__(self, own: Generator, *, timeout: float = 300.0) -> None:
+    def __init__(self, own: Generator) -> None:
         super().__init__(f"generator {name_of(own)}")
-        self._own, self._timeout = own, timeout
+        self._own = own
 
     def _draw(
         self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
     ) -> list[str]:
         texts = [seed for seed in seeds if seed is not None]
         asked = (lambda: self._own.vary(texts)) if texts else (lambda: self._own.random(len(seeds)))
-        return checked_texts(within(self._timeout, asked), len(seeds))
+        return checked_texts(within(PATIENCE, asked), len(seeds))
 
 
 class FileGenerator(_Resumable):
@@ -300,7 +301,6 @@ def build_generator(
         return FileGenerator.read(settings.file, settings.column, seed=seed)
     drawing: dict[str, Any] = {
         "temperature": settings.temperature,
-        "top_p": settings.top_p,
         "max_new_tokens": settings.max_new_tokens,
     }
     writer: Writer
@@ -314,7 +314,6 @@ def build_generator(
             settings.endpoint_model,
             chat=settings.chat is not False,
             api_key_env=settings.api_key_env,
-            timeout=settings.timeout,
             **drawing,
         )
     else:
@@ -328,21 +327,20 @@ def build_generator(
                     f"synthesis.{unused[0]} is not read: an object with random and vary has words of its own",
                     fix="remove it, or give a function that answers prompts",
                 )
-            return OwnGenerator(own, timeout=settings.timeout)
+            return OwnGenerator(own)
         if isinstance(own, type) or not callable(own):
             raise ConfigError(
                 f"the generator is {article(type(own).__name__)}",
                 fix="give a function from a list of prompts to a list of texts, or an object with random and vary",
             )
-        writer = FunctionWriter(own, chat=settings.chat is not False, timeout=settings.timeout)
-    return PromptedGenerator(writer, prompts_of(settings), seed=seed, prefix_share=settings.prefix_share)
+        writer = FunctionWriter(own, chat=settings.chat is not False)
+    return PromptedGenerator(writer, prompts_of(settings), seed=seed)
 
 
 def prompts_of(settings: SynthesisSettings) -> Prompts:
     """The user's own prompts, or the preset with what the user has replaced of it."""
     if settings.random_prompt is not None:
-        tones = None if settings.tones is None else tuple(settings.tones)
-        return own_prompts(settings.random_prompt, settings.variation_prompt, tones)
+        return own_prompts(settings.random_prompt, settings.variation_prompt)
     return PRESETS[settings.preset or "text"]
 
 

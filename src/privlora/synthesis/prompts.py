@@ -1,4 +1,4 @@
-"""In which words texts are asked for: presets, a user's own prompts, tones, and beginnings to go on from.
+"""In which words texts are asked for: presets, a user's own prompts, and beginnings to go on from.
 
 All of it is public and written by people who have not seen the private records.
 """
@@ -116,18 +116,18 @@ PRESETS: Final[Mapping[str, Prompts]] = {
 }
 
 
-def own_prompts(random: str, variation: str | None, tones: tuple[str, ...] | None) -> Prompts:
+def own_prompts(random: str, variation: str | None) -> Prompts:
     """A user's own kind of text; None takes what the preset ``text`` has.
 
     random: what a chat model is asked; a model without chat is given it as the words before a text.
     """
     general = PRESETS["text"]
-    return Prompts(random, variation or general.variation, lead_in=random, tones=tones or general.tones)
+    return Prompts(random, variation or general.variation, lead_in=random)
 
 
-def beginning(text: str, share: float) -> str:
-    """About the first ``share`` of a text's characters, in [0, 1), cut between words where there are several."""
-    end = int(share * len(text))
+def beginning(text: str) -> str:
+    """About the first half of a text's characters, cut between words where there are several."""
+    end = len(text) // 2
     kept = text[:end]
     if end < len(text) and not text[end].isspace():
         kept = re.sub(r"(\s)\S*$", r"\1", kept)

@@ -10,13 +10,16 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from threading import Thread
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 import torch
 
 from privlora.data.examples import Template, encode_asked, encode_prompts
 from privlora.errors import ConfigError, DataError, GeneratorError, article, in_one_line, named
 from privlora.evaluation.generation import Sampling, decoded, generate_tokens, start_of_text
+
+PATIENCE: Final = 300.0
+"""Seconds that one request to an endpoint, or one call of a user's own code, may take."""
 
 
 class Writer(Protocol):
@@ -50,7 +53,6 @@ class ModelWriter:
         *,
         chat: bool | None = None,
         temperature: float = 1.0,
-        top_p: float = 1.0,
         max_new_tokens: int = 512,
         max_tokens: int = 8192,
     ) -> None:
@@ -70,7 +72,7 @@ class ModelWriter:
             raise ConfigError(
                 f"max_new_tokens={max_new_tokens} is below 1", fix="give 512, or as many as a text has"
             )
-        self._sampling = Sampling(0, temperature, top_p)
+        self._sampling = Sampling(0, temperature)
         self._model, self._tokenizer = model, tokenizer
         self._max_new_tokens, self._max_tokens = max_new_tokens, max_tokens
 
@@ -90,7 +92,7 @@ class ModelWriter:
             asked,
             max_new_tokens=new,
             max_tokens=self._max_tokens,
-            sampling=Sampling(key, self._sampling.temperature, self._sampling.top_p),
+            sampling=Sampling(key, self._sampling.temperature),
             told=self.told,
         )
         return [self._read(ids.tolist(), row) for ids, row in zip(asked, answers, strict=True)]
@@ -122,18 +124,16 @@ def asked_tokens(prompts: Sequence[str], tokenizer: Any, *, chat: bool, longest:
 class FunctionWriter:
     """A user's function from a list of prompts to a list of answers, one each.
 
-    It runs in a thread of its own and has ``timeout`` seconds; Python cannot stop it after that, but the run stops.
+    It runs in a thread of its own and has `PATIENCE` seconds; Python cannot stop it after that, but the run stops.
     """
 
-    def __init__(
-        self, function: Callable[[list[str]], Any], *, chat: bool = True, timeout: float = 300.0
-    ) -> None:
+    def __init__(self, function: Callable[[list[str]], Any], *, chat: bool = True) -> None:
         self.name, self.chat = f"function {name_of(function)}", chat
         self.told: Callable[[int], None] | None = None  # all are answered at once
-        self._function, self._timeout = function, timeout
+        self._function = function
 
     def write(self, prompts: Sequence[str], key: int) -> Any:
-        return within(self._timeout, lambda: self._function(list(prompts)))
+        return within(PATIENCE, lambda: self._function(list(prompts)))
 
 
 def within(seconds: float, call: Callable[[], Any]) -> Any:
@@ -150,9 +150,7 @@ def within(seconds: float, call: Callable[[], Any]) -> Any:
     thread.start()
     thread.join(seconds)
     if not done:
-        raise GeneratorError(
-            f"it did not answer within {seconds:g} s", fix="mend it, or raise synthesis.timeout"
-        )
+        raise GeneratorError(f"it did not answer within {seconds:g} s", fix="mend it, or ask for fewer texts")
     result, error = done[0]
     if error is not None:
         last = traceback.extract_tb(error.__traceback__)[-1]

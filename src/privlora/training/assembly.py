@@ -19,6 +19,7 @@ from privlora.adapters import LowRankAdapter, write_adapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.config import PrivacySettings, Settings
+from privlora.config.groups import PUBLIC_TEXTS
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace
 from privlora.coordinates.starts import Subspaces
 from privlora.data.records import load_records
@@ -43,7 +44,6 @@ from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, text_column, tokenise
 from privlora.training.misfits import (
     refuse_missing_texts,
-    refuse_other_dtype,
     refuse_unsettled,
     refuse_unused_texts,
     refuse_what_votes_have_not,
@@ -151,7 +151,7 @@ class PublicStart:
             self._key, self._found = key, {}
         if run.seed not in self._found:
             assert lora.public_text is not None
-            records = load_records(lora.public_text, format=data.format, limit=lora.public_texts)
+            records = load_records(lora.public_text, format=data.format, limit=PUBLIC_TEXTS)
             self._found[run.seed] = mean_gradient_subspaces(
                 adapter_for(settings, model),
                 tokenise(records, data, self._tokenizer),
@@ -200,7 +200,6 @@ def build_parts(
         refuse_what_votes_have_not(settings, method)
     if method.tunes_writer:
         refuse_without_trl()
-    refuse_other_dtype(settings, method)
     own = None
     if settings.synthesis is not None and public is not None:
         refuse_unused_texts(settings)
@@ -232,13 +231,10 @@ def build_parts(
         relative_rate=hyper.relative_rate,
     )
     max_tokens = settings.run.max_tokens
-    kept = torch.bfloat16 if settings.run.public_gradient_dtype == "bfloat16" else None
     if texts is not None:
-        lean_on(texts, coordinates, optimizer, max_tokens, dtype=kept)
+        lean_on(texts, coordinates, optimizer, max_tokens)
     elif own is not None:
-        lean_on(
-            own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients, dtype=kept
-        )
+        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients)
     kind: Any = HeadedAverage if isinstance(adapter, HeadedAdapter) else IterateAverage
     average = kind(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
@@ -253,7 +249,6 @@ def build_parts(
         settings=settings,
         hyper=hyper,
         adaptive=adaptive,
-        offload=settings.run.offload,
         texts=own,
         ballot=ballot,
     )
@@ -278,22 +273,17 @@ def lean_on(
     max_tokens: int,
     without_copies: Callable[[PublicGradients], PublicGradients] = lambda found: found,
     told: Callable[[int, int], None] | None = None,
-    *,
-    dtype: torch.dtype | None = None,
 ) -> None:
     """Let every step span the gradients of the texts that it is given; other methods take no notice of them.
 
-    without_copies: leaves out rows, and the texts that they belong to. told: see ``public_gradients``. dtype: in which
-    rows are kept; None: in that of the coordinates.
+    without_copies: leaves out rows, and the texts that they belong to. told: see ``public_gradients``.
     """
     if isinstance(coordinates, SpanSpace) and isinstance(optimizer, SpanOptimizer):
         room = Room()
 
         def gradients(scores: Tensor | None) -> PublicGradients:
             asked = texts(scores)
-            found = public_gradients(
-                coordinates.inner, asked, max_tokens=max_tokens, dtype=dtype, told=told, room=room
-            )
+            found = public_gradients(coordinates.inner, asked, max_tokens=max_tokens, told=told, room=room)
             return without_copies(found)
 
         coordinates.refresh = lambda: gradients(optimizer.take_scores())

@@ -64,12 +64,12 @@ def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int]
 _MOVABLE: Final[Mapping[str, frozenset[str]]] = {
     # Where things lie; of records and evaluation the content is held against the run's by itself.
     "data": frozenset(("path", "evaluation", "format")),
-    "synthesis": frozenset(("file", "source", "callable", "endpoint", "api_key_env", "timeout")),
+    "synthesis": frozenset(("file", "source", "callable", "endpoint", "api_key_env")),
     "federation": frozenset(("clients",)),
 }
 _FIXED_ALONE: Final[Mapping[str, frozenset[str]]] = {
     "model": frozenset(("dropout", "revision")),
-    "run": frozenset(("seed", "label", "public_gradient_dtype")),
+    "run": frozenset(("seed", "label")),
 }
 _OF_ROWS: Final = ("method.", "adapter.init")
 _FIXED: Final = ("model", "data", "privacy", "adapter", "method", "run", "federation", "synthesis")

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from privlora.config import AT_CLIENTS, DataSettings, PrivacySettings, Settings
+from privlora.config.groups import PUBLIC_TEXTS
 from privlora.data.examples import (
     OWN_WORDS,
     Examples,
@@ -375,7 +376,7 @@ def _public(
     if evaluation:
         public["data.evaluation"] = evaluation
     if lora.public_text is not None:
-        texts = load_records(lora.public_text, format=settings.data.format, limit=lora.public_texts)
+        texts = load_records(lora.public_text, format=settings.data.format, limit=PUBLIC_TEXTS)
         public["adapter.public_text"] = texts
     auto = settings.auto
     if auto is not None and auto.file is not None:

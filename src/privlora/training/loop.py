@@ -35,6 +35,7 @@ from privlora.training.texts.warm_start import warm_start
 
 _log = logging.getLogger(__name__)
 
+_LATEST: Final = 600.0  # s from one checkpoint to the next, where steps take long
 _NOISE: Final = "noise"  # PRIVATE part of a checkpoint, of runs with privacy.bands
 
 
@@ -126,7 +127,7 @@ def train(
     if warn is not None and done > saved and parts.ballot is None:
         warn(
             f"{_steps(saved + 1, done)} charged and not saved when the run broke off: they count for epsilon and train "
-            "nothing. run.checkpoint_every and run.checkpoint_minutes bound how many that may be"
+            "nothing. run.checkpoint_every bounds how many that may be"
         )
     if not saved:
         warm_start(parts)  # also where a crash lost all steps, which stay charged
@@ -199,7 +200,7 @@ def train(
                 observer.on_step(StepReport(step, privacy.steps, rate, seconds, clip_norm))
             last = step == privacy.steps
             stopping = agree(step)
-            late = time.monotonic() - saved_at >= 60 * run.checkpoint_minutes
+            late = time.monotonic() - saved_at >= _LATEST
             if last or stopping or late or step % run.checkpoint_every == 0:
                 save(step)
             if _evaluated(parts.settings, step) and not last:

@@ -25,7 +25,6 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
     refuse_without_gradients(settings, method)
     if method.releases == "votes":
         refuse_what_votes_have_not(settings, method)
-    refuse_other_dtype(settings, method)
     if method.coordinates.dense and settings.model.quantization is not None:
         raise _clash(
             "model.quantization", method, "set no quantization", "it adds a dense update to packed weights"
@@ -68,15 +67,6 @@ def _clash(setting: str, method: Method, fix: str, why: str) -> ConfigError:
         why=why,
         fix=f"{fix}, or choose another method, such as prism or dp-adamw",
     )
-
-
-def refuse_other_dtype(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for a dtype of public gradients where there are none."""
-    if settings.run.public_gradient_dtype != "float32" and not method.public_texts:
-        raise ConfigError(
-            f"run.public_gradient_dtype is set, and method {method.name!r} keeps no gradients of public texts",
-            fix="remove it, or choose a method with public texts, such as pe-sgd",
-        )
 
 
 def _refuse_dropout(settings: Settings, method: Method) -> None:

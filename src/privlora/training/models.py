@@ -58,8 +58,8 @@ def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, 
     options, device = dict[str, Any](), device_of(settings)
     if settings.attn_implementation is not None:
         options["attn_implementation"] = settings.attn_implementation
-    if settings.quantization is not None:
-        options["quantization_config"] = BitsAndBytesConfig(**settings.quantization.model_dump())
+    if settings.packing is not None:
+        options["quantization_config"] = BitsAndBytesConfig(**settings.packing)
     if settings.quantization is not None or settings.device_map is not None:
         # Packed as they are read, where they are to lie: weights are never whole in memory.
         options["device_map"] = settings.device_map or {"": device}
@@ -98,7 +98,7 @@ def _refuse_other_loading(settings: ModelSettings, model: Any) -> None:
     packed = {bits(module) for module in model.modules()} - {None}
     attends = getattr(getattr(model, "config", None), "_attn_implementation", None)
     for name, asked, follows in (
-        ("quantization", settings.quantization, lambda asked: packed == {asked.bits}),
+        ("quantization", settings.quantization, lambda asked: packed == {int(asked[0])}),
         ("attn_implementation", settings.attn_implementation, lambda asked: attends == asked),
     ):
         if asked is not None and not follows(asked):
@@ -157,8 +157,7 @@ def packing_of(settings: ModelSettings, model: Any) -> Mapping[str, Any]:
     own = own if isinstance(own, Mapping) else own.to_dict()
     if own.get("load_in_4bit") or own.get("load_in_8bit"):  # a folder that is packed already stays as it is
         return own
-    chosen = settings.quantization
-    return {} if chosen is None else chosen.model_dump()
+    return settings.packing or {}
 
 
 def load_tokenizer(settings: ModelSettings) -> Any:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from privlora.config import DataSettings, Settings
-from privlora.config.groups import AT_CLIENTS, IN_MEMORY
+from privlora.config.groups import AT_CLIENTS, IN_MEMORY, PUBLIC_TEXTS
 from privlora.data.formats import Format
 from privlora.data.records import (
     HUB,
@@ -165,7 +165,7 @@ def read_files(
     clients = [] if settings.federation is None else settings.federation.clients
     clients = [] if isinstance(clients, int) else clients
     named: list[tuple[str, str | list[str] | None, Format, int | None]] = [
-        ("adapter.public_text", lora.public_text, data.format, lora.public_texts),
+        ("adapter.public_text", lora.public_text, data.format, PUBLIC_TEXTS),
         ("data.path", data.path if records is None and not clients else None, data.format, data.limit),
         ("data.evaluation", data.evaluation if evaluation is None else None, data.format, None),
     ]

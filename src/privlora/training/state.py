@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Protocol, get_args
 
-import torch
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
@@ -35,15 +33,13 @@ class Part(Protocol):
 class TrainState:
     """The point and what is remembered of the way to it. All public.
 
-    average: of the iterates, where method.averaging is on. adaptive: where privacy.clip_quantile is set. offload:
-    whether what the optimizer and the average remember lies in the CPU's memory while gradients are taken.
+    average: of the iterates, where method.averaging is on. adaptive: where privacy.clip_quantile is set.
     """
 
     coordinates: Coordinates
     optimizer: Optimizer
     average: IterateAverage | None = None
     adaptive: AdaptiveClipNorm | None = None
-    offload: bool = False
 
     def __post_init__(self) -> None:
         if getattr(self.optimizer, "coordinates", None) is not self.coordinates:
@@ -52,7 +48,6 @@ class TrainState:
                 why="steps would be charged, and what they train would not be this adapter",
                 fix="give what methods.build made together",
             )
-        self._put_away()
 
     @property
     def adapter(self) -> LowRankAdapter:
@@ -60,12 +55,11 @@ class TrainState:
 
     def move(self, release: Release, learning_rate: float) -> None:
         """What follows from a release: the optimizer's step, the average, the next projection."""
-        with self._at_hand():
-            with stage(OPTIMIZER):
-                self.optimizer.step(release, learning_rate)
-            if self.average is not None:
-                with stage(AVERAGING):
-                    self.average.update()
+        with stage(OPTIMIZER):
+            self.optimizer.step(release, learning_rate)
+        if self.average is not None:
+            with stage(AVERAGING):
+                self.average.update()
         with stage(INSTALL):
             self.coordinates.advance()
 
@@ -85,9 +79,8 @@ class TrainState:
         try:
             given = [(part, states[name]) for name, part in self._parts().items()]
             self._refuse_others(states["coordinates"])
-            with self._at_hand():
-                for part, tensors in given:
-                    part.load_state_dict(tensors)
+            for part, tensors in given:
+                part.load_state_dict(tensors)
         except KeyError as missing:
             raise ConfigError(
                 f"the state holds no {missing}, which the method needs", fix="give states of the same method"
@@ -114,30 +107,12 @@ class TrainState:
         self._refuse_others(point)
         before = self.states()["coordinates"]
         self.coordinates.load_state_dict(point)
-        with self._at_hand():
-            if memory == "transported":
-                self.optimizer.transport(before, noise_std)
-                return
-            self.optimizer.reset()
-            if self.average is not None:
-                self.average.restart()
-
-    @contextmanager
-    def _at_hand(self) -> Iterator[None]:
-        """Inside, all that is remembered lies where the coordinates are."""
-        if self.offload:
-            self._place(self.adapter.device)
-        yield
-        self._put_away()
-
-    def _put_away(self) -> None:
-        if self.offload:
-            self._place(torch.device("cpu"))
-
-    def _place(self, device: torch.device) -> None:
-        self.optimizer.place(device)
+        if memory == "transported":
+            self.optimizer.transport(before, noise_std)
+            return
+        self.optimizer.reset()
         if self.average is not None:
-            self.average.place(device)
+            self.average.restart()
 
     def _refuse_others(self, point: Mapping[str, Tensor]) -> None:
         for name, own in self.coordinates.state_dict().items():

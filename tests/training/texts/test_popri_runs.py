@@ -154,7 +154,6 @@ def test_a_crash_while_the_last_texts_are_learnt_changes_nothing(
         ("popri", {"nearest": 2}, "read by method aug-pe and not by popri"),
         ("aug-pe", {}, "read by method popri and not by aug-pe"),
         ("pe-sgd", {}, "read by method popri and not by pe-sgd"),
-        ("popri", {"rejected": 4}, "no rank among answers=3"),
         (
             "popri",
             {"generator": "endpoint", "endpoint": "http://localhost:1/v1", "endpoint_model": "x"},

@@ -264,11 +264,10 @@ def test_a_start_is_shared_where_it_is_the_same(tmp_path: Path, monkeypatch: pyt
     assert public.subspaces(settings(tmp_path), model) is one
     assert ranks == [2, 2]
     public.subspaces(settings(tmp_path, adapter={"r": 3}), model)
-    public.subspaces(settings(tmp_path, adapter={"r": 3, "public_text_limit": 5}), model)
-    assert ranks == [2, 2, 3, 3]
+    assert ranks == [2, 2, 3]
 
 
-def test_no_more_texts_than_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_384_texts_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
 
     def counted(adapter: LowRankAdapter, texts: list[Example], **options: Any) -> Subspaces:
@@ -277,11 +276,10 @@ def test_no_more_texts_than_the_limit(tmp_path: Path, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr(assembly, "mean_gradient_subspaces", counted)
     public = PublicStart(tiny_tokenizer())
-    public.subspaces(settings(tmp_path, adapter={"public_text_limit": 5}), tiny_model())
     chosen = settings(tmp_path)
     Path(str(chosen.adapter.public_text)).write_text("a line\n" * 500)
     public.subspaces(chosen, tiny_model())
-    assert counts == [5, 384]
+    assert counts == [384]
 
 
 def test_without_texts_it_is_refused(tmp_path: Path) -> None:

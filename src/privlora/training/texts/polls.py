@@ -59,7 +59,6 @@ def aug_pe(parts: Parts) -> Poll:
         ballot.embed,
         keep=chosen.seeds,
         variations=chosen.variations,
-        threshold=chosen.threshold,
         selection=chosen.selection,
         lookahead=chosen.lookahead,
         fresh=chosen.evolution == "fresh",
@@ -84,12 +83,7 @@ def popri(parts: Parts) -> Poll:
     assert isinstance(generator, PromptedGenerator)
     if not start:
         start.update(parts.states()["coordinates"])
-    dpo = PreferenceSettings(
-        beta=chosen.dpo_beta,
-        learning_rate=chosen.dpo_learning_rate,
-        epochs=chosen.dpo_epochs,
-        batch_size=chosen.dpo_batch_size,
-    )
+    dpo = PreferenceSettings(learning_rate=chosen.dpo_learning_rate)
     tuner = PreferenceTuner(parts, texts.tokenizer, dpo, chat=generator.chat, seed=settings.run.seed)
     requests = generator.requests(chosen.requests)
     tuner.refuse_long(requests, chosen.max_new_tokens)
@@ -99,7 +93,7 @@ def popri(parts: Parts) -> Poll:
         generator.samples,
         tuner.tune,
         ballot.embed,
-        rank=chosen.rejected_rank,
+        rank=max(2, (chosen.answers + 1) // 2),
     )
     learns = chosen.epochs > 0 and not chosen.publish
 

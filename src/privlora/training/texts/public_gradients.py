@@ -112,7 +112,6 @@ def room_for(count: int, entries: int, dtype: torch.dtype, device: torch.device)
         raise RunError(
             f"the gradients of {count} public texts take {size / 2**30:.1f} GiB, which neither the memory nor "
             f"{tempfile.gettempdir()} has ({error.strerror})",
-            fix="set run.public_gradient_dtype=bfloat16, take fewer texts or a lower adapter.r, or let TMPDIR name a "
-            "folder with more room",
+            fix="take fewer texts or a lower adapter.r, or let TMPDIR name a folder with more room",
         ) from None
     return torch.from_numpy(stored).view(dtype).reshape(count, entries)
