@@ -88,7 +88,7 @@ def test_truncated_steps_lose_what_they_lose_by_dp_accounting(most, relation):
     st.floats(0.4, 20.0),
     st.floats(1e-4, 1.0),
     st.integers(1, 3000),
-    st.floats(-14.0, -0.5),
+    st.floats(-13.0, -0.5),  # of 1e-14 the tails that are cut off are a part
     st.sampled_from(RELATIONS),
 )
 def test_compositions_cost_what_they_cost_by_dp_accounting(sigma, q, steps, log_delta, relation):

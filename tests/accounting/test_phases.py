@@ -2,6 +2,7 @@
 
 import json
 from itertools import groupby
+from time import process_time
 
 import pytest
 from accounting_cases import make_plan, poisson
@@ -436,3 +437,13 @@ def test_a_kept_answer_is_for_the_same_rates_only(tmp_path, monkeypatch):
 def test_a_phase_that_releases_nothing_is_refused(other):
     with pytest.raises(PrivacyError):
         several([KINDS[0], other])
+
+
+def test_many_phases_of_little_noise_are_refused_at_once():
+    """Anybody writes a ledger, and the losses of each would take a gigabyte."""
+    events = [(poisson(0.001, 0.07 + i * 1e-5), 1) for i in range(32)]
+    began = process_time()
+    with pytest.raises(PrivacyError, match="would take gigabytes"):
+        epsilon(events, 1e-5)
+    assert process_time() - began < 5
+    assert epsilon([(poisson(0.01, 1 + i / 100), 10) for i in range(3)], 1e-5) < 5

@@ -232,6 +232,15 @@ def test_limits_hold_for_what_a_trusted_server_says(limit: dict[str, Any], named
         Limits(**own).refuse_terms(settings, None)
 
 
+def test_a_limit_on_delta_is_exact() -> None:
+    settings = settings_of("tan", NAMES)
+    plan = client_plan(settings)
+    assert plan is not None
+    Limits(max_epsilon=1e3, max_delta=plan.delta).refuse_terms(settings, plan)
+    with pytest.raises(PrivacyError, match=r"limits\.max_delta"):
+        Limits(max_epsilon=1e3, max_delta=plan.delta * 0.999).refuse_terms(settings, plan)
+
+
 def test_an_update_for_a_trusted_server_is_clipped_before_it_leaves(tmp_path: Path) -> None:
     settings = settings_of("tan", NAMES, privacy={"clip_norm": 1e-3}, federation=CLIENT_LEVEL)
     federation = Federation(tmp_path, settings, owners(3)).run()

@@ -185,6 +185,25 @@ def test_what_clients_together_learn_is_said_whole(books: dict[str, Book]) -> No
         _checked(_report(books, "north", colluding=rows), summary)
 
 
+def test_a_lattice_enlarges_noise_by_a_few_per_cent_at_most(books: dict[str, Book]) -> None:
+    facts, summary = _shares(3, 3, PLAN), books["north"].summary
+    of_sum: dict[str, Any] = {"noise_multiplier": 1.0, "survivors": 3, "clip_norm": 1.0, "entries": 10}
+
+    def enlarged(width: float) -> float:
+        """By how much a client's noise is more than one share."""
+        return float(width * share_std(width=width, **of_sum) * 3**0.5)
+
+    def report_of(width: float) -> dict[str, Any]:
+        more = {"lattice": {"entries": 10, "width": width}, "share_noise_std": enlarged(width) / 3**0.5}
+        return _report(books, "north", **facts | more)
+
+    widths = [2.0**-20 * 1.02**k for k in range(1000)]
+    first = next(width for width in widths if enlarged(width) > 1.05)
+    _checked(report_of(first / 1.02), summary)
+    with pytest.raises(PrivacyError, match="coarser than any"):
+        _checked(report_of(first), summary)
+
+
 def test_single_answers_have_one_share(tmp_path: Path) -> None:
     """Of n = 7 and t = 5, three clients and the server open single answers; and the phase with least noise counts."""
     phases = ((replace(EVENT, noise_multiplier=2.0), 3), (EVENT, 3))

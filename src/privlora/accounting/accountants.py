@@ -102,7 +102,8 @@ def epsilon(
         return _rdp_epsilon(costly, delta)
     if accountant == "prv":
         return _prv_epsilon(costly, delta)
-    rough = rough_epsilon(costly)
+    kinds = sum(rough_epsilon({event: 1}) for event in costly)  # what is kept grows with the ranges of all
+    rough = max(rough_epsilon(costly), kinds)
     if not rough <= LARGEST_EPSILON:
         raise PrivacyError(
             f"epsilon is about {rough:.3g}, above {LARGEST_EPSILON:g}",

@@ -70,23 +70,21 @@ class _Sum:
         return _Sum(step, first, masses, self.at_zero * other.at_zero, self.beyond + other.beyond)._trimmed()
 
     def _trimmed(self) -> _Sum:
-        """Without ends that hold next to nothing: low ones are split among zero and the first value that stays, of high
-        ones the last one takes the mass and infinity the mean."""
+        """Without ends that hold next to nothing: the mean of low ones goes to the first value that stays, and
+        `PassLoss.of` misses their other mass; of high ones the last value takes the mass and infinity the mean."""
         weights = self.masses * self.values
         start = int(np.searchsorted(np.cumsum(self.masses), _NOTHING))
         stop = len(weights) - int(np.searchsorted(np.cumsum(weights[::-1]), _NOTHING * weights.sum()))
         if not 0 <= start < stop:
             return self
         kept = self.masses[start:stop].copy()
-        low, high = (float(self.masses[part].sum()) for part in (slice(0, start), slice(stop, None)))
+        high = float(self.masses[stop:].sum())
         low_mean, high_mean = (float(weights[part].sum()) for part in (slice(0, start), slice(stop, None)))
         bottom, top = self.values[[start, stop - 1]].tolist()
         kept[0] += low_mean / bottom
         kept[-1] += high
-        at_zero = self.at_zero + max(0.0, low - low_mean / bottom)
-        return _Sum(
-            self.step, self.first + start, kept, at_zero, self.beyond + max(0.0, high_mean - top * high)
-        )
+        beyond = self.beyond + max(0.0, high_mean - top * high)
+        return _Sum(self.step, self.first + start, kept, self.at_zero, beyond)
 
 
 def _one(sigma: float, bins: int) -> _Sum:

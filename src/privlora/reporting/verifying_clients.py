@@ -43,8 +43,9 @@ def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
         steps = terms.participations
     if plan.steps != steps or (whole and not alike(getattr(event.sampling, "sample_rate", None), rate)):
         raise PrivacyError("the report's clients and rounds do not make the plan of the ledger")
+    known = {*terms.names, terms.rule}
     for word in _words({**facts, "noise_by": None}):
-        if word not in {*terms.names, terms.rule}:
+        if word not in known:
             raise PrivacyError(f"the report's federation says {named(word)}, which is no client and no rule")
     again = {
         **facts,

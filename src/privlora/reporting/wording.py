@@ -87,7 +87,8 @@ def sentence(report: Report) -> str:
 
 def software(report: Report) -> str:
     """What made the statement, in its versions."""
-    return "Versions: " + ", ".join(f"{name} {found}" for name, found in report["versions"].items()) + "."
+    found = (f"{name} {_public(version)}" for name, version in report["versions"].items())
+    return "Versions: " + ", ".join(found) + "."
 
 
 def means(report: Report) -> list[str]:
