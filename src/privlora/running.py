@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 
@@ -84,6 +84,12 @@ class Given:
     progress: Progress | None
 
 
+DEFAULT_RATE: Final = (
+    "learning_rate, the method's default, found on small models. Larger ones may want a third of it: `learning_rate: "
+    "auto` measures yours before the first step, at no epsilon, where there are no labels and no public texts"
+)
+
+
 @own_context()
 def train_and_publish(
     settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
@@ -115,6 +121,9 @@ def train_and_publish(
     reached = coverage(adapter_for(settings, model))
     if given.on_choice is not None and (reached["left_out"] or reached["experts"]):
         given.on_choice(f"target_modules, {coverage_in_words(reached)}")
+    by_default = settings.method.learning_rate is None and not (settings.auto and settings.auto.choose)
+    if fresh and given.on_choice is not None and settings.privacy.private and by_default:
+        given.on_choice(DEFAULT_RATE)
     asked = settings.run.tokens_per_micro_batch
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
     over = not fresh and is_over(folder)

@@ -26,7 +26,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import lru_cache
-from importlib.metadata import version
 from importlib.util import find_spec
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -38,7 +37,7 @@ from privlora.accounting.events import (
 )
 from privlora.errors import PrivacyError
 from privlora.ranges import MOST_PHASES
-from privlora.version import __version__
+from privlora.version import __version__, version_of
 
 if TYPE_CHECKING:
     from dp_accounting import NeighboringRelation
@@ -162,7 +161,7 @@ def accountant_versions(accountant: Accountant = "pld") -> dict[str, str]:
     if accountant == "prv":
         _require_prv()
     package = _PACKAGES[accountant]
-    return {"privlora": __version__, package: version(package)}
+    return {"privlora": __version__, package: version_of(package)}
 
 
 def rough_epsilon(events: dict[StepEvent, int]) -> float:

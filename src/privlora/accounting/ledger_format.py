@@ -43,6 +43,7 @@ from privlora.accounting.events import (
 )
 from privlora.errors import PrivacyError, RunError
 from privlora.ranges import BATCHES, CLIP_NORMS
+from privlora.version import VERSION
 
 SCHEMA_VERSION = 3
 _MALFORMED = (ArithmeticError, ValueError, KeyError, TypeError, AttributeError, RecursionError, PrivacyError)
@@ -307,6 +308,15 @@ def _parsed(line: bytes) -> Any:
 _RUN: Final = re.compile("[0-9a-f-]{8,64}")
 
 
+def _are_versions(found: object) -> bool:
+    """Whether they are those of `accountant_versions`."""
+    return (
+        isinstance(found, dict)
+        and found.keys() == accountant_versions().keys()
+        and all(isinstance(each, str) and VERSION.fullmatch(each) for each in found.values())
+    )
+
+
 class _Reader:
     """What the lines say so far."""
 
@@ -320,6 +330,8 @@ class _Reader:
             raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION}")
         self._created = date.fromisoformat(record["created"]).strftime("%Y-%m-%d")
         self._run_id, self._versions = record["run_id"], record["versions"]
+        if not _are_versions(self._versions):
+            raise PrivacyError("names no versions of what computed epsilon")
         self._plan = Plan.from_dict(record["plan"])
         phases = self._plan.phases
         self._planned = (name for event, count in phases for name in repeat(fingerprint(event), count))

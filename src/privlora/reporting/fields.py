@@ -112,7 +112,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         **dict.fromkeys(("compares", "releases", "choice"), HELD),
         **numbers("learning_rate relative_rate warmup_steps averaging steps max_length dropout lora_dropout"),
         **numbers(_OF_SETTINGS),
-        "optimizer": WORD,
+        "optimizer": QUOTED,
         "schedule": one_of("constant", "linear", "cosine"),
         "clipping": one_of("none", *CLIPPINGS),
         "loss_on": one_of("all", "completion"),
@@ -156,7 +156,7 @@ FIELDS: Final[Mapping[str, Any]] = {
     "classes": {"num_labels": NUMBER, "names": [QUOTED]},
     "preferences": {"loss": one_of("dpo"), "beta": NUMBER},
     "texts": {
-        "column": TEXT,
+        "column": QUOTED,
         **numbers("count asked_for temperature of_a_finished_run"),
         "from": one_of("adapter", "population"),
         "generator": one_of("model", "file", "endpoint", "callable"),

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from importlib.metadata import version
 from typing import Any
 
 from privlora.accounting import LedgerSummary, Plan, StepEvent, epsilon
@@ -13,7 +12,7 @@ from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
 from privlora.accounting.bands import row_norms, split_noise_multiplier
 from privlora.accounting.meaning import meaning
 from privlora.pages.numbers import finite
-from privlora.version import __version__
+from privlora.version import __version__, version_of
 
 SCHEMA_VERSION = 3
 PRIVATE, NOT_PRIVATE = "DIFFERENTIALLY PRIVATE", "NOT PRIVATE"
@@ -125,6 +124,6 @@ def versions() -> dict[str, str]:
     packages = ("dp-accounting", "torch", "transformers", "peft")
     return {
         "privlora": __version__,
-        **{name: version(name) for name in packages},
-        "python": platform.python_version(),
+        **{name: version_of(name) for name in packages},
+        "python": platform.python_version().partition("+")[0],
     }

@@ -72,11 +72,8 @@ from privlora.reporting.verifying_clients import (
 )
 from privlora.rounding import rounded_up
 from privlora.training.files import AUDITED, RunFolder, release_at
-from privlora.version import __version__
+from privlora.version import VERSION, __version__
 
-_VERSION: Final = re.compile(
-    r"\d+(\.\d+){0,4}((a|b|rc|\.?dev|\.post)\d+){0,2}(\+[A-Za-z0-9.]{0,40})?", re.ASCII
-)
 _OF_HUBS: Final = (".cache", ".git", ".gitattributes")  # what downloads from one leave beside a release
 _LONGEST: Final = 400  # characters of what was found
 
@@ -254,7 +251,7 @@ class _Verification:
             raise PrivacyError(f"{REPORT_NAME} says of {named(place)} what no report says")
         stamp, versions = found["stamp"], found["versions"]
         for word in versions.values():
-            if not _VERSION.fullmatch(word):
+            if not VERSION.fullmatch(word):
                 raise PrivacyError(f"{REPORT_NAME} says {named(word)} among its versions, which is none")
         if stamp["text"] != PRIVATE:
             raise PrivacyError(f"NOT PRIVATE: {stamp['reason']}, so nothing is promised")
@@ -481,6 +478,6 @@ def _refuse_other(
     mine = f"privlora {__version__}"
     words = f"{name} {how}"
     if by != mine:
-        who = by if _VERSION.fullmatch(by.removeprefix("privlora ")) else "another program"
+        who = by if VERSION.fullmatch(by.removeprefix("privlora ")) else "another program"
         words += f"; {who} wrote it and this is {mine}, so verify with that version"
     raise PrivacyError(words)

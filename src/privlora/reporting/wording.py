@@ -81,14 +81,13 @@ def sentence(report: Report) -> str:
         f"{what} are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
         f"differentially private under {adjacency(s)}.{whose} They derive from "
         f"{releases}; epsilon is an upper bound by the PLD accountant of dp-accounting "
-        f"{_public(report['versions']['dp-accounting'])}."
+        f"{report['versions']['dp-accounting']}."
     )
 
 
 def software(report: Report) -> str:
     """What made the statement, in its versions."""
-    found = (f"{name} {_public(version)}" for name, version in report["versions"].items())
-    return "Versions: " + ", ".join(found) + "."
+    return "Versions: " + ", ".join(f"{name} {found}" for name, found in report["versions"].items()) + "."
 
 
 def means(report: Report) -> list[str]:
@@ -216,11 +215,6 @@ def quoted(name: str) -> str:
     return "".join(each if is_seen(each) else json.dumps(each)[1:-1] for each in shown)
 
 
-def _public(version: str) -> str:
-    """A version without its builder's own part."""
-    return version.partition("+")[0]
-
-
 def adjacency(statement: Mapping[str, Any]) -> str:
     """Which data sets count as neighbours."""
     text = _ADJACENCY[statement["adjacency"]].format(unit=statement["unit"])
@@ -290,7 +284,7 @@ def privacy_table(report: Report) -> list[tuple[str, str]]:
             ),
             ("Target ε", "none: the noise was given" if target is None else number(target)),
             ("ε if one unit is replaced", _replaced(s)),
-            ("Accountant", f"PLD of dp-accounting {_public(versions['dp-accounting'])}, an upper bound"),
+            ("Accountant", f"PLD of dp-accounting {versions['dp-accounting']}, an upper bound"),
         ]
     else:
         rows.append(("Guarantee (ε, δ)", "none"))
@@ -463,7 +457,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
         *([("Its weights", f"SHA-256 {adapter['base_sha256']}")] if adapter.get("base_sha256") else []),
         ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
         *([("Chosen", because(method["choice"]))] if "choice" in method else []),
-        ("Optimizer", ", ".join([method["optimizer"], *settings])),
+        ("Optimizer", ", ".join([quoted(method["optimizer"]), *settings])),
         *_public_texts(method.get("public_texts")),
         *_span(method.get("span")),
         ("Clipping", method["clipping"]),
