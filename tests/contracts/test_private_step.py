@@ -448,6 +448,9 @@ def test_states_that_do_not_fit_are_refused_and_change_nothing(tmp_path: Any) ->
             step.state.move_to(wrong)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="not orthonormal"):
         step.state.move_to({**point, "0.U": 1.5 * point["0.U"]})
+    tilt = torch.eye(point["0.U"].shape[-1]) + 4.5e-5  # no entry of U^T U is far off; all together are
+    with pytest.raises(ConfigError, match="not orthonormal"):
+        step.state.move_to({**point, "0.U": point["0.U"] @ tilt.to(point["0.U"])})
     with pytest.raises(ConfigError, match="memory='keep' is unknown"):
         step.state.move_to(point, memory="keep")  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="holds no 'coordinates'"):
