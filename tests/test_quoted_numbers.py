@@ -340,6 +340,15 @@ def test_the_nearest_method_is_quoted(findings: Any) -> None:
         assert f"{lead.lead:.3f} ({lead.in_errors:.1f} SE)" in text, rule
 
 
+@pytest.mark.parametrize(("script", "name"), [("grid", "real_models"), ("once", "once")])
+def test_the_page_on_real_models_quotes_its_runs(
+    script: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "real_models")
+    lines = (ROOT / f"benchmarks/results/{name}.jsonl").read_text(encoding="utf-8").splitlines()
+    assert importlib.import_module(script).table(list(map(json.loads, lines))) in page("docs/real-models.md")
+
+
 def test_the_page_on_performance_quotes_the_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
     found = result("memory.json")

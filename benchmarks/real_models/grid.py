@@ -222,7 +222,7 @@ def asked_rate(cell: Cell, lines: Sequence[Mapping[str, Any]]) -> float | str | 
 def table(lines: Sequence[Mapping[str, Any]]) -> str:
     """Of each model, task and epsilon the methods, the best loss first."""
     rows = [
-        "| model | task | epsilon | method | rate | runs | learning rate | loss | gain | score |",
+        "| model | task | epsilon | method | rate | learning rates | losses of seeds | loss | gain | score |",
         "|---" * 10 + "|",
     ]
     cells: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
@@ -240,10 +240,12 @@ def table(lines: Sequence[Mapping[str, Any]]) -> str:
         score = ", ".join(
             f"{name} {mean(of, 'untrained', name):.3f} to {mean(of, 'trained', name):.3f}" for name in names
         )
+        of = sorted(of, key=lambda line: int(line["seed"]))
         rates = ", ".join(f"{line['learning_rate']:.3g}" for line in of)
+        seeds = ", ".join(f"{line['seed']}: {line['trained']['loss']:.3f}" for line in of)
         rows.append(
-            f"| {model} | {task} | {epsilon or 'none'} | {method} | x {rate:g} | {len(of)} | {rates} | {loss:.4f} "
-            f"| {before - loss:.4f} | {score} |"
+            f"| {model} | {task} | {epsilon or 'none'} | {method} | x {rate:g} | {rates} | {seeds} | {loss:.3f} "
+            f"| {before - loss:.3f} | {score} |"
         )
     return "\n".join(rows)
 

@@ -445,5 +445,15 @@ def test_many_phases_of_little_noise_are_refused_at_once():
     began = process_time()
     with pytest.raises(PrivacyError, match="would take gigabytes"):
         epsilon(events, 1e-5)
+    for kinds in (
+        tuple((poisson(0.001, 0.1612 + i * 1e-5), 1) for i in range(32)),
+        tuple(
+            (StepEvent(PoissonSampling(0.1), 1.0, tuple((1, 64 * i + k) for k in range(2, 12))), 1)
+            for i in range(4)
+        ),
+    ):
+        with pytest.raises(PrivacyError, match="minutes and gigabytes"):
+            make_plan(phases=kinds)
     assert process_time() - began < 5
+    assert make_plan(phases=tuple((poisson(0.05, 0.8 + i / 100), 10) for i in range(32)))
     assert epsilon([(poisson(0.01, 1 + i / 100), 10) for i in range(3)], 1e-5) < 5

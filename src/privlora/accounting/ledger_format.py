@@ -34,8 +34,10 @@ from privlora.accounting.accountants import (
     check_covered,
     check_delta,
     epsilon,
+    rough_epsilon,
 )
 from privlora.accounting.events import (
+    MOST_PROJECTIONS,
     StepEvent,
     describe_events,
     events_to_dicts,
@@ -116,6 +118,14 @@ class Plan:
                     why="how cycles of several phases meet is not defined",
                     fix="plan cyclic sampling in a run of one phase",
                 )
+        kinds = {event for event, _ in self.phases}
+        costly = len(kinds) > 1 and sum(map(_range_of, kinds)) > _MOST_RANGES
+        if costly or sum(len(event.projections) for event in kinds) > MOST_PROJECTIONS:
+            raise PrivacyError(
+                "the plan's phases would take minutes and gigabytes to account for",
+                why="each has losses of its own, over the wider a range the less noise there is",
+                fix="plan fewer phases, or more noise",
+            )
         runs = groupby(self.phases, key=lambda phase: phase[0])
         joined = tuple((event, sum(count for _, count in run)) for event, run in runs)
         object.__setattr__(self, "phases", joined)
@@ -303,6 +313,13 @@ def _parsed(line: bytes) -> Any:
     if json.dumps(record, sort_keys=True) + "\n" != text:
         raise PrivacyError("is not written as a run writes it")
     return record
+
+
+_MOST_RANGES: Final = 128.0  # of one release of each kind, as `rough_epsilon` has it
+
+
+def _range_of(event: StepEvent) -> float:
+    return rough_epsilon({event: 1}) if event.noise_multiplier else 0.0
 
 
 _RUN: Final = re.compile("[0-9a-f-]{8,64}")
