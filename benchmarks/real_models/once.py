@@ -91,7 +91,6 @@ CASES: dict[str, dict[str, Any]] = {
     "few-4bit": _few(AUTO) | {"model": {"quantization": "4bit"}},
     "few-checkpointing": _few(AUTO) | {"model": {"gradient_checkpointing": "non-reentrant"}},
     "cls": {"data": CLASSES, "privacy": OF_CLASSES, "method": {"name": "prism"}},
-    "cls-auto": {"data": CLASSES, "privacy": OF_CLASSES, "method": AUTO},
     "prefs": {"data": PAIRS, "privacy": OF_PAIRS, "method": {"name": "prism"}},
     "prefs-auto": {"data": PAIRS, "privacy": OF_PAIRS, "method": AUTO},
     "fed-joint": _clinics("joint", rounds=4),

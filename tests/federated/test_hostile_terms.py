@@ -17,6 +17,7 @@ from federated_cases import Federation, Records, drawing, owners, records, setti
 from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.config import PhaseSettings, Settings, settings_from
 from privlora.config.one_place import MICRO_BATCH
+from privlora.data.rendering import portions
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.client import Client
 from privlora.federated.desk import Desk, read_terms
@@ -65,8 +66,17 @@ def test_a_pattern_of_a_servers_never_runs_on_a_clients_machine() -> None:
 def test_a_column_is_not_repeated_thousands_of_times() -> None:
     """Records are tokenised whole before they are cut."""
     settings_of("tan", NAMES, data={"text": "{text} {text}"})
-    with pytest.raises(ConfigError, match="more than 64 fields"):
-        settings_of("tan", NAMES, data={"text": "{text}" * 7000})
+    for times in (5, 7000):
+        with pytest.raises(ConfigError, match="one column more than 4 times"):
+            settings_of("tan", NAMES, data={"text": "{text}" * times})
+
+
+def test_records_are_tokenised_a_portion_at_a_time() -> None:
+    """A server's format may add 50,000 characters to each, and memory must not tell how many records there are."""
+    sizes = [3, 2**20, 5] + [1] * 1500
+    found = [list(part) for part in portions(sizes, lambda size: size)]
+    assert [each for part in found for each in part] == sizes
+    assert [len(part) for part in found] == [2, 1000, 501]
 
 
 def test_a_timetable_is_of_a_size_that_a_client_works_out() -> None:

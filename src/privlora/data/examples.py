@@ -6,14 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
-from itertools import islice
 from operator import index as as_index
 from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
 from privlora.data.assembling import Frame, Reader, Tokens, assemble, divided, edges_of, frame_of, starts_of
-from privlora.data.rendering import Rendered, Renderer, control_tokens
+from privlora.data.rendering import Rendered, Renderer, control_tokens, portions
 from privlora.data.templates import fields_of, parse
 from privlora.errors import ConfigError
 
@@ -25,7 +24,7 @@ IGNORED = -100
 
 TruncationMode = Literal["keep_start", "keep_end"]
 
-_CHUNK = 1000  # records handed to the tokenizer at once
+_CHUNK = 1000  # records whose digests are taken at once
 _ONE = 1 << 40  # a token more, in a sum of ids
 OWN_WORDS = 16  # labelled tokens from which on they are a record's own, and no answer that many share
 
@@ -342,12 +341,12 @@ def build_examples(
         add_eos=add_eos,
         truncation_mode=truncation_mode,
     )
-    read, numbered = Reader(tokenizer), enumerate(records, start=1)
-    counts, spelled = list[int](), 0
+    read, counts, spelled = Reader(tokenizer), list[int](), 0
 
     def chunks() -> Iterator[Tokens]:
         nonlocal spelled
-        while rendered := [render(record, number) for number, record in islice(numbered, _CHUNK)]:
+        every = (render(record, number) for number, record in enumerate(records, start=1))
+        for rendered in portions(every, lambda each: len(each.text)):
             spelled += sum(bool(each.spelled) for each in rendered)
             if not chunk:
                 yield tokens_of(rendered, read, frame)

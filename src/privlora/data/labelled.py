@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -11,13 +10,12 @@ import numpy as np
 from privlora.data.assembling import Tokens, edges_of, starts_of
 from privlora.data.examples import Answers, Examples, Template, pad_token
 from privlora.data.labels import Classes
-from privlora.data.rendering import Renderer
+from privlora.data.rendering import Renderer, portions
 from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-_CHUNK = 1000  # records handed to the tokenizer at once
 
 _Rendered = tuple[tuple[str, ...], float]
 
@@ -41,10 +39,11 @@ def build_labelled(
     """
     render = _renderer(template, pair, classes, tokenizer)
     split = template.split_special_tokens
-    numbered, answers, seconds = enumerate(records, start=1), list[float](), list[int]()
+    answers, seconds = list[float](), list[int]()
 
     def chunks() -> Iterator[Tokens]:
-        while some := [render(record, number) for number, record in islice(numbered, _CHUNK)]:
+        every = (render(record, number) for number, record in enumerate(records, start=1))
+        for some in portions(every, lambda each: sum(map(len, each[0]))):
             ids, dropped, second = _encode([texts for texts, _ in some], tokenizer, max_length, split)
             answers.extend(answer for _, answer in some)
             seconds.extend(second)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from itertools import islice
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any
 
 from privlora.data.assembling import Reader, Tokens
 from privlora.data.examples import (
@@ -16,11 +15,10 @@ from privlora.data.examples import (
     pad_token,
     tokens_of,
 )
+from privlora.data.rendering import portions
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-_CHUNK: Final = 1000  # records handed to the tokenizer at once
 
 
 def build_preferences(
@@ -50,12 +48,12 @@ def build_preferences(
         for each in (chosen, rejected)
     ]
     found: tuple[list[Tokens], list[Tokens]] = ([], [])
-    read, numbered, spelled = Reader(tokenizer), enumerate(records, start=1), 0
-    while some := list(islice(numbered, _CHUNK)):
-        answers = [[render(record, number) for number, record in some] for _, render in both]
-        spelled += sum(bool(a.spelled or b.spelled) for a, b in zip(*answers, strict=True))
-        for parts, rendered, (frame, _) in zip(found, answers, both, strict=True):
-            parts.append(tokens_of(rendered, read, frame))
+    read, spelled = Reader(tokenizer), 0
+    every = ([render(record, number) for _, render in both] for number, record in enumerate(records, start=1))
+    for some in portions(every, lambda each: sum(len(answer.text) for answer in each)):
+        spelled += sum(any(answer.spelled for answer in each) for each in some)
+        for parts, rendered, (frame, _) in zip(found, zip(*some, strict=True), both, strict=True):
+            parts.append(tokens_of(list(rendered), read, frame))
     pad = pad_token(tokenizer)
     others = Examples.of(Tokens.joined(found[1]), pad_token_id=pad)
     examples = Examples.of(Tokens.joined(found[0]), pad_token_id=pad, preferences=Preferences(others, beta))

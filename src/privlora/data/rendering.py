@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jinja2 import TemplateError, UndefinedError
 
@@ -30,6 +30,23 @@ ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Span = tuple[int, int]
 """Where a stretch of a text begins and ends, in characters."""
+
+
+_MOST: Final = 1000, 2**20  # records, and characters of them, that are handed to the tokenizer at once
+_T = TypeVar("_T")
+
+
+def portions(rendered: Iterable[_T], length: Callable[[_T], int]) -> Iterator[list[_T]]:
+    """What is handed to the tokenizer at once: memory is that of a portion, whatever a format adds to each record."""
+    part, characters = list[_T](), 0
+    for each in rendered:
+        part.append(each)
+        characters += length(each)
+        if len(part) >= _MOST[0] or characters >= _MOST[1]:
+            yield part
+            part, characters = [], 0
+    if part:
+        yield part
 
 
 @dataclass(frozen=True, slots=True)

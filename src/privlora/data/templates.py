@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import string
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
 from privlora.errors import ConfigError, named
 
-_MOST: Final = 64  # fields of one format
+_MOST: Final = 4  # times that a format shows one column
 
 
 def parse(template: str) -> list[tuple[str, str | None]]:
@@ -36,9 +37,10 @@ def parse(template: str) -> list[tuple[str, str | None]]:
             why="every record would be the same text",
             fix="name one in single braces, as {title}",
         )
-    if len(pieces) > _MOST:  # each of them holds a whole column, of any length
+    if max(Counter(field for _, field, _, _ in pieces if field is not None).values()) > _MOST:
         raise ConfigError(
-            f"template {named(template)} has more than {_MOST} fields",
+            f"template {named(template)} shows one column more than {_MOST} times",
+            why="a record is read whole before it is cut",
             fix="name each column once",
         )
     return [(literal, field) for literal, field, _, _ in pieces]

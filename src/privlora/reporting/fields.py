@@ -93,7 +93,7 @@ FIELDS: Final[Mapping[str, Any]] = {
     "noise": {
         **numbers("noise_std clip_quantile last_clip_norm intrinsic draws"),
         "clipping_slack": one_of(*SLACKS),
-        "law": HELD,
+        "law": TEXT,
         "bands": numbers("noise_std_of_first_step", "coefficients"),
         "modules": [{"name": TEXT, **numbers("m n r closed_form measured")}],
     },
@@ -108,7 +108,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         "modules": [{"name": TEXT, **numbers("m n", "singular_values")}],
     },
     "method": {
-        **dict.fromkeys(("name", "summary", "reference", "coordinates", "described"), HELD),
+        **dict.fromkeys(("name", "summary", "reference", "coordinates", "described"), TEXT),
         **dict.fromkeys(("compares", "releases", "choice"), HELD),
         **numbers("learning_rate relative_rate warmup_steps averaging steps max_length dropout lora_dropout"),
         **numbers(_OF_SETTINGS),
