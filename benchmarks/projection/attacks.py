@@ -25,8 +25,10 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from privlora.auditing.membership import judge_membership
-from privlora.lab import HeadData, HeadSettings, TrainedHeads, static_poison, train_heads
 from privlora.lab.wishart.bounds.matrix import examine
+from privlora.lab.wishart.canaries import static_poison
+from privlora.lab.wishart.heads.descent import HeadData, TrainedHeads, train_heads
+from privlora.lab.wishart.heads.settings import HeadSettings
 
 DIMENSIONS = 512  # of the heads' features
 RECORDS = {"lora-fa": 200, "m2": 1000, "m1": 1000, "networks": 100, "one update": 200}

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_cases import call, run_settings, write_config
 
-from privlora.lab import FIGURES
 from privlora.lab.cli import diagnosing
+from privlora.lab.diagnostics.choosing import FIGURES
 
 pytestmark = pytest.mark.usefixtures("drawn")
 

@@ -15,10 +15,10 @@ from torch.nn.functional import cross_entropy
 from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
-from privlora.lab import HeadData, HeadSettings, TrainedHeads, train_heads
+from privlora.lab.wishart.heads.descent import HeadData, TrainedHeads, train_heads
 from privlora.lab.wishart.heads.mechanisms import MECHANISMS, Batch
 from privlora.lab.wishart.heads.projections import gaussian_factors
-from privlora.lab.wishart.heads.settings import HEAD_METHODS
+from privlora.lab.wishart.heads.settings import HEAD_METHODS, HeadSettings
 from privlora.mechanisms.noising import grid_width
 
 
