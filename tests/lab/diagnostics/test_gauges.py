@@ -92,10 +92,8 @@ def test_noise_energy_pairs_both_methods_at_each_gauge_and_step(study: GaugeStud
 
 
 def test_a_real_study() -> None:
-    seen = []
     with tiny_bench() as bench:
-        study = gauge_study(bench, steps=2, gauges=(0.5, 1.0), on_step=seen.append)
-    assert seen == ["dp-adamw"] * 4 + ["prism rank"] * 4
+        study = gauge_study(bench, steps=2, gauges=(0.5, 1.0))
     factors, prism = gauge_sensitivity(study)
     assert min(factors.spread) > 0.01
     assert max(prism.spread) < 1e-4 * min(min(row) for row in prism.values)

@@ -27,7 +27,7 @@ from privlora.lab.studies.choice import job_of, selection_cells
 from privlora.lab.studies.executing import executor, process_pool
 from privlora.lab.studies.results import Row, read_results
 from privlora.lab.studies.settings import Cell, Study, study_from
-from privlora.lab.studies.study import StudyReport, missing_runs, report_study, run_study
+from privlora.lab.studies.study import StudyReport, report_study, run_study
 from privlora.training import assembly
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
@@ -40,18 +40,16 @@ SMALL: dict[str, Any] = {
 
 
 class Log:
-    """A watcher that keeps what it sees."""
+    """Keeps the runs that it is told of."""
 
     def __init__(self, then: Callable[[Row], None] = lambda row: None) -> None:
         self.rows: list[Row] = []
-        self.phases: list[tuple[str, int, int]] = []
+        self.counts: list[tuple[int, int]] = []
         self._then = then
 
-    def on_phase(self, words: str, done: int, total: int) -> None:
-        self.phases.append((words, done, total))
-
-    def on_row(self, row: Row) -> None:
+    def __call__(self, row: Row, done: int, total: int) -> None:
         self.rows.append(row)
+        self.counts.append((done, total))
         self._then(row)
 
 
@@ -82,7 +80,7 @@ def watched(study: Study, tmp_path_factory: pytest.TempPathFactory) -> Watched:
     log = Log()
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(running, "_share", noted)
-        report = run_study(study, tmp_path_factory.mktemp("found"), watcher=log)
+        report = run_study(study, tmp_path_factory.mktemp("found"), on_run=log)
     return Watched(report, log, seen)
 
 
@@ -93,7 +91,7 @@ def found(watched: Watched) -> StudyReport:
 
 def test_each_role_sees_its_own_seeds_and_records(watched: Watched) -> None:
     log = watched.log
-    assert log.phases == [("choosing learning rates", 0, 8), ("report runs", 0, 8)]
+    assert log.counts == [(done, 8) for _ in range(2) for done in range(1, 9)]
     assert {row.cell.seed for row in log.rows if row.role == "selection"} == {100}
     assert {row.cell.seed for row in log.rows if row.role == "report"} == {0, 1}
     assert set(watched.shares) == {(100, 0, 1, 2, 3, 4), (0, 5, 6, 7, 8, 9), (1, 5, 6, 7, 8, 9)}
@@ -116,7 +114,7 @@ def test_every_method_gets_the_same_public_start(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr(assembly, "mean_gradient_subspaces", noted)
     log = Log()
-    run_study(study_from(content), tmp_path / "found", watcher=log)
+    run_study(study_from(content), tmp_path / "found", on_run=log)
     assert [row.error for row in log.rows] == [None] * 6
     assert sorted(seeds) == [0, 1]
 
@@ -164,10 +162,9 @@ def test_a_finished_study_runs_nothing(
     monkeypatch.setattr(running.Runner, "run", None)
     before = found.table.read_bytes()
     log = Log()
-    again = run_study(study, found.folder, watcher=log)
-    assert log.phases == [("choosing learning rates", 8, 8), ("report runs", 8, 8)]
+    again = run_study(study, found.folder, on_run=log)
+    assert not log.rows
     assert again.table.read_bytes() == before
-    assert missing_runs(study, found.folder) == 0
 
 
 def test_an_extended_study_runs_what_is_new(tmp_path: Path) -> None:
@@ -176,12 +173,12 @@ def test_an_extended_study_runs_what_is_new(tmp_path: Path) -> None:
     run_study(study, tmp_path)
     more = study.settings.model_copy(update={"seeds": [0, 1, 2]})
     log = Log()
-    run_study(replace(study, settings=more), tmp_path, watcher=log)
+    run_study(replace(study, settings=more), tmp_path, on_run=log)
     assert {row.cell.seed for row in log.rows} == {2}
     changed = study.settings.model_dump()
     changed["base"]["privacy"]["steps"] = 2
     log = Log()
-    found = run_study(study_from(changed, "tiny.yaml"), tmp_path, watcher=log)
+    found = run_study(study_from(changed, "tiny.yaml"), tmp_path, on_run=log)
     assert len(log.rows) == 4
     assert found.summary["runs"]["outdated"] == 4 + 1
     run = (tmp_path / log.rows[0].facts["ledger"]).parents[1]
@@ -229,7 +226,7 @@ def test_a_run_that_fails_is_recorded_once(tmp_path: Path, monkeypatch: pytest.M
     with monkeypatch.context() as patch:
         patch.setattr(running, "finish_training", fails)
         log = Log()
-        found = run_study(study, tmp_path, watcher=log)
+        found = run_study(study, tmp_path, on_run=log)
     failed = [row for row in log.rows if row.error is not None]
     assert [(row.cell.task, row.error) for row in failed] == [
         ("one", "ValueError: one bad run"),
@@ -237,10 +234,10 @@ def test_a_run_that_fails_is_recorded_once(tmp_path: Path, monkeypatch: pytest.M
     ]
     assert "**2 runs failed**" in found.table.read_text()
     again = Log()
-    run_study(study, tmp_path, watcher=again)
+    run_study(study, tmp_path, on_run=again)
     assert not again.rows
     retried = Log()
-    found = run_study(study, tmp_path, watcher=retried, retry_failed=True)
+    found = run_study(study, tmp_path, on_run=retried, retry_failed=True)
     assert [row.cell for row in retried.rows] == [row.cell for row in failed]
     assert "failed" not in found.table.read_text()
 
@@ -332,7 +329,6 @@ def test_an_interruption_keeps_what_is_finished(
     assert len(read_results(tmp_path / "results.jsonl")) == 4
     partial = report_study(study, tmp_path)
     assert "…" in partial.table.read_text()
-    assert missing_runs(study, tmp_path) == 4 + 16
 
 
 @pytest.mark.long
@@ -375,7 +371,7 @@ def test_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
         torn.write(finished[0].to_line()[:50])
     study = study_from(content, "tiny.yaml")
     log = Log()
-    resumed = run_study(study, tmp_path / "killed", watcher=log)
+    resumed = run_study(study, tmp_path / "killed", on_run=log)
     assert len(log.rows) == 8 - len(finished)
     whole = run_study(study, tmp_path / "whole")
     assert resumed.table.read_bytes() == whole.table.read_bytes()
@@ -416,7 +412,7 @@ def test_a_pool_gives_the_same_rows_and_says_when_a_process_dies(tmp_path: Path)
     cells = selection_cells(study)[:4]
 
     def scores(folder: str, jobs: int) -> dict[Cell, Any]:
-        with executor(jobs, 1, ray=False) as execute:
+        with executor(jobs, 1) as execute:
             rows = list(execute([job_of(study, cell, "selection", tmp_path / folder) for cell in cells]))
         assert [row.error for row in rows] == [None] * 4
         return {row.cell: row.scores for row in rows}
@@ -437,26 +433,9 @@ def test_ctrl_c_ends_the_processes_of_a_pool(tmp_path: Path) -> None:
 
     others = set(active_children())
     with pytest.raises(KeyboardInterrupt):
-        run_study(study_from(content), tmp_path / "out", jobs=2, watcher=Log(stop))
+        run_study(study_from(content), tmp_path / "out", jobs=2, on_run=Log(stop))
     assert set(active_children()) <= others
     assert len(read_results(tmp_path / "out" / "results.jsonl")) == 1
-
-
-@pytest.mark.long
-def test_tasks_of_ray_give_the_same_table(tmp_path: Path) -> None:
-    pytest.importorskip("ray")
-    content = on_disk(tmp_path, **SMALL, insecure_noise_seed="paired", tasks={"one": None}, seeds=[0])
-    found = run_study(study_from(content, "tiny.yaml"), tmp_path / "ray", ray=True)
-    whole = run_study(study_from(content, "tiny.yaml"), tmp_path / "whole")
-    assert found.table.read_bytes() == whole.table.read_bytes()
-
-
-def test_ray_that_is_not_there_is_refused(
-    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sys.modules, "ray", None)
-    with pytest.raises(ConfigError, match="--ray needs Ray, which is not installed"):
-        run_study(study, tmp_path, ray=True)
 
 
 def test_tokens_are_chosen_by_what_was_free_before_records(
@@ -493,13 +472,13 @@ def test_tokens_are_chosen_by_what_was_free_before_records(
 def test_numbers_of_jobs() -> None:
     for jobs, threads in ((0, 1), (1, 0)):
         with pytest.raises(ConfigError, match="below 1"):
-            executor(jobs, threads, ray=False)
+            executor(jobs, threads)
 
 
 def test_a_signal_to_a_single_process_is_ctrl_c(study: Study, tmp_path: Path) -> None:
     log = Log(lambda row: os.kill(os.getpid(), signal.SIGINT) if len(log.rows) == 2 else None)
     with pytest.raises(KeyboardInterrupt):
-        run_study(study, tmp_path, watcher=log)
+        run_study(study, tmp_path, on_run=log)
     assert len(read_results(tmp_path / "results.jsonl")) == 2
 
 

@@ -85,7 +85,8 @@ Watcher = Callable[[Contender, Vector, float], None]
 @dataclass(frozen=True)
 class Workbench:
     """``start``: the factor pairs from which every run sets out; ``seed``: public, of batches and noise. ``bands``: of
-    the run that is diagnosed, which are left out here; None where its noise is independent."""
+    the run that is diagnosed, which are left out here; None where its noise is independent. ``on_step``: called after
+    each step of any run."""
 
     settings: Settings
     adapter: LowRankAdapter
@@ -96,6 +97,7 @@ class Workbench:
     dtype: torch.dtype
     seed: int
     bands: int | str | None = None
+    on_step: Callable[[], None] = lambda: None
 
     def factor_contender(self, pairs: FactorPairs, name: str = BASELINE) -> Contender:
         """A row of the space "factors", DP-AdamW by default, on these factors."""
@@ -132,7 +134,6 @@ class Workbench:
         noise_multiplier: float,
         gauge: float = 1.0,
         watcher: Watcher | None = None,
-        on_step: Callable[[str], None] | None = None,
     ) -> Trace:
         """Take ``steps`` private steps with seeded batches and noise."""
         coordinates = contender.coordinates
@@ -184,8 +185,7 @@ class Workbench:
             step.take()
             moves = [move_norm(*pair) for pair in zip(before, coordinates.factors(), strict=True)]
             trace.step_norm.append(float(torch.cat(moves).square().sum().sqrt()))
-            if on_step is not None:
-                on_step(contender.name)
+            self.on_step()
         return trace
 
 
@@ -215,8 +215,11 @@ def open_workbench(
     tokenizer: Any = None,
     records: Sequence[Mapping[str, Any]] | None = None,
     seed: int = 0,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[Workbench]:
     """Load what ``settings`` name (or take what is given) and attach an adapter; the model comes back unchanged.
+
+    on_step: called after each step of any run.
 
     The start is that of a plain LoRA run, one factor zero, unless adapter.init says otherwise. Raises ConfigError for a
     non-private run, and as ``check_model`` and ``load_data``.
@@ -255,6 +258,7 @@ def open_workbench(
                 dtype=coordinates.dtype,
                 seed=seed,
                 bands=None if bands == 1 else bands,
+                on_step=on_step,
             )
 
 

@@ -89,14 +89,14 @@ def diagnose(
     tokenizer: Any = None,
     model_name: str | None = None,
     records: Sequence[Mapping[str, Any]] | None = None,
-    on_step: Callable[[str, int, int], None] | None = None,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diagnostics:
     """Run the experiments that ``figures`` need, ``steps`` steps each, on the records of ``settings``.
 
     public: whether the records are public; if not, so is nothing of the result: it is computed from the records with
     seeded noise. also: further methods on factors, for gauge-sensitivity and clipping. seed: of batches, noise and
-    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: told a method, the steps done and
-    those in all.
+    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: told the steps done
+    and those in all.
 
     Raises ConfigError, DataError and what loading a model and records raises.
     """
@@ -105,37 +105,38 @@ def diagnose(
         raise ConfigError(f"steps={steps} is below {_LEAST_STEPS}", fix="raise --steps; 20 is quick")
     total, done = total_steps(wanted, len(others), steps), 0
 
-    def advance(name: str) -> None:
+    def advance() -> None:
         nonlocal done
         done += 1
-        if on_step is not None:
-            on_step(name, done, total)
+        on_step(done, total)
 
     results: dict[str, Any] = {}
-    with open_workbench(settings, model=model, tokenizer=tokenizer, records=records, seed=seed) as bench:
+    with open_workbench(
+        settings, model=model, tokenizer=tokenizer, records=records, seed=seed, on_step=advance
+    ) as bench:
         if _OF_GAUGES & set(wanted):
-            study = gauge_study(bench, steps=steps, also=others, on_step=advance)
+            study = gauge_study(bench, steps=steps, also=others)
             results |= {"noise-ratio": noise_ratio(study), "gauge-sensitivity": gauge_sensitivity(study)}
             results |= {
                 "noise-energy": noise_energy(study),
                 "clipping": clipping(study, bench.plan.clip_norm),
             }
         if set(wanted) - _OF_GAUGES:
-            trained = _train_baseline(bench, steps, advance)
+            trained = _train_baseline(bench, steps)
             if "gauge-sweep" in wanted:
                 results["gauge-sweep"] = _sweep(bench, trained)
             if _OF_PRECONDITIONERS & set(wanted):
-                found = preconditioning_study(bench, trained, steps=steps, on_step=advance)
+                found = preconditioning_study(bench, trained, steps=steps)
                 results |= {"preconditioning": found, "gram-stress": found.runs}
         facts = _facts(bench, steps, model_name)
     return Diagnostics(public, facts, {name: results[name] for name in wanted})
 
 
-def _train_baseline(bench: Workbench, steps: int, on_step: Callable[[str], None]) -> FactorPairs:
+def _train_baseline(bench: Workbench, steps: int) -> FactorPairs:
     """The factors that the baseline reaches from the bench's start: a Z that is not zero."""
     contender = bench.factor_contender(bench.start)
     sigma = bench.plan.event.noise_multiplier
-    bench.run(contender, steps=steps, noise_multiplier=sigma, on_step=on_step)
+    bench.run(contender, steps=steps, noise_multiplier=sigma)
     assert isinstance(contender.coordinates, FactorCoordinates)
     return snapshot(contender.coordinates)
 

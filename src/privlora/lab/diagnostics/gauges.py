@@ -89,7 +89,6 @@ def gauge_study(
     steps: int,
     gauges: tuple[float, ...] = GAUGES,
     also: tuple[str, ...] = (),
-    on_step: Callable[[str], None] | None = None,
 ) -> GaugeStudy:
     """Run the baseline, PRISM and the rows ``also`` from every gauge of the bench's start, with the plan's noise.
 
@@ -101,8 +100,7 @@ def gauge_study(
 
     def traces(make: Callable[[FactorPairs], Contender]) -> list[Trace]:
         return [
-            bench.run(make(bench.rescaled(c)), steps=steps, noise_multiplier=sigma, gauge=c, on_step=on_step)
-            for c in gauges
+            bench.run(make(bench.rescaled(c)), steps=steps, noise_multiplier=sigma, gauge=c) for c in gauges
         ]
 
     return GaugeStudy(

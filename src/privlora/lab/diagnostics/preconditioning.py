@@ -82,7 +82,6 @@ def preconditioning_study(
     epsilons: tuple[float, ...] = EPSILONS,
     stepwise: float = 3.0,
     optimizers: tuple[str, ...] = OPTIMIZERS,
-    on_step: Callable[[str], None] | None = None,
 ) -> PreconditioningStudy:
     """Run the baseline and PRISM's optimizers from ``start`` at the noise that each epsilon of the run's plan needs.
 
@@ -112,9 +111,7 @@ def preconditioning_study(
             else:
                 contender = bench.tangent_contender(start, optimizer)
             found = Preconditioned(contender.name, sigma)
-            bench.run(
-                contender, steps=steps, noise_multiplier=sigma, watcher=_watcher(found), on_step=on_step
-            )
+            bench.run(contender, steps=steps, noise_multiplier=sigma, watcher=_watcher(found))
             runs.append(found)
         curves.append(_curve(runs, burn_in))
         stepwise_runs.append(runs[epsilons.index(stepwise)])

@@ -200,7 +200,7 @@ def report_cells(study: Study, progress: Progress) -> list[Cell]:
 def job_of(study: Study, cell: Cell, role: Role, folder: Path) -> Job:
     """The run of a cell, in the study's ``folder``."""
     settings = study.run_settings(cell)
-    root = folder.absolute() / "runs" / cell.folder  # a task of Ray may have another current folder
+    root = folder.absolute() / "runs" / cell.folder
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(root)})})
     fingerprint, keep = study.fingerprint(cell, role), study.settings.keep_runs
     return Job(cell, role, fingerprint, settings, study.records, root, keep)

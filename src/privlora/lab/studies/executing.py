@@ -1,4 +1,4 @@
-"""Where the runs of a study are made: in this process, in a pool of processes, or as tasks of Ray."""
+"""Where the runs of a study are made: in this process or in a pool of processes."""
 
 from __future__ import annotations
 
@@ -27,12 +27,10 @@ Execute = Callable[[Sequence[Job]], Iterator[Row]]
 """Makes the rows of jobs, in the order in which the runs end."""
 
 
-def executor(jobs: int, threads: int, ray: bool) -> AbstractContextManager[Execute]:
-    """jobs: runs at the same time on this machine. threads: of each. ray: leave both to the cluster that Ray finds."""
+def executor(jobs: int, threads: int) -> AbstractContextManager[Execute]:
+    """jobs: runs at the same time on this machine. threads: of each."""
     if jobs < 1 or threads < 1:
         raise ConfigError("the number of jobs or threads is below 1", fix="give 1 or more")
-    if ray:
-        return ray_tasks(threads)
     return in_this_process(threads) if jobs == 1 else process_pool(jobs, threads)
 
 
@@ -84,32 +82,6 @@ def process_pool(count: int, threads: int) -> Iterator[Execute]:
         pool.shutdown(cancel_futures=True)
 
 
-@contextmanager
-def ray_tasks(threads: int) -> Iterator[Execute]:
-    """One task a run, on one GPU where the cluster has any. Raises ConfigError without Ray."""
-    try:
-        import ray
-    except ImportError:
-        raise ConfigError("--ray needs Ray, which is not installed", fix="pip install ray") from None
-    ray.init(ignore_reinit_error=True, log_to_driver=False)
-    gpus = 1 if ray.cluster_resources().get("GPU") else 0
-    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_run_alone)
-
-    def execute(jobs: Sequence[Job]) -> Iterator[Row]:
-        left = [task.remote(job, threads) for job in jobs]
-        while left:
-            done, left = ray.wait(left)
-            try:
-                yield ray.get(done[0])
-            except ray.exceptions.RayTaskError as error:
-                raise error.cause from None
-
-    try:
-        yield execute
-    finally:
-        ray.shutdown()
-
-
 def _devices() -> list[str]:
     """Names of GPUs to spread processes over; none if there is at most one."""
     count = torch.cuda.device_count()
@@ -118,7 +90,7 @@ def _devices() -> list[str]:
 
 
 _kept: list[Runner] = []
-"""Of this process, once it is one of a pool or of Ray."""
+"""Of this process, once it is one of a pool."""
 
 
 def _begin(queue: Any, threads: int, count: int, gpus: int) -> None:
@@ -147,14 +119,6 @@ def _run(job: Job) -> Row:
         return _kept[0].run(job)
     except Interrupted:
         os._exit(1)
-
-
-def _run_alone(job: Job, threads: int) -> Row:
-    """As a task of Ray, whose processes keep what they loaded."""
-    if not _kept:
-        _quietly(threads)
-        _kept.append(Runner())
-    return _kept[0].run(job)
 
 
 def _die_with_parent() -> None:

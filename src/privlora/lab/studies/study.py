@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from privlora.lab.studies.choice import (
     Progress,
-    all_cells,
     job_of,
     refuse_if_all_failed,
     report_cells,
@@ -24,14 +23,6 @@ from privlora.lab.studies.tables import markdown
 from privlora.training.files import write_atomically
 
 TABLE, SUMMARY, PAGE = "table.md", "summary.json", "study.html"
-
-
-class Watcher(Protocol):
-    """Whoever wants to see a study go on."""
-
-    def on_phase(self, words: str, done: int, total: int) -> None: ...
-
-    def on_row(self, row: Row) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -67,14 +58,14 @@ def run_study(
     part: tuple[int, int] = (1, 1),
     jobs: int = 1,
     threads: int = 1,
-    ray: bool = False,
     retry_failed: bool = False,
-    watcher: Watcher | None = None,
+    on_run: Callable[[Row, int, int], None] = lambda row, done, total: None,
 ) -> StudyReport | Unfinished:
     """Run the cells that the folder does not hold yet, first those that choose learning rates; then report.
 
     folder: None takes ``output_folder(study)``. part: (k, n) runs every n-th cell, from the k-th on. jobs: runs at the
-    same time, each with so many ``threads``. ray: as tasks of Ray instead. retry_failed: run failed cells once more.
+    same time, each with so many ``threads``. retry_failed: run failed cells once more. on_run: called with each
+    finished run, how many of its role are there, and how many there will be.
 
     Raises PrivloraError subclasses, and KeyboardInterrupt on ctrl-C; what is finished stays in any case.
     """
@@ -83,20 +74,18 @@ def run_study(
     if study.selects:
         phases.insert(0, ("selection", "choosing learning rates"))
     ran = 0
-    with Results(folder, part) as results, executor(jobs, threads, ray) as execute:
+    with Results(folder, part) as results, executor(jobs, threads) as execute:
         progress = Progress(study, read_folder(folder))
         again = {cell for cell, row in progress.rows.items() if row.error is not None and retry_failed}
         for role, words in phases:
             cells = selection_cells(study) if role == "selection" else report_cells(study, progress)
             own = cells[part[0] - 1 :: part[1]]
             missing = [cell for cell in own if cell not in progress.rows or cell in again]
-            if watcher is not None:
-                watcher.on_phase(words, len(own) - len(missing), len(own))
-            for row in execute([job_of(study, cell, role, folder) for cell in missing]):
+            rows = execute([job_of(study, cell, role, folder) for cell in missing])
+            for done, row in enumerate(rows, start=len(own) - len(missing) + 1):
                 results.append(row)
                 ran += 1
-                if watcher is not None:
-                    watcher.on_row(row)
+                on_run(row, done, len(own))
             progress = Progress(study, read_folder(folder))
             refuse_if_all_failed(progress)
             if left := sum(1 for cell in cells if cell not in progress.rows):
@@ -108,14 +97,6 @@ def report_study(study: Study, folder: str | Path | None = None) -> StudyReport:
     """Make the tables and the page of what is finished; nothing is run."""
     folder = output_folder(study) if folder is None else Path(folder)
     return _write(Progress(study, read_folder(folder)), folder)
-
-
-def missing_runs(study: Study, folder: Path) -> int:
-    """How many runs are still to come, as far as that is known before rates are chosen."""
-    done = Progress(study, read_folder(folder))
-    if study.selects and any(cell not in done.rows for cell in selection_cells(study)):
-        return sum(1 for cell, _ in all_cells(study) if cell not in done.rows)
-    return sum(1 for cell in report_cells(study, done) if cell not in done.rows)
 
 
 def output_folder(study: Study) -> Path:
