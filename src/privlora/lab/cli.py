@@ -14,7 +14,7 @@ from privlora.cli.training import OverridesArgument
 from privlora.config import Settings, load_settings, read_yaml, settings_from
 from privlora.data.records import is_data_file_name, refuse_missing
 from privlora.errors import ConfigError
-from privlora.lab.diagnostics.choosing import chosen_figures, refuse_unknown_methods
+from privlora.lab.diagnostics.choosing import chosen_figures, chosen_rows
 
 if TYPE_CHECKING:
     from privlora.lab.studies.results import Row
@@ -174,17 +174,15 @@ def diagnose(
 ) -> None:
     """Measure what gauges, noise and preconditioning do to DP-AdamW and to PRISM; trains nothing to keep."""
     wanted = chosen_figures(figures)
-    refuse_unknown_methods(also)
+    others = chosen_rows(also)
     settings = load_settings(config, overrides or ()) if config is not None else None
     if settings is not None:
         settings.refuse_labels("a diagnosis")
     with quiet_libraries(told=True):
         with loading():
-            from privlora.lab.diagnostics.experiments import chosen_rows
             from privlora.lab.diagnostics.experiments import diagnose as run
             from privlora.lab.diagnostics.page import make_folder, write
 
-        others = chosen_rows(also)
         records: list[dict[str, str]] | None = None
         name, public = None, public_data
         if settings is None:
@@ -208,14 +206,13 @@ def diagnose(
             raise Stopped(
                 "nothing was written; diagnostics keep no state, so run the command again"
             ) from None
-        written = write(found, output)
+        page, series, *pictures = write(found, output)
     if as_json:
-        pictures = [str(path) for path in written.pictures]
-        places = {"page": str(written.page), "series": str(written.series), "pictures": pictures}
+        places = {"page": str(page), "series": str(series), "pictures": list(map(str, pictures))}
         emit({"public": found.public, **places})
         return
-    out().print(f"page:    {written.page}\nseries:  {written.series}")
-    out().print(f"pictures: {len(written.pictures)} PNG files beside them")
+    out().print(f"page:    {page}\nseries:  {series}")
+    out().print(f"pictures: {len(pictures)} PNG files beside them")
     if not found.public:
         out().print(
             "PRIVATE: computed from the records with seeded noise, which protects nobody; do not publish any of it "

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -45,7 +46,7 @@ def test_the_replayed_noise_is_the_release_of_an_empty_batch(
     # So small a batch that all of the first three are empty.
     with tiny_bench(privacy={"expected_batch_size": 1e-4}) as bench:
         trace = bench.run(_contender(bench, space), steps=3, noise_multiplier=1.5, watcher=watch)
-    assert trace.clip_fraction == trace.clip_coefficient == [None] * 3
+    assert all(math.isnan(value) for value in (*trace.clip_fraction, *trace.clip_coefficient))
     assert len(releases) == 3
     for release, (noise, tau) in zip(releases, noises, strict=True):
         assert tau == release.noise_std == pytest.approx(1.5 / 1e-4)
@@ -170,7 +171,6 @@ def test_the_noise_of_a_step_is_looked_at_without_bands(bands: Any) -> None:
     with tiny_bench(privacy={"bands": bands, "noise_multiplier": None, "target_epsilon": 3.0}) as bench:
         assert bench.plan.event.sampling == PoissonSampling(0.2)
         assert bench.settings.privacy.bands == 1
-        assert bench.bands == (None if bands == 1 else bands)
 
 
 def _refused(records: list[dict[str, Any]] = RECORDS, **groups: dict[str, Any]) -> None:

@@ -7,7 +7,6 @@ import math
 import pytest
 from diagnostics_cases import tiny_bench
 
-from privlora.errors import ConfigError
 from privlora.lab.diagnostics.bench import Trace
 from privlora.lab.diagnostics.gauges import (
     GaugeStudy,
@@ -27,8 +26,8 @@ def _trace(method: str, gauge: float, size: float) -> Trace:
         noise_multiplier=1.0,
         noise_std=0.5,
         step_norm=steps,
-        clip_fraction=[size / 10, None, 0.5],
-        clip_coefficient=[1.0, None, size / 10],
+        clip_fraction=[size / 10, math.nan, 0.5],
+        clip_coefficient=[1.0, math.nan, size / 10],
         noise_energy=[size, 4 * size, 9 * size],
         law_energy=[size, size, size],
         factor_statistic=[size, 2 * size, 3 * size] if method == "dp-adamw" else [],
@@ -99,9 +98,3 @@ def test_a_real_study() -> None:
     assert max(prism.spread) < 1e-4 * min(min(row) for row in prism.values)
     for e, law in zip(noise_energy(study).factors, noise_energy(study).law, strict=True):
         assert 0.8 < e / law < 1.2
-
-
-@pytest.mark.parametrize("gauges", [(0.5, 2.0), (1.0, 0.0), (1.0, -2.0)])
-def test_gauges_that_say_nothing_are_refused(gauges: tuple[float, ...]) -> None:
-    with tiny_bench() as bench, pytest.raises(ConfigError, match="must be positive and include 1"):
-        gauge_study(bench, steps=2, gauges=gauges)

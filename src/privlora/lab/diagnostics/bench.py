@@ -22,6 +22,7 @@ from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
+from privlora.lab.diagnostics.choosing import BASELINE
 from privlora.lab.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
 from privlora.mechanisms import GaussianMechanism, Instrument, Mechanism, NoiseSource, PrivateSum, Release
 from privlora.mechanisms.charges import Uncharged
@@ -38,7 +39,6 @@ from privlora.training.promise import plan_privacy, sampler
 from privlora.training.state import TrainState
 from privlora.training.step import Step
 
-BASELINE: Final = "dp-adamw"
 PRISM: Final = "prism"
 CLIPPING: Final = "flat"  # as in the paper, whatever the run's method.clipping is
 
@@ -61,7 +61,7 @@ class Trace:
     """What one run showed at steps 1, 2, …; norms are over all modules together.
 
     step_norm: ||Z_(t+1) - Z_t||_F. clip_fraction: of the batch, with a norm above C; clip_coefficient: mean of
-    min(1, C / norm); both None for an empty batch. noise_energy: ||N_Z||_F^2 of the noise in the release, as a unit
+    min(1, C / norm); both NaN for an empty batch. noise_energy: ||N_Z||_F^2 of the noise in the release, as a unit
     step along it moves Z (the bilinear term included). law_energy: its expectation at that state. factor_statistic:
     S_t = sum of scale^2 (m ||right||^2 + n ||left||^2), empty in tangent coordinates.
     """
@@ -71,8 +71,8 @@ class Trace:
     noise_multiplier: float
     noise_std: float
     step_norm: list[float] = field(default_factory=list)
-    clip_fraction: list[float | None] = field(default_factory=list)
-    clip_coefficient: list[float | None] = field(default_factory=list)
+    clip_fraction: list[float] = field(default_factory=list)
+    clip_coefficient: list[float] = field(default_factory=list)
     noise_energy: list[float] = field(default_factory=list)
     law_energy: list[float] = field(default_factory=list)
     factor_statistic: list[float] = field(default_factory=list)
@@ -84,9 +84,8 @@ Watcher = Callable[[Contender, Vector, float], None]
 
 @dataclass(frozen=True)
 class Workbench:
-    """``start``: the factor pairs from which every run sets out; ``seed``: public, of batches and noise. ``bands``: of
-    the run that is diagnosed, which are left out here; None where its noise is independent. ``on_step``: called after
-    each step of any run."""
+    """``start``: the factor pairs from which every run sets out. ``seed``: public, of batches and noise. ``on_step``:
+    called after each step of any run."""
 
     settings: Settings
     adapter: LowRankAdapter
@@ -96,7 +95,6 @@ class Workbench:
     scale: float
     dtype: torch.dtype
     seed: int
-    bands: int | str | None = None
     on_step: Callable[[], None] = lambda: None
 
     def factor_contender(self, pairs: FactorPairs, name: str = BASELINE) -> Contender:
@@ -229,7 +227,6 @@ def open_workbench(
             "privacy.private=false: there is no noise to diagnose",
             fix="set privacy.private=true with a target_epsilon or a noise_multiplier",
         )
-    bands = settings.privacy.bands
     # Its laws are of one step's noise, which is independent of that of others.
     alone = settings.privacy.model_copy(update={"bands": 1, "sampling": "poisson"})
     settings = settings.model_copy(update={"privacy": alone})
@@ -257,7 +254,6 @@ def open_workbench(
                 scale=coordinates.scale,
                 dtype=coordinates.dtype,
                 seed=seed,
-                bands=None if bands == 1 else bands,
                 on_step=on_step,
             )
 
@@ -301,11 +297,7 @@ def _record_noise(trace: Trace, coordinates: Coordinates, noise: Vector) -> None
 
 
 def _record_clipping(trace: Trace, norms: list[Tensor], clip_norm: float) -> None:
-    if not norms:
-        trace.clip_fraction.append(None)
-        trace.clip_coefficient.append(None)
-        return
-    found = torch.cat(norms)
+    found = torch.cat(norms) if norms else torch.empty(0)
     trace.clip_fraction.append(float((found > clip_norm).double().mean()))
     trace.clip_coefficient.append(float((clip_norm / found).clamp(max=1.0).mean()))
 

@@ -10,16 +10,15 @@ import torch
 
 from privlora.config import Settings
 from privlora.coordinates import FactorCoordinates
-from privlora.errors import ConfigError, nearest
+from privlora.errors import ConfigError
 from privlora.lab.diagnostics.bench import (
-    BASELINE,
     CLIPPING,
     FactorPairs,
     Workbench,
     open_workbench,
     snapshot,
 )
-from privlora.lab.diagnostics.choosing import chosen_figures, names_in
+from privlora.lab.diagnostics.choosing import BASELINE, chosen_figures, chosen_rows
 from privlora.lab.diagnostics.gauges import (
     GAUGES,
     clipping,
@@ -32,8 +31,6 @@ from privlora.lab.diagnostics.laws import factor_statistic
 from privlora.lab.diagnostics.preconditioning import (
     EPSILONS,
     OPTIMIZERS,
-    Preconditioned,
-    PreconditioningStudy,
     preconditioning_study,
 )
 from privlora.lab.diagnostics.sweep import GaugeSweep, gauge_sweep
@@ -56,25 +53,9 @@ class Diagnostics:
 
     def to_dict(self) -> dict[str, Any]:
         """Every series, for JSON; numbers that JSON does not have become None."""
-        figures = {name: _plain(result) for name, result in self.figures.items()}
-        about = {"schema_version": SCHEMA_VERSION, "kind": "privlora diagnostics", "public": self.public}
-        found: dict[str, Any] = finite({**about, "facts": self.facts, "figures": figures})
+        about = {"schema_version": SCHEMA_VERSION, "kind": "privlora diagnostics"}
+        found: dict[str, Any] = finite({**about, **asdict(self)})
         return found
-
-
-def chosen_rows(names: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Rows of the table besides the baseline that clip and noise both factors; None: no more.
-
-    Raises ConfigError for any other name.
-    """
-    known = [row.name for row in METHODS.values() if row.space == "factors" and row.private]
-    known.remove(BASELINE)
-    given = names_in(names)
-    for name in given:
-        if name not in known:
-            what = f"{name!r} is not a private method on both factors besides {BASELINE}"
-            raise ConfigError(what, fix=nearest(name, known))
-    return tuple(name for name in known if name in given)
 
 
 def diagnose(
@@ -179,21 +160,6 @@ def _facts(bench: Workbench, steps: int, model_name: str | None) -> dict[str, An
         "planned_steps": plan.steps,
         "planned_target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
-        "bands_left_out": bench.bands,
         "seed": bench.seed,
         "gauges": list(GAUGES),
     }
-
-
-def _plain(result: Any) -> Any:
-    """Dataclasses as dicts, with what their properties say."""
-    if isinstance(result, list):
-        return [_plain(one) for one in result]
-    found = asdict(result)
-    if isinstance(result, GaugeSweep):
-        found |= {"factor_decades": result.factor_decades, "prism_variation": result.prism_variation}
-    if isinstance(result, Preconditioned):
-        found["amplification"] = result.amplification
-    if isinstance(result, PreconditioningStudy):
-        found["runs"] = _plain(result.runs)
-    return found

@@ -16,7 +16,6 @@ from torch import Tensor
 
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.coordinates import FactorCoordinates, TangentCoordinates, Vector
-from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, Tangent, factors
 from privlora.lab.diagnostics.bench import Contender, FactorPairs, Workbench
 from privlora.lab.diagnostics.laws import gram_stress, product_energy
@@ -32,9 +31,10 @@ _ADAM_EPSILON = 1e-8  # torch's default, which FactorAdamW keeps
 class Preconditioned:
     """One run; values at steps 2, 3, … (before the first release there is no P).
 
-    raw: ||xi||_F. preconditioned: ||P^(-1/2) xi||_F. aggressiveness: largest factor by which P^(-1/2) scales a
-    coordinate. stress: largest ||G^(-1/2)||_2 over modules of the Gram matrices that the method's state rests on, which
-    are those of A and B for factor methods and for `paper` (balanced factors), and of U and V otherwise.
+    raw: ||xi||_F. preconditioned: ||P^(-1/2) xi||_F. amplification: the second over the first. aggressiveness: largest
+    factor by which P^(-1/2) scales a coordinate. stress: largest ||G^(-1/2)||_2 over modules of the Gram matrices that
+    the method's state rests on, which are those of A and B for factor methods and for `paper` (balanced factors), and
+    of U and V otherwise.
     """
 
     method: str
@@ -42,13 +42,9 @@ class Preconditioned:
     steps: list[int] = field(default_factory=list)
     raw: list[float] = field(default_factory=list)
     preconditioned: list[float] = field(default_factory=list)
+    amplification: list[float] = field(default_factory=list)
     aggressiveness: list[float] = field(default_factory=list)
     stress: list[float] = field(default_factory=list)
-
-    @property
-    def amplification(self) -> list[float]:
-        """||P^(-1/2) xi||_F / ||xi||_F."""
-        return [p / raw for p, raw in zip(self.preconditioned, self.raw, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -86,14 +82,8 @@ def preconditioning_study(
     """Run the baseline and PRISM's optimizers from ``start`` at the noise that each epsilon of the run's plan needs.
 
     start: factors of full rank (`paper` cannot leave zero). A third of the steps, at least one, is burn-in: early
-    on, the mean of 1 over a root of few squares has heavy tails. Raises ConfigError for fewer than 3 steps or a
-    stepwise epsilon that is not among ``epsilons``.
+    on, the mean of 1 over a root of few squares has heavy tails.
     """
-    if steps < 3 or stepwise not in epsilons:
-        raise ConfigError(
-            f"steps={steps} must be at least 3, and the stepwise epsilon {stepwise:g} one of {epsilons}",
-            fix="raise --steps",
-        )
     plan = bench.plan
     sigmas = [
         calibrate_noise_multiplier(
@@ -190,29 +180,27 @@ def stress(contender: Contender) -> float:
     return max(float(gram_stress(side).max()) for pair in sides for side in pair)
 
 
-@torch.no_grad()
-def _watch(found: Preconditioned, contender: Contender, noise: Vector, noise_std: float) -> None:
-    found.steps.append(len(found.steps) + 2)
-    if isinstance(contender.optimizer, TangentPaper):
-        raw = sum(float(t.double().square().sum()) for parts in noise for t in parts)
-    else:
-        raw = effect_energy(contender, noise)
-    found.raw.append(raw**0.5)
-    found.preconditioned.append(
-        effect_energy(contender, apply_preconditioner(contender, noise, noise_std)) ** 0.5
-    )
-    found.aggressiveness.append(aggressiveness(contender, noise_std))
-    found.stress.append(stress(contender))
-
-
 def _watcher(found: Preconditioned) -> Callable[[Contender, Vector, float], None]:
-    seen = 0
+    step = 0
 
+    @torch.no_grad()
     def watch(contender: Contender, noise: Vector, noise_std: float) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            _watch(found, contender, noise, noise_std)
+        nonlocal step
+        step += 1
+        if step == 1:
+            return
+        if isinstance(contender.optimizer, TangentPaper):
+            energy = sum(float(t.double().square().sum()) for parts in noise for t in parts)
+        else:
+            energy = effect_energy(contender, noise)
+        raw = energy**0.5
+        preconditioned = effect_energy(contender, apply_preconditioner(contender, noise, noise_std)) ** 0.5
+        found.steps.append(step)
+        found.raw.append(raw)
+        found.preconditioned.append(preconditioned)
+        found.amplification.append(preconditioned / raw)
+        found.aggressiveness.append(aggressiveness(contender, noise_std))
+        found.stress.append(stress(contender))
 
     return watch
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, factors, point_from_factors, standard_normal_tangent
 from privlora.lab.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
 
@@ -32,7 +32,9 @@ class GaugeSweep:
     factors, first_order, bilinear, prism: measured bands. factor_law_energy = tau^2 S(c) + the bilinear term;
     prism_law_energy = tau^2 tr(projector), from the point that each gauge's factors give. point_distance: how far
     that point is from the point at c = 1, in its subspaces (sine), singular values and Z (relative). amplification:
-    median of the factors over median of PRISM. quietest_gauge: where S(c) is least.
+    median of the factors over median of PRISM. quietest_gauge: where S(c) is least. factor_decades: orders of magnitude
+    over which the law of the factor noise's energy varies. prism_variation: largest relative change, over gauges, of
+    what fixes PRISM's noise law, which are its energy and its point.
     """
 
     module: str
@@ -51,18 +53,8 @@ class GaugeSweep:
     point_distance: list[float]
     amplification: list[float]
     quietest_gauge: float
-
-    @property
-    def factor_decades(self) -> float:
-        """Orders of magnitude over which the law of the factor noise's energy varies."""
-        low, high = min(self.factor_law_energy), max(self.factor_law_energy)
-        return float(torch.log10(torch.tensor(high / low, dtype=torch.float64)))
-
-    @property
-    def prism_variation(self) -> float:
-        """Largest relative change, over gauges, of what fixes PRISM's noise law: its energy and its point."""
-        low, high = min(self.prism_law_energy), max(self.prism_law_energy)
-        return max((high - low) / high, *self.point_distance)
+    factor_decades: float
+    prism_variation: float
 
 
 @torch.no_grad()
@@ -81,13 +73,8 @@ def gauge_sweep(
     """Sweep log10 c over linspace(-decades, decades, gauges) for Z = scale * left right^T.
 
     left (m, r) and right (n, r): of full rank. noise_std: tau = sigma C / b. Every gauge builds its own factors, from
-    them its own canonical point, and takes its own draws. Raises ConfigError for fewer than 2 gauges or draws,
-    ModelError for rank-deficient factors.
+    them its own canonical point, and takes its own draws. Raises ModelError for rank-deficient factors.
     """
-    if gauges < 2 or draws < 2:
-        raise ConfigError(
-            f"gauges={gauges} and draws={draws} must be at least 2", fix="61 and 64, as the paper"
-        )
     generator = torch.Generator(left.device).manual_seed(seed)
     left, right = left.double()[None], right.double()[None]
     (m, r), n = left.shape[1:], right.shape[1]
@@ -120,6 +107,8 @@ def gauge_sweep(
         point_distance=distance,
         amplification=[noisy / steady for noisy, steady in medians],
         quietest_gauge=(m * float(right.square().sum()) / (n * float(left.square().sum()))) ** 0.25,
+        factor_decades=math.log10(max(factor_law) / min(factor_law)),
+        prism_variation=max((max(prism_law) - min(prism_law)) / max(prism_law), *distance),
     )
 
 
