@@ -12,10 +12,9 @@ from study_cases import invented, paper
 from privlora.accounting import PoissonSampling, StepEvent
 from privlora.accounting.selection import tuning_cost
 from privlora.lab.studies.choice import Progress
-from privlora.lab.studies.page import render
 from privlora.lab.studies.settings import Cell
 from privlora.lab.studies.summary import Summary, summarise
-from privlora.lab.studies.tables import markdown
+from privlora.lab.studies.tables import markdown, render
 
 pytestmark = pytest.mark.usefixtures("drawn")
 

@@ -21,7 +21,6 @@ SMALL: dict[str, Any] = {
     "learning_rate": [0.002, 0.2],
     "selection": {"seeds": [100]},
     "insecure_noise_seed": "paired",
-    "keep_runs": False,
 }
 
 

@@ -21,7 +21,7 @@ from study_cases import on_disk
 
 import privlora
 from privlora.accounting import read_ledger
-from privlora.errors import ConfigError, PrivloraError, RunError
+from privlora.errors import PrivloraError, RunError
 from privlora.lab.studies import running
 from privlora.lab.studies.choice import job_of, selection_cells
 from privlora.lab.studies.executing import executor, process_pool
@@ -131,13 +131,7 @@ def test_one_ledger_a_run(found: StudyReport) -> None:
         assert ledger.plan.dataset == row.cell.task
         assert ledger.epsilon() <= row.cell.epsilon
         release = (found.folder / row.facts["ledger"]).parent
-        assert {path.name for path in release.iterdir()} == {
-            "ledger.jsonl",
-            "adapter_config.json",
-            "adapter_model.safetensors",
-        }
-        assert {path.name for path in release.parent.iterdir()} == {"release", "private"}
-        assert [path.name for path in (release.parent / "private").iterdir()] == ["config.resolved.yaml"]
+        assert [path.name for path in release.parent.rglob("*")] == ["release", "ledger.jsonl"]
 
 
 def test_what_is_written(found: StudyReport) -> None:
@@ -259,7 +253,7 @@ def test_a_loss_that_is_not_finite_is_a_failure(
     assert "not finite" in row.error
     assert not row.scores
     assert row.before["loss"] > 0
-    assert [path.name for path in (job.folder / "private").iterdir()] == ["config.resolved.yaml"]
+    assert not (job.folder / "private").exists()
     assert read_ledger(job.folder / "release" / "ledger.jsonl").charges == 3
 
 
@@ -297,18 +291,13 @@ def test_a_task_with_a_metric_of_its_own(tmp_path: Path) -> None:
     assert "accuracy, higher is better" in found.table.read_text()
 
 
-def test_ledgers_only(tmp_path: Path) -> None:
-    content = on_disk(tmp_path, **SMALL, keep_runs=False)
-    content |= {
-        "tasks": {"one": None},
-        "methods": ["prism", "adamw"],
-        "learning_rate": [0.02],
-        "selection": {},
-    }
-    content |= {"seeds": [0]}
+def test_runs_with_one_rate_choose_nothing(tmp_path: Path) -> None:
+    content = on_disk(tmp_path, **SMALL)
+    content |= {"tasks": {"one": None}, "methods": ["prism", "adamw"], "learning_rate": [0.02]}
+    content |= {"seeds": [0], "selection": {}}
     found = run_study(study_from(content), tmp_path / "out")
     files = [path.name for path in (found.folder / "runs").rglob("*") if path.is_file()]
-    assert files == ["ledger.jsonl"]
+    assert files == ["ledger.jsonl"]  # none of adamw
     assert "Each method has one learning rate" in found.table.read_text()
 
 
@@ -469,12 +458,6 @@ def test_tokens_are_chosen_by_what_was_free_before_records(
     assert order == ["free", "records", "records"]  # of two tasks, with one model
 
 
-def test_numbers_of_jobs() -> None:
-    for jobs, threads in ((0, 1), (1, 0)):
-        with pytest.raises(ConfigError, match="below 1"):
-            executor(jobs, threads)
-
-
 def test_a_signal_to_a_single_process_is_ctrl_c(study: Study, tmp_path: Path) -> None:
     log = Log(lambda row: os.kill(os.getpid(), signal.SIGINT) if len(log.rows) == 2 else None)
     with pytest.raises(KeyboardInterrupt):
@@ -504,8 +487,3 @@ def test_the_example_runs(tmp_path: Path) -> None:
         found = run_study(study_from(content, file.name), tmp_path / "out" / file.stem)
         assert found.summary["runs"]["failed"] == 0
         assert all(cell["state"] == "complete" for rule in found.summary["rules"] for cell in rule["cells"])
-
-
-def test_an_unknown_metric_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="metric"):
-        study_from(on_disk(tmp_path, metric="bleu"))

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privlora.errors import RunError
 from privlora.lab.studies.results import Role, Row
 from privlora.lab.studies.running import Job
 from privlora.lab.studies.settings import Arm, Cell, Place, Rule, Study
 from privlora.lab.studies.statistics import unit_of_gain
-
-_WORDS = {"loss": "held-out loss, nats per token", "accuracy": "next-token accuracy", "task": "task metric"}
 
 
 @dataclass(frozen=True)
@@ -56,19 +53,18 @@ class Progress:
                 self.outdated += 1
 
     def metric(self, task: str) -> str:
-        """Key of the scores that the task is judged by."""
-        return metric_of(self.study, task)
+        """Key of the scores that the task is judged by: the task's own metric where data.task is set."""
+        return "loss" if self.study.data_task(task) is None else "task"
 
     def lower_is_better(self, task: str) -> bool:
         return self.metric(task) == "loss"
 
     def words(self, task: str) -> str:
         """The metric for reading."""
-        metric = self.metric(task)
-        if metric == "task":
-            names = {str(row.scores["task_metric"]) for row in self.rows.values() if _scored(row, task)}
-            return ", ".join(sorted(names)) or _WORDS[metric]
-        return _WORDS[metric]
+        if self.metric(task) == "loss":
+            return "held-out loss, nats per token"
+        names = {str(row.scores["task_metric"]) for row in self.rows.values() if _scored(row, task)}
+        return ", ".join(sorted(names)) or "task metric"
 
     def value(self, cell: Cell) -> float | None:
         """The finished cell's score on its role's records; None if it is missing or failed."""
@@ -161,13 +157,6 @@ def _scored(row: Row, task: str) -> bool:
     return row.cell.task == task and "task_metric" in row.scores
 
 
-def metric_of(study: Study, task: str) -> str:
-    """ "loss", "accuracy" or "task": what the study's metric means for a task."""
-    if study.settings.metric != "auto":
-        return study.settings.metric
-    return "task" if study.data_task(task) is not None else "loss"
-
-
 def all_cells(study: Study) -> Iterable[tuple[Cell, Role]]:
     """Every run that the study may ask for."""
     for cell in selection_cells(study):
@@ -183,10 +172,8 @@ def selection_cells(study: Study) -> list[Cell]:
 
 
 def report_cells(study: Study, progress: Progress) -> list[Cell]:
-    """Once everything is chosen: the chosen rates with the report seeds, or the whole grid."""
+    """Once everything is chosen: the chosen rates with the report seeds."""
     seeds = study.settings.seeds
-    if study.settings.report == "all":
-        return list(study.grid(seeds))
     wanted = {
         Cell(*place, choice.rate, seed)
         for rule in study.rules
@@ -202,14 +189,4 @@ def job_of(study: Study, cell: Cell, role: Role, folder: Path) -> Job:
     settings = study.run_settings(cell)
     root = folder.absolute() / "runs" / cell.folder
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(root)})})
-    fingerprint, keep = study.fingerprint(cell, role), study.settings.keep_runs
-    return Job(cell, role, fingerprint, settings, study.records, root, keep)
-
-
-def refuse_if_all_failed(progress: Progress) -> None:
-    """Raise RunError with the first error if no run ended well."""
-    rows = list(progress.rows.values())
-    if rows and all(row.error is not None for row in rows):
-        raise RunError(
-            f"every run failed, the first with: {rows[0].error}", fix="mend it, then --retry-failed"
-        )
+    return Job(cell, role, study.fingerprint(cell, role), settings, study.records, root)

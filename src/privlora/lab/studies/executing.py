@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 import os
 import signal
-import sys
 import threading
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from multiprocessing import active_children, get_context, parent_process
 from multiprocessing.connection import wait
 from typing import Any
 
 import torch
 
-from privlora.errors import ConfigError, RunError
+from privlora.cli.console import quiet_libraries
+from privlora.errors import RunError
 from privlora.lab.studies.results import Row
 from privlora.lab.studies.running import Job, Runner
 from privlora.training.loop import Interrupted
@@ -29,8 +27,6 @@ Execute = Callable[[Sequence[Job]], Iterator[Row]]
 
 def executor(jobs: int, threads: int) -> AbstractContextManager[Execute]:
     """jobs: runs at the same time on this machine. threads: of each."""
-    if jobs < 1 or threads < 1:
-        raise ConfigError("the number of jobs or threads is below 1", fix="give 1 or more")
     return in_this_process(threads) if jobs == 1 else process_pool(jobs, threads)
 
 
@@ -53,10 +49,8 @@ def in_this_process(threads: int) -> Iterator[Execute]:
 @contextmanager
 def process_pool(count: int, threads: int) -> Iterator[Execute]:
     """Processes that keep their model and tokens, spread over the GPUs. Raises RunError if one of them dies."""
-    context, others = (
-        get_context("spawn"),
-        set(active_children()),
-    )  # a forked torch with threads or a GPU may hang
+    context = get_context("spawn")  # a forked torch with threads or a GPU may hang
+    others = set(active_children())
     devices, queue = _devices(), context.SimpleQueue()
     for number in range(count):
         queue.put(devices[number % len(devices)] if devices else None)
@@ -91,6 +85,7 @@ def _devices() -> list[str]:
 
 _kept: list[Runner] = []
 """Of this process, once it is one of a pool."""
+_as_long_as_this_process = ExitStack()
 
 
 def _begin(queue: Any, threads: int, count: int, gpus: int) -> None:
@@ -99,19 +94,9 @@ def _begin(queue: Any, threads: int, count: int, gpus: int) -> None:
     threading.Thread(target=_die_with_parent, daemon=True).start()
     if (device := queue.get()) is not None:
         os.environ["CUDA_VISIBLE_DEVICES"] = device
-    _quietly(threads)
-    _kept.append(Runner(count, gpus))
-
-
-def _quietly(threads: int) -> None:
-    from transformers.utils import logging as of_transformers
-
-    sys.stdout = sys.stderr  # stdout is the parent's result
-    warnings.simplefilter("ignore")
-    logging.getLogger("absl").setLevel(logging.ERROR)
-    of_transformers.set_verbosity_error()
-    of_transformers.disable_progress_bar()
+    _as_long_as_this_process.enter_context(quiet_libraries())  # stdout is the parent's result
     torch.set_num_threads(threads)
+    _kept.append(Runner(count, gpus))
 
 
 def _run(job: Job) -> Row:

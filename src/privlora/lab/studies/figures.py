@@ -26,7 +26,7 @@ _DASHES: tuple[Any, ...] = ("-", (0, (4, 1.6)), (0, (1.2, 1.4)))
 _MARKERS = "osD^vPX*"
 _PANEL = 2.45  # inches, the height of one
 _LEVEL = (0, (1, 2))  # dots, of a method without noise
-_LETTERS, _LINE = 14, 0.19  # of the legend: letters to an inch, inches to a line
+_ACROSS, _LINE = 2, 0.19  # of the legend: names in a line, inches to a line
 
 Points = list[tuple[float, float, float | None]]
 """x, mean and standard error."""
@@ -66,7 +66,7 @@ def utility_figure(summary: Summary, rule: Mapping[str, Any], rank: int) -> Mark
     return _drawn(summary, panels, min(3, len(panels)), label)
 
 
-def rate_figure(summary: Summary, rule: Mapping[str, Any], rank: int) -> Markup | None:
+def rate_figure(summary: Summary, rank: int) -> Markup | None:
     """Tasks downwards, epsilons to the right: score of the selection runs against the learning rate."""
     curves = [curve for curve in summary["learning_rate_curves"] if curve["rank"] == rank]
     epsilons = sorted({curve["epsilon"] for curve in curves}, key=lambda epsilon: epsilon or math.inf)
@@ -90,33 +90,15 @@ def _drawn(summary: Summary, panels: Sequence[_Panel], columns: int, label: str)
     """As wide as the page, with a legend above, in the page's colours."""
     if not panels:
         return None
-    rows = math.ceil(len(panels) / columns)
-    figure, axes = grid(rows, columns, WIDTH, 0.5 + _PANEL * rows)
     looks = _looks(summary)
+    rows, lines = math.ceil(len(panels) / columns), math.ceil(len(looks) / _ACROSS)
+    figure, axes = grid(rows, columns, WIDTH, 0.5 + _PANEL * rows + _LINE * lines)
     for one in axes[len(panels) :]:
         one.set_axis_off()
-    for number_of, (one, panel) in enumerate(zip(axes, panels, strict=False)):
-        _lines(one, panel.lines, looks)
-        _keep_in_sight(one, panel)
-        low, high = one.get_ylim()
-        for name, level in panel.levels.items():
-            looks[name] |= {"linestyle": _LEVEL, "marker": ""}
-            if 1.4 * low - 0.4 * high <= level <= 1.4 * high - 0.4 * low:
-                one.axhline(level, color=looks[name]["color"], linewidth=1, linestyle=_LEVEL)
-        one.xaxis.set_major_locator(FixedLocator(list(panel.ticks)))
-        one.xaxis.set_minor_locator(NullLocator())
-        one.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 2)))
-        one.yaxis.set_major_locator(MaxNLocator(5))
-        alone = number_of % columns == 0 or panel.y != panels[number_of - 1].y
-        one.set(title=panel.title, ylabel=panel.y if alone else "")
-        if number_of >= len(panels) - columns:
-            one.set_xlabel(panel.x)
+    for one, panel in zip(axes, panels, strict=False):
+        _lines(one, panel, looks)
     handles = [Line2D([], [], **look, label=name) for name, look in looks.items()]
-    width, height = figure.get_size_inches()
-    across = max(1, min(len(handles), int(width * _LETTERS / (max(map(len, looks)) + 6))))
-    # Many methods with long names must not take the panels' height.
-    figure.set_size_inches(width, height + _LINE * math.ceil(len(handles) / across))
-    figure.legend(handles=handles, loc="outside upper left", ncols=across, labelcolor=INK, handlelength=2.4)
+    figure.legend(handles=handles, loc="outside upper left", ncols=_ACROSS, labelcolor=INK, handlelength=2.4)
     return inline_svg(figure, label)
 
 
@@ -141,17 +123,23 @@ def _by_method(cells: Iterable[Mapping[str, Any]]) -> dict[str, Points]:
     return lines
 
 
-def _lines(axes: Axes, lines: Mapping[str, Points], looks: Mapping[str, dict[str, Any]]) -> None:
-    """One line for each method, set a little apart so that bars do not hide each other."""
+def _lines(axes: Axes, panel: _Panel, looks: dict[str, dict[str, Any]]) -> None:
+    """One line for each method, and a level for each without noise."""
     axes.set_xscale("log")
-    shown = [(name, sorted(points)) for name, points in lines.items() if points]
-    xs = [x for _, points in shown for x, _, _ in points]
-    apart = (max(xs) / min(xs)) ** 0.006 if xs and max(xs) > min(xs) else 1.01
-    for place, (name, points) in enumerate(shown):
-        x, mean, error = (np.array(column, dtype=float) for column in zip(*points, strict=True))
-        along = x * apart ** (place - (len(shown) - 1) / 2)
-        axes.errorbar(along, mean, np.nan_to_num(error), **looks[name], elinewidth=1)
+    for name, points in panel.lines.items():
+        if points:
+            x, mean, error = (np.array(column, dtype=float) for column in zip(*sorted(points), strict=True))
+            axes.errorbar(x, mean, np.nan_to_num(error), **looks[name], elinewidth=1)
     axes.margins(x=0.08, y=0.1)
+    _keep_in_sight(axes, panel)
+    for name, level in panel.levels.items():
+        looks[name] |= {"linestyle": _LEVEL, "marker": ""}
+        axes.axhline(level, color=looks[name]["color"], linewidth=1, linestyle=_LEVEL)
+    axes.xaxis.set_major_locator(FixedLocator(list(panel.ticks)))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 2)))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set(title=panel.title, xlabel=panel.x, ylabel=panel.y)
 
 
 def _keep_in_sight(axes: Axes, panel: _Panel) -> None:

@@ -1,4 +1,4 @@
-"""One cell: train, score on the records of its role, keep its ledger. Model and tokens stay for the next cell."""
+"""One cell: train, score on the records of its role, keep its ledger alone. Model and tokens stay for the next cell."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ import shutil
 import time
 from dataclasses import dataclass, replace
 from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -26,16 +25,16 @@ from privlora.evaluation import ClassResult, evaluate_classes, evaluate_next_tok
 from privlora.lab.studies.results import Role, Row
 from privlora.lab.studies.settings import Cell, Records
 from privlora.methods import find_row
+from privlora.reporting.statement import versions
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.classifier import head_of, padded_as
-from privlora.training.files import RunFolder, set_times, write_atomically
+from privlora.training.files import RunFolder, set_times
 from privlora.training.fitting import with_micro_batches
 from privlora.training.footprint import free_bytes
 from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loop import Interrupted, finish_training
 from privlora.training.models import check_model, load_model, unchanged_afterwards
 from privlora.training.promise import plan_privacy
-from privlora.version import __version__
 
 
 @dataclass(frozen=True)
@@ -48,7 +47,6 @@ class Job:
     settings: Settings
     records: Records
     folder: Path
-    keep: bool
 
 
 @dataclass
@@ -169,15 +167,11 @@ class Runner:
                 parts = build_parts(settings, self._model, self._start)
                 with parts.adapter:
                     folder.create(protects=settings.privacy.protects)
-                    write_atomically(folder.settings, settings.to_yaml())
                     finish_training(parts, data, folder, plan)
                     parts.install_result()
                     scores = self._score(loaded, job, share)
-                    # Only an adapter that may be published is kept.
-                    if job.keep and plan is not None and not plan.insecure_noise:
-                        parts.write_adapter(folder.release)
         finally:
-            _remove_private(folder, keep_settings=job.keep)
+            shutil.rmtree(folder.private, ignore_errors=True)  # checkpoints, losses and settings
         if plan is None:
             return scores, {"noise_multiplier": None, "ledger": None}
         set_times(folder.release, read_ledger(folder.ledger).created)
@@ -207,17 +201,6 @@ def _share(job: Job, count: int) -> tuple[int, ...]:
     return share
 
 
-def _remove_private(folder: RunFolder, *, keep_settings: bool) -> None:
-    """Checkpoints and losses go; the settings may stay, for whoever evaluates the adapter."""
-    if not folder.private.exists():
-        return
-    for path in list(folder.private.iterdir()):
-        if not (keep_settings and path == folder.settings):
-            path.unlink()
-    if not keep_settings:
-        folder.private.rmdir()
-
-
 def _clear(folder: RunFolder) -> None:
     """Make room for a run; the ledger of an earlier, unfinished or outdated one is put aside, never removed."""
     if folder.ledger.exists():
@@ -234,13 +217,6 @@ def _put_aside(folder: RunFolder) -> None:
     # Unlike a rename a link replaces nothing.
     os.link(folder.ledger, folder.root / f"earlier-ledger-{max(numbers, default=0) + 1}.jsonl")
     folder.ledger.unlink()
-
-
-@cache
-def versions() -> dict[str, str]:
-    """Of the software that made a run."""
-    packages = ("torch", "transformers", "peft", "dp-accounting")
-    return {"privlora": __version__, **{name: version(name) for name in packages}}
 
 
 @cache

@@ -18,7 +18,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from privlora.config import Settings, checked, read_yaml, settings_from
 from privlora.config.base import Wrong
@@ -28,7 +28,6 @@ from privlora.training.misfits import refuse_misfits, refuse_unsettled
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]
-Metric = Literal["auto", "loss", "accuracy", "task"]
 Records = Literal["first half of evaluation", "every second of evaluation", "all of evaluation"]
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
@@ -42,7 +41,7 @@ _BY_AXIS = {
     "method.learning_rate": "learning_rate",
     "method.name": "methods",
     "run.seed": "seeds",
-    "run.output": "output",
+    "run.output": "--output",
     "privacy.insecure_noise_seed": "insecure_noise_seed",
 }
 # Of the privacy settings, those that a method may choose: they change neither epsilon nor what it protects.
@@ -71,39 +70,27 @@ class StudySettings(_Checked):
     base: dict[str, Any]
     tasks: dict[str, Any] = Field(min_length=1)
     methods: list[str | dict[str, Any]] = Field(min_length=1)
-    learning_rate: list[float] = Field(min_length=1)
+    learning_rate: list[PositiveFloat] = Field(min_length=1)
     seeds: list[int] = Field(min_length=1)
-    epsilon: list[float] = []
+    epsilon: list[PositiveFloat] = []
     """Needed unless no method is private."""
-    rank: list[int] = Field(default=[8], min_length=1)
+    rank: list[PositiveInt] = Field(default=[8], min_length=1)
     selection: SelectionSettings = SelectionSettings()
-    report: Literal["chosen", "all"] = "chosen"
-    """Report seeds run at the chosen rates only, or at every rate of the grid."""
-    metric: Metric = "auto"
-    """auto: the task's own metric where data.task is set, else the loss."""
-    output: str | None = None
-    """Folder of the study; studies/<name of the file> unless given."""
-    keep_runs: bool = True
-    """Keep each run's adapter and settings beside its ledger; false keeps the ledger only."""
     insecure_noise_seed: Literal["paired"] | None = None
     """paired: all methods of a (task, seed) see the same batches and the same stream of noise. Stamped NOT PRIVATE."""
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:
-        for name in ("learning_rate", "seeds", "epsilon", "rank"):
-            values = getattr(self, name)
+        axes = {name: getattr(self, name) for name in ("learning_rate", "seeds", "epsilon", "rank")}
+        for name, values in {**axes, "selection.seeds": self.selection.seeds}.items():
             if len(set(values)) != len(values):
                 raise Wrong(f"{name} names a value twice", "name each once", name)
-            if name != "seeds" and any(value <= 0 for value in values):
-                raise Wrong(f"{name} holds a value that is not above 0", "give numbers above 0", name)
         if both := set(self.seeds) & set(self.selection.seeds):
             raise Wrong(
                 f"seed {min(both)} is in seeds and in selection.seeds: a rate chosen on a run would be reported on "
                 "that run",
                 "give selection seeds of their own",
             )
-        if len(set(self.selection.seeds)) != len(self.selection.seeds):
-            raise Wrong("selection.seeds names a seed twice", "name each once")
         return self
 
 
@@ -161,10 +148,8 @@ class Study:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The tables for which report runs are made."""
-        by = self.settings.selection.by
-        if not self.selects:
-            return ("own-best",)
-        return RULES if by == "both" or self.settings.report == "all" else (by,)
+        by = self.settings.selection.by if self.selects else "own-best"
+        return RULES if by == "both" else (by,)
 
     @cached_property
     def by_label(self) -> dict[str, Arm]:

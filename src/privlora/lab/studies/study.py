@@ -7,19 +7,18 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from privlora.errors import RunError
 from privlora.lab.studies.choice import (
     Progress,
     job_of,
-    refuse_if_all_failed,
     report_cells,
     selection_cells,
 )
 from privlora.lab.studies.executing import executor
-from privlora.lab.studies.page import render
 from privlora.lab.studies.results import Results, Role, Row, read_folder
 from privlora.lab.studies.settings import Study
 from privlora.lab.studies.summary import Summary, summarise
-from privlora.lab.studies.tables import markdown
+from privlora.lab.studies.tables import markdown, render
 from privlora.training.files import write_atomically
 
 TABLE, SUMMARY, PAGE = "table.md", "summary.json", "study.html"
@@ -87,7 +86,10 @@ def run_study(
                 ran += 1
                 on_run(row, done, len(own))
             progress = Progress(study, read_folder(folder))
-            refuse_if_all_failed(progress)
+            errors = [row.error for row in progress.rows.values()]
+            if errors and None not in errors:
+                fix = "mend it, then --retry-failed"
+                raise RunError(f"every run failed, the first with: {errors[0]}", fix=fix)
             if left := sum(1 for cell in cells if cell not in progress.rows):
                 return Unfinished(folder, words, ran, left)
     return _write(progress, folder)
@@ -100,8 +102,7 @@ def report_study(study: Study, folder: str | Path | None = None) -> StudyReport:
 
 
 def output_folder(study: Study) -> Path:
-    """What the file says, else studies/<name of the file>."""
-    return Path(study.settings.output or Path("studies") / Path(study.source).stem)
+    return Path("studies") / Path(study.source).stem
 
 
 def _write(progress: Progress, folder: Path) -> StudyReport:
