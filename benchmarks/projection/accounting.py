@@ -30,7 +30,6 @@ from privlora.accounting.projection.composition import rank_free_delta
 from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 from privlora.lab.wishart.bounds.noisy import split_noise_multiplier, theorem_5_noise_multiplier
 from privlora.lab.wishart.bounds.rank_one import rank_one_delta, rank_one_noise_multiplier, rank_one_pld
-from privlora.lab.wishart.bounds.use import Use
 
 # (d, q, steps, delta): {(epsilon, r): (rank one, rank-free, Theorem 5 with gradients of rank 1)}
 MANY_STEPS: dict[tuple[int, float, int, float], dict[tuple[float, int], tuple[float, float, float]]] = {
@@ -134,8 +133,7 @@ def one_release() -> list[dict[str, Any]]:
         split = {
             form: {
                 str(k): round(
-                    theorem_5_noise_multiplier(epsilon, 1e-5, rank, dimension, k, Use.FRESH_PUBLIC, form=form)
-                    / plain,
+                    theorem_5_noise_multiplier(epsilon, 1e-5, rank, dimension, k, form=form) / plain,
                     5,
                 )
                 for k in (1, 128)

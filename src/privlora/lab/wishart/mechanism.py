@@ -28,7 +28,7 @@ from torch import Tensor
 
 from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.alignment import alignment_of_mean, guaranteed_epsilon
-from privlora.lab.wishart.bounds.use import check_sizes
+from privlora.lab.wishart.bounds.gaussian import in_range
 from privlora.lab.wishart.bounds.vector import VectorQuery
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Charged
@@ -57,11 +57,11 @@ class WishartProjection:
     insecure_seed: reproducible Z and E for tests. Whoever knows it undoes the release.
 
     Raises:
-        PrivacyError: a size is not a positive integer.
+        PrivacyError: a size is below 1.
     """
 
     def __init__(self, dimension: int, rank: int, *, insecure_seed: int | None = None) -> None:
-        check_sizes(dimension=dimension, rank=rank)
+        in_range(dimension >= 1 and rank >= 1, dimension=dimension, rank=rank)
         self.dimension, self.rank = dimension, rank
         keys = (None, None) if insecure_seed is None else (2 * insecure_seed, 2 * insecure_seed + 1)
         self._factor = NoiseSource(keys[0]).standard_normal((dimension, rank)) / math.sqrt(rank)

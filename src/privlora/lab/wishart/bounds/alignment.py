@@ -27,8 +27,7 @@ from scipy.optimize import brentq
 from scipy.special import gammainc
 
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.gaussian import solve_epsilon
-from privlora.lab.wishart.bounds.use import in_range
+from privlora.lab.wishart.bounds.gaussian import in_range, solve_epsilon
 from privlora.lab.wishart.bounds.vector import VectorQuery, exact_delta, student_rule
 
 _LARGEST = 20.0  # of ln c: the slack at c = e^20 is nothing

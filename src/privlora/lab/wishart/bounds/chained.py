@@ -20,8 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
-from privlora.lab.wishart.bounds.gaussian import gaussian_epsilon
-from privlora.lab.wishart.bounds.use import Use, in_range, require
+from privlora.lab.wishart.bounds.gaussian import gaussian_epsilon, in_range
 from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
 
 
@@ -43,9 +42,8 @@ class ColumnChange:
     outside_alignment: float
 
     def __post_init__(self) -> None:
-        whole = isinstance(self.span, int) and not isinstance(self.span, bool)
         aligned = 0 < self.inside_alignment <= 1 and 0 < self.outside_alignment <= 1
-        in_range(whole and self.span >= 0 and 0 <= self.outside_share <= 1 and aligned, change=self)
+        in_range(self.span >= 0 and 0 <= self.outside_share <= 1 and aligned, change=self)
 
     @property
     def inside_distance(self) -> float:
@@ -58,32 +56,21 @@ class ColumnChange:
         return math.sqrt(2 * self.outside_share * (1 - self.outside_alignment))
 
 
-@dataclass(frozen=True)
-class ColumnBound:
-    """Theorem 4's (epsilon, delta) and its parts: Lemma 2's, the Gaussian mechanism's, and Lemma 14's sensitivity."""
-
-    total: Bound
-    residual: Bound
-    exposed: Bound
-    sensitivity: float
-
-
 def residual_bound(
-    dimension: int, rank: int, change: ColumnChange, tail: float, use: Use, *, improved: bool = False
+    dimension: int, rank: int, change: ColumnChange, tail: float, *, improved: bool = False
 ) -> Bound:
     """Lemma 2: Theorem 1 for the part of M that the other columns do not expose, (d, r, rho) -> (d-p, r-k, rho_perp).
 
     (0, 0) where nothing is released without noise: r <= p, or w = w'. `tail` is delta' (paid three times).
 
     Raises:
-        PrivacyError: M is public or reused, U fills the space, or Theorem 1's conditions fail for the residual.
+        PrivacyError: U fills the space, or Theorem 1's conditions fail for the residual.
     """
-    require("Lemma 2", use, Use.FRESH_SECRET)
     _check_fit(dimension, rank, change)
     if change.outside_distance == 0 or rank <= change.span:
         return Bound(0.0, 0.0)
     query = VectorQuery(dimension - change.span, rank - change.span, change.outside_alignment)
-    return theorem_1(query, tail, use, improved=improved)
+    return theorem_1(query, tail, improved=improved)
 
 
 def exposed_sensitivity(
@@ -121,13 +108,12 @@ def theorem_4(
     rank: int,
     change: ColumnChange,
     noise_std: float,
-    use: Use,
     *,
     tail: float,
     failure: float,
     exposed_delta: float,
     improved: bool = False,
-) -> ColumnBound:
+) -> Bound:
     """Theorem 4 of Hu et al. (2026), one column: eps = eps_perp + eps_par, delta = delta_perp + delta_par + delta_Z.
 
     Two corrections: the sensitivity is that of the corrected Lemma 14, and eps_par is the exact Gaussian epsilon at
@@ -138,17 +124,15 @@ def theorem_4(
         exposed_delta: delta_par of the Gaussian mechanism.
 
     Raises:
-        PrivacyError: M is public or reused, or a condition of Lemma 2 or 14 fails.
+        PrivacyError: a condition of Lemma 2 or 14 fails.
     """
-    require("Theorem 4", use, Use.FRESH_SECRET)
     in_range(0 < noise_std < math.inf, noise_std=noise_std)
-    residual = residual_bound(dimension, rank, change, tail, use, improved=improved)
+    residual = residual_bound(dimension, rank, change, tail, improved=improved)
     sensitivity = exposed_sensitivity(
         dimension, rank, change.span, change.inside_distance, change.outside_distance, failure
     )
-    exposed = Bound(gaussian_epsilon((sensitivity / noise_std) ** 2, exposed_delta), exposed_delta)
-    total = Bound(residual.epsilon + exposed.epsilon, residual.delta + exposed.delta + failure)
-    return ColumnBound(total, residual, exposed, sensitivity)
+    exposed = gaussian_epsilon((sensitivity / noise_std) ** 2, exposed_delta)
+    return Bound(residual.epsilon + exposed, residual.delta + exposed_delta + failure)
 
 
 def theorem_3(column: Bound, columns: int) -> Bound:

@@ -13,14 +13,12 @@ one matrix, which is why an M is used once.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privlora.accounting.projection.gaussian import Floats
-from privlora.errors import PrivacyError
+from privlora.lab.wishart.bounds.gaussian import in_range
 
 # Relative size below which an eigenvalue of V^T Y counts as rounding.
 _ROUNDING = 1e-13
@@ -54,13 +52,15 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     Raises:
         PrivacyError: the shapes differ, an entry is not finite, or rank is below 1.
     """
-    v, y = _pair(candidate, output)
-    if rank < 1:
-        raise PrivacyError(f"rank={rank} is not positive", fix="give the number of columns of Z")
+    v, y = np.asarray(candidate, np.float64), np.asarray(output, np.float64)
+    fit = v.ndim == 2 and v.shape == y.shape and bool(np.isfinite(v).all() and np.isfinite(y).all())
+    in_range(fit, candidate=v.shape, output=y.shape)
+    in_range(rank >= 1, rank=rank)
     size = float(np.linalg.norm(y))
     if size == 0:
         return Verdict(0.0, 0.0, 0.0, 0.0)
     product = v.T @ y
+    whole = float(np.linalg.norm(product))
     rows = np.linalg.pinv(v, rcond=_ROUNDING) @ v
     values, vectors = np.linalg.eigh((product + product.T) / 2)
     scale = float(np.abs(values).max())
@@ -68,75 +68,8 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     missed = float(np.linalg.norm(y - (y @ reached) @ reached.T))
     beyond = float(np.linalg.norm(np.linalg.svd(y, compute_uv=False)[rank:]))
     return Verdict(
-        asymmetry=_asymmetry(product),
+        asymmetry=float(np.linalg.norm(product - product.T)) / whole if whole > 0 else 0.0,
         negative=max(0.0, -float(values.min()) / scale) if scale > 0 else 0.0,
         outside=float(np.linalg.norm(y - y @ rows)) / size,
         unexplained=max(missed, beyond) / size,
     )
-
-
-def tell_apart(first: ArrayLike, second: ArrayLike, output: ArrayLike) -> int:
-    """0 or 1: which of two candidates made the noise-free output; right with probability 1 outside degenerate pairs.
-
-    Raises:
-        PrivacyError: the shapes differ, or the pair is degenerate (`degenerate`), so that symmetry says nothing.
-    """
-    reason = degenerate(first, second)
-    if reason is not None:
-        raise PrivacyError(
-            f"these candidates cannot be told apart by symmetry: {reason}",
-            why="Proposition 2 excludes such pairs",
-            fix="for rank one, account it as a vector release; for a scalar multiple, compare the sizes",
-        )
-    scores = []
-    for candidate in (first, second):
-        v, y = _pair(candidate, output)
-        scores.append(_asymmetry(v.T @ y))
-    return int(scores[1] < scores[0])
-
-
-def degenerate(first: ArrayLike, second: ArrayLike, tolerance: float = 1e-10) -> str | None:
-    """Why symmetry cannot tell two candidates apart, or None. Rank and equality are relative to `tolerance`."""
-    v, w = _pair(first, second)
-    sizes = float(np.linalg.norm(v)), float(np.linalg.norm(w))
-    if min(sizes) == 0:
-        return "one of them is zero"
-    stacked = np.linalg.svd(np.stack([v.ravel() / sizes[0], w.ravel() / sizes[1]]), compute_uv=False)
-    if stacked[1] <= tolerance:
-        return "one is a multiple of the other"
-    rows = np.linalg.svd(np.concatenate([v / sizes[0], w / sizes[1]]), compute_uv=False)
-    if rows.size == 1 or rows[1] <= tolerance:
-        return "both have rank one and the same row space"
-    return None
-
-
-def misfit(candidate: ArrayLike, output: ArrayLike, projection: ArrayLike) -> float:
-    """||M V - Y||_F / ||Y||_F where M (d, d) is known, as LoRA-FA publishes A: 0 for the true candidate only.
-
-    Separates any two candidates with probability 1, also one-column ones and multiples.
-
-    Raises:
-        PrivacyError: the shapes do not fit.
-    """
-    v, y = _pair(candidate, output)
-    m = np.asarray(projection, np.float64)
-    if m.shape != (v.shape[0],) * 2:
-        raise PrivacyError(f"the projection has shape {m.shape}", fix=f"give M of shape {(v.shape[0],) * 2}")
-    size = float(np.linalg.norm(y))
-    difference = float(np.linalg.norm(m @ v - y))
-    return difference / size if size > 0 else (0.0 if difference == 0 else math.inf)
-
-
-def _asymmetry(product: Floats) -> float:
-    size = float(np.linalg.norm(product))
-    return float(np.linalg.norm(product - product.T)) / size if size > 0 else 0.0
-
-
-def _pair(first: ArrayLike, second: ArrayLike) -> tuple[Floats, Floats]:
-    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    if a.ndim != 2 or a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise PrivacyError(
-            f"two finite matrices of one shape are needed, here {a.shape} and {b.shape}",
-            fix="give both as (d, m); a vector as (d, 1)",
-        )
-    return a, b

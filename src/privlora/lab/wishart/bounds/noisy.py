@@ -1,4 +1,4 @@
-"""M2, noise then project: M (V + E), E with independent N(0, sigma^2) entries. The bound of the paper and its limits.
+"""M2, noise then project: M (V + E), E with independent N(0, sigma^2) entries. The bound of the paper.
 
 Given M, the privacy loss of a pair that differs by Delta is N(eta/2, eta) with eta = ||P Delta||^2 / sigma^2, P the
 orthogonal projector onto M's range (Lemma 16: M (M^2)^+ M = P). For a fresh M that range is uniform, so the captured
@@ -15,26 +15,25 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import minimize_scalar
 from scipy.special import betaincc
 
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, Projections, StepEvent
 from privlora.accounting.projection.energy import stop_loss
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
-from privlora.lab.wishart.bounds.gaussian import one_sided_tail, solve_noise, two_sided_tail
-from privlora.lab.wishart.bounds.use import Use, check_sizes, in_range, require
+from privlora.lab.wishart.bounds.gaussian import in_range, solve_noise, two_sided_tail
 
-Form = Literal["two-sided", "one-sided", "exact"]
-"""What stands for the Gaussian part: the paper's tau, the tail P(L > epsilon), or the exact delta_G, each smaller."""
+Form = Literal["two-sided", "exact"]
+"""What stands for the Gaussian part: the paper's tau, or the exact delta_G, which is smaller."""
 
 # Of delta: tried for the event that a projection captures too much.
 _FAILURE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-_CURVES = {"two-sided": two_sided_tail, "one-sided": one_sided_tail, "exact": gaussian_delta}
+_CURVES = {"two-sided": two_sided_tail, "exact": gaussian_delta}
 
 
 @dataclass(frozen=True)
@@ -63,9 +62,8 @@ def captured_tail(threshold: ArrayLike, rank: int, dimension: int, difference_ra
         PrivacyError: an argument is out of range.
     """
     s = np.asarray(threshold, np.float64)
-    check_sizes(
-        rank=rank, dimension=dimension, difference_rank=1 if difference_rank is None else difference_rank
-    )
+    in_range(rank >= 1 and dimension >= 1, rank=rank, dimension=dimension)
+    in_range(difference_rank is None or difference_rank >= 1, difference_rank=difference_rank)
     in_range(bool(np.all((s >= 0) & (s <= 1))), threshold=threshold)
     if rank >= dimension:
         return np.where(s < 1, 1.0, 0.0)
@@ -80,7 +78,6 @@ def theorem_5(
     rank: int,
     dimension: int,
     difference_rank: int | None,
-    use: Use,
     *,
     threshold: float | None = None,
     form: Form = "exact",
@@ -89,17 +86,14 @@ def theorem_5(
 
     Args:
         epsilon: above 0. noise_multiplier: sigma > 0. rank, dimension, difference_rank: see `captured_tail`.
-        use: what is done with M; it may be public, but not reused.
         threshold: s in (0, 1]; None searches the best.
         form: "two-sided" is the printed one; "exact" is smaller and never above the plain Gaussian mechanism.
 
     Raises:
-        PrivacyError: M is reused, or an argument is out of range.
+        PrivacyError: an argument is out of range.
     """
-    require("Theorem 5", use, Use.FRESH_SECRET, Use.FRESH_PUBLIC)
     in_range(0 < epsilon < math.inf, epsilon=epsilon)
     in_range(0 < noise_multiplier < math.inf, noise_multiplier=noise_multiplier)
-    in_range(form in get_args(Form), form=form)
     in_range(threshold is None or 0 < threshold <= 1, threshold=threshold)
 
     def parts(s: ArrayLike) -> tuple[Floats, Floats]:
@@ -121,13 +115,12 @@ def theorem_5_noise_multiplier(
     rank: int,
     dimension: int,
     difference_rank: int | None,
-    use: Use,
     *,
     form: Form = "exact",
 ) -> float:
     """The sigma at which Theorem 5 with the best threshold gives (epsilon, delta). Arguments as in `theorem_5`."""
     return solve_noise(
-        lambda sigma: theorem_5(epsilon, sigma, rank, dimension, difference_rank, use, form=form).delta, delta
+        lambda sigma: theorem_5(epsilon, sigma, rank, dimension, difference_rank, form=form).delta, delta
     )
 
 
@@ -164,54 +157,6 @@ def split_noise_multiplier(
         rest = calibrate_noise_multiplier(sampling, steps, target_epsilon, (1 - share) * delta)
         found.append(rest.noise_multiplier * math.sqrt(energy))
     return min(found)
-
-
-@dataclass(frozen=True)
-class Corollary:
-    """Whether Corollary 1 promises that M2 beats the plain Gaussian mechanism, and the numbers behind it.
-
-    baseline: tau(epsilon; 1/sigma^2), what the plain mechanism costs in the paper's two-sided form. threshold: s*, at
-    which the Gaussian part is half of it. failure: a closed bound on k P(X > s*), to be below baseline / 2.
-    """
-
-    baseline: float
-    threshold: float
-    failure: float
-
-    @property
-    def amplifies(self) -> bool:
-        """True proves amplification; False proves nothing (the closed bound is thousands of times too large)."""
-        return self.failure < self.baseline / 2
-
-
-def corollary_1(
-    epsilon: float, noise_multiplier: float, rank: int, dimension: int, difference_rank: int, use: Use
-) -> Corollary:
-    """Corollary 1 of Hu et al. (2026) with explicit constants, from Lemma 7's chi-square tails.
-
-    At s = (1+t)/(1-t) r/d, P(X > s) <= exp(-r t^2 / 8) + exp(-(d-r) t^2 / 4); t is taken at s = s*.
-
-    Raises:
-        PrivacyError: as `theorem_5`.
-    """
-    baseline = theorem_5(
-        epsilon, noise_multiplier, rank, dimension, difference_rank, use, threshold=1.0, form="two-sided"
-    ).gaussian
-    if baseline == 0:
-        return Corollary(0.0, 1.0, 0.0)
-
-    def excess(log_s: float) -> float:
-        half = float(two_sided_tail(epsilon, math.exp(log_s) / noise_multiplier**2))
-        return half - baseline / 2
-
-    threshold = math.exp(float(brentq(excess, -60.0, 0.0, xtol=1e-14)))
-    ratio = threshold * dimension / rank
-    t = (ratio - 1) / (ratio + 1)
-    failure = 1.0
-    if t > 0 and rank < dimension:
-        tails = math.exp(-rank * t**2 / 8) + math.exp(-(dimension - rank) * t**2 / 4)
-        failure = min(1.0, difference_rank * tails)
-    return Corollary(baseline, threshold, failure)
 
 
 def _best_threshold(total: Callable[[Floats], Floats], rank: int, dimension: int) -> float:

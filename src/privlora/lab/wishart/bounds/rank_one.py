@@ -12,7 +12,6 @@ projected coordinate over the clip_norm of the whole gradient, and may be compar
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -32,25 +31,19 @@ if TYPE_CHECKING:
     from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
 
 
-@dataclass(frozen=True)
-class EnergyCells:
-    """The law of X cut into cells: edges (n+1,) from 0 to 1, probability (n,) and mean of X (n,) in each cell."""
-
-    edges: Floats
-    probabilities: Floats
-    means: Floats
-
-
 @lru_cache(maxsize=16)
-def energy_cells(rank: int, dimension: int) -> EnergyCells:
-    """X ~ Beta(r/2, (d-r)/2), r < d, cut at quantiles that are evenly spaced in normal scores."""
+def energy_cells(rank: int, dimension: int) -> tuple[Floats, Floats, Floats]:
+    """X ~ Beta(r/2, (d-r)/2), r < d, cut at quantiles that are evenly spaced in normal scores.
+
+    Returns edges (n+1,) from 0 to 1, and the probability (n,) and the mean of X (n,) in each cell.
+    """
     edges = energy_edges(((rank, dimension),))
     shape, rest, mean = rank / 2, (dimension - rank) / 2, rank / dimension
     lower, upper = edges[:-1], edges[1:]
     probabilities = _between(shape, rest, lower, upper)
     with np.errstate(invalid="ignore", divide="ignore"):
         means = mean * _between(shape + 1, rest, lower, upper) / probabilities
-    return EnergyCells(edges, probabilities, np.clip(np.nan_to_num(means, nan=1.0), lower, upper))
+    return edges, probabilities, np.clip(np.nan_to_num(means, nan=1.0), lower, upper)
 
 
 def rank_one_delta(epsilon: ArrayLike, noise_multiplier: float, rank: int, dimension: int) -> Floats:
@@ -65,17 +58,17 @@ def rank_one_delta(epsilon: ArrayLike, noise_multiplier: float, rank: int, dimen
     eps = np.asarray(epsilon, np.float64)
     if rank == dimension:
         return gaussian_delta(eps, noise_multiplier**-2)
-    cells = energy_cells(rank, dimension)
-    low, high = cells.edges[:-1], cells.edges[1:]
-    at_edges = gaussian_delta(eps[:, None], cells.edges / noise_multiplier**2)
-    at_means = gaussian_delta(eps[:, None], cells.means / noise_multiplier**2)
-    share = (cells.means - low) / (high - low)
+    edges, probabilities, means = energy_cells(rank, dimension)
+    low, high = edges[:-1], edges[1:]
+    at_edges = gaussian_delta(eps[:, None], edges / noise_multiplier**2)
+    at_means = gaussian_delta(eps[:, None], means / noise_multiplier**2)
+    share = (means - low) / (high - low)
     chord = at_edges[:, :-1] * (1 - share) + at_edges[:, 1:] * share
     turn = inflection(eps, noise_multiplier)[:, None]
     steepest = slope(eps[:, None], turn, noise_multiplier)
-    bend = np.minimum(at_edges[:, :-1] + steepest * (cells.means - low), at_edges[:, 1:])
+    bend = np.minimum(at_edges[:, :-1] + steepest * (means - low), at_edges[:, 1:])
     value = np.where(high <= turn, chord, np.where(low >= turn, at_means, bend))
-    return np.minimum(value @ cells.probabilities, 1.0)
+    return np.minimum(value @ probabilities, 1.0)
 
 
 def rank_one_pld(

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import chdtri, stdtr, stdtrit
+from scipy.special import chdtri, gammainc, gammaincc, gammaln, stdtr, stdtrit
 
 from privlora.accounting.projection.gaussian import Floats
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.chisquare import log_chi2_cdf, log_chi2_sf
-from privlora.lab.wishart.bounds.gaussian import solve_epsilon
-from privlora.lab.wishart.bounds.use import Use, check_sizes, in_range, require
+from privlora.lab.wishart.bounds.gaussian import in_range, solve_epsilon
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+_SMALLEST = 1e-280  # of a tail of the chi-square law, below which its logarithm is found otherwise
+_TERMS = 5000
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class VectorQuery:
     the values at two neighbouring data sets (one record replaced) of the collection that is protected, in (0, 1].
 
     Raises:
-        PrivacyError: a size is not a positive integer, or rho is outside (0, 1].
+        PrivacyError: a size is below 1, or rho is outside (0, 1].
     """
 
     dimension: int
@@ -45,7 +45,7 @@ class VectorQuery:
     alignment: float
 
     def __post_init__(self) -> None:
-        check_sizes(dimension=self.dimension, rank=self.rank)
+        in_range(self.dimension >= 1 and self.rank >= 1, dimension=self.dimension, rank=self.rank)
         if not 0 < self.alignment <= 1:
             raise PrivacyError(
                 f"alignment={self.alignment} is not in (0, 1]",
@@ -79,7 +79,7 @@ class Bound:
     delta: float
 
 
-def theorem_1(query: VectorQuery, tail: float, use: Use, *, improved: bool = False) -> Bound:
+def theorem_1(query: VectorQuery, tail: float, *, improved: bool = False) -> Bound:
     """Theorem 1 of Hu et al. (2026), with the leading coefficient (d - r + 1)/2 that makes it true.
 
     With t the Student-t(r) quantile at 1 - delta', K = t sqrt((1 - rho^2)/r) and kappa the chi^2_{d+r-1} quantile,
@@ -92,14 +92,12 @@ def theorem_1(query: VectorQuery, tail: float, use: Use, *, improved: bool = Fal
 
     Args:
         tail: delta' in (0, 1/2), paid three times.
-        use: what is done with M; the theorem needs `Use.FRESH_SECRET`.
 
     Raises:
-        PrivacyError: M is reused or shown; delta' is out of range; rho <= K (the alignment condition); r > d + 1
+        PrivacyError: delta' is out of range; rho <= K (the alignment condition); r > d + 1
             without `improved`, where the printed formula is another one; kappa < d - r + 1, where a larger alignment
             might be worse.
     """
-    require("Theorem 1", use, Use.FRESH_SECRET)
     d, r, rho = query.dimension, query.rank, query.alignment
     in_range(0 < tail < 0.5, tail=tail)
     if r > d + 1 and not improved:
@@ -134,7 +132,7 @@ def theorem_1(query: VectorQuery, tail: float, use: Use, *, improved: bool = Fal
     return Bound(epsilon, query.support_failure + 3 * tail)
 
 
-def theorem_1_at(query: VectorQuery, delta: float, use: Use, *, improved: bool = False) -> Bound:
+def theorem_1_at(query: VectorQuery, delta: float, *, improved: bool = False) -> Bound:
     """Theorem 1 with all of `delta` spent: delta' = (delta - support_failure) / 3. Errors as in `theorem_1`."""
     left = (delta - query.support_failure) / 3
     if not 0 < left < 0.5:
@@ -143,7 +141,7 @@ def theorem_1_at(query: VectorQuery, delta: float, use: Use, *, improved: bool =
             why="with that probability the output excludes the neighbouring data set",
             fix="raise the rank, the alignment or delta",
         )
-    return theorem_1(query, left, use, improved=improved)
+    return theorem_1(query, left, improved=improved)
 
 
 def exact_delta(epsilon: float, query: VectorQuery) -> float:
@@ -229,8 +227,60 @@ def _where_loss_exceeds(epsilon: float, query: VectorQuery) -> tuple[Floats, Flo
 def _log_tails(at: Floats, side: Floats, query: VectorQuery) -> Floats:
     """ln P(beta > at) on the side R < 1, ln P(beta <= at) on the other."""
     degrees = query.dimension + query.rank - 1
-    return np.where(side > 0, log_chi2_sf(at, degrees), log_chi2_cdf(at, degrees))
+    return np.where(side > 0, _log_chi2_sf(at, degrees), _log_chi2_cdf(at, degrees))
 
 
 def _check_epsilon(epsilon: float) -> None:
     in_range(0 <= epsilon < math.inf, epsilon=epsilon)
+
+
+def _log_chi2_sf(at: Floats, degrees: int) -> Floats:
+    """ln P(chi^2_degrees > at); 0 where `at` <= 0, -inf at infinity. Elementwise, float64."""
+    shape, z = degrees / 2, np.maximum(at, 0.0) / 2
+    with np.errstate(divide="ignore"):
+        result = np.log(gammaincc(shape, z))
+    deep = (gammaincc(shape, z) < _SMALLEST) & np.isfinite(z)
+    result[deep] = _prefactor(shape, z[deep]) + np.log(_upper_fraction(shape, z[deep]))
+    return result
+
+
+def _log_chi2_cdf(at: Floats, degrees: int) -> Floats:
+    """ln P(chi^2_degrees <= at); -inf where `at` <= 0, 0 at infinity. Elementwise, float64."""
+    shape, z = degrees / 2, np.maximum(at, 0.0) / 2
+    with np.errstate(divide="ignore"):
+        result = np.log(gammainc(shape, z))
+    deep = (gammainc(shape, z) < _SMALLEST) & (z > 0)
+    result[deep] = _prefactor(shape, z[deep]) - np.log(shape) + np.log(_lower_series(shape, z[deep]))
+    return result
+
+
+def _prefactor(shape: float, z: Floats) -> Floats:
+    """ln of e^-z z^shape / Gamma(shape)."""
+    return shape * np.log(z) - z - gammaln(shape)
+
+
+def _upper_fraction(shape: float, z: Floats) -> Floats:
+    """Legendre's continued fraction 1/(z+1-s - 1(1-s)/(z+3-s - ...)) by Lentz's method; z is far above shape."""
+    b = z + 1 - shape
+    c, d = np.full_like(z, 1e300), 1 / b
+    value = d.copy()
+    for k in range(1, _TERMS):
+        step = -k * (k - shape)
+        b = b + 2
+        d = 1 / (step * d + b)
+        c = b + step / c
+        value *= c * d
+        if np.all(np.abs(c * d - 1) < 1e-15):
+            break
+    return value
+
+
+def _lower_series(shape: float, z: Floats) -> Floats:
+    """sum over k of z^k / ((s+1) ... (s+k)); z is far below shape."""
+    term, value = np.ones_like(z), np.ones_like(z)
+    for k in range(1, _TERMS):
+        term = term * z / (shape + k)
+        value += term
+        if np.all(term < 1e-17 * value):
+            break
+    return value

@@ -8,13 +8,7 @@ from dataclasses import dataclass
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, PrivacyError, nearest
 
-HEAD_METHODS = {
-    "dp-sgd": "full gradients, full noise (Abadi et al. 2016)",
-    "lora-fa": "W = W0 + B A with A frozen; clip and noise on the gradient of B",
-    "m2": "clip the full gradient, add noise, then a fresh random projection (Hu et al. 2026, M2)",
-    "m1": "clip the full gradient, a fresh random projection, then noise (M1; for study, states no epsilon)",
-    "project-then-clip": "project on a random subspace first, then clip there and add noise there",
-}
+HEAD_METHODS = ("dp-sgd", "lora-fa", "m2", "m1", "project-then-clip")
 SCHEDULES = ("constant", "cosine")
 PROJECTIONS = ("haar", "wishart")
 
@@ -24,7 +18,10 @@ class HeadSettings:
     """How heads are trained.
 
     Attributes:
-        method: a name of HEAD_METHODS.
+        method: "dp-sgd": full gradients, full noise (Abadi et al. 2016). "lora-fa": W = W0 + B A with A frozen; clip
+            and noise on the gradient of B. "m2": clip the full gradient, add noise, then a fresh random projection (Hu
+            et al. 2026). "m1": the projection before the noise; for study, states no epsilon. "project-then-clip":
+            project on a random subspace first, then clip there and add noise there.
         steps: T, the number of releases of each head.
         learning_rate: of SGD on the mean gradient (sum / expected_batch_size).
         noise_multiplier: sigma = noise standard deviation / clip_norm, in each coordinate that is noised: all of W
@@ -63,12 +60,12 @@ class HeadSettings:
         ):
             if value not in known:
                 raise ConfigError(f"unknown {name} {value!r}", fix=nearest(value, known))
-        if self.steps < 1:
-            raise ConfigError(f"steps={self.steps} is not positive", fix="take at least one step")
-        if not (math.isfinite(self.learning_rate) and self.learning_rate > 0):
-            raise ConfigError(f"learning_rate={self.learning_rate} is not positive", fix="try 1.0")
-        if not 0 <= self.momentum < 1:
-            raise ConfigError(f"momentum={self.momentum} is not in [0, 1)", fix="try 0.9")
+        sensible = self.steps >= 1 and 0 < self.learning_rate < math.inf and 0 <= self.momentum < 1
+        if not sensible:
+            raise ConfigError(
+                f"steps={self.steps}, learning_rate={self.learning_rate} or momentum={self.momentum} is out of range",
+                fix="take at least one step, at a rate above 0, with momentum in [0, 1)",
+            )
         self._check_rank()
         self._check_noise()
 
@@ -120,10 +117,9 @@ class HeadSettings:
         return self.learning_rate
 
     def _check_rank(self) -> None:
-        if self.method != "dp-sgd" and (self.rank is None or self.rank < 1):
-            raise ConfigError(f"{self.method} with rank={self.rank}", fix="give a rank of at least 1")
-        if self.method == "dp-sgd" and self.rank is not None:
-            raise ConfigError("dp-sgd has no rank", fix="leave rank out, or choose another method")
+        if (self.method == "dp-sgd") != (self.rank is None) or (self.rank is not None and self.rank < 1):
+            fix = "give a rank of at least 1, to all methods but dp-sgd"
+            raise ConfigError(f"{self.method} with rank={self.rank}", fix=fix)
         if self.fresh and self.method != "project-then-clip":
             raise ConfigError(
                 f"fresh has no effect on {self.method}",
@@ -132,21 +128,15 @@ class HeadSettings:
             )
 
     def _check_noise(self) -> None:
-        if not (math.isfinite(self.noise_multiplier) and self.noise_multiplier >= 0):
+        if not 0 <= self.noise_multiplier < math.inf:
             raise PrivacyError(
                 f"noise_multiplier={self.noise_multiplier} is not a finite number >= 0",
                 fix="give the noise's standard deviation divided by clip_norm, or calibrate it",
             )
-        if self.clip_norm is None:
-            if self.noise_multiplier > 0 or self.method == "project-then-clip":
-                raise PrivacyError(
-                    f"{self.method} with noise_multiplier={self.noise_multiplier:g} needs clip_norm",
-                    why="noise protects only contributions that are bounded",
-                    fix="set clip_norm",
-                )
-        elif not (math.isfinite(self.clip_norm) and self.clip_norm > 0):
+        needed = self.noise_multiplier > 0 or self.method == "project-then-clip"
+        if not 0 < self.clip_norm < math.inf if self.clip_norm is not None else needed:
             raise PrivacyError(
-                f"clip_norm={self.clip_norm} must be positive and finite",
-                why="the noise is calibrated to it",
+                f"{self.method} with noise_multiplier={self.noise_multiplier:g} needs clip_norm above 0",
+                why="noise protects only contributions that are bounded, and is calibrated to the bound",
                 fix="set clip_norm",
             )

@@ -16,8 +16,8 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, DataError
-from privlora.lab.wishart.heads.mechanisms import MECHANISMS, Batch
-from privlora.lab.wishart.heads.settings import HeadSettings
+from privlora.lab.wishart.head_mechanisms import MECHANISMS, Batch
+from privlora.lab.wishart.head_settings import HeadSettings
 from privlora.mechanisms.charges import Charges, Uncharged
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Noising

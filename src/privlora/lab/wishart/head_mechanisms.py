@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from privlora.accounting.events import StepEvent
-from privlora.lab.wishart.heads.projections import gaussian_factors, orthonormal_bases, project_afresh
-from privlora.lab.wishart.heads.settings import HeadSettings
+from privlora.lab.wishart.head_projections import gaussian_factors, orthonormal_bases, project_afresh
+from privlora.lab.wishart.head_settings import HeadSettings
 from privlora.mechanisms.noising import Noising
 
 # What a record contributes is rounded in the features' precision; shrinking by more than that keeps it within C.
