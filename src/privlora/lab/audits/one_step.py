@@ -194,7 +194,6 @@ def _play(
             replayed.append([0.0 for _ in released])
             if twin is not None:
                 replayed[-1] = _products(_tensors(twin.release().vector), known[2])
-            if twin is not None:
                 twin.coordinates.advance()
             if mechanism.coordinates.advance():
                 known = None

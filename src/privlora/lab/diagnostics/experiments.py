@@ -11,13 +11,7 @@ import torch
 from privlora.config import Settings
 from privlora.coordinates import FactorCoordinates
 from privlora.errors import ConfigError
-from privlora.lab.diagnostics.bench import (
-    CLIPPING,
-    FactorPairs,
-    Workbench,
-    open_workbench,
-    snapshot,
-)
+from privlora.lab.diagnostics.bench import CLIPPING, FactorPairs, Workbench, open_workbench, snapshot
 from privlora.lab.diagnostics.choosing import BASELINE, chosen_figures, chosen_rows
 from privlora.lab.diagnostics.gauges import (
     GAUGES,
@@ -28,11 +22,7 @@ from privlora.lab.diagnostics.gauges import (
     noise_ratio,
 )
 from privlora.lab.diagnostics.laws import factor_statistic
-from privlora.lab.diagnostics.preconditioning import (
-    EPSILONS,
-    OPTIMIZERS,
-    preconditioning_study,
-)
+from privlora.lab.diagnostics.preconditioning import EPSILONS, OPTIMIZERS, preconditioning_study
 from privlora.lab.diagnostics.sweep import GaugeSweep, gauge_sweep
 from privlora.methods import METHODS
 from privlora.pages.numbers import finite

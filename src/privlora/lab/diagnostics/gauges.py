@@ -83,11 +83,7 @@ class Clipping:
 
 
 def gauge_study(
-    bench: Workbench,
-    *,
-    steps: int,
-    gauges: tuple[float, ...] = GAUGES,
-    also: tuple[str, ...] = (),
+    bench: Workbench, *, steps: int, gauges: tuple[float, ...] = GAUGES, also: tuple[str, ...] = ()
 ) -> GaugeStudy:
     """Run the baseline, PRISM and the rows ``also`` from every gauge of the bench's start, with the plan's noise.
 

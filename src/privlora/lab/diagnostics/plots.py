@@ -28,7 +28,6 @@ _COLOURS = {
 _MARKERS = {"dp-adamw": "o", "prism scalar": "^", "prism paper": "D"}
 _LAW: dict[str, Any] = {"color": INK, "linewidth": 1, "linestyle": (0, (4, 3))}
 _FEW_DECADES = 1.5
-_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 _FLOOR = 1e-12  # where differences that are exactly zero are drawn on a logarithmic axis
 
 
@@ -187,15 +186,12 @@ def _by_step(axes: Axes, runs: Sequence[tuple[Sequence[float], Preconditioned]],
     """Amplification against something, a dot a step."""
     for x, run in runs:
         look = {**_look(run.method), "linestyle": "", "markeredgewidth": 0, "label": None}
-        for place, y, shade in zip(x, run.amplification, np.linspace(0.25, 1.0, len(run.steps)), strict=True):
-            axes.plot(place, y, alpha=float(shade), **look)
-    title = "after over before; darker is later"
-    _finish(axes, "xy", xlabel=name, title=title, legend=False)
+        axes.plot(x, run.amplification, **look)
+    _finish(axes, "xy", xlabel=name, title="after over before", legend=False)
 
 
 def _finish(axes: Axes, logarithmic: str, *, legend: bool = True, **said: Any) -> None:
-    """Labels, limits and scales ("x", "y", "xy"); on the latter decades as plain powers, where there are few also 2
-    and 5."""
+    """Labels, limits and scales ("x", "y", "xy"); on the latter decades, where there are few also 2 and 5."""
     axes.set(**said, **{f"{side}scale": "log" for side in logarithmic})
     axes.margins(y=0.1)
     if said.get("xlabel") == "step":
@@ -204,12 +200,7 @@ def _finish(axes: Axes, logarithmic: str, *, legend: bool = True, **said: Any) -
         low, high = sorted(axis.get_view_interval())
         few = low > 0 and math.log10(high / low) < _FEW_DECADES
         axis.set_major_locator(LogLocator(10, subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=7))
-        axis.set_major_formatter(FuncFormatter(_power))
+        axis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 3)))
         axis.set_minor_locator(NullLocator())
     if legend:
         axes.legend(fontsize=8.5)
-
-
-def _power(value: float, _: int) -> str:
-    exponent = round(math.log10(value)) if value > 0 else 0
-    return f"{value:g}" if 0.1 <= value < 1000 else f"10{str(exponent).translate(_RAISED)}"

@@ -63,7 +63,8 @@ class Progress:
         """The metric for reading."""
         if self.metric(task) == "loss":
             return "held-out loss, nats per token"
-        names = {str(row.scores["task_metric"]) for row in self.rows.values() if _scored(row, task)}
+        of_task = [row.scores for row in self.rows.values() if row.cell.task == task and row.error is None]
+        names = {str(scores["task_metric"]) for scores in of_task}
         return ", ".join(sorted(names)) or "task metric"
 
     def value(self, cell: Cell) -> float | None:
@@ -76,10 +77,10 @@ class Progress:
         before = self._untouched.get((task, role))
         return None if before is None else float(before[self.metric(task)])
 
-    def values(self, place: Place, rate: float) -> dict[int, float]:
-        """Of the report runs at a rate, by seed; only those that ended well."""
-        cells = [Cell(*place, rate, seed) for seed in self.study.settings.seeds]
-        found = {cell.seed: self.value(cell) for cell in cells}
+    def values(self, place: Place, rate: float, seeds: Iterable[int] | None = None) -> dict[int, float]:
+        """Of the report runs at a rate, or of those with other seeds, by seed; only those that ended well."""
+        seeds = self.study.settings.seeds if seeds is None else seeds
+        found = {seed: self.value(Cell(*place, rate, seed)) for seed in seeds}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def failures(self, place: Place, rate: float) -> int:
@@ -110,20 +111,22 @@ class Progress:
         """None while runs are missing; worst possible where one failed. A single rate needs no runs."""
         if len(arm.learning_rates) == 1:
             return {arm.learning_rates[0]: 0.0}
-        sign = 1.0 if self.lower_is_better(place[0]) else -1.0
-        means = {}
+        seeds, means = self.study.settings.selection.seeds, {}
         for rate in arm.learning_rates:
-            cells = [Cell(*place, rate, seed) for seed in self.study.settings.selection.seeds]
-            if any(cell not in self.rows for cell in cells):
+            if any(Cell(*place, rate, seed) not in self.rows for seed in seeds):
                 return None
-            values = self._selection_values(place, rate)
-            means[rate] = statistics.fmean(values) if len(values) == len(cells) else sign * math.inf
+            values = list(self.values(place, rate, seeds).values())
+            whole = len(values) == len(seeds)
+            means[rate] = statistics.fmean(values) if whole else self._sign(place[0]) * math.inf
         return means
+
+    def _sign(self, task: str) -> float:
+        return 1.0 if self.lower_is_better(task) else -1.0
 
     def _regret(self, place: Place, means: Mapping[float, float]) -> dict[float, float]:
         """What each rate loses against the method's best one here, in the task's unit of gain."""
         task, _, epsilon, rank = place
-        sign = 1.0 if self.lower_is_better(task) else -1.0
+        sign = self._sign(task)
         best = min(sign * value for value in means.values())
         if not math.isfinite(best):
             return dict.fromkeys(means, math.inf)
@@ -133,28 +136,18 @@ class Progress:
     def _unit(self, task: str, epsilon: float, rank: int) -> float:
         """Of gain on the selection records, from each method's runs at its best rate."""
         if (task, epsilon, rank) not in self._units:
-            sign = 1.0 if self.lower_is_better(task) else -1.0
-            before = self.untouched(task, "selection")
-            gains = []
+            sign, before = self._sign(task), self.untouched(task, "selection")
+            seeds, gains = self.study.settings.selection.seeds, []
             for arm in self.study.arms:
                 if before is None or epsilon not in self.study.epsilons(arm.label):
                     continue
                 place = (task, arm.label, epsilon, rank)
-                runs = [self._selection_values(place, rate) for rate in arm.learning_rates]
+                runs = [self.values(place, rate, seeds).values() for rate in arm.learning_rates]
                 of_rates = [[sign * (before - value) for value in values] for values in runs if values]
                 if of_rates:
                     gains.append(max(of_rates, key=statistics.fmean))
             self._units[task, epsilon, rank] = unit_of_gain(gains) if gains else 1.0
         return self._units[task, epsilon, rank]
-
-    def _selection_values(self, place: Place, rate: float) -> list[float]:
-        """Of the selection runs at a rate; only those that ended well."""
-        cells = [Cell(*place, rate, seed) for seed in self.study.settings.selection.seeds]
-        return [value for cell in cells if (value := self.value(cell)) is not None]
-
-
-def _scored(row: Row, task: str) -> bool:
-    return row.cell.task == task and "task_metric" in row.scores
 
 
 def all_cells(study: Study) -> Iterable[tuple[Cell, Role]]:

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import platform
 import re
 import shutil
 import time
 from dataclasses import dataclass, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from privlora.accounting import read_ledger
 from privlora.config import Settings
@@ -99,7 +94,6 @@ class Runner:
         facts |= {
             "seconds": round(time.perf_counter() - started, 2),
             "cpu_seconds": round(time.process_time() - cpu, 2),
-            "machine": machine(str(getattr(self._model, "device", "cpu"))),
             "versions": versions(),
         }
         return Row(job.cell, job.role, job.fingerprint, failure, scores, before, facts)
@@ -217,17 +211,6 @@ def _put_aside(folder: RunFolder) -> None:
     # Unlike a rename a link replaces nothing.
     os.link(folder.ledger, folder.root / f"earlier-ledger-{max(numbers, default=0) + 1}.jsonl")
     folder.ledger.unlink()
-
-
-@cache
-def machine(device: str) -> str:
-    """Where a run was made, in words."""
-    if device.startswith("cuda"):
-        return f"{torch.cuda.get_device_name(device)}, {torch.version.cuda}"
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as file:
-        name = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    return f"{name}, {os.cpu_count()} cores"
 
 
 def _of_classes(found: ClassResult, task: str | None) -> dict[str, Any]:

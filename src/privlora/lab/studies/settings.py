@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from privlora.config import Settings, checked, read_yaml, settings_from
 from privlora.config.base import Wrong
@@ -48,8 +48,31 @@ _BY_AXIS = {
 _METHODS_PRIVACY = ("bands", "clip_norm", "clip_quantile", "private")
 
 
+_Value = TypeVar("_Value")
+
+
+def _distinct(values: list[_Value]) -> list[_Value]:
+    if len(set(values)) != len(values):
+        raise Wrong("a value is named twice", "name each once")
+    return values
+
+
+Distinct = Annotated[list[_Value], AfterValidator(_distinct)]
+Rates = Annotated[Distinct[PositiveFloat], Field(min_length=1)]
+
+
 class _Checked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class _Named(_Checked):
+    """A method of the file; what else it sets is laid over base."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    label: str | None = None
+    learning_rate: Rates | None = None
 
 
 class SelectionSettings(_Checked):
@@ -58,7 +81,7 @@ class SelectionSettings(_Checked):
     by: Literal["own-best", "shared", "both"] = "own-best"
     """own-best: a rate for each (task, epsilon, rank, method). shared: one for each (epsilon, rank, method) over all
     tasks. both: the runs that both tables need."""
-    seeds: list[int] = []
+    seeds: Distinct[int] = []
     """Seeds of the runs that only choose; needed where a method has several rates."""
     records: Records = "first half of evaluation"
     """The evaluation records that only choose; the others are reported. "all of evaluation" lets both use all."""
@@ -70,21 +93,17 @@ class StudySettings(_Checked):
     base: dict[str, Any]
     tasks: dict[str, Any] = Field(min_length=1)
     methods: list[str | dict[str, Any]] = Field(min_length=1)
-    learning_rate: list[PositiveFloat] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
-    epsilon: list[PositiveFloat] = []
+    learning_rate: Rates
+    seeds: Annotated[Distinct[int], Field(min_length=1)]
+    epsilon: Distinct[PositiveFloat] = []
     """Needed unless no method is private."""
-    rank: list[PositiveInt] = Field(default=[8], min_length=1)
+    rank: Annotated[Distinct[PositiveInt], Field(min_length=1)] = [8]
     selection: SelectionSettings = SelectionSettings()
     insecure_noise_seed: Literal["paired"] | None = None
     """paired: all methods of a (task, seed) see the same batches and the same stream of noise. Stamped NOT PRIVATE."""
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:
-        axes = {name: getattr(self, name) for name in ("learning_rate", "seeds", "epsilon", "rank")}
-        for name, values in {**axes, "selection.seeds": self.selection.seeds}.items():
-            if len(set(values)) != len(values):
-                raise Wrong(f"{name} names a value twice", "name each once", name)
         if both := set(self.seeds) & set(self.selection.seeds):
             raise Wrong(
                 f"seed {min(both)} is in seeds and in selection.seeds: a rate chosen on a run would be reported on "
@@ -244,19 +263,13 @@ def load_study(path: str | Path) -> Study:
 
 def study_from(content: Mapping[str, Any], source: str = "study") -> Study:
     """A checked study from plain nested mappings. Raises ConfigError."""
-    if not content.keys() & StudySettings.model_fields.keys() and {"model", "data"} <= content.keys():
-        raise ConfigError(
-            f"{source} holds the settings of one run, and a comparison takes those of a study",
-            fix="put them under base:, and give tasks, methods, learning_rate and seeds (docs/compare.md)",
-        )
     selection = content.get("selection")
     for kind, given in ((StudySettings, content), (SelectionSettings, selection)):
         for key in set(given) - kind.model_fields.keys() if isinstance(given, Mapping) else ():
             raise ConfigError(f"{source}: unknown setting {key}", fix=nearest(str(key), kind.model_fields))
     settings = checked(StudySettings, content, source)
-    axes = {"learning_rate": sorted(settings.learning_rate), "epsilon": sorted(settings.epsilon)}
     base = _groups(settings.base, f"{source}: base")
-    settings = settings.model_copy(update={"base": base, **axes})
+    settings = settings.model_copy(update={"base": base, "epsilon": sorted(settings.epsilon)})
     study = Study(source, settings, tuple(_arm(item, settings, source) for item in settings.methods))
     _refuse_equal_names((arm.label for arm in study.arms), "methods", source)
     _refuse_equal_names(study.tasks, "tasks", source)
@@ -274,19 +287,15 @@ def slug(name: str) -> str:
 
 
 def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Arm:
-    given = {"name": item} if isinstance(item, str) else dict(item)
-    name = given.pop("name", None)
-    if not isinstance(name, str):
-        fix = "write {name: prism, optimizer: scalar}, or the name alone"
-        raise ConfigError(f"{source}: a method has no name", fix=fix)
+    given = checked(_Named, {"name": item} if isinstance(item, str) else item, f"{source}: methods")
     try:
-        row = find_row(name)
+        row = find_row(given.name)
     except ConfigError as error:
         raise error.of(f"{source}: methods") from None
-    rates, label = given.pop("learning_rate", None), given.pop("label", None)
-    label = str(label or _label(name, given))
-    grid = tuple(settings.learning_rate) if rates is None else _rates(rates, label, source)
-    overrides = _groups(given, f"{source}: methods.{label}", default="method")
+    own = given.model_extra or {}
+    label = given.label or _label(given.name, own)
+    rates = tuple(sorted(given.learning_rate or settings.learning_rate))
+    overrides = _groups(own, f"{source}: methods.{label}", default="method")
     for group, values in overrides.items():
         others = set(values) if group not in ("method", "adapter", "privacy") else set()
         if group == "privacy":
@@ -300,7 +309,7 @@ def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Ar
     private = row.private and overrides.get("privacy", {}).get("private", True) is not False
     if private and not settings.epsilon:
         raise ConfigError(f"{source}: epsilon is missing or empty", fix="give target epsilons, as [1, 3]")
-    return Arm(label, name, private, grid, rates is not None, overrides)
+    return Arm(label, given.name, private, rates, given.learning_rate is not None, overrides)
 
 
 def _label(name: str, given: Mapping[str, Any]) -> str:
@@ -310,19 +319,6 @@ def _label(name: str, given: Mapping[str, Any]) -> str:
         for key, value in given.items()
     ]
     return f"{name} ({', '.join(special)})" if special else name
-
-
-def _rates(rates: Any, label: str, source: str) -> tuple[float, ...]:
-    try:
-        found = tuple(sorted(float(rate) for rate in rates))
-    except (TypeError, ValueError):
-        found = ()
-    if not found or min(found) <= 0 or len(set(found)) != len(found):
-        raise ConfigError(
-            f"{source}: method {label!r}: learning_rate={rates!r} is not a list of distinct positive numbers",
-            fix="give the method's own grid as a list, or leave it out to use the study's",
-        )
-    return found
 
 
 def _groups(given: Any, where: str, default: str | None = None) -> Groups:

@@ -8,12 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from privlora.errors import RunError
-from privlora.lab.studies.choice import (
-    Progress,
-    job_of,
-    report_cells,
-    selection_cells,
-)
+from privlora.lab.studies.choice import Progress, job_of, report_cells, selection_cells
 from privlora.lab.studies.executing import executor
 from privlora.lab.studies.results import Results, Role, Row, read_folder
 from privlora.lab.studies.settings import Study

@@ -1,19 +1,16 @@
 """What a study found, as one JSON-ready object: the page and the tables are functions of it.
 
-Cells and standings are made of report runs only; learning-rate curves of selection runs only.
+Cells and standings are made of report runs only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
-from privlora.accounting.events import StepEvent
-from privlora.accounting.selection import tuning_cost
-from privlora.lab.studies.choice import Choice, Progress, selection_cells
-from privlora.lab.studies.settings import Cell, Place, Rule
+from privlora.lab.studies.choice import Choice, Progress
+from privlora.lab.studies.settings import Place, Rule
 from privlora.lab.studies.statistics import Spread, Standing, spread, standardise, standings
 from privlora.pages.numbers import finite
 
@@ -36,8 +33,6 @@ def summarise(progress: Progress, *, name: str) -> Summary:
         "tasks": [_task(progress, task) for task in study.tasks],
         "methods": [{**asdict(arm), "learning_rates": list(arm.learning_rates)} for arm in study.arms],
         "rules": rules,
-        "learning_rate_curves": list(_curves(progress)),
-        "tuning_cost": _tuning(progress),
         "failures": [
             {**asdict(row.cell), "role": row.role, "error": row.error}
             for row in sorted(progress.rows.values(), key=lambda row: row.cell)
@@ -130,45 +125,6 @@ def _standing(standing: Standing) -> dict[str, Any]:
     return found
 
 
-def _curves(progress: Progress) -> Iterable[dict[str, Any]]:
-    """Score against learning rate, over the selection seeds and records."""
-    study = progress.study
-    if not study.selects:
-        return
-    for place in study.places:
-        points = []
-        for rate in study.by_label[place[1]].learning_rates:
-            cells = [Cell(*place, rate, seed) for seed in study.settings.selection.seeds]
-            values = [value for value in map(progress.value, cells) if value is not None]
-            if values:
-                points.append({"learning_rate": rate, **finite(asdict(spread(values)))})
-        task, method, epsilon, rank = place
-        if len(points) > 1:
-            yield {"task": task, "method": method, "epsilon": epsilon or None, "rank": rank, "points": points}
-
-
-def _tuning(progress: Progress) -> list[dict[str, Any]]:
-    """For each way of sampling and each epsilon: what choosing a rate would cost if the records were private."""
-    study = progress.study
-    seeds = len(study.settings.selection.seeds)
-    wanted: dict[tuple[StepEvent, int, int, float], dict[str, Any]] = {}
-    cells = selection_cells(study)
-    for cell in cells:
-        row = progress.rows.get(cell)
-        if row is None or "event" not in row.facts:
-            continue
-        runs = len(study.by_label[cell.method].learning_rates) * seeds
-        key = (StepEvent.from_dict(row.facts["event"]), row.facts["steps"], runs, row.facts["delta"])
-        line = wanted.setdefault(key, {"epsilon": cell.epsilon, "tasks": [], "runs": runs})
-        if cell.task not in line["tasks"]:
-            line["tasks"].append(cell.task)
-    lines = []
-    for (event, steps, runs, delta), line in wanted.items():
-        cost = tuning_cost(event, steps, runs, delta)
-        lines.append({**line, **cost.to_dict(), "noise_multiplier": event.noise_multiplier, "steps": steps})
-    return sorted(lines, key=lambda line: (line["epsilon"], line["runs"], line["tasks"]))
-
-
 def _runs(progress: Progress) -> dict[str, Any]:
     """How much was run, and with what."""
     rows = progress.rows.values()
@@ -178,6 +134,5 @@ def _runs(progress: Progress) -> dict[str, Any]:
         "failed": sum(1 for row in rows if row.error is not None),
         "outdated": progress.outdated,
         "cpu_seconds": round(sum(row.facts.get("cpu_seconds", 0.0) for row in rows), 1),
-        "machines": sorted({row.facts["machine"] for row in rows if "machine" in row.facts}),
         "versions": [dict(one) for one in sorted(versions)],
     }

@@ -5,35 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from privlora.lab.studies.figures import rate_figure, utility_figure
+from privlora.lab.studies.figures import utility_figure
 from privlora.lab.studies.summary import Summary
 from privlora.pages.numbers import number
 from privlora.pages.template import fill
-from privlora.rounding import rounded_up
 
 REPEATABLE = "the noise of every run is repeatable, and the same for all methods of a (task, seed)"
 _RULES = {
     "own-best": "Each method at its own best learning rate for each task",
     "shared": "Each method at one learning rate for all tasks",
 }
-_STANDARDISED = (
-    "A run's score is its gain over the untouched model as a share of the best private method's mean gain on that task "
-    "at this ε and rank (or of the spread over seeds, where that is larger): 1 is the best method's mean, 0 no better "
-    "than no training. Scores are averaged over tasks; the place is the mean over tasks, 1 is best. The lead is over "
-    "the best other private method, and others stand behind the best; standard errors and 95 % intervals are paired "
-    "over seeds within tasks (the interval by bootstrap), so they speak of other seeds on these tasks, not of other "
-    "tasks."
-)
 _EDGE = "* the rate is at an edge of the method's grid, so a better one may lie beyond."
-_TUNING = (
-    "Had the records been private, choosing the learning rate of one method on one task by looking at its runs would "
-    "have cost this much. All composed: every run is charged and may be looked at (PLD). The smallest is of that and "
-    "of a random number of runs with this mean, each with a rate drawn at random, of which only the best one's adapter "
-    "is shown (Papernot and Steinke 2022, Theorems 2 and 6, by RDP). The choice must use a score that is public given "
-    "the adapter, as here. The report runs come on top."
-)
-
-
 Element = tuple[str, Any]
 """Of a report: its kind and content. "h1" to "h3", "p" or "ul" and text (of a list, a line an item); "table" and rows
 of cells, heads first; "figure" and an inline SVG, which is for the page alone."""
@@ -76,10 +58,6 @@ def elements(summary: Summary, *, figures: bool = False) -> Iterator[Element]:
                 yield "figure", utility_figure(summary, rule, rank)
             for task in summary["tasks"]:
                 yield from _task(rule, summary, task, rank)
-    if figures and summary["learning_rate_curves"]:
-        yield from (("figure", rate_figure(summary, rank)) for rank in summary["rank"])
-    if summary["tuning_cost"]:
-        yield from (("h2", "What tuning would cost"), ("p", _TUNING), ("table", _tuning(summary)))
     if failures:
         yield "h2", "Failed runs"
         yield "ul", "\n".join(f"{_place(failure)}: {failure['error']}" for failure in failures)
@@ -117,7 +95,6 @@ def _overall(rule: Mapping[str, Any], summary: Summary, rank: int) -> Iterator[E
     if missing:
         notes.append(f"Not in the means, because runs failed or are missing: {'; '.join(missing)}.")
     yield "ul", "\n".join(notes)
-    yield "p", _STANDARDISED
 
 
 def _task(rule: Mapping[str, Any], summary: Summary, task: Mapping[str, Any], rank: int) -> Iterator[Element]:
@@ -198,24 +175,6 @@ def _verdict(line: Mapping[str, Any]) -> str:
         text += f", {errors:.1f} standard errors"
     sure = low is not None and low > 0 and (errors is None or errors > 2)
     return text + ("." if sure else ": no more than a tie.")
-
-
-def _tuning(summary: Summary) -> list[list[str]]:
-    """Upper bounds are rounded up."""
-    rows = [["tasks", "target ε", "ε of one run", "runs", "all composed", "smallest"]]
-    for line in summary["tuning_cost"]:
-        smallest, composed = line["smallest"], line["composition"]
-        rows.append(
-            [
-                ", ".join(line["tasks"]),
-                number(line["epsilon"]),
-                rounded_up(line["one_run"], 2),
-                str(line["runs"]),
-                "above 500" if composed is None else rounded_up(composed, 2),
-                "–" if smallest is None else f"{rounded_up(smallest[1], 2)} ({smallest[0]})",
-            ]
-        )
-    return rows
 
 
 def _place(failure: Mapping[str, Any]) -> str:

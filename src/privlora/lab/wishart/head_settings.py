@@ -53,13 +53,10 @@ class HeadSettings:
     schedule: str = "constant"
 
     def __post_init__(self) -> None:
-        for name, value, known in (
-            ("method", self.method, HEAD_METHODS),
-            ("schedule", self.schedule, SCHEDULES),
-            ("projection", self.projection, PROJECTIONS),
-        ):
-            if value not in known:
-                raise ConfigError(f"unknown {name} {value!r}", fix=nearest(value, known))
+        known = {"method": HEAD_METHODS, "schedule": SCHEDULES, "projection": PROJECTIONS}
+        for name, names in known.items():
+            if (value := getattr(self, name)) not in names:
+                raise ConfigError(f"unknown {name} {value!r}", fix=nearest(value, names))
         sensible = self.steps >= 1 and 0 < self.learning_rate < math.inf and 0 <= self.momentum < 1
         if not sensible:
             raise ConfigError(

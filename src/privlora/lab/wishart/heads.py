@@ -87,23 +87,17 @@ class HeadData:
 
     def __post_init__(self) -> None:
         features, labels, records = self.features, self.labels, len(self.features)
-        if features.dim() != 2 or not features.is_floating_point() or features.element_size() < 4:
+        # Norms in half precision would not bound a record's contribution.
+        fit = features.dim() == 2 and features.is_floating_point() and features.element_size() >= 4
+        if not fit or labels.shape != (records,) or labels.dtype != torch.int64 or self.dataset_size < 1:
             raise ConfigError(
-                f"features are {tuple(features.shape)} {features.dtype}",
-                why="norms in half precision do not bound a record's contribution",
-                fix="give a float32 or float64 matrix, one row per record",
-            )
-        if labels.shape != (records,) or labels.dtype != torch.int64:
-            raise ConfigError(
-                f"labels are {tuple(labels.shape)} {labels.dtype}", fix=f"give int64 ({records},)"
+                f"features are {tuple(features.shape)} {features.dtype}, labels {tuple(labels.shape)} {labels.dtype}, "
+                f"dataset_size {self.dataset_size}",
+                fix="give a float32 or float64 matrix, a row a record, as many int64 labels, and the public number",
             )
         if records and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
-            raise DataError(
-                f"a label is not in [0, {self.classes})",
-                fix="number the classes from 0, and give their public count",
-            )
-        if self.dataset_size < 1:
-            raise ConfigError(f"dataset_size={self.dataset_size} is below 1", fix="give the public number")
+            fix = "number the classes from 0, and give their public count"
+            raise DataError(f"a label is not in [0, {self.classes})", fix=fix)
         finite = features.isfinite().all(1, keepdim=True)
         object.__setattr__(self, "features", torch.where(finite, features, 0.0))
 

@@ -111,9 +111,9 @@ def test_ball_noise(rho: float, gamma: float, d: int, bound: float) -> None:
 
 
 def test_ball_noise_refuses_few_dimensions() -> None:
-    with pytest.raises(PrivacyError, match="not monotone"):
+    with pytest.raises(PrivacyError, match="failure="):
         ball_noise_alignment(0.0, 1.0, 4, 1e-6)
-    with pytest.raises(PrivacyError, match="does not guarantee"):
+    with pytest.raises(PrivacyError, match="radius="):
         ball_noise_alignment(0.0, 0.2, 100, 1e-6)
 
 
@@ -128,7 +128,7 @@ def test_alignment_of_a_mean() -> None:
         lengths = np.linalg.norm(u), np.linalg.norm(w)
         if min(lengths) >= 0.4:
             assert u @ w / (lengths[0] * lengths[1]) >= rho
-    with pytest.raises(PrivacyError, match="right angle"):
+    with pytest.raises(PrivacyError, match="alignment="):
         alignment_of_mean(2, 0.5)
 
 

@@ -108,7 +108,7 @@ def test_public_m1_by_simulation() -> None:
 
 
 def test_refuses_outside_its_conditions() -> None:
-    with pytest.raises(PrivacyError, match="alignment condition"):
+    with pytest.raises(PrivacyError, match="spread="):
         residual_bound(400, 5, ColumnChange(3, 0.5, 0.9, 0.5), 1e-6)
     with pytest.raises(PrivacyError, match="out of range"):
         residual_bound(4, 8, ColumnChange(4, 0.5, 0.9, 0.9), 1e-6)

@@ -26,7 +26,6 @@ import numpy as np
 from scipy.optimize import brentq
 from scipy.special import gammainc
 
-from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.gaussian import in_range, solve_epsilon
 from privlora.lab.wishart.bounds.vector import VectorQuery, exact_delta, student_rule
 
@@ -90,12 +89,7 @@ def alignment_of_mean(count: int, smallest_norm: float) -> float:
     """
     in_range(count >= 1 and 0 < smallest_norm <= 1, count=count, smallest_norm=smallest_norm)
     alignment = 1 - 2 / (count * smallest_norm) ** 2
-    if alignment <= 0:
-        raise PrivacyError(
-            f"the mean of {count} vectors with norm at least {smallest_norm} may turn by a right angle",
-            why="the alignment that Theorem 1 needs is not guaranteed",
-            fix="average more vectors, or protect only data whose mean is longer",
-        )
+    in_range(alignment > 0, alignment=alignment)
     return alignment
 
 
@@ -118,20 +112,11 @@ def ball_noise_alignment(alignment: float, radius: float, dimension: int, failur
     in_range(-1 < alignment <= 1 and 0 < radius < math.inf, alignment=alignment, radius=radius)
     in_range(dimension >= 1 and 0 < failure < 1, dimension=dimension, failure=failure)
     length, turn = math.sqrt(2 + 2 * alignment), math.sqrt(2 * math.log(2 / failure) / dimension)
-    if turn * (2 / length + length / 2) > 2:  # from the derivative in rho, with s / (1 + s^2) <= 1/2
-        raise PrivacyError(
-            f"in dimension {dimension} with failure={failure} the bound of Lemma 10 is not monotone in the alignment",
-            why="the alignment is only known to be at least rho",
-            fix="use a larger dimension or failure",
-        )
+    monotone = turn * (2 / length + length / 2) <= 2  # from the derivative in rho, with s / (1 + s^2) <= 1/2
+    in_range(monotone, dimension=dimension, failure=failure)
     fall = length * turn
     lowest = radius * (failure / 2) ** (1 / dimension)
     norm = min(max(fall / 2, lowest), radius)  # where the parabola s^2 - s fall is least on the interval
     gain = norm**2 - norm * fall
-    if not alignment + gain > 0:
-        raise PrivacyError(
-            f"ball noise of radius {radius} does not guarantee a positive alignment in dimension {dimension}",
-            why="in few dimensions the noise itself may turn the two vectors apart",
-            fix="use a larger radius or dimension",
-        )
+    in_range(alignment + gain > 0, radius=radius, dimension=dimension)
     return 1 - (1 - alignment) / (1 + gain)

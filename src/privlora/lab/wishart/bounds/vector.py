@@ -21,7 +21,6 @@ import numpy as np
 from scipy.special import chdtri, gammainc, gammaincc, gammaln, stdtr, stdtrit
 
 from privlora.accounting.projection.gaussian import Floats
-from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.gaussian import in_range, solve_epsilon
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
@@ -46,12 +45,7 @@ class VectorQuery:
 
     def __post_init__(self) -> None:
         in_range(self.dimension >= 1 and self.rank >= 1, dimension=self.dimension, rank=self.rank)
-        if not 0 < self.alignment <= 1:
-            raise PrivacyError(
-                f"alignment={self.alignment} is not in (0, 1]",
-                why="values that may be orthogonal leave each other's support half of the time",
-                fix="guarantee a positive alignment, for example by ball noise",
-            )
+        in_range(0 < self.alignment <= 1, alignment=self.alignment)
 
     @property
     def support_failure(self) -> float:
@@ -94,33 +88,18 @@ def theorem_1(query: VectorQuery, tail: float, *, improved: bool = False) -> Bou
         tail: delta' in (0, 1/2), paid three times.
 
     Raises:
-        PrivacyError: delta' is out of range; rho <= K (the alignment condition); r > d + 1
+        PrivacyError: delta' is out of range; rho <= K, the spread (the alignment condition); r > d + 1
             without `improved`, where the printed formula is another one; kappa < d - r + 1, where a larger alignment
             might be worse.
     """
     d, r, rho = query.dimension, query.rank, query.alignment
     in_range(0 < tail < 0.5, tail=tail)
-    if r > d + 1 and not improved:
-        raise PrivacyError(
-            f"Theorem 1 as stated needs rank <= dimension + 1, here {r} > {d + 1}",
-            why="the first term of epsilon changes its sign there",
-            fix="ask for improved=True or use exact_delta, which hold for every rank",
-        )
+    in_range(r <= d + 1 or improved, rank=r, dimension=d)
     slope = float(stdtrit(r, 1 - tail)) / math.sqrt(r)
     spread = slope * math.sqrt(1 - rho**2)
     kappa = float(chdtri(d + r - 1, tail))
-    if not rho > spread:
-        raise PrivacyError(
-            f"the alignment condition fails: rho={rho} is not above K={spread:.4g}",
-            why="the loss is unbounded on the event that the theorem pays for",
-            fix="raise the rank, the alignment or delta",
-        )
-    if kappa < d - r + 1:
-        raise PrivacyError(
-            f"tail={tail} is too large: the chi-square quantile {kappa:.4g} is below d - r + 1 = {d - r + 1}",
-            why="epsilon would not be monotone in the alignment, which is only known to be at least rho",
-            fix="take a smaller tail",
-        )
+    in_range(rho > spread, alignment=rho, spread=spread)
+    in_range(kappa >= d - r + 1, tail=tail, kappa=kappa)
     low, high, a = rho - spread, rho + spread, query.log_weight
     if improved:
         # rho + K = cos + slope sin of the angle: its largest value over smaller angles is at tan = slope.
@@ -135,12 +114,7 @@ def theorem_1(query: VectorQuery, tail: float, *, improved: bool = False) -> Bou
 def theorem_1_at(query: VectorQuery, delta: float, *, improved: bool = False) -> Bound:
     """Theorem 1 with all of `delta` spent: delta' = (delta - support_failure) / 3. Errors as in `theorem_1`."""
     left = (delta - query.support_failure) / 3
-    if not 0 < left < 0.5:
-        raise PrivacyError(
-            f"delta={delta} is not above the support term {query.support_failure:.3g} (and below 3/2)",
-            why="with that probability the output excludes the neighbouring data set",
-            fix="raise the rank, the alignment or delta",
-        )
+    in_range(0 < left < 0.5, delta=delta, support_failure=query.support_failure)
     return theorem_1(query, left, improved=improved)
 
 
