@@ -26,10 +26,9 @@ from scipy.optimize import brentq
 
 from privlora.accounting.projection.composition import rank_free_delta
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.chained import public_m1_delta
 from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
-from privlora.lab.wishart.bounds.noisy import theorem_5_noise_multiplier
-from privlora.lab.wishart.bounds.rank_one import rank_one_delta
+from privlora.lab.wishart.bounds.matrix import public_m1_delta
+from privlora.lab.wishart.bounds.noisy import rank_one_delta, theorem_5_noise_multiplier
 from privlora.lab.wishart.bounds.vector import VectorQuery, exact_epsilon, theorem_1_at
 from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
 

@@ -14,7 +14,7 @@ from privlora.cli.training import OverridesArgument
 from privlora.config import Settings, load_settings, read_yaml, settings_from
 from privlora.data.records import is_data_file_name, refuse_missing
 from privlora.errors import ConfigError
-from privlora.lab.diagnostics.choosing import chosen_figures, chosen_rows
+from privlora.lab.diagnostics.choosing import FIGURES, chosen_figures, chosen_rows
 
 if TYPE_CHECKING:
     from privlora.lab.studies.results import Row
@@ -25,32 +25,23 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _PAPER_TARGETS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")  # Table 7
 _RECORDS = 1000
 
-lab = typer.Typer(help="Research: methods compared at equal privacy, and the diagnostics of PRISM's paper.")
-
-
-@lab.callback(invoke_without_command=True)
-def _start(context: typer.Context) -> None:
-    if context.invoked_subcommand is None:
-        typer.echo(context.get_help())
+lab = typer.Typer(
+    help="Research: methods compared at equal privacy, and the diagnostics of PRISM's paper.",
+    no_args_is_help=True,
+)
 
 
 @lab.command(context_settings=_HELP)
 def compare(
-    study: Annotated[
-        Path, typer.Argument(metavar="STUDY", help="YAML file of the study.", show_default=False)
-    ],
+    study: Annotated[Path, typer.Argument(help="YAML file of the study.")],
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Folder; studies/<name of the file> unless given.")
     ] = None,
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at the same time.")] = 1,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each run.")] = 1,
-    part: Annotated[
-        str, typer.Option("--part", metavar="K/N", help="Every N-th run, from the K-th on: for a job array.")
-    ] = "1/1",
+    part: Annotated[str, typer.Option(metavar="K/N", help="Every N-th run, from the K-th on.")] = "1/1",
     table: Annotated[bool, typer.Option("--table", help="Run nothing; report what is finished.")] = False,
-    retry_failed: Annotated[
-        bool, typer.Option("--retry-failed", help="Run the runs that failed once more.")
-    ] = False,
+    retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed runs once more.")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Compare methods at equal privacy, as STUDY says; the same command goes on after an interruption."""
@@ -118,47 +109,34 @@ def _refuse_missing_files(study: Study) -> None:
 def _show(ended: StudyReport | Unfinished, part: str, as_json: bool) -> None:
     from privlora.lab.studies.study import StudyReport
 
-    if not isinstance(ended, StudyReport):
-        if as_json:
-            emit({"part": part, "phase": ended.phase, "ran": ended.ran, "left": ended.left})
-        else:
-            left = f"{ended.left} of other parts are left ({ended.phase})"
-            out().print(f"part {part} made {ended.ran} runs; {left}. Then the same command goes on")
-        return
+    if isinstance(ended, StudyReport):
+        found = {"table": str(ended.table), "page": str(ended.page), **ended.summary}
+        text = f"{ended.table.read_text(encoding='utf-8')}\ntable:    {ended.table}\npage:     {ended.page}"
+    else:
+        found = {"part": part, "phase": ended.phase, "ran": ended.ran, "left": ended.left}
+        left = f"{ended.left} of other parts are left ({ended.phase})"
+        text = f"part {part} made {ended.ran} runs; {left}. Then the same command goes on"
     if as_json:
-        emit({"table": str(ended.table), "page": str(ended.page), **ended.summary})
-        return
-    out().print(ended.table.read_text(encoding="utf-8"))
-    out().print(f"table:    {ended.table}\npage:     {ended.page}")
+        emit(found)
+    else:
+        out().print(text)
 
 
 @lab.command(context_settings=_HELP)
 def diagnose(
     config: Annotated[
         Path | None,
-        typer.Argument(
-            metavar="CONFIG",
-            help="YAML file of a run; without it, the embedded model and generated records.",
-            show_default=False,
-        ),
+        typer.Argument(help="YAML file of a run; without it, the embedded model and its records."),
     ] = None,
     overrides: OverridesArgument = None,
-    output: Annotated[Path, typer.Option(help="Folder of the page, the series and the pictures.")] = Path(
+    output: Annotated[Path, typer.Option(help="Folder of page, series and pictures.")] = Path(
         "runs/diagnose"
     ),
     figures: Annotated[
-        str | None,
-        typer.Option(
-            help="Some of noise-ratio, gauge-sensitivity, noise-energy, clipping, gauge-sweep, preconditioning, "
-            "gram-stress, with commas between them; all without it.",
-            show_default=False,
-        ),
+        str | None, typer.Option(help=f"Some of {', '.join(FIGURES)}, with commas between; all without it.")
     ] = None,
     also: Annotated[
-        str | None,
-        typer.Option(
-            help="Methods to add to gauge-sensitivity and clipping, as lora-rite,dp-sgd.", show_default=False
-        ),
+        str | None, typer.Option(help="Methods for gauge-sensitivity and clipping, as lora-rite,dp-sgd.")
     ] = None,
     steps: Annotated[int, typer.Option(min=3, help="Steps of each run; the paper takes 300.")] = 20,
     seed: Annotated[int, typer.Option(min=0, help="Public seed of batches, noise and draws.")] = 0,
@@ -203,9 +181,7 @@ def diagnose(
                     on_step=on_step,
                 )
         except KeyboardInterrupt:
-            raise Stopped(
-                "nothing was written; diagnostics keep no state, so run the command again"
-            ) from None
+            raise Stopped("nothing was written; run the command again") from None
         page, series, *pictures = write(found, output)
     if as_json:
         places = {"page": str(page), "series": str(series), "pictures": list(map(str, pictures))}
@@ -224,18 +200,13 @@ def embedded_inputs() -> tuple[Settings, list[dict[str, str]]]:
     """The embedded model and generated records, with the paper's rank, alpha, targets, C and delta, in small."""
     from privlora.demo import model_path, private_records
 
+    sizes = {"expected_batch_size": 16, "public_dataset_size": _RECORDS}
     settings = settings_from(
         {
             "model": {"name": str(model_path()), "dtype": "float32"},
             "data": {"path": "(generated)", "max_length": 64},
             "adapter": {"r": 16, "lora_alpha": 16, "target_modules": list(_PAPER_TARGETS)},
-            "privacy": {
-                "target_epsilon": 3.0,
-                "delta": 1e-5,
-                "steps": 100,
-                "expected_batch_size": 16,
-                "public_dataset_size": _RECORDS,
-            },
+            "privacy": {"target_epsilon": 3.0, "delta": 1e-5, "steps": 100, **sizes},
         }
     )
     return settings, private_records(_RECORDS, seed=1)

@@ -138,11 +138,6 @@ def test_further_methods_are_run_from_every_gauge() -> None:
     assert min(sensitivity[3].spread) > 100 * max(sensitivity[1].spread)
 
 
-def test_too_few_steps() -> None:
-    with pytest.raises(ConfigError, match="steps=2 is below 3"):
-        diagnose(tiny_settings(), public=True, steps=2)
-
-
 def test_public_files(whole: Diagnostics, tmp_path: Path) -> None:
     page_path, series, *pictures = write(whole, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(

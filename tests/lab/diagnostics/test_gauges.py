@@ -18,12 +18,10 @@ from privlora.lab.diagnostics.gauges import (
 )
 
 
-def _trace(method: str, gauge: float, size: float) -> Trace:
+def _trace(method: str, size: float) -> Trace:
     steps = [size * t for t in (1.0, 2.0, 3.0)]
     return Trace(
         method=method,
-        gauge=gauge,
-        noise_multiplier=1.0,
         noise_std=0.5,
         step_norm=steps,
         clip_fraction=[size / 10, math.nan, 0.5],
@@ -38,8 +36,8 @@ def _trace(method: str, gauge: float, size: float) -> Trace:
 def study() -> GaugeStudy:
     return GaugeStudy(
         (0.5, 1.0, 2.0),
-        [_trace("dp-adamw", c, size) for c, size in ((0.5, 7.0), (1.0, 4.0), (2.0, 1.0))],
-        [_trace("prism rank", c, 1.0) for c in (0.5, 1.0, 2.0)],
+        [_trace("dp-adamw", size) for size in (7.0, 4.0, 1.0)],
+        [_trace("prism rank", 1.0) for _ in range(3)],
     )
 
 

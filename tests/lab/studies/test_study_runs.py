@@ -24,10 +24,9 @@ from privlora.accounting import read_ledger
 from privlora.errors import PrivloraError, RunError
 from privlora.lab.studies import running
 from privlora.lab.studies.choice import job_of, selection_cells
-from privlora.lab.studies.executing import executor, process_pool
 from privlora.lab.studies.results import Row, read_results
 from privlora.lab.studies.settings import Cell, Study, study_from
-from privlora.lab.studies.study import StudyReport, report_study, run_study
+from privlora.lab.studies.study import StudyReport, in_this_process, process_pool, report_study, run_study
 from privlora.training import assembly
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
@@ -94,7 +93,7 @@ def test_each_role_sees_its_own_seeds_and_records(watched: Watched) -> None:
     assert log.counts == [(done, 8) for _ in range(2) for done in range(1, 9)]
     assert {row.cell.seed for row in log.rows if row.role == "selection"} == {100}
     assert {row.cell.seed for row in log.rows if row.role == "report"} == {0, 1}
-    assert set(watched.shares) == {(100, 0, 1, 2, 3, 4), (0, 5, 6, 7, 8, 9), (1, 5, 6, 7, 8, 9)}
+    assert set(watched.shares) == {(100, 0, 2, 4, 6, 8), (0, 1, 3, 5, 7, 9), (1, 1, 3, 5, 7, 9)}
     halves = {row.role: row.before["loss"] for row in log.rows if row.cell.task == "one"}
     assert halves["selection"] != halves["report"]
 
@@ -400,7 +399,7 @@ def test_a_pool_gives_the_same_rows_and_says_when_a_process_dies(tmp_path: Path)
     cells = selection_cells(study)[:4]
 
     def scores(folder: str, jobs: int) -> dict[Cell, Any]:
-        with executor(jobs, 1) as execute:
+        with in_this_process(1) if jobs == 1 else process_pool(jobs, 1) as execute:
             rows = list(execute([job_of(study, cell, "selection", tmp_path / folder) for cell in cells]))
         assert [row.error for row in rows] == [None] * 4
         return {row.cell: row.scores for row in rows}

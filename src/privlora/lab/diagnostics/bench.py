@@ -7,7 +7,7 @@ trained here is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -23,7 +23,14 @@ from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordina
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.lab.diagnostics.choosing import BASELINE
-from privlora.lab.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
+from privlora.lab.diagnostics.laws import (
+    bilinear_law,
+    energy,
+    factor_noise,
+    factor_statistic,
+    move_norm,
+    tangent_law,
+)
 from privlora.mechanisms import GaussianMechanism, Instrument, Mechanism, NoiseSource, PrivateSum, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import Charged
@@ -67,8 +74,6 @@ class Trace:
     """
 
     method: str
-    gauge: float
-    noise_multiplier: float
     noise_std: float
     step_norm: list[float] = field(default_factory=list)
     clip_fraction: list[float] = field(default_factory=list)
@@ -125,13 +130,7 @@ class Workbench:
         return [(gauge * left, right / gauge) for left, right in self.start]
 
     def run(
-        self,
-        contender: Contender,
-        *,
-        steps: int,
-        noise_multiplier: float,
-        gauge: float = 1.0,
-        watcher: Watcher | None = None,
+        self, contender: Contender, *, steps: int, noise_multiplier: float, watcher: Watcher | None = None
     ) -> Trace:
         """Take ``steps`` private steps with seeded batches and noise."""
         coordinates = contender.coordinates
@@ -146,7 +145,7 @@ class Workbench:
             noise=NoiseSource(self.seed),
             clipping=CLIPPING,
         )
-        trace = Trace(contender.name, gauge, noise_multiplier, mechanism.noise_std)
+        trace = Trace(contender.name, mechanism.noise_std)
         replay = NoiseSource(self.seed)
 
         def before_release(norms: list[Tensor]) -> None:
@@ -179,7 +178,7 @@ class Workbench:
         )
         coordinates.install()
         for _ in range(steps):
-            before = _copied(coordinates.factors())
+            before = copied(coordinates.factors())
             step.take()
             moves = [move_norm(*pair) for pair in zip(before, coordinates.factors(), strict=True)]
             trace.step_norm.append(float(torch.cat(moves).square().sum().sqrt()))
@@ -223,10 +222,8 @@ def open_workbench(
     non-private run, and as ``check_model`` and ``load_data``.
     """
     if not settings.privacy.private:
-        raise ConfigError(
-            "privacy.private=false: there is no noise to diagnose",
-            fix="set privacy.private=true with a target_epsilon or a noise_multiplier",
-        )
+        fix = "set privacy.private=true with a target_epsilon or a noise_multiplier"
+        raise ConfigError("privacy.private=false: there is no noise to diagnose", fix=fix)
     # Its laws are of one step's noise, which is independent of that of others.
     alone = settings.privacy.model_copy(update={"bands": 1, "sampling": "poisson"})
     settings = settings.model_copy(update={"privacy": alone})
@@ -250,7 +247,7 @@ def open_workbench(
                 adapter=parts.adapter,
                 data=data,
                 plan=plan,
-                start=snapshot(coordinates),
+                start=copied(zip(coordinates.left, coordinates.right, strict=True)),
                 scale=coordinates.scale,
                 dtype=coordinates.dtype,
                 seed=seed,
@@ -258,9 +255,8 @@ def open_workbench(
             )
 
 
-def snapshot(coordinates: FactorCoordinates) -> FactorPairs:
-    """A copy of the factors as they are now."""
-    pairs = zip(coordinates.left, coordinates.right, strict=True)
+def copied(pairs: Iterable[tuple[Tensor, Tensor]]) -> FactorPairs:
+    """The factors as they are now."""
     return [(left.detach().clone(), right.detach().clone()) for left, right in pairs]
 
 
@@ -281,17 +277,18 @@ def _hyper(settings: Settings, name: str, optimizer: str | None) -> Hyperparamet
 def _record_noise(trace: Trace, coordinates: Coordinates, noise: Vector) -> None:
     tau = trace.noise_std
     if isinstance(coordinates, TangentCoordinates):
-        trace.noise_energy.append(sum(float(t.double().square().sum()) for parts in noise for t in parts))
+        trace.noise_energy.append(energy(noise))
         trace.law_energy.append(tau**2 * sum(float(tangent_law(p).sum()) for p in coordinates.points))
         return
     assert isinstance(coordinates, FactorCoordinates)
-    scale, energy, s, bilinear = coordinates.scale, 0.0, 0.0, 0.0
-    for (left, right), (d_left, d_right) in zip(snapshot(coordinates), noise, strict=True):
-        energy += float(factor_noise(left, right, d_left, d_right, scale)[2].sum())
+    scale, moved, s, bilinear = coordinates.scale, 0.0, 0.0, 0.0
+    pairs = zip(coordinates.left, coordinates.right, strict=True)
+    for (left, right), (d_left, d_right) in zip(pairs, noise, strict=True):
+        moved += float(factor_noise(left, right, d_left, d_right, scale)[2].sum())
         s += float(factor_statistic(left, right, scale).sum())
         modules, m, r = left.shape
         bilinear += modules * bilinear_law(m, right.shape[1], r, scale, tau)
-    trace.noise_energy.append(energy)
+    trace.noise_energy.append(moved)
     trace.law_energy.append(tau**2 * s + bilinear)
     trace.factor_statistic.append(s)
 
@@ -300,7 +297,3 @@ def _record_clipping(trace: Trace, norms: list[Tensor], clip_norm: float) -> Non
     found = torch.cat(norms) if norms else torch.empty(0)
     trace.clip_fraction.append(float((found > clip_norm).double().mean()))
     trace.clip_coefficient.append(float((clip_norm / found).clamp(max=1.0).mean()))
-
-
-def _copied(pairs: FactorPairs) -> FactorPairs:
-    return [(a.clone(), b.clone()) for a, b in pairs]

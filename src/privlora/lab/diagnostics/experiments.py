@@ -10,8 +10,7 @@ import torch
 
 from privlora.config import Settings
 from privlora.coordinates import FactorCoordinates
-from privlora.errors import ConfigError
-from privlora.lab.diagnostics.bench import CLIPPING, FactorPairs, Workbench, open_workbench, snapshot
+from privlora.lab.diagnostics.bench import FactorPairs, Workbench, copied, open_workbench
 from privlora.lab.diagnostics.choosing import BASELINE, chosen_figures, chosen_rows
 from privlora.lab.diagnostics.gauges import (
     GAUGES,
@@ -30,7 +29,6 @@ from privlora.pages.numbers import finite
 SCHEMA_VERSION: Final = 1
 _OF_GAUGES = {"noise-ratio", "gauge-sensitivity", "noise-energy", "clipping"}
 _OF_PRECONDITIONERS = {"preconditioning", "gram-stress"}
-_LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -62,7 +60,8 @@ def diagnose(
     records: Sequence[Mapping[str, Any]] | None = None,
     on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diagnostics:
-    """Run the experiments that ``figures`` need, ``steps`` steps each, on the records of ``settings``.
+    """Run the experiments that ``figures`` need, ``steps`` steps each (at least 3), on the records of
+    ``settings``.
 
     public: whether the records are public; if not, so is nothing of the result: it is computed from the records with
     seeded noise. also: further methods on factors, for gauge-sensitivity and clipping. seed: of batches, noise and
@@ -72,8 +71,6 @@ def diagnose(
     Raises ConfigError, DataError and what loading a model and records raises.
     """
     wanted, others = chosen_figures(figures), chosen_rows(also)
-    if steps < _LEAST_STEPS:
-        raise ConfigError(f"steps={steps} is below {_LEAST_STEPS}", fix="raise --steps; 20 is quick")
     total, done = total_steps(wanted, len(others), steps), 0
 
     def advance() -> None:
@@ -109,7 +106,7 @@ def _train_baseline(bench: Workbench, steps: int) -> FactorPairs:
     sigma = bench.plan.event.noise_multiplier
     bench.run(contender, steps=steps, noise_multiplier=sigma)
     assert isinstance(contender.coordinates, FactorCoordinates)
-    return snapshot(contender.coordinates)
+    return copied(zip(contender.coordinates.left, contender.coordinates.right, strict=True))
 
 
 def _sweep(bench: Workbench, trained: FactorPairs) -> GaugeSweep:
@@ -136,7 +133,6 @@ def _facts(bench: Workbench, steps: int, model_name: str | None) -> dict[str, An
     return {
         "model": model_name or settings.model.name,
         "data": settings.data.path,
-        "baseline": BASELINE,
         "steps": steps,
         "rank": bench.adapter.rank,
         "modules": len(bench.adapter.sites),
@@ -144,12 +140,10 @@ def _facts(bench: Workbench, steps: int, model_name: str | None) -> dict[str, An
         "init": settings.adapter.init or METHODS[BASELINE].init,
         "noise_multiplier": plan.event.noise_multiplier,
         "clip_norm": plan.clip_norm,
-        "clipping": CLIPPING,
         "expected_batch_size": plan.expected_batch_size,
         "sample_rate": settings.privacy.q,
         "planned_steps": plan.steps,
         "planned_target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
         "seed": bench.seed,
-        "gauges": list(GAUGES),
     }

@@ -8,7 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from privlora.coordinates import Vector
 from privlora.geometry.fixed_rank import Point
+
+
+def energy(vector: Vector) -> float:
+    """||vector||^2, of all its parts together."""
+    return sum(float(t.double().square().sum()) for parts in vector for t in parts)
 
 
 def product_energy(left: Tensor, right: Tensor) -> Tensor:

@@ -19,8 +19,7 @@ from privlora.training.files import write_atomically
 from privlora.version import __version__
 
 _PRIVATE = (
-    "Computed from private records with noise of a known seed: keep this page, its pictures and its numbers where the "
-    "records are"
+    "Computed from private records with noise of a known seed: keep all of this page where the records are"
 )
 
 
@@ -104,9 +103,8 @@ def make_folder(folder: Path, *, private: bool) -> None:
         if private:
             folder.chmod(0o700)
     except OSError as error:
-        raise RunError(
-            f"cannot create {str(folder)!r}: {error.strerror}", fix="give a writable folder as --output"
-        ) from None
+        fix = "give a writable folder as --output"
+        raise RunError(f"cannot create {str(folder)!r}: {error.strerror}", fix=fix) from None
 
 
 def _shown(value: Any) -> str:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from privlora.lab.diagnostics.gauges import Clipping, NoiseEnergy, NoiseRatio, Sensitivity
 from privlora.lab.diagnostics.preconditioning import Preconditioned, PreconditioningStudy
@@ -60,9 +60,7 @@ def draw_noise_energy(result: NoiseEnergy) -> Figure:
     figure, (axes,) = grid(1, 1, WIDTH, 3.9)
     order = np.argsort(result.factor_statistic)
     s = np.array(result.factor_statistic)
-    axes.plot(
-        s[order], result.noise_std**2 * s[order], color=MUTED, linestyle=(0, (1, 2)), label="τ²Sₜ alone"
-    )
+    axes.plot(s[order], result.noise_std**2 * s[order], color=MUTED, linestyle=":", label="τ²Sₜ alone")
     axes.plot(s[order], np.array(result.law)[order], **_LAW, label="laws")
     axes.plot(s[order], np.array(result.prism_law)[order], **_LAW)
     dots: dict[str, Any] = {"linestyle": "", "marker": "o", "markersize": 3.5, "alpha": 0.6}
@@ -85,8 +83,7 @@ def draw_clipping(result: Clipping) -> Figure:
             axes.plot(one.gauges, values[:, -1], **dashed)
         title = "solid: first step, dashed: last"
         _finish(axes, "x", xlabel="gauge c", ylabel=name, ylim=(-0.04, 1.06), title=title)
-        axes.xaxis.set_major_locator(FixedLocator(sets[0].gauges))
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+        axes.set_xticks(sets[0].gauges)
     _bands(panels[2], result.coefficient, "mean clip coefficient")
     _spread(panels[3], result.coefficient, "largest less smallest")
     return figure
@@ -97,14 +94,11 @@ def draw_gauge_sweep(result: GaugeSweep) -> Figure:
     """Figures 12 and 13: noise at a fixed Z against the gauge, and the amplification."""
     figure, (noise, ratio) = grid(1, 2, WIDTH, 3.9)
     c = np.array(result.gauges)
-
-    def band(values: Band, name: str, colour: str) -> None:
-        noise.fill_between(c, values.p10, values.p90, color=colour, alpha=0.22, linewidth=0)
-        noise.plot(c, values.median, color=colour, linewidth=2, label=name)
-
-    band(result.factors, "factors", SECOND)
-    band(result.bilinear, "bilinear part", MUTED)
-    band(result.prism, "PRISM", ACCENT)
+    bands = {"factors": SECOND, "bilinear": MUTED, "prism": ACCENT}
+    for name, colour in bands.items():
+        band: Band = getattr(result, name)
+        noise.fill_between(c, band.p10, band.p90, color=colour, alpha=0.22, linewidth=0)
+        noise.plot(c, band.median, color=colour, linewidth=2, label=name)
     for energy in (result.factor_law_energy, result.prism_law_energy):
         noise.plot(c, np.sqrt(energy), **_LAW)
     title = f"median and 10–90 % of {result.draws} draws"
@@ -175,10 +169,8 @@ def _bands(axes: Axes, sets: list[Sensitivity], name: str) -> None:
 def _spread(axes: Axes, sets: list[Sensitivity], name: str) -> None:
     """max - min over gauges; zeros lie on the floor of the logarithmic axis."""
     for one in sets:
-        look = {**_look(one.method), "marker": ""}
-        if 0.0 in one.spread and not any(value > 0 for value in one.spread):
-            look["label"] += ", exactly 0"
-        axes.plot(np.arange(1, len(one.spread) + 1), np.maximum(np.array(one.spread), _FLOOR), **look)
+        steps, spread = np.arange(1, len(one.spread) + 1), np.maximum(np.array(one.spread), _FLOOR)
+        axes.plot(steps, spread, **{**_look(one.method), "marker": ""})
     _finish(axes, "y", xlabel="step", ylabel=name, title="spread over gauges")
 
 

@@ -18,11 +18,11 @@ from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.coordinates import FactorCoordinates, TangentCoordinates, Vector
 from privlora.geometry.fixed_rank import Point, Tangent, factors
 from privlora.lab.diagnostics.bench import Contender, FactorPairs, Workbench
-from privlora.lab.diagnostics.laws import gram_stress, product_energy
+from privlora.lab.diagnostics.laws import energy, gram_stress, product_energy
 from privlora.optimizers import FactorAdamW
 from privlora.optimizers.tangent import TangentMomentum, TangentPaper
 
-EPSILONS = (1.5, 3.0, 6.0, 12.0)
+EPSILONS, STEPWISE = (1.5, 3.0, 6.0, 12.0), 3.0
 OPTIMIZERS: Final = ("rank", "scalar", "paper")
 _ADAM_EPSILON = 1e-8  # torch's default, which FactorAdamW keeps
 
@@ -71,18 +71,12 @@ class PreconditioningStudy:
 
 
 def preconditioning_study(
-    bench: Workbench,
-    start: FactorPairs,
-    *,
-    steps: int,
-    epsilons: tuple[float, ...] = EPSILONS,
-    stepwise: float = 3.0,
-    optimizers: tuple[str, ...] = OPTIMIZERS,
+    bench: Workbench, start: FactorPairs, *, steps: int, epsilons: tuple[float, ...] = EPSILONS
 ) -> PreconditioningStudy:
     """Run the baseline and PRISM's optimizers from ``start`` at the noise that each epsilon of the run's plan needs.
 
-    start: factors of full rank (`paper` cannot leave zero). A third of the steps, at least one, is burn-in: early
-    on, the mean of 1 over a root of few squares has heavy tails.
+    start: factors of full rank (`paper` cannot leave zero). epsilons: STEPWISE among them. A third of the steps, at
+    least one, is burn-in: early on, the mean of 1 over a root of few squares has heavy tails.
     """
     plan = bench.plan
     sigmas = [
@@ -93,7 +87,7 @@ def preconditioning_study(
     ]
     burn_in = max(1, steps // 3)
     curves, stepwise_runs = [], []
-    for optimizer in (None, *optimizers):
+    for optimizer in (None, *OPTIMIZERS):
         runs = []
         for sigma in sigmas:
             if optimizer is None:
@@ -104,9 +98,9 @@ def preconditioning_study(
             bench.run(contender, steps=steps, noise_multiplier=sigma, watcher=_watcher(found))
             runs.append(found)
         curves.append(_curve(runs, burn_in))
-        stepwise_runs.append(runs[epsilons.index(stepwise)])
-    sigma = sigmas[epsilons.index(stepwise)]
-    return PreconditioningStudy(list(epsilons), burn_in, curves, stepwise, sigma, stepwise_runs)
+        stepwise_runs.append(runs[epsilons.index(STEPWISE)])
+    sigma = sigmas[epsilons.index(STEPWISE)]
+    return PreconditioningStudy(list(epsilons), burn_in, curves, STEPWISE, sigma, stepwise_runs)
 
 
 def apply_preconditioner(contender: Contender, vector: Vector, noise_std: float) -> Vector:
@@ -163,7 +157,7 @@ def effect_energy(contender: Contender, vector: Vector) -> float:
         assert isinstance(coordinates, TangentCoordinates)
         pairs, scale = [factors(point) for point in coordinates.points], 1.0
     else:
-        return sum(float(t.double().square().sum()) for parts in vector for t in parts)
+        return energy(vector)
     total = 0.0
     for (a, b), (da, db) in zip(pairs, vector, strict=True):
         total += float(product_energy(torch.cat([da, a], dim=-1), torch.cat([b, db], dim=-1)).sum())
@@ -189,11 +183,8 @@ def _watcher(found: Preconditioned) -> Callable[[Contender, Vector, float], None
         step += 1
         if step == 1:
             return
-        if isinstance(contender.optimizer, TangentPaper):
-            energy = sum(float(t.double().square().sum()) for parts in noise for t in parts)
-        else:
-            energy = effect_energy(contender, noise)
-        raw = energy**0.5
+        paper = isinstance(contender.optimizer, TangentPaper)  # whose own vectors are factor directions
+        raw = (energy(noise) if paper else effect_energy(contender, noise)) ** 0.5
         preconditioned = effect_energy(contender, apply_preconditioner(contender, noise, noise_std)) ** 0.5
         found.steps.append(step)
         found.raw.append(raw)

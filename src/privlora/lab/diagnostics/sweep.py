@@ -66,11 +66,9 @@ def gauge_sweep(
     seed: int,
     scale: float = 1.0,
     module: str = "",
-    decades: float = DECADES,
     gauges: int = GAUGES,
-    draws: int = DRAWS,
 ) -> GaugeSweep:
-    """Sweep log10 c over linspace(-decades, decades, gauges) for Z = scale * left right^T.
+    """Sweep log10 c over linspace(-DECADES, DECADES, gauges) for Z = scale * left right^T.
 
     left (m, r) and right (n, r): of full rank. noise_std: tau = sigma C / b. Every gauge builds its own factors, from
     them its own canonical point, and takes its own draws. Raises ModelError for rank-deficient factors.
@@ -79,13 +77,13 @@ def gauge_sweep(
     left, right = left.double()[None], right.double()[None]
     (m, r), n = left.shape[1:], right.shape[1]
     base = point_from_factors(scale * left, right)
-    scales = (10.0 ** torch.linspace(-decades, decades, gauges, dtype=torch.float64)).tolist()
+    scales = (10.0 ** torch.linspace(-DECADES, DECADES, gauges, dtype=torch.float64)).tolist()
     measured: dict[str, list[Tensor]] = {}
     factor_law, prism_law, distance = [], [], []
     for c in scales:
         a, b = c * left, right / c
         point = point_from_factors(scale * a, b)
-        for name, energies in _draw(a, b, scale, point, noise_std, draws, generator).items():
+        for name, energies in _draw(a, b, scale, point, noise_std, generator).items():
             measured.setdefault(name, []).append(energies)
         first_order = noise_std**2 * float(factor_statistic(a, b, scale))
         factor_law.append(first_order + bilinear_law(m, n, r, scale, noise_std))
@@ -99,7 +97,7 @@ def gauge_sweep(
         n=n,
         r=r,
         noise_std=noise_std,
-        draws=draws,
+        draws=DRAWS,
         gauges=scales,
         **bands,
         factor_law_energy=factor_law,
@@ -113,15 +111,9 @@ def gauge_sweep(
 
 
 def _draw(
-    left: Tensor,
-    right: Tensor,
-    scale: float,
-    point: Point,
-    tau: float,
-    draws: int,
-    generator: torch.Generator,
+    left: Tensor, right: Tensor, scale: float, point: Point, tau: float, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Energies (draws,) of noise of standard deviation tau in the factors, and in the tangent space at the point."""
+    """Energies (DRAWS,) of noise of standard deviation tau in the factors, and in the tangent space at the point."""
 
     def normal(shape: tuple[int, ...]) -> Tensor:
         return tau * torch.randn(shape, generator=generator, dtype=torch.float64, device=left.device)
@@ -129,8 +121,8 @@ def _draw(
     (m, r), n = left.shape[1:], right.shape[1]
     most = max(1, _MOST_NORMALS // ((m + n) * r))
     parts = []
-    for start in range(0, draws, most):
-        k = min(most, draws - start)
+    for start in range(0, DRAWS, most):
+        k = min(most, DRAWS - start)
         d_left, d_right = normal((k, m, r)), normal((k, n, r))
         first, bilinear, both = factor_noise(
             left.expand(k, m, r), right.expand(k, n, r), d_left, d_right, scale

@@ -182,4 +182,4 @@ def job_of(study: Study, cell: Cell, role: Role, folder: Path) -> Job:
     settings = study.run_settings(cell)
     root = folder.absolute() / "runs" / cell.folder
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(root)})})
-    return Job(cell, role, study.fingerprint(cell, role), settings, study.records, root)
+    return Job(cell, role, study.fingerprint(cell, role), settings, study.selects, root)

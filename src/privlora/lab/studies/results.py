@@ -94,8 +94,6 @@ def read_results(path: Path) -> list[Row]:
             content = json.loads(line)
             rows.append(Row(**{**content, "cell": Cell(**content["cell"])}))
         except (ValueError, TypeError, KeyError):
-            raise RunError(
-                f"{str(path)!r}, line {number} is no result of this version",
-                fix="remove the line, or give another folder with --output",
-            ) from None
+            fix = "remove the line, or give another folder with --output"
+            raise RunError(f"{str(path)!r}, line {number} is no result of this version", fix=fix) from None
     return rows

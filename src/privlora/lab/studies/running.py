@@ -18,7 +18,7 @@ from privlora.data.tasks import find_task
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import ClassResult, evaluate_classes, evaluate_next_token, evaluate_task
 from privlora.lab.studies.results import Role, Row
-from privlora.lab.studies.settings import Cell, Records
+from privlora.lab.studies.settings import Cell
 from privlora.methods import find_row
 from privlora.reporting.statement import versions
 from privlora.training.assembly import PublicStart, build_parts
@@ -34,13 +34,13 @@ from privlora.training.promise import plan_privacy
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run. ``records``: which share of the evaluation records its role may see."""
+    """A cell to run. ``shared``: whether its role sees one half of the evaluation records."""
 
     cell: Cell
     role: Role
     fingerprint: str
     settings: Settings
-    records: Records
+    shared: bool
     folder: Path
 
 
@@ -78,8 +78,9 @@ class Runner:
         """
         loaded = self._load(job)
         share = _share(job, len(loaded.raw))
-        before = self._before(loaded, job, share)
-        started, cpu = time.perf_counter(), time.process_time()
+        if share not in loaded.before:
+            loaded.before[share] = self._score(loaded, job, share)
+        cpu = time.process_time()
         facts: dict[str, Any] = {"delta": job.settings.privacy.delta, "steps": job.settings.privacy.steps}
         scores: dict[str, Any] = {}
         failure = None
@@ -91,12 +92,8 @@ class Runner:
         except Exception as problem:  # noqa: BLE001 - one failed run must not end a study of thousands
             text = " ".join(str(problem).split())[:300]
             failure = text if isinstance(problem, PrivloraError) else f"{type(problem).__name__}: {text}"
-        facts |= {
-            "seconds": round(time.perf_counter() - started, 2),
-            "cpu_seconds": round(time.process_time() - cpu, 2),
-            "versions": versions(),
-        }
-        return Row(job.cell, job.role, job.fingerprint, failure, scores, before, facts)
+        facts |= {"cpu_seconds": round(time.process_time() - cpu, 2), "versions": versions()}
+        return Row(job.cell, job.role, job.fingerprint, failure, scores, loaded.before[share], facts)
 
     def _load(self, job: Job) -> _Loaded:
         settings = job.settings
@@ -123,27 +120,24 @@ class Runner:
             self._loaded = _Loaded(key, data, raw, {})
         return self._loaded
 
-    def _before(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
-        if share not in loaded.before:
-            loaded.before[share] = self._score(loaded, job, share)
-        return loaded.before[share]
-
     def _score(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
         """Of the model as it stands now, on these evaluation records."""
         evaluation = loaded.data.evaluation
         chosen = evaluation.like(evaluation[i] for i in share)
-        if chosen.answers is not None:
-            return _of_classes(evaluate_classes(self._model, chosen), job.settings.data.task)
-        found = evaluate_next_token(self._model, chosen)
-        scores: dict[str, Any] = {"loss": found.loss_per_example, "accuracy": found.accuracy}
-        scores["records"] = len(share)
         data = job.settings.data
-        if data.task is not None:
+        if chosen.answers is not None:
+            scores = _of_classes(evaluate_classes(self._model, chosen), data.task)
+        else:
+            found = evaluate_next_token(self._model, chosen)
+            scores = {"loss": found.loss_per_example, "accuracy": found.accuracy, "records": len(share)}
+        if chosen.answers is None and data.task is not None:
             records = [loaded.raw[i] for i in share]
             of = (self._model, self._tokenizer, data.task, records)
             result = evaluate_task(*of, max_length=data.max_length, resamples=100)
             scores |= {"task": result.metric, "task_metric": result.metric_name}
-        return _finite(scores)
+        if not all(math.isfinite(value) for value in scores.values() if isinstance(value, float)):
+            raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
+        return scores
 
     def _train(
         self, loaded: _Loaded, job: Job, share: tuple[int, ...]
@@ -155,7 +149,9 @@ class Runner:
         plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
         data = replace(loaded.data, evaluation=loaded.data.evaluation[:0])  # scored here, on the role's share
         check_model(settings, self._model, self._tokenizer)
-        settings = self._with_micro_batches(settings)
+        device = self._model.device
+        sharing = self._workers if device.type == "cpu" else math.ceil(self._workers / self._gpus)
+        settings, _ = with_micro_batches(settings, self._model, device, sharing=sharing, free=self._free)
         try:
             with unchanged_afterwards(self._model):
                 parts = build_parts(settings, self._model, self._start)
@@ -165,7 +161,7 @@ class Runner:
                     parts.install_result()
                     scores = self._score(loaded, job, share)
         finally:
-            shutil.rmtree(folder.private, ignore_errors=True)  # checkpoints, losses and settings
+            _remove(folder.private)  # checkpoints and losses
         if plan is None:
             return scores, {"noise_multiplier": None, "ledger": None}
         set_times(folder.release, read_ledger(folder.ledger).created)
@@ -173,25 +169,15 @@ class Runner:
         study = job.folder.parents[3]
         return scores, {**facts, "ledger": folder.ledger.relative_to(study).as_posix()}
 
-    def _with_micro_batches(self, settings: Settings) -> Settings:
-        device = self._model.device
-        sharing = self._workers if device.type == "cpu" else math.ceil(self._workers / self._gpus)
-        return with_micro_batches(settings, self._model, device, sharing=sharing, free=self._free)[0]
-
 
 def _share(job: Job, count: int) -> tuple[int, ...]:
     """Indices of the evaluation records that the role may see. Raises DataError if there are none."""
-    reports, everything = job.role == "report", range(count)
-    share = tuple(everything)
-    if job.records == "first half of evaluation":
-        share = tuple(everything[count // 2 :] if reports else everything[: count // 2])
-    elif job.records == "every second of evaluation":
-        share = tuple(everything[reports::2])
+    share = tuple(range(count))
+    if job.shared:
+        share = share[job.role == "report" :: 2]
     if not share:
-        raise DataError(
-            f"task {job.cell.task!r} has {count} evaluation records, too few to choose on some and report on others",
-            fix='give more, or set selection.records: "all of evaluation"',
-        )
+        what = f"task {job.cell.task!r} has {count} evaluation records, too few to choose on some and report on others"
+        raise DataError(what, fix="give more")
     return share
 
 
@@ -199,9 +185,13 @@ def _clear(folder: RunFolder) -> None:
     """Make room for a run; the ledger of an earlier, unfinished or outdated one is put aside, never removed."""
     if folder.ledger.exists():
         _put_aside(folder)
-    for place in (folder.release, folder.private):
-        if place.exists():
-            shutil.rmtree(place)
+    _remove(folder.release)
+    _remove(folder.private)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _put_aside(folder: RunFolder) -> None:
@@ -221,11 +211,4 @@ def _of_classes(found: ClassResult, task: str | None) -> dict[str, Any]:
         names = find_task(task).metrics
         mean = sum(found.metrics[name] for name in names) / len(names)
         scores |= {"task": mean, "task_metric": " and ".join(names)}
-    return _finite(scores)
-
-
-def _finite(scores: dict[str, Any]) -> dict[str, Any]:
-    """The same. Raises RunError for a number that is none."""
-    if not all(math.isfinite(value) for value in scores.values() if isinstance(value, float)):
-        raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
     return scores

@@ -28,7 +28,6 @@ from privlora.training.misfits import refuse_misfits, refuse_unsettled
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]
-Records = Literal["first half of evaluation", "every second of evaluation", "all of evaluation"]
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
 # Settings on which no result depends.
@@ -83,8 +82,6 @@ class SelectionSettings(_Checked):
     tasks. both: the runs that both tables need."""
     seeds: Distinct[int] = []
     """Seeds of the runs that only choose; needed where a method has several rates."""
-    records: Records = "first half of evaluation"
-    """The evaluation records that only choose; the others are reported. "all of evaluation" lets both use all."""
 
 
 class StudySettings(_Checked):
@@ -105,11 +102,8 @@ class StudySettings(_Checked):
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:
         if both := set(self.seeds) & set(self.selection.seeds):
-            raise Wrong(
-                f"seed {min(both)} is in seeds and in selection.seeds: a rate chosen on a run would be reported on "
-                "that run",
-                "give selection seeds of their own",
-            )
+            what = f"seed {min(both)} is in seeds and in selection.seeds, and would choose what it reports"
+            raise Wrong(what, "give selection seeds of their own")
         return self
 
 
@@ -205,7 +199,8 @@ class Study:
 
     def fingerprint(self, cell: Cell, role: str) -> str:
         """Of everything that a run's result depends on, but for the contents of files and privlora's version."""
-        whole = [self._digests[cell.task, cell.method, cell.epsilon, cell.rank], role, self.records]
+        records = "every second of evaluation" if self.selects else "all of evaluation"
+        whole = [self._digests[cell.task, cell.method, cell.epsilon, cell.rank], role, records]
         return _digest([*whole, cell.learning_rate, cell.seed])
 
     @cached_property
@@ -225,11 +220,6 @@ class Study:
                 content["revision"] = row.revision
             found[place] = _digest(content)
         return found
-
-    @property
-    def records(self) -> Records:
-        """How evaluation records are shared out; where nothing is chosen, all are reported."""
-        return self.settings.selection.records if self.selects else "all of evaluation"
 
     def run_settings(self, cell: Cell) -> Settings:
         """The settings of a cell's run, but for its folder. Raises ConfigError."""
@@ -301,11 +291,9 @@ def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Ar
         if group == "privacy":
             others = set(values) - {*_METHODS_PRIVACY}
         if others:
-            raise ConfigError(
-                f"{source}: method {label!r} sets {group}.{min(others)}",
-                why="methods are compared on the same data, at the same privacy and the same number of steps",
-                fix="set it in base or in a task",
-            )
+            what = f"{source}: method {label!r} sets {group}.{min(others)}"
+            why = "methods are compared on the same data, at the same privacy and the same number of steps"
+            raise ConfigError(what, why=why, fix="set it in base or in a task")
     private = row.private and overrides.get("privacy", {}).get("private", True) is not False
     if private and not settings.epsilon:
         raise ConfigError(f"{source}: epsilon is missing or empty", fix="give target epsilons, as [1, 3]")
@@ -359,11 +347,8 @@ def _check(study: Study) -> None:
             fix = "set it in base.method or for a method"
             raise ConfigError(f"{study.source}: task {name!r} sets method.{next(iter(own))}", fix=fix)
     if study.selects and not study.settings.selection.seeds:
-        raise ConfigError(
-            f"{study.source}: selection.seeds is missing",
-            why="a learning rate chosen on the reported runs makes every method look better than it is",
-            fix="give seeds of their own to the choice, as selection: {seeds: [100, 101]}",
-        )
+        fix = "give seeds of their own to the choice, as selection: {seeds: [100, 101]}"
+        raise ConfigError(f"{study.source}: selection.seeds is missing", fix=fix)
     for place in study.places:
         cell = Cell(*place, study.by_label[place[1]].learning_rates[0], study.settings.seeds[0])
         settings = study.run_settings(cell)

@@ -68,9 +68,7 @@ class Standing:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Raises ValueError if there are no values."""
-    if not values:
-        raise ValueError("no values")
+    """Of one value or more."""
     array = np.asarray(values, dtype=np.float64)
     deviation = float(array.std(ddof=1)) if len(array) > 1 else math.nan
     return Spread(float(array.mean()), deviation, deviation / math.sqrt(len(array)), len(array))

@@ -3,18 +3,117 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from multiprocessing import active_children, get_context, parent_process
+from multiprocessing.connection import wait
 from pathlib import Path
+from typing import Any
 
+import torch
+
+from privlora.cli.console import quiet_libraries
 from privlora.errors import RunError
 from privlora.lab.studies.choice import Progress, job_of, report_cells, selection_cells
-from privlora.lab.studies.executing import executor
 from privlora.lab.studies.results import Results, Role, Row, read_folder
+from privlora.lab.studies.running import Job, Runner
 from privlora.lab.studies.settings import Study
 from privlora.lab.studies.summary import Summary, summarise
 from privlora.lab.studies.tables import markdown, render
 from privlora.training.files import write_atomically
+from privlora.training.loop import Interrupted
+
+Execute = Callable[[Sequence[Job]], Iterator[Row]]
+"""Makes the rows of jobs, in the order in which the runs end."""
+
+
+@contextmanager
+def in_this_process(threads: int) -> Iterator[Execute]:
+    torch.set_num_threads(threads)
+    runner = Runner()
+
+    def execute(jobs: Sequence[Job]) -> Iterator[Row]:
+        for job in jobs:
+            try:
+                row = runner.run(job)
+            except Interrupted:
+                raise KeyboardInterrupt from None
+            yield row
+
+    yield execute
+
+
+@contextmanager
+def process_pool(count: int, threads: int) -> Iterator[Execute]:
+    """Processes that keep their model and tokens, spread over the GPUs. Raises RunError if one of them dies."""
+    context = get_context("spawn")  # a forked torch with threads or a GPU may hang
+    others = set(active_children())
+    devices, queue = _devices(), context.SimpleQueue()
+    for number in range(count):
+        queue.put(devices[number % len(devices)] if devices else None)
+    start = (queue, threads, count, max(1, len(devices)))
+    pool = ProcessPoolExecutor(count, mp_context=context, initializer=_begin, initargs=start)
+
+    def execute(jobs: Sequence[Job]) -> Iterator[Row]:
+        for future in as_completed([pool.submit(_run, job) for job in jobs]):
+            yield future.result()
+
+    try:
+        yield execute
+    except BrokenProcessPool:
+        fix = "run the same command with fewer --jobs; what is finished is kept"
+        raise RunError("a process of the pool died, out of memory perhaps", fix=fix) from None
+    except BaseException:
+        for child in set(active_children()) - others:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _devices() -> list[str]:
+    """Names of GPUs to spread processes over; none if there is at most one."""
+    count = torch.cuda.device_count()
+    visible = [name for name in os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",") if name]
+    return (visible or [str(i) for i in range(count)]) if count > 1 else []
+
+
+_kept: list[Runner] = []
+"""Of this process, once it is one of a pool."""
+_as_long_as_this_process = ExitStack()
+
+
+def _begin(queue: Any, threads: int, count: int, gpus: int) -> None:
+    """A process of the pool begins. queue: the GPU of each."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's, which then ends the others
+    threading.Thread(target=_die_with_parent, daemon=True).start()
+    if (device := queue.get()) is not None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = device
+    _as_long_as_this_process.enter_context(quiet_libraries())  # stdout is the parent's result
+    torch.set_num_threads(threads)
+    _kept.append(Runner(count, gpus))
+
+
+def _run(job: Job) -> Row:
+    try:
+        return _kept[0].run(job)
+    except Interrupted:
+        os._exit(1)
+
+
+def _die_with_parent() -> None:
+    """If the parent is killed, so is this: a resumed study must not meet a run that still goes on."""
+    parent = parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os._exit(1)
+
 
 TABLE, SUMMARY, PAGE = "table.md", "summary.json", "study.html"
 
@@ -68,7 +167,8 @@ def run_study(
     if study.selects:
         phases.insert(0, ("selection", "choosing learning rates"))
     ran = 0
-    with Results(folder, part) as results, executor(jobs, threads) as execute:
+    workers = in_this_process(threads) if jobs == 1 else process_pool(jobs, threads)
+    with Results(folder, part) as results, workers as execute:
         progress = Progress(study, read_folder(folder))
         again = {cell for cell, row in progress.rows.items() if row.error is not None and retry_failed}
         for role, words in phases:

@@ -49,7 +49,6 @@ def _task(progress: Progress, task: str) -> dict[str, Any]:
         "words": progress.words(task),
         "lower_is_better": progress.lower_is_better(task),
         "untouched": progress.untouched(task, "report"),
-        "untouched_on_selection_records": progress.untouched(task, "selection"),
     }
 
 
@@ -109,13 +108,10 @@ def _overall(
         before = progress.untouched(task, "report")
         assert before is not None  # there are report runs
         scores[task] = standardise(of_task, before, lower_is_better=progress.lower_is_better(task))
-    one_metric = len({progress.words(task) for task in study.tasks}) == 1
-    lines = []
-    for number, standing in enumerate(standings(scores), start=1):
-        plain = [spread(list(runs[standing.method].values())).mean for runs in values.values()]
-        mean = sum(plain) / len(plain) if one_metric else None
-        lines.append(_standing(standing) | {"epsilon": epsilon, "rank": rank, "place": number, "mean": mean})
-    return lines
+    at = {"epsilon": epsilon, "rank": rank}
+    return [
+        {**_standing(each), **at, "place": place} for place, each in enumerate(standings(scores), start=1)
+    ]
 
 
 def _standing(standing: Standing) -> dict[str, Any]:

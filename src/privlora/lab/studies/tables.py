@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from privlora.lab.studies.figures import utility_figure
+from markupsafe import Markup
+from matplotlib.lines import Line2D
+
 from privlora.lab.studies.summary import Summary
+from privlora.pages.figures import HUES, INK, WIDTH, grid, in_style, inline_svg
 from privlora.pages.numbers import number
 from privlora.pages.template import fill
 
@@ -122,12 +126,8 @@ def _how_chosen(summary: Summary) -> str:
             f"Each method has one learning rate, so nothing was chosen. Reported: {_seeds(summary['seeds'])}."
         )
     selection = summary["selection"]
-    records = {
-        "first half of evaluation": "the first half of the evaluation records; the second half is reported",
-        "every second of evaluation": "every second evaluation record; the others are reported",
-        "all of evaluation": "all evaluation records, which are also those reported",
-    }[selection["records"]]
     chose, reported = _seeds(selection["seeds"]), _seeds(summary["seeds"])
+    records = "every second evaluation record; the others are reported"
     return f"Learning rates were chosen by runs with {chose} on {records}, from runs with {reported}."
 
 
@@ -185,3 +185,53 @@ def _place(failure: Mapping[str, Any]) -> str:
 
 def _seeds(seeds: list[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
+_MARKERS, _DASHES = "osD^vPX*", ("-", "--", "-.")
+_PANEL, _LINE = 2.6, 0.19  # inches: the height of a panel, and of a line of the legend
+_ACROSS, _NAMES = 3, 2  # panels beside each other, and names of the legend
+
+
+@in_style
+def utility_figure(summary: Summary, rule: Mapping[str, Any], rank: int) -> Markup | None:
+    """Score against epsilon; bars are one standard error over seeds, dotted lines are methods without noise."""
+    cells = [cell for cell in rule["cells"] if cell["rank"] == rank and cell["mean"] is not None]
+    if not any(cell["epsilon"] for cell in cells):
+        return None
+    tasks, looks = summary["tasks"], _looks(summary)
+    columns = min(_ACROSS, len(tasks))
+    rows, lines = math.ceil(len(tasks) / columns), math.ceil(len(looks) / _NAMES)
+    figure, axes = grid(rows, columns, WIDTH, _PANEL * rows + _LINE * lines)
+    for one, task in zip(axes, tasks, strict=False):
+        for method, look in looks.items():
+            own = [cell for cell in cells if (cell["task"], cell["method"]) == (task["name"], method)]
+            points = sorted(
+                (c["epsilon"], c["mean"], c["standard_error"] or 0.0) for c in own if c["epsilon"]
+            )
+            if points:
+                x, mean, error = zip(*points, strict=True)
+                one.errorbar(x, mean, error, **look)
+            elif own:
+                one.axhline(own[0]["mean"], **look)
+        one.set(xscale="log", title=task["name"], xlabel="ε")
+        one.set_ylabel("nats per token" if task["metric"] == "loss" else task["words"])
+        one.set_xticks(summary["epsilon"], map(number, summary["epsilon"]), minor=False)
+        one.minorticks_off()
+    for one in axes[len(tasks) :]:
+        one.set_axis_off()
+    handles = [Line2D([], [], **look) for look in looks.values()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=_NAMES, labelcolor=INK)
+    return inline_svg(figure, f"score against epsilon, {rule['rule']} rates, rank {rank}")
+
+
+def _looks(summary: Summary) -> dict[str, dict[str, Any]]:
+    """Colour, dash and marker of each method, by its place in the study's file."""
+    return {
+        method["label"]: {
+            "color": HUES[place % 8],
+            "linestyle": _DASHES[place // 8 % 3] if method["private"] else ":",
+            "marker": _MARKERS[place % 8] if method["private"] else "",
+            **{"linewidth": 1.5, "markersize": 4, "label": method["label"]},
+        }
+        for place, method in enumerate(summary["methods"])
+    }

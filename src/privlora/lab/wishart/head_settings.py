@@ -63,8 +63,23 @@ class HeadSettings:
                 f"steps={self.steps}, learning_rate={self.learning_rate} or momentum={self.momentum} is out of range",
                 fix="take at least one step, at a rate above 0, with momentum in [0, 1)",
             )
-        self._check_rank()
-        self._check_noise()
+        if (self.method == "dp-sgd") != (self.rank is None) or (self.rank is not None and self.rank < 1):
+            fix = "give a rank of at least 1, to all methods but dp-sgd"
+            raise ConfigError(f"{self.method} with rank={self.rank}", fix=fix)
+        if self.fresh and self.method != "project-then-clip":
+            raise ConfigError(f"fresh has no effect on {self.method}", fix="leave fresh out")
+        if not 0 <= self.noise_multiplier < math.inf:
+            fix = "give the noise's standard deviation divided by clip_norm, or calibrate it"
+            raise PrivacyError(
+                f"noise_multiplier={self.noise_multiplier} is not a finite number >= 0", fix=fix
+            )
+        needed = self.noise_multiplier > 0 or self.method == "project-then-clip"
+        if not 0 < self.clip_norm < math.inf if self.clip_norm is not None else needed:
+            raise PrivacyError(
+                f"{self.method} with noise_multiplier={self.noise_multiplier:g} needs clip_norm above 0",
+                why="noise protects only contributions that are bounded, and is calibrated to the bound",
+                fix="set clip_norm",
+            )
 
     def step_event(self, sample_rate: float, dimensions: int) -> StepEvent:
         """What one step of one head is, for a ledger or an accountant.
@@ -76,18 +91,9 @@ class HeadSettings:
             PrivacyError: m1, or no noise and no bound.
         """
         if self.method == "m1":
-            raise PrivacyError(
-                "m1 states no epsilon",
-                why="with its projection known it needs more noise than dp-sgd, and with a secret projection its "
-                "bound needs alignments of the private gradients that nothing enforces",
-                fix="use m2 or project-then-clip",
-            )
+            raise PrivacyError("m1 states no epsilon", fix="use m2 or project-then-clip")
         if self.clip_norm is None:
-            raise PrivacyError(
-                "heads trained without clip_norm and noise have no epsilon",
-                why="a noise-free projected gradient tells neighbouring data sets apart",
-                fix="set clip_norm and noise_multiplier",
-            )
+            raise PrivacyError("heads without clip_norm and noise have no epsilon", fix="set both")
         sampling = PoissonSampling(sample_rate)
         if self.method == "m2" and self.rank is not None and self.rank < dimensions:
             return StepEvent(sampling, self.noise_multiplier, projections=((self.rank, dimensions),))
@@ -96,11 +102,8 @@ class HeadSettings:
     def check_fit(self, classes: int, dimensions: int) -> None:
         """ConfigError unless heads of ``classes`` rows and ``dimensions`` columns can be trained like this."""
         if self.method in ("m1", "m2") and dimensions < 2 * classes:
-            raise ConfigError(
-                f"{self.method} with {dimensions} features and {classes} classes",
-                why="projections are drawn by a law that needs two features for each class",
-                fix="use dp-sgd: so few features leave nothing to project",
-            )
+            what = f"{self.method} with {dimensions} features and {classes} classes, and it needs two for each class"
+            raise ConfigError(what, fix="use dp-sgd: so few features leave nothing to project")
         wishart = self.method in ("m1", "m2") and self.projection == "wishart"  # any rank
         if self.method != "lora-fa" and not wishart and (self.rank or 0) > dimensions:
             raise ConfigError(
@@ -112,28 +115,3 @@ class HeadSettings:
         if self.schedule == "cosine":
             return self.learning_rate * (1 + math.cos(math.pi * step / self.steps)) / 2
         return self.learning_rate
-
-    def _check_rank(self) -> None:
-        if (self.method == "dp-sgd") != (self.rank is None) or (self.rank is not None and self.rank < 1):
-            fix = "give a rank of at least 1, to all methods but dp-sgd"
-            raise ConfigError(f"{self.method} with rank={self.rank}", fix=fix)
-        if self.fresh and self.method != "project-then-clip":
-            raise ConfigError(
-                f"fresh has no effect on {self.method}",
-                why="lora-fa keeps its A, and m1 and m2 are always fresh",
-                fix="leave fresh out",
-            )
-
-    def _check_noise(self) -> None:
-        if not 0 <= self.noise_multiplier < math.inf:
-            raise PrivacyError(
-                f"noise_multiplier={self.noise_multiplier} is not a finite number >= 0",
-                fix="give the noise's standard deviation divided by clip_norm, or calibrate it",
-            )
-        needed = self.noise_multiplier > 0 or self.method == "project-then-clip"
-        if not 0 < self.clip_norm < math.inf if self.clip_norm is not None else needed:
-            raise PrivacyError(
-                f"{self.method} with noise_multiplier={self.noise_multiplier:g} needs clip_norm above 0",
-                why="noise protects only contributions that are bounded, and is calibrated to the bound",
-                fix="set clip_norm",
-            )

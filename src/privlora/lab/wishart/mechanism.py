@@ -75,17 +75,14 @@ class WishartProjection:
             PrivacyError: nothing was released yet, or a vector or M1 release was made with this M.
         """
         if self._released is None:
+            why = "whoever foresees M can write a record that lies in its range, which no random M is likely to hit"
             raise PrivacyError(
-                "M cannot be shown before it is used",
-                why="whoever foresees M can write a record that lies in its range, which no random M is likely to hit",
-                fix="publish it after noise_then_project",
+                "M cannot be shown before it is used", why=why, fix="publish it after noise_then_project"
             )
         if self._released != "M2":
-            raise PrivacyError(
-                f"M cannot be shown: it made a {self._released} release",
-                why="given M that output is a fixed function of the data, up to the noise",
-                fix="keep it secret, or release by noise_then_project",
-            )
+            why = "given M that output is a fixed function of the data, up to the noise"
+            fix = "keep it secret, or release by noise_then_project"
+            raise PrivacyError(f"M cannot be shown: it made a {self._released} release", why=why, fix=fix)
         return self._factor.clone()
 
     def release_vector(self, query: Tensor, *, alignment: float, delta: float) -> VectorRelease:
@@ -117,7 +114,7 @@ class WishartProjection:
         return VectorRelease(self._apply(unit)[:, 0], epsilon, delta, alignment)
 
     def project_then_noise(self, matrix: Tensor, noise_std: float) -> Tensor:
-        """M1: M V + E (d, m) for V with unit columns. For study; account by `bounds.chained.theorem_4`.
+        """M1: M V + E (d, m) for V with unit columns. For study; see `bounds.matrix`.
 
         noise_std: of E's entries, above 0.
 

@@ -7,6 +7,7 @@ import math
 import numpy as np
 import pytest
 
+from privlora.auditing.bounds import gaussian_epsilon
 from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.alignment import (
     alignment_of_mean,
@@ -16,7 +17,6 @@ from privlora.lab.wishart.bounds.alignment import (
     guaranteed_epsilon,
     largest_rise,
 )
-from privlora.lab.wishart.bounds.gaussian import gaussian_epsilon
 from privlora.lab.wishart.bounds.vector import VectorQuery, exact_delta, exact_epsilon
 
 
@@ -136,4 +136,4 @@ def test_gaussian_noise_of_the_same_size_costs_less() -> None:
     """The numbers of the guide: N(0, 1/r) on each coordinate of v against M v."""
     query = VectorQuery(384, 64, alignment_of_mean(2000, 0.3))
     assert exact_epsilon(1e-6, query) == pytest.approx(0.130, abs=5e-4)
-    assert gaussian_epsilon(2 * (1 - query.alignment) * 64, 1e-6) == pytest.approx(0.097, abs=5e-4)
+    assert gaussian_epsilon(math.sqrt(2 * (1 - query.alignment) * 64), 1e-6) == pytest.approx(0.097, abs=5e-4)

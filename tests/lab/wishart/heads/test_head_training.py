@@ -15,8 +15,7 @@ from torch.nn.functional import cross_entropy
 from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
-from privlora.lab.wishart.head_mechanisms import MECHANISMS, Batch
-from privlora.lab.wishart.head_projections import gaussian_factors
+from privlora.lab.wishart.head_mechanisms import MECHANISMS, Batch, gaussian_factors
 from privlora.lab.wishart.head_settings import HEAD_METHODS, HeadSettings
 from privlora.lab.wishart.heads import HeadData, TrainedHeads, train_heads
 from privlora.mechanisms.noising import grid_width

@@ -43,16 +43,6 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     return solve_noise(lambda sigma: float(gaussian_delta(epsilon, sigma**-2.0)), delta)
 
 
-def gaussian_epsilon(eta: float, delta: float) -> float:
-    """The least epsilon >= 0 at which one Gaussian release with squared sensitivity over variance `eta` has `delta`.
-
-    Raises:
-        PrivacyError: eta is negative or not finite, or delta is not in (0, 1).
-    """
-    in_range(0 <= eta < math.inf, eta=eta)
-    return solve_epsilon(lambda epsilon: float(gaussian_delta(epsilon, eta)), delta)
-
-
 def solve_epsilon(curve: Callable[[float], float], delta: float, limit: float = 0.0) -> float:
     """The least epsilon >= 0 with curve(epsilon) <= delta, for a curve that falls to `limit`; inf if there is none.
 

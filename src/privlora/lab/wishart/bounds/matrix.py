@@ -1,4 +1,4 @@
-"""Releasing M V without noise for a matrix V: not private at any epsilon, and the test that shows it.
+"""Releasing M V for a matrix V: without noise not private at any epsilon, and the test that shows it; and M1.
 
 Proposition 2 of Hu et al. (2026) says so; the reason is a symmetry (Proposition 2', below), not that the two images
 differ under one M, which is as true of vectors. For Y = M V with M = Z Z^T, the matrix V^T Y = V^T M V is symmetric.
@@ -9,15 +9,22 @@ knows two candidates tells them apart from one output, without M.
 The gradients G (n, d) of a layer with a frozen A (LoRA-FA) are multiplied from the right, dW = -lr G A^T A:
 pass `G.T` and `-dW.T`. Only the sign of the learning rate matters. T vectors released under one M are the columns of
 one matrix, which is why an M is used once.
+
+M1, project then noise, releases M V + E. The paper's analysis for a secret M and large rank adds a vector release
+(Lemma 2: Theorem 1 for the part of M that the other columns do not expose) to a Gaussian mechanism with the sensitivity
+of Lemma 14, which is corrected here. If M is published, M1 is a Gaussian mechanism whose sensitivity ||M u|| exceeds 1
+on average (`public_m1_delta`): more noise than releasing V + E would need. M1 is here for study, not as a privacy tool.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
 
+from privlora.accounting.projection.gaussian import Floats, gaussian_delta
 from privlora.lab.wishart.bounds.gaussian import in_range
 
 # Relative size below which an eigenvalue of V^T Y counts as rounding.
@@ -73,3 +80,62 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
         outside=float(np.linalg.norm(y - y @ rows)) / size,
         unexplained=max(missed, beyond) / size,
     )
+
+
+def exposed_sensitivity(
+    dimension: int, rank: int, span: int, inside: float, outside: float, failure: float
+) -> float:
+    """Corrected Lemma 14: a bound on ||M_par h|| that holds with probability 1 - `failure` over Z.
+
+    With h = h_U + h_perp, ||h_U|| = `inside`, ||h_perp|| = `outside`, k = min(p, r):
+
+        p >= r:  (1/r) (sqrt d + sqrt r + t) (sqrt r + t) ||h||,                        t = sqrt(2 ln(2/failure)),
+        p <  r:  (1/r) sqrt((sqrt r + sqrt p + t)^2 + (sqrt(d-p) + sqrt k + t)^2)
+                 ((sqrt r + t) ||h_U|| + (sqrt k + t) ||h_perp||),                      t = sqrt(2 ln(4/failure)).
+
+    The lemma's own proof takes Z B for Gaussian given B, an orthonormal basis of the exposed rows, although B is made
+    of them. Its bound, with sqrt k instead of sqrt r for h_U, is exceeded almost surely where k is far below r.
+
+    Raises:
+        PrivacyError: a size or norm is out of range, or failure is not in (0, 1).
+    """
+    in_range(rank >= 1 and 0 <= span <= dimension, rank=rank, span=span, dimension=dimension)
+    in_range(inside >= 0 and outside >= 0, inside=inside, outside=outside)
+    in_range(0 < failure < 1, failure=failure)
+    d, r, p = dimension, rank, span
+    if p >= r:
+        t = math.sqrt(2 * math.log(2 / failure))
+        return (math.sqrt(d) + math.sqrt(r) + t) * (math.sqrt(r) + t) * math.hypot(inside, outside) / r
+    t = math.sqrt(2 * math.log(4 / failure))
+    root_k = math.sqrt(p)
+    spread = math.hypot(math.sqrt(r) + root_k + t, math.sqrt(d - p) + root_k + t)
+    return spread * ((math.sqrt(r) + t) * inside + (root_k + t) * outside) / r
+
+
+def public_m1_delta(epsilon: float, noise_multiplier: float, rank: int, dimension: int) -> float:
+    """Exact delta of M1 with M published, rank-one differences of norm C: E delta_G(epsilon; ||M u||^2 / sigma^2).
+
+    ||M u||^2 ~ x (x + y) / r^2 with independent x ~ chi^2_r, y ~ chi^2_{d-1}; its mean is (r + d + 1) / r > 1.
+
+    Args:
+        noise_multiplier: noise std / C. dimension: d >= 2.
+
+    Raises:
+        PrivacyError: noise_multiplier is not positive, rank is below 1 or dimension below 2.
+    """
+    in_range(0 < noise_multiplier < math.inf, noise_multiplier=noise_multiplier)
+    in_range(rank >= 1 and dimension >= 2, rank=rank, dimension=dimension)
+    root_x, weight_x = _chi_rule(rank)
+    root_y, weight_y = _chi_rule(dimension - 1)
+    x = root_x[:, None] ** 2
+    energy = x * (x + root_y**2) / rank**2
+    return float(weight_x @ gaussian_delta(epsilon, energy / noise_multiplier**2) @ weight_y)
+
+
+def _chi_rule(degrees: int) -> tuple[Floats, Floats]:
+    """Gauss-Legendre nodes and weights for the norm of a standard normal vector; mass beyond is below 1e-17."""
+    nodes, weights = np.polynomial.legendre.leggauss(160)
+    low, high = max(0.0, math.sqrt(degrees) - 9), math.sqrt(degrees) + 9
+    at = low + (high - low) * (nodes + 1) / 2
+    log_density = (degrees - 1) * np.log(at) - at**2 / 2 - math.log(2) * (degrees / 2 - 1)
+    return at, weights * (high - low) / 2 * np.exp(log_density - math.lgamma(degrees / 2))
