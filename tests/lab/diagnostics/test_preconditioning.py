@@ -12,7 +12,6 @@ from privlora.coordinates import TangentCoordinates, Vector
 from privlora.coordinates.starts import factor_start
 from privlora.geometry.fixed_rank import Tangent, factors, random_point
 from privlora.lab.diagnostics.bench import Contender, FactorPairs
-from privlora.lab.diagnostics.laws import product_energy
 from privlora.lab.diagnostics.preconditioning import (
     OPTIMIZERS,
     aggressiveness,
@@ -21,6 +20,7 @@ from privlora.lab.diagnostics.preconditioning import (
     preconditioning_study,
     stress,
 )
+from privlora.lab.diagnostics.sweep import product_energy
 from privlora.mechanisms import Release
 from privlora.methods import find_method, make_optimizer
 

@@ -23,7 +23,7 @@ from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordina
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.lab.diagnostics.choosing import BASELINE
-from privlora.lab.diagnostics.laws import (
+from privlora.lab.diagnostics.sweep import (
     bilinear_law,
     energy,
     factor_noise,

@@ -20,9 +20,8 @@ from privlora.lab.diagnostics.gauges import (
     noise_energy,
     noise_ratio,
 )
-from privlora.lab.diagnostics.laws import factor_statistic
 from privlora.lab.diagnostics.preconditioning import EPSILONS, OPTIMIZERS, preconditioning_study
-from privlora.lab.diagnostics.sweep import GaugeSweep, gauge_sweep
+from privlora.lab.diagnostics.sweep import GaugeSweep, factor_statistic, gauge_sweep
 from privlora.methods import METHODS
 from privlora.pages.numbers import finite
 

@@ -18,7 +18,7 @@ from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.coordinates import FactorCoordinates, TangentCoordinates, Vector
 from privlora.geometry.fixed_rank import Point, Tangent, factors
 from privlora.lab.diagnostics.bench import Contender, FactorPairs, Workbench
-from privlora.lab.diagnostics.laws import energy, gram_stress, product_energy
+from privlora.lab.diagnostics.sweep import energy, gram_stress, product_energy
 from privlora.optimizers import FactorAdamW
 from privlora.optimizers.tangent import TangentMomentum, TangentPaper
 

@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.alignment import alignment_of_mean, guaranteed_epsilon
 from privlora.lab.wishart.bounds.gaussian import in_range
-from privlora.lab.wishart.bounds.vector import VectorQuery
+from privlora.lab.wishart.bounds.vector import VectorQuery, alignment_of_mean, guaranteed_epsilon
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Charged
 
@@ -186,7 +185,7 @@ def normalised_mean(rows: Tensor, smallest_norm: float) -> tuple[Tensor, float]:
 def ball_noise(vector: Tensor, radius: float, *, insecure_seed: int | None = None) -> Tensor:
     """(v + z) / ||v + z|| (d,) float64, z uniform in the ball of `radius`: a better aligned query (Lemma 10).
 
-    The new alignment is `bounds.alignment.ball_noise_alignment`, whose failure is added to delta. The
+    The new alignment is `bounds.vector.ball_noise_alignment`, whose failure is added to delta. The
     noise is private: it must not be shown.
 
     Raises:

@@ -9,15 +9,17 @@ import pytest
 
 from privlora.auditing.bounds import gaussian_epsilon
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.alignment import (
+from privlora.lab.wishart.bounds.vector import (
+    VectorQuery,
     alignment_of_mean,
     alignment_slack,
     ball_noise_alignment,
+    exact_delta,
+    exact_epsilon,
     guaranteed_delta,
     guaranteed_epsilon,
     largest_rise,
 )
-from privlora.lab.wishart.bounds.vector import VectorQuery, exact_delta, exact_epsilon
 
 
 def psi(phi: np.ndarray, a: float, kappa: float) -> np.ndarray:
