@@ -171,14 +171,12 @@ class Runner:
 
 
 def _share(job: Job, count: int) -> tuple[int, ...]:
-    """Indices of the evaluation records that the role may see. Raises DataError if there are none."""
-    share = tuple(range(count))
-    if job.shared:
-        share = share[job.role == "report" :: 2]
-    if not share:
+    """Indices of the evaluation records that the role may see. Raises DataError if there are too few for both."""
+    if count < 1 + job.shared:
         what = f"task {job.cell.task!r} has {count} evaluation records, too few to choose on some and report on others"
         raise DataError(what, fix="give more")
-    return share
+    share = tuple(range(count))
+    return share[job.role == "report" :: 2] if job.shared else share
 
 
 def _clear(folder: RunFolder) -> None:
