@@ -25,10 +25,13 @@ _HELP = {"help_option_names": ["-h", "--help"]}
 _PAPER_TARGETS = ("q_proj", "k_proj", "v_proj", "up_proj", "down_proj")  # Table 7
 _RECORDS = 1000
 
-lab = typer.Typer(
-    help="Research: methods compared at equal privacy, and the diagnostics of PRISM's paper.",
-    no_args_is_help=True,
-)
+lab = typer.Typer(help="Research: methods compared at equal privacy, and the diagnostics of PRISM's paper.")
+
+
+@lab.callback(invoke_without_command=True)
+def _start(context: typer.Context) -> None:
+    if context.invoked_subcommand is None:
+        typer.echo(context.get_help())
 
 
 @lab.command(context_settings=_HELP)
