@@ -1,4 +1,4 @@
-"""M1: the corrected Lemma 14 against simulation, and what a public M costs."""
+"""M1: Lemma 2, the corrected Lemma 14 against simulation, Theorems 3 and 4, and what a public M costs."""
 
 from __future__ import annotations
 
@@ -10,7 +10,24 @@ import pytest
 from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.errors import PrivacyError
 from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
-from privlora.lab.wishart.bounds.matrix import exposed_sensitivity, public_m1_delta
+from privlora.lab.wishart.bounds.matrix import (
+    ColumnChange,
+    exposed_sensitivity,
+    public_m1_delta,
+    residual_bound,
+    theorem_3,
+    theorem_4,
+)
+from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
+
+CHANGE = ColumnChange(span=3, outside_share=0.5, inside_alignment=0.99, outside_alignment=0.999)
+
+
+def test_lemma_2_is_theorem_1_for_what_is_not_exposed() -> None:
+    smaller = theorem_1(VectorQuery(397, 197, 0.999), 1e-6)
+    assert residual_bound(400, 200, CHANGE, 1e-6) == smaller
+    assert residual_bound(400, 3, CHANGE, 1e-6) == Bound(0.0, 0.0)
+    assert residual_bound(400, 200, ColumnChange(3, 0.0, 0.9, 0.9), 1e-6) == Bound(0.0, 0.0)
 
 
 def exposed_norms(d: int, r: int, p: int, h: np.ndarray, draws: int) -> np.ndarray:
@@ -47,6 +64,27 @@ def test_lemma_14(r: int, p: int, claimed: float, quantile: float, refuted: bool
     assert (exposed_norms(d, r, p, mixed, 20) < exposed_sensitivity(d, r, p, 0.6, 0.8, 0.05)).all()
 
 
+def test_theorem_4_adds_its_parts() -> None:
+    found = theorem_4(400, 200, CHANGE, 20.0, tail=1e-6, failure=1e-6, exposed_delta=2e-6)
+    assert found.residual == residual_bound(400, 200, CHANGE, 1e-6)
+    assert found.total.epsilon == found.residual.epsilon + found.exposed.epsilon
+    assert found.total.delta == pytest.approx(found.residual.delta + 2e-6 + 1e-6)
+    eta = (found.sensitivity / 20.0) ** 2
+    assert float(gaussian_delta(found.exposed.epsilon, eta)) == pytest.approx(2e-6, rel=1e-6)
+    distance = math.sqrt(2 * (0.5 * 0.01 + 0.5 * 0.001))
+    wide = math.sqrt(400) + math.sqrt(200) + math.sqrt(2 * math.log(2 / 1e-6))
+    assert found.sensitivity < wide**2 / 200 * distance  # the paper's baseline, by the operator norm of M
+
+
+def test_theorem_3_is_group_privacy() -> None:
+    assert theorem_3(Bound(0.5, 1e-6), 1) == Bound(0.5, 1e-6)
+    chain = theorem_3(Bound(0.5, 1e-6), 4)
+    assert chain.epsilon == 2.0
+    assert chain.delta == pytest.approx(1e-6 * math.expm1(2.0) / math.expm1(0.5))
+    assert theorem_3(Bound(0.0, 0.01), 7).delta == pytest.approx(0.07)
+    assert theorem_3(Bound(900.0, 1e-6), 3).delta == 1.0
+
+
 @pytest.mark.parametrize(
     ("d", "r", "ratio"),
     [(64, 16, 2.52), (64, 64, 1.49), (64, 1024, 1.04), (512, 128, 2.28), (512, 4096, 1.06)],
@@ -70,7 +108,18 @@ def test_public_m1_by_simulation() -> None:
 
 
 def test_refuses_outside_its_conditions() -> None:
+    with pytest.raises(PrivacyError, match="spread="):
+        residual_bound(400, 5, ColumnChange(3, 0.5, 0.9, 0.5), 1e-6)
+    with pytest.raises(PrivacyError, match="out of range"):
+        residual_bound(4, 8, ColumnChange(4, 0.5, 0.9, 0.9), 1e-6)
+    for bad in ((-1, 0.5, 0.9, 0.9), (3, 1.5, 0.9, 0.9), (3, 0.5, 0.0, 0.9), (3, 0.5, 0.9, 1.1)):
+        with pytest.raises(PrivacyError):
+            ColumnChange(*bad)
+    with pytest.raises(PrivacyError, match="noise"):
+        theorem_4(400, 200, CHANGE, 0.0, tail=1e-6, failure=1e-6, exposed_delta=1e-6)
     with pytest.raises(PrivacyError):
         exposed_sensitivity(10, 4, 11, 1.0, 0.0, 0.05)
+    with pytest.raises(PrivacyError):
+        theorem_3(Bound(1.0, 0.1), 0)
     with pytest.raises(PrivacyError):
         public_m1_delta(1.0, 1.0, 4, 1)

@@ -18,6 +18,7 @@ from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 from privlora.lab.wishart.bounds.noisy import (
     Form,
     captured_tail,
+    corollary_1,
     split_noise_multiplier,
     theorem_5,
     theorem_5_noise_multiplier,
@@ -139,6 +140,18 @@ def test_theorem_5_lies_between_exact_and_plain() -> None:
     for r, d, sigma, epsilon in ((4, 20, 0.3, 2.0), (64, 256, 1.0, 0.5), (200, 256, 2.0, 1.0)):
         bound = theorem_5(epsilon, sigma, r, d, None).delta
         assert mixture(epsilon, sigma, r, d) <= bound <= float(gaussian_delta(epsilon, sigma**-2))
+
+
+def test_corollary_1_keeps_its_promise() -> None:
+    for r, d, sigma in ((1000, 200_000, 0.75), (64, 2048, 0.3), (2000, 10**6, 2.0)):
+        promise = corollary_1(1.0, sigma, r, d, 1)
+        assert promise.amplifies
+        at = theorem_5(1.0, sigma, r, d, 1, threshold=promise.threshold, form="two-sided")
+        assert at.gaussian == pytest.approx(promise.baseline / 2, rel=1e-9)
+        assert at.failure <= promise.failure
+        assert at.delta < promise.baseline
+    assert not corollary_1(1.0, 3.0, 60, 64, 1).amplifies
+    assert not corollary_1(1.0, 3.0, 64, 64, 1).amplifies
 
 
 def test_a_frozen_projection_is_not_covered_because_a_gradient_can_lie_in_its_range() -> None:

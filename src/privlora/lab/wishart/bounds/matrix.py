@@ -10,10 +10,14 @@ The gradients G (n, d) of a layer with a frozen A (LoRA-FA) are multiplied from 
 pass `G.T` and `-dW.T`. Only the sign of the learning rate matters. T vectors released under one M are the columns of
 one matrix, which is why an M is used once.
 
-M1, project then noise, releases M V + E. The paper's analysis for a secret M and large rank adds a vector release
-(Lemma 2: Theorem 1 for the part of M that the other columns do not expose) to a Gaussian mechanism with the sensitivity
-of Lemma 14, which is corrected here. If M is published, M1 is a Gaussian mechanism whose sensitivity ||M u|| exceeds 1
-on average (`public_m1_delta`): more noise than releasing V + E would need. M1 is here for study, not as a privacy tool.
+M1, project then noise, releases M V + E for V with unit columns. One column changes, v_j = u + w to u' + w', where
+u, u' lie in the span U (dimension p) of the other columns and w, w' are orthogonal to it. The rows of Z that the other
+columns expose span a space of dimension k = min(p, r); M splits into the exposed part M_par and a residual M_perp that
+is a Wishart matrix in dimension d - p with r - k degrees of freedom, independent of what is exposed (Lemmas 12 and 13).
+The residual is a vector release (Lemma 2), the exposed part a Gaussian mechanism (Lemma 14, which is corrected here),
+and Theorem 4 adds them up. All of that needs an M that is fresh and stays secret. If M is published, M1 is a Gaussian
+mechanism whose sensitivity ||M u|| exceeds 1 on average (`public_m1_delta`): more noise than releasing V + E would
+need. M1 is here for study, not as a privacy tool.
 """
 
 from __future__ import annotations
@@ -25,7 +29,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
-from privlora.lab.wishart.bounds.gaussian import in_range
+from privlora.lab.wishart.bounds.gaussian import in_range, solve_epsilon
+from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
 
 # Relative size below which an eigenvalue of V^T Y counts as rounding.
 _ROUNDING = 1e-13
@@ -82,6 +87,66 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     )
 
 
+@dataclass(frozen=True)
+class ColumnChange:
+    """One-column adjacency: which pairs of matrices count as neighbours.
+
+    span: p, the dimension of the span U of the other columns, at least 0. outside_share: tau = ||w||^2 = ||w'||^2 in
+    [0, 1]; the two must be equal, since a vector release shows the norm. inside_alignment: rho_par in (0, 1], with
+    <u, u'> >= rho_par (1 - tau). outside_alignment: rho_perp in (0, 1], with <w, w'> >= rho_perp tau.
+
+    Raises:
+        PrivacyError: a value is out of range.
+    """
+
+    span: int
+    outside_share: float
+    inside_alignment: float
+    outside_alignment: float
+
+    def __post_init__(self) -> None:
+        aligned = 0 < self.inside_alignment <= 1 and 0 < self.outside_alignment <= 1
+        in_range(self.span >= 0 and 0 <= self.outside_share <= 1 and aligned, change=self)
+
+    @property
+    def inside_distance(self) -> float:
+        """Largest ||u - u'|| = sqrt(2 (1 - tau) (1 - rho_par))."""
+        return math.sqrt(2 * (1 - self.outside_share) * (1 - self.inside_alignment))
+
+    @property
+    def outside_distance(self) -> float:
+        """Largest ||w - w'|| = sqrt(2 tau (1 - rho_perp))."""
+        return math.sqrt(2 * self.outside_share * (1 - self.outside_alignment))
+
+
+@dataclass(frozen=True)
+class ColumnBound:
+    """Theorem 4's (epsilon, delta) and its parts: Lemma 2's, the Gaussian mechanism's, and Lemma 14's sensitivity."""
+
+    total: Bound
+    residual: Bound
+    exposed: Bound
+    sensitivity: float
+
+
+def residual_bound(
+    dimension: int, rank: int, change: ColumnChange, tail: float, *, improved: bool = False
+) -> Bound:
+    """Lemma 2: Theorem 1 for the part of M that the other columns do not expose, (d, r, rho) -> (d-p, r-k, rho_perp).
+
+    (0, 0) where nothing is released without noise: r <= p, or w = w'. `tail` is delta' (paid three times).
+
+    Raises:
+        PrivacyError: U fills the space, or Theorem 1's conditions fail for the residual.
+    """
+    fit = change.span < dimension or (change.span == dimension and change.outside_share == 0)
+    in_range(rank >= 1 and fit, rank=rank, change=change, dimension=dimension)
+    if change.outside_distance == 0 or rank <= change.span:
+        return Bound(0.0, 0.0)
+    query = VectorQuery(dimension - change.span, rank - change.span, change.outside_alignment)
+    return theorem_1(query, tail, improved=improved)
+
+
 def exposed_sensitivity(
     dimension: int, rank: int, span: int, inside: float, outside: float, failure: float
 ) -> float:
@@ -110,6 +175,53 @@ def exposed_sensitivity(
     root_k = math.sqrt(p)
     spread = math.hypot(math.sqrt(r) + root_k + t, math.sqrt(d - p) + root_k + t)
     return spread * ((math.sqrt(r) + t) * inside + (root_k + t) * outside) / r
+
+
+def theorem_4(
+    dimension: int,
+    rank: int,
+    change: ColumnChange,
+    noise_std: float,
+    *,
+    tail: float,
+    failure: float,
+    exposed_delta: float,
+    improved: bool = False,
+) -> ColumnBound:
+    """Theorem 4 of Hu et al. (2026), one column: eps = eps_perp + eps_par, delta = delta_perp + delta_par + delta_Z.
+
+    Two corrections: the sensitivity is that of the corrected Lemma 14, and eps_par is the exact Gaussian epsilon at
+    delta_par, where the paper's sqrt(2 ln(1.25/delta)) is not valid above epsilon = 1.
+
+    Args:
+        noise_std: standard deviation of E's entries, above 0, where the columns of V have norm 1. tail: delta' of
+            Lemma 2. failure: delta_Z of Lemma 14. exposed_delta: delta_par of the Gaussian mechanism.
+
+    Raises:
+        PrivacyError: a condition of Lemma 2 or 14 fails, or noise_std or exposed_delta is out of range.
+    """
+    in_range(0 < noise_std < math.inf, noise_std=noise_std)
+    residual = residual_bound(dimension, rank, change, tail, improved=improved)
+    distances = change.inside_distance, change.outside_distance
+    sensitivity = exposed_sensitivity(dimension, rank, change.span, *distances, failure)
+    eta = (sensitivity / noise_std) ** 2
+    exposed = Bound(solve_epsilon(lambda eps: float(gaussian_delta(eps, eta)), exposed_delta), exposed_delta)
+    total = Bound(residual.epsilon + exposed.epsilon, residual.delta + exposed.delta + failure)
+    return ColumnBound(total, residual, exposed, sensitivity)
+
+
+def theorem_3(column: Bound, columns: int) -> Bound:
+    """Theorem 3: a chain of q one-column changes, by group privacy: (q eps, delta (e^{q eps} - 1) / (e^eps - 1)).
+
+    The factor of delta, sum of e^{i eps} over i < q, must not be dropped; delta is at most 1.
+
+    Raises:
+        PrivacyError: columns is below 1.
+    """
+    in_range(columns >= 1, columns=columns)
+    with np.errstate(over="ignore"):
+        factor = float(np.exp(column.epsilon * np.arange(columns)).sum())
+    return Bound(columns * column.epsilon, min(1.0, column.delta * factor))
 
 
 def public_m1_delta(epsilon: float, noise_multiplier: float, rank: int, dimension: int) -> float:

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
-from scipy.optimize import minimize_scalar
+from scipy.optimize import brentq, minimize_scalar
 from scipy.special import betainc, betaincc
 
 from privlora.accounting.accountants import DEFAULT_GRID, check_delta
@@ -170,6 +170,53 @@ def split_noise_multiplier(
         rest = calibrate_noise_multiplier(sampling, steps, target_epsilon, (1 - share) * delta)
         found.append(rest.noise_multiplier * math.sqrt(energy))
     return min(found)
+
+
+@dataclass(frozen=True)
+class Corollary:
+    """Whether Corollary 1 promises that M2 beats the plain Gaussian mechanism, and the numbers behind it.
+
+    baseline: tau(epsilon; 1/sigma^2), what the plain mechanism costs in the paper's two-sided form. threshold: s*, at
+    which the Gaussian part is half of it. failure: a closed bound on k P(X > s*), to be below baseline / 2.
+    """
+
+    baseline: float
+    threshold: float
+    failure: float
+
+    @property
+    def amplifies(self) -> bool:
+        """True proves amplification; False proves nothing (the closed bound is thousands of times too large)."""
+        return self.failure < self.baseline / 2
+
+
+def corollary_1(
+    epsilon: float, noise_multiplier: float, rank: int, dimension: int, difference_rank: int
+) -> Corollary:
+    """Corollary 1 of Hu et al. (2026) with explicit constants, from Lemma 7's chi-square tails.
+
+    At s = (1+t)/(1-t) r/d, P(X > s) <= exp(-r t^2 / 8) + exp(-(d-r) t^2 / 4); t is taken at s = s*.
+
+    Raises:
+        PrivacyError: as `theorem_5`.
+    """
+    sizes = rank, dimension, difference_rank
+    baseline = theorem_5(epsilon, noise_multiplier, *sizes, threshold=1.0, form="two-sided").gaussian
+    if baseline == 0:
+        return Corollary(0.0, 1.0, 0.0)
+
+    def excess(log_s: float) -> float:
+        half = float(two_sided_tail(epsilon, math.exp(log_s) / noise_multiplier**2))
+        return half - baseline / 2
+
+    threshold = math.exp(float(brentq(excess, -60.0, 0.0, xtol=1e-14)))
+    ratio = threshold * dimension / rank
+    t = (ratio - 1) / (ratio + 1)
+    failure = 1.0
+    if t > 0 and rank < dimension:
+        tails = math.exp(-rank * t**2 / 8) + math.exp(-(dimension - rank) * t**2 / 4)
+        failure = min(1.0, difference_rank * tails)
+    return Corollary(baseline, threshold, failure)
 
 
 def _best_threshold(total: Callable[[Floats], Floats], rank: int, dimension: int) -> float:
