@@ -25,9 +25,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from privlora.auditing.membership import judge_membership
+from privlora.lab import HeadData, HeadSettings, TrainedHeads, static_poison, train_heads
 from privlora.lab.wishart.bounds.matrix import examine
-from privlora.lab.wishart.head_settings import HeadSettings
-from privlora.lab.wishart.heads import HeadData, TrainedHeads, train_heads
 
 DIMENSIONS = 512  # of the heads' features
 RECORDS = {"lora-fa": 200, "m2": 1000, "m1": 1000, "networks": 100, "one update": 200}
@@ -46,13 +45,6 @@ REFERENCES = (
 )
 NETWORKS = convolution.Training(rank=16, epochs=40, learning_rate=0.02)
 PRETRAINING = convolution.Training(rank=None, epochs=20, learning_rate=0.02)
-
-
-def static_poison(reference: Callable[[Tensor], Tensor]) -> tuple[Tensor, int]:
-    """A record that only memory can explain (Nasr et al. 2021): an input of noise, and as its label the class that a
-    reference model, which did not train on it, thinks least likely."""
-    inputs = torch.randn((1, 8, 8), generator=torch.Generator().manual_seed(0))
-    return inputs, int(reference(inputs[None]).argmin())
 
 
 def judged(scores: Tensor) -> dict[str, Any]:
@@ -92,9 +84,11 @@ def attack_heads(
         )
 
     reference = train(features, labels, torch.ones(1, records, dtype=torch.bool), 10**6)
-    canary, label = static_poison(lambda x: reference.logits(embed(x))[0])
-    features = torch.cat([features, embed(canary[None])])
-    labels = torch.cat([labels, torch.tensor([label])])
+    canary = static_poison(
+        lambda x: reference.logits(embed(x))[0], (1, 8, 8), torch.Generator().manual_seed(0)
+    )
+    features = torch.cat([features, embed(canary.inputs[None])])
+    labels = torch.cat([labels, torch.tensor([canary.label])])
     members = in_and_out(each, records + 1)
     heads = train(features, labels, members, 0)
     losses = heads.losses(features[-1:], labels[-1:])[:, 0]
@@ -169,9 +163,9 @@ def attack_networks(
         found = convolution.logits(references, convolution.same_images(x, REFERENCES))
         return torch.log_softmax(found, -1).mean(0)
 
-    canary, label = static_poison(reference)
-    images = torch.cat([data.train, canary[None]])
-    labels = torch.cat([data.train_labels, torch.tensor([label])])
+    canary = static_poison(reference, (1, 8, 8), torch.Generator().manual_seed(0))
+    images = torch.cat([data.train, canary.inputs[None]])
+    labels = torch.cat([data.train_labels, torch.tensor([canary.label])])
     scores, right = [], []
     members = in_and_out(each, records + 1)
     for first in range(0, 2 * each, 50):  # the groups of one convolution

@@ -21,9 +21,8 @@ from features import Split, sentences
 from torch import Tensor
 
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
+from privlora.lab import HeadData, HeadSettings, train_heads
 from privlora.lab.wishart.bounds.noisy import split_noise_multiplier
-from privlora.lab.wishart.head_settings import HeadSettings
-from privlora.lab.wishart.heads import HeadData, train_heads
 
 RECORDS, VALIDATION = 8_000, 2_000
 STEPS, SAMPLE_RATE, DELTA = 40, 0.05, 1e-5

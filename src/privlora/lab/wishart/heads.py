@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,7 +16,7 @@ from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
-from privlora.errors import ConfigError, DataError
+from privlora.errors import ConfigError, DataError, ModelError
 from privlora.lab.wishart.head_mechanisms import MECHANISMS, Batch
 from privlora.lab.wishart.head_settings import HeadSettings
 from privlora.mechanisms.charges import Charges, Uncharged
@@ -201,3 +202,34 @@ def _heads_per_turn(data: HeadData, settings: HeadSettings, sample_rate: float, 
     if settings.method in ("lora-fa", "project-then-clip") and settings.rank is not None:
         numbers += 2 * settings.rank * columns + places * settings.rank
     return max(1, int(_MEMORY / (numbers * data.features.element_size())))
+
+
+class StaticPoison(NamedTuple):
+    """One canary. inputs: of the given shape, float32; label: the reference model's least likely class."""
+
+    inputs: Tensor
+    label: int
+
+
+def static_poison(
+    reference: Callable[[Tensor], Tensor], shape: tuple[int, ...], generator: torch.Generator
+) -> StaticPoison:
+    """A record that only memory can explain (Nasr et al. 2021; protocol F.1 of Hu et al. 2026).
+
+    The attacker picks the input at random, independent N(0, 1) entries, and as its label the class that a reference
+    model, which did not train on it, thinks least likely. A model that trained on the canary has to bend for it.
+
+    Args:
+        reference: inputs (1, *shape) -> logits (1, classes), of the attacker's model.
+        shape: of one input, without a batch dimension.
+        generator: the attacker's, seeded at will.
+
+    Raises:
+        ModelError: the logits are not finite, or not of shape (1, classes).
+    """
+    inputs = torch.randn(shape, generator=generator)
+    logits = reference(inputs[None])
+    if logits.dim() != 2 or len(logits) != 1 or not logits.isfinite().all():
+        what = f"the reference model gave logits {tuple(logits.shape)} that are no finite (1, classes)"
+        raise ModelError(what, fix="train the reference model longer, or at a lower rate")
+    return StaticPoison(inputs, int(logits.argmin()))
