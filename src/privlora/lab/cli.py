@@ -43,6 +43,7 @@ def compare(
     jobs: Annotated[int, typer.Option("--jobs", min=1, help="Runs at the same time.")] = 1,
     threads: Annotated[int, typer.Option("--threads", min=1, help="Threads of each run.")] = 1,
     part: Annotated[str, typer.Option(metavar="K/N", help="Every N-th run, from the K-th on.")] = "1/1",
+    ray: Annotated[bool, typer.Option("--ray", help="Make the runs as tasks of Ray.")] = False,
     table: Annotated[bool, typer.Option("--table", help="Run nothing; report what is finished.")] = False,
     retry_failed: Annotated[bool, typer.Option("--retry-failed", help="Run failed runs once more.")] = False,
     as_json: JsonOption = False,
@@ -78,6 +79,7 @@ def compare(
                         part=share,
                         jobs=jobs,
                         threads=threads,
+                        ray=ray,
                         retry_failed=retry_failed,
                         on_run=told,
                     )

@@ -21,7 +21,7 @@ from study_cases import on_disk
 
 import privlora
 from privlora.accounting import read_ledger
-from privlora.errors import PrivloraError, RunError
+from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.lab.studies import running
 from privlora.lab.studies.choice import job_of, selection_cells
 from privlora.lab.studies.results import Row, read_results
@@ -423,6 +423,23 @@ def test_ctrl_c_ends_the_processes_of_a_pool(tmp_path: Path) -> None:
         run_study(study_from(content), tmp_path / "out", jobs=2, on_run=Log(stop))
     assert set(active_children()) <= others
     assert len(read_results(tmp_path / "out" / "results.jsonl")) == 1
+
+
+@pytest.mark.long
+def test_tasks_of_ray_give_the_same_table(tmp_path: Path) -> None:
+    pytest.importorskip("ray")
+    content = on_disk(tmp_path, **SMALL, insecure_noise_seed="paired", tasks={"one": None}, seeds=[0])
+    found = run_study(study_from(content, "tiny.yaml"), tmp_path / "ray", ray=True)
+    whole = run_study(study_from(content, "tiny.yaml"), tmp_path / "whole")
+    assert found.table.read_bytes() == whole.table.read_bytes()
+
+
+def test_ray_that_is_not_there_is_refused(
+    study: Study, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with pytest.raises(ConfigError, match="--ray needs Ray, which is not installed"):
+        run_study(study, tmp_path, ray=True)
 
 
 def test_tokens_are_chosen_by_what_was_free_before_records(

@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from privlora.cli.console import quiet_libraries
-from privlora.errors import RunError
+from privlora.errors import ConfigError, RunError
 from privlora.lab.studies.choice import Progress, job_of, report_cells, selection_cells
 from privlora.lab.studies.results import Results, Role, Row, read_folder
 from privlora.lab.studies.running import Job, Runner
@@ -77,6 +77,32 @@ def process_pool(count: int, threads: int) -> Iterator[Execute]:
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def ray_tasks(threads: int) -> Iterator[Execute]:
+    """One task a run, on one GPU where the cluster has any. Raises ConfigError without Ray."""
+    try:
+        import ray
+    except ImportError:
+        raise ConfigError("--ray needs Ray, which is not installed", fix="pip install ray") from None
+    ray.init(ignore_reinit_error=True, log_to_driver=False)
+    gpus = 1 if ray.cluster_resources().get("GPU") else 0
+    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_run)
+
+    def execute(jobs: Sequence[Job]) -> Iterator[Row]:
+        left = [task.remote(job, threads) for job in jobs]
+        while left:
+            done, left = ray.wait(left)
+            try:
+                yield ray.get(done[0])
+            except ray.exceptions.RayTaskError as error:
+                raise error.cause from None
+
+    try:
+        yield execute
+    finally:
+        ray.shutdown()
+
+
 def _devices() -> list[str]:
     """Names of GPUs to spread processes over; none if there is at most one."""
     count = torch.cuda.device_count()
@@ -85,7 +111,7 @@ def _devices() -> list[str]:
 
 
 _kept: list[Runner] = []
-"""Of this process, once it is one of a pool."""
+"""Of this process, once it is one of a pool or of Ray."""
 _as_long_as_this_process = ExitStack()
 
 
@@ -100,7 +126,10 @@ def _begin(queue: Any, threads: int, count: int, gpus: int) -> None:
     _kept.append(Runner(count, gpus))
 
 
-def _run(job: Job) -> Row:
+def _run(job: Job, threads: int = 1) -> Row:
+    if not _kept:  # of Ray, whose processes have no beginning of ours
+        torch.set_num_threads(threads)
+        _kept.append(Runner())
     try:
         return _kept[0].run(job)
     except Interrupted:
@@ -151,14 +180,15 @@ def run_study(
     part: tuple[int, int] = (1, 1),
     jobs: int = 1,
     threads: int = 1,
+    ray: bool = False,
     retry_failed: bool = False,
     on_run: Callable[[Row, int, int], None] = lambda row, done, total: None,
 ) -> StudyReport | Unfinished:
     """Run the cells that the folder does not hold yet, first those that choose learning rates; then report.
 
     folder: None takes ``output_folder(study)``. part: (k, n) runs every n-th cell, from the k-th on. jobs: runs at the
-    same time, each with so many ``threads``. retry_failed: run failed cells once more. on_run: called with each
-    finished run, how many of its role are there, and how many there will be.
+    same time, each with so many ``threads``. ray: as tasks of Ray instead. retry_failed: run failed cells once more.
+    on_run: called with each finished run, how many of its role are there, and how many there will be.
 
     Raises PrivloraError subclasses, and KeyboardInterrupt on ctrl-C; what is finished stays in any case.
     """
@@ -167,7 +197,8 @@ def run_study(
     if study.selects:
         phases.insert(0, ("selection", "choosing learning rates"))
     ran = 0
-    workers = in_this_process(threads) if jobs == 1 else process_pool(jobs, threads)
+    pool = in_this_process(threads) if jobs == 1 else process_pool(jobs, threads)
+    workers = ray_tasks(threads) if ray else pool
     with Results(folder, part) as results, workers as execute:
         progress = Progress(study, read_folder(folder))
         again = {cell for cell, row in progress.rows.items() if row.error is not None and retry_failed}
