@@ -9,6 +9,8 @@ import re
 import pytest
 from study_cases import invented, paper
 
+from privlora.accounting import PoissonSampling, StepEvent
+from privlora.accounting.selection import tuning_cost
 from privlora.lab.studies.choice import Progress
 from privlora.lab.studies.settings import Cell
 from privlora.lab.studies.summary import Summary, summarise
@@ -89,11 +91,21 @@ def test_the_page_holds_everything(page: str, summary: Summary) -> None:
         "prism is best in the mean",
         "2.905 ± 0.007 (0.02)",
         "0.2*",
+        "What tuning would cost",
         "NOT PRIVATE",
         "summary.json",
     ):
         assert word in page
     assert "banner" not in page.split("<body>")[1]
+
+
+def test_what_tuning_costs(summary: Summary) -> None:
+    assert [(line["epsilon"], line["runs"], line["tasks"]) for line in summary["tuning_cost"]] == [
+        (1, 6, ["one", "two"]),
+        (3, 6, ["one", "two"]),
+    ]
+    cost = tuning_cost(StepEvent(PoissonSampling(0.1), 2.0), 3, 6, 1e-3)
+    assert summary["tuning_cost"][0]["smallest"] == cost.smallest
 
 
 def test_failures_are_told() -> None:
@@ -138,3 +150,4 @@ def test_only_methods_without_noise() -> None:
     study = paper(methods=["adamw"], epsilon=[])
     found = summarise(invented(study, loss), name="x")
     assert "| adamw | 2.505 ± 0.007 (0.02) |" in markdown(found)
+    assert "What tuning would cost" not in markdown(found)

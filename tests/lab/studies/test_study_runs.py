@@ -145,6 +145,7 @@ def test_what_is_written(found: StudyReport) -> None:
     assert summary["runs"]["finished"] == 16
     assert summary["runs"]["cpu_seconds"] > 0
     assert summary["runs"]["versions"][0]["privlora"] == privlora.__version__
+    assert summary["tuning_cost"]
     assert "is best in the mean" in found.table.read_text()
 
 

@@ -9,7 +9,9 @@ import math
 from dataclasses import asdict
 from typing import Any
 
-from privlora.lab.studies.choice import Choice, Progress
+from privlora.accounting.events import StepEvent
+from privlora.accounting.selection import tuning_cost
+from privlora.lab.studies.choice import Choice, Progress, selection_cells
 from privlora.lab.studies.settings import Place, Rule
 from privlora.lab.studies.statistics import Spread, Standing, spread, standardise, standings
 from privlora.pages.numbers import finite
@@ -33,6 +35,7 @@ def summarise(progress: Progress, *, name: str) -> Summary:
         "tasks": [_task(progress, task) for task in study.tasks],
         "methods": [{**asdict(arm), "learning_rates": list(arm.learning_rates)} for arm in study.arms],
         "rules": rules,
+        "tuning_cost": _tuning(progress),
         "failures": [
             {**asdict(row.cell), "role": row.role, "error": row.error}
             for row in sorted(progress.rows.values(), key=lambda row: row.cell)
@@ -119,6 +122,19 @@ def _standing(standing: Standing) -> dict[str, Any]:
     if standing.lead is not None:
         found["lead"]["in_errors"] = finite(standing.lead.in_errors)
     return found
+
+
+def _tuning(progress: Progress) -> list[dict[str, Any]]:
+    """For each way of sampling and each epsilon: what choosing a rate would cost if the records were private."""
+    study, found = progress.study, dict[tuple[StepEvent, int, int, float], dict[str, Any]]()
+    for cell in selection_cells(study):
+        row = progress.rows.get(cell)
+        if row is not None and "event" in row.facts:
+            runs = len(study.by_label[cell.method].learning_rates) * len(study.settings.selection.seeds)
+            of = StepEvent.from_dict(row.facts["event"]), row.facts["steps"], runs, row.facts["delta"]
+            found.setdefault(of, {"epsilon": cell.epsilon, "tasks": {}})["tasks"][cell.task] = None
+    lines = [{**line, "tasks": [*line["tasks"]], **tuning_cost(*of).to_dict()} for of, line in found.items()]
+    return sorted(lines, key=lambda line: (line["epsilon"], line["runs"], line["tasks"]))
 
 
 def _runs(progress: Progress) -> dict[str, Any]:

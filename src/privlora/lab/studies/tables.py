@@ -13,6 +13,7 @@ from privlora.lab.studies.summary import Summary
 from privlora.pages.figures import HUES, INK, WIDTH, grid, in_style, inline_svg
 from privlora.pages.numbers import number
 from privlora.pages.template import fill
+from privlora.rounding import rounded_up
 
 REPEATABLE = "the noise of every run is repeatable, and the same for all methods of a (task, seed)"
 _RULES = {
@@ -62,6 +63,10 @@ def elements(summary: Summary, *, figures: bool = False) -> Iterator[Element]:
                 yield "figure", utility_figure(summary, rule, rank)
             for task in summary["tasks"]:
                 yield from _task(rule, summary, task, rank)
+    if lines := summary["tuning_cost"]:
+        yield "h2", "What tuning would cost"
+        yield "p", "To choose one method's rate on one task, were the records private; report runs add to it."
+        yield "table", [["tasks", "ε of one run", "runs", "ε of choosing"], *map(_choosing, lines)]
     if failures:
         yield "h2", "Failed runs"
         yield "ul", "\n".join(f"{_place(failure)}: {failure['error']}" for failure in failures)
@@ -175,6 +180,12 @@ def _verdict(line: Mapping[str, Any]) -> str:
         text += f", {errors:.1f} standard errors"
     sure = low is not None and low > 0 and (errors is None or errors > 2)
     return text + ("." if sure else ": no more than a tie.")
+
+
+def _choosing(line: Mapping[str, Any]) -> list[str]:
+    way, cost = line["smallest"] or ("no bound", math.inf)
+    of = rounded_up(line["one_run"], 2), str(line["runs"]), f"{rounded_up(cost, 2)} ({way})"
+    return [", ".join(line["tasks"]), *of]
 
 
 def _place(failure: Mapping[str, Any]) -> str:
