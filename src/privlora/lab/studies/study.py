@@ -86,7 +86,7 @@ def ray_tasks(threads: int) -> Iterator[Execute]:
         raise ConfigError("--ray needs Ray, which is not installed", fix="pip install ray") from None
     ray.init(ignore_reinit_error=True, log_to_driver=False)
     gpus = 1 if ray.cluster_resources().get("GPU") else 0
-    task = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_run)
+    task: Any = ray.remote(num_cpus=threads, num_gpus=gpus, max_retries=0)(_run)
 
     def execute(jobs: Sequence[Job]) -> Iterator[Row]:
         left = [task.remote(job, threads) for job in jobs]
