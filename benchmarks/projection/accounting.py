@@ -19,6 +19,7 @@ import platform
 import tempfile
 import time
 from datetime import UTC, datetime
+from functools import lru_cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -26,11 +27,16 @@ from typing import Any
 from scipy.optimize import brentq
 
 from privlora.accounting import PoissonSampling, StepEvent, calibrate_noise_multiplier, delta_of
+from privlora.accounting.calibration import find_noise
 from privlora.accounting.projection.composition import rank_free_delta
 from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
-from privlora.lab.wishart.bounds.noisy import split_noise_multiplier, theorem_5_noise_multiplier
-from privlora.lab.wishart.bounds.rank_one import rank_one_delta, rank_one_noise_multiplier, rank_one_pld
-from privlora.lab.wishart.bounds.use import Use
+from privlora.lab.wishart.bounds.noisy import (
+    rank_one_delta,
+    rank_one_epsilon,
+    rank_one_pld,
+    split_noise_multiplier,
+    theorem_5_noise_multiplier,
+)
 
 # (d, q, steps, delta): {(epsilon, r): (rank one, rank-free, Theorem 5 with gradients of rank 1)}
 MANY_STEPS: dict[tuple[int, float, int, float], dict[tuple[float, int], tuple[float, float, float]]] = {
@@ -87,6 +93,24 @@ FIXED_NOISE = {
 }
 
 
+def rank_one_noise_multiplier(
+    sampling: PoissonSampling, steps: int, epsilon: float, delta: float, rank: int, dimension: int
+) -> float:
+    """The noise multiplier with which `rank_one_epsilon` meets the target: never below, to a relative 1e-5."""
+
+    @lru_cache
+    def spent(sigma: float) -> float:
+        event = StepEvent(sampling, sigma, ((rank, dimension),))
+        return min(rank_one_epsilon(event, steps, delta), 1e3 * epsilon)
+
+    plain = calibrate_noise_multiplier(sampling, steps, epsilon, delta, tolerance=1e-3).noise_multiplier
+    start = plain * math.sqrt(rank / dimension)  # a little too low
+    sigma = find_noise(spent, epsilon, 0.1 * start, start=start, factor=1.02, rtol=1e-5 / 4)
+    while spent(sigma) > epsilon:
+        sigma *= 1 + 1e-5 / 2
+    return sigma
+
+
 def many_steps() -> list[dict[str, Any]]:
     rows = []
     for (dimension, q, steps, delta), points in MANY_STEPS.items():
@@ -134,8 +158,7 @@ def one_release() -> list[dict[str, Any]]:
         split = {
             form: {
                 str(k): round(
-                    theorem_5_noise_multiplier(epsilon, 1e-5, rank, dimension, k, Use.FRESH_PUBLIC, form=form)
-                    / plain,
+                    theorem_5_noise_multiplier(epsilon, 1e-5, rank, dimension, k, form=form) / plain,
                     5,
                 )
                 for k in (1, 128)

@@ -26,11 +26,9 @@ from scipy.optimize import brentq
 
 from privlora.accounting.projection.composition import rank_free_delta
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.chained import public_m1_delta
 from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
-from privlora.lab.wishart.bounds.noisy import theorem_5_noise_multiplier
-from privlora.lab.wishart.bounds.rank_one import rank_one_delta
-from privlora.lab.wishart.bounds.use import Use
+from privlora.lab.wishart.bounds.matrix import public_m1_delta
+from privlora.lab.wishart.bounds.noisy import rank_one_delta, theorem_5_noise_multiplier
 from privlora.lab.wishart.bounds.vector import VectorQuery, exact_epsilon, theorem_1_at
 from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
 
@@ -68,7 +66,7 @@ def vector_curves(rank: int) -> list[dict[str, float | None]]:
 
 def bound_or_none(query: VectorQuery, *, improved: bool) -> float | None:
     try:
-        return theorem_1_at(query, DELTA, Use.FRESH_SECRET, improved=improved).epsilon
+        return theorem_1_at(query, DELTA, improved=improved).epsilon
     except PrivacyError:
         return None
 
@@ -87,7 +85,7 @@ def matrix_row(rank: int, plain: float) -> dict[str, float]:
         ("printed_k128", "two-sided", 128),
         ("any_rank", "exact", None),
     ):
-        sigma = theorem_5_noise_multiplier(M2_EPSILON, M2_DELTA, rank, d, k, Use.FRESH_PUBLIC, form=form)
+        sigma = theorem_5_noise_multiplier(M2_EPSILON, M2_DELTA, rank, d, k, form=form)
         row[f"theorem_5_{name}"] = sigma / plain
     for name, curve in curves.items():
         row[name] = 1.0 if square else smallest_sigma(curve, M2_DELTA, plain * math.sqrt(rank / d)) / plain

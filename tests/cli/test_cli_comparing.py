@@ -13,7 +13,7 @@ import yaml
 from cli_cases import LOADING, after, call
 from study_cases import content, on_disk
 
-from privlora.lab.cli import comparing
+from privlora.lab.studies.results import Results, Row
 
 SMALL: dict[str, Any] = {
     "methods": ["prism", "dp-adamw"],
@@ -37,13 +37,13 @@ def test_from_file_to_table(study: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert "| prism | … |" in early.out
     ended = call(capsys, "lab", "compare", study)
     assert ended.code == 0, ended.err
-    assert "choosing learning rates: 4 of 4 runs to do" in ended.err
-    assert "report runs: 4 of 4 runs to do" in ended.err
+    assert "selection runs: 4 of 4" in ended.err
+    assert "report runs: 4 of 4" in ended.err
     assert Path("studies/tiny/table.md").read_text() in ended.out
     assert "page:     studies/tiny/study.html" in ended.out
     assert "is best in the mean" in ended.out
     again = call(capsys, "lab", "compare", study, "--json")
-    assert "0 of 4 runs to do" in again.err
+    assert "report runs" not in again.err
     assert again.json["page"] == "studies/tiny/study.html"
     assert again.json["runs"]["finished"] == 8
     assert again.json["rules"] == json.loads(Path("studies/tiny/summary.json").read_text())["rules"]
@@ -53,24 +53,14 @@ def test_from_file_to_table(study: Path, capsys: pytest.CaptureFixture[str]) -> 
 def test_two_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     first = call(capsys, "lab", "compare", study, "--part", "1/2")
     assert first.code == 0, first.err
-    assert "choosing learning rates: 2 of 2 runs to do" in first.err
+    assert "selection runs: 2 of 2" in first.err
     assert "part 1/2 made 2 runs; 2 of other parts are left (choosing learning rates)" in first.out
     second = call(capsys, "lab", "compare", study, "--part", "2/2", "--json").json
     assert second == {"part": "2/2", "phase": "report runs", "ran": 4, "left": 2}
     ended = call(capsys, "lab", "compare", study, "--part", "1/2")
     assert ended.code == 0
-    assert "report runs: 2 of 2 runs to do" in ended.err
+    assert "report runs: 2 of 2" in ended.err
     assert "page:     studies/tiny/study.html" in ended.out
-
-
-def test_a_folder_is_no_study(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    Path("runs/chats/private").mkdir(parents=True)
-    Path("runs/chats/private/config.resolved.yaml").touch()
-    ended = call(capsys, "lab", "compare", "runs/chats")
-    assert ended.code == 2
-    assert "a study is a YAML" in ended.err
-    assert "docs/compare.md" in ended.err
-    assert "resume" not in ended.err
 
 
 def test_bad_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -110,19 +100,19 @@ def test_failures_are_shown(
 
 
 def test_ctrl_c(study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    shown = comparing._Watch.on_row
+    kept, rows = Results.append, list[Row]()
 
-    def on_row(self: comparing._Watch, row: Any) -> None:
-        shown(self, row)
-        if self._done == 2:
+    def append(self: Results, row: Row) -> None:
+        kept(self, row)
+        rows.append(row)
+        if len(rows) == 2:
             os.kill(os.getpid(), signal.SIGINT)
 
     with monkeypatch.context() as patch:
-        patch.setattr(comparing._Watch, "on_row", on_row)
+        patch.setattr(Results, "append", append)
         stopped = call(capsys, "lab", "compare", study)
     assert stopped.code == 130
-    last = stopped.err.splitlines()[-1]
-    assert last.startswith("interrupted: finished runs are kept, at most 10 are left")
+    assert stopped.err.splitlines()[-1].startswith("interrupted: finished runs are kept")
     assert len(Path("studies/tiny/results.jsonl").read_text().splitlines()) == 2
     assert call(capsys, "lab", "compare", study).code == 0
 

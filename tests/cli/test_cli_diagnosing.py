@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from cli_cases import call, run_settings, write_config
 
-from privlora.lab import FIGURES
-from privlora.lab.cli import diagnosing
+from privlora.lab import cli
+from privlora.lab.diagnostics.choosing import FIGURES
 
 pytestmark = pytest.mark.usefixtures("drawn")
 
@@ -25,7 +25,6 @@ def test_everything_on_public_records(model: Path, folder: Path, capsys: pytest.
     assert ended.json["public"] is True
     assert ended.json["page"] == str(out / "diagnostics.html")
     assert [Path(p).stem for p in ended.json["pictures"]] == list(FIGURES)
-    assert set(ended.json["findings"]) == set(FIGURES)
     series = json.loads((out / "diagnostics.json").read_text())
     assert series["facts"]["steps"] == 3
     assert series["facts"]["noise_multiplier"] == 2.0
@@ -63,11 +62,11 @@ def test_user_level_and_capped_batches(model: Path, folder: Path, capsys: pytest
 def test_without_a_file_it_takes_generated_records(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings, records = diagnosing.embedded_inputs()
+    settings, records = cli.embedded_inputs()
     small = settings.model_copy(update={"model": settings.model.model_copy(update={"name": str(model)})})
     small = small.model_copy(update={"adapter": small.adapter.model_copy(update={"r": 2})})
     small = small.model_copy(update={"data": small.data.model_copy(update={"max_length": 128})})  # of bytes
-    monkeypatch.setattr(diagnosing, "embedded_inputs", lambda: (small, records))
+    monkeypatch.setattr(cli, "embedded_inputs", lambda: (small, records))
     monkeypatch.chdir(folder)
     ended = call(capsys, "lab", "diagnose", *QUICK)
     assert ended.code == 0
@@ -77,7 +76,7 @@ def test_without_a_file_it_takes_generated_records(
 
 
 def test_embedded_inputs_have_the_papers_settings() -> None:
-    settings, records = diagnosing.embedded_inputs()
+    settings, records = cli.embedded_inputs()
     assert (settings.adapter.r, settings.adapter.lora_alpha, settings.privacy.clip_norm) == (16, 16, 1)
     assert settings.privacy.public_dataset_size == len(records)
 
@@ -115,14 +114,6 @@ def test_one_line_refusals(
     line = ended.err.splitlines()[-1]
     assert line.startswith("error: ")
     assert message in line
-
-
-def test_private_findings_are_not_printed(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = write_config(folder, run_settings(model, folder))
-    arguments = ("--figures", "gauge-sweep", "--steps", "3", "--output", folder / "found", "--json")
-    assert call(capsys, "lab", "diagnose", config, *arguments).json["findings"] is None
 
 
 def test_an_interruption(

@@ -141,7 +141,7 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
     for words in (
         "no run in 'none'",
         "did you mean 'noise-ratio'?",
-        "unknown method",
+        "'nobody' is not a private method on both factors",
         "'used' holds a run already",
         "records.jsonl, line 1: column 'text' is empty",
     ):

@@ -10,7 +10,7 @@ from scipy.optimize import brentq
 from privlora.accounting.projection.composition import rank_free_delta, rank_free_pld
 from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.rank_one import rank_one_delta, rank_one_pld
+from privlora.lab.wishart.bounds.noisy import rank_one_delta, rank_one_pld
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(300)
 EPSILONS = np.array([-3.0, -0.5, 0.0, 0.3, 1.0, 2.5, 6.0])

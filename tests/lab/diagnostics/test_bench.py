@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from itertools import pairwise
 from typing import Any
 
@@ -14,7 +15,7 @@ from privlora.accounting.events import PoissonSampling
 from privlora.config.groups import MICRO_BATCH
 from privlora.coordinates import FactorCoordinates, Vector
 from privlora.errors import ConfigError, DataError
-from privlora.lab.diagnostics.bench import Contender, Workbench, open_workbench, snapshot
+from privlora.lab.diagnostics.bench import Contender, Workbench, open_workbench
 from privlora.mechanisms import Release
 from privlora.methods import METHODS
 from privlora.optimizers import Optimizer
@@ -45,7 +46,7 @@ def test_the_replayed_noise_is_the_release_of_an_empty_batch(
     # So small a batch that all of the first three are empty.
     with tiny_bench(privacy={"expected_batch_size": 1e-4}) as bench:
         trace = bench.run(_contender(bench, space), steps=3, noise_multiplier=1.5, watcher=watch)
-    assert trace.clip_fraction == trace.clip_coefficient == [None] * 3
+    assert all(math.isnan(value) for value in (*trace.clip_fraction, *trace.clip_coefficient))
     assert len(releases) == 3
     for release, (noise, tau) in zip(releases, noises, strict=True):
         assert tau == release.noise_std == pytest.approx(1.5 / 1e-4)
@@ -78,7 +79,9 @@ def test_noise_energy_is_that_of_the_dense_effect() -> None:
         coordinates = contender.coordinates
         assert isinstance(coordinates, FactorCoordinates)
         total = 0.0
-        for (left, right), (dl, dr) in zip(snapshot(coordinates), noise, strict=True):
+        for (left, right), (dl, dr) in zip(
+            zip(coordinates.left, coordinates.right, strict=True), noise, strict=True
+        ):
             effect = (left + dl) @ (right + dr).mT - left @ right.mT
             total += float(effect.double().square().sum()) * bench.scale**2
         expected.append(total)
@@ -105,7 +108,7 @@ def test_prism_is_the_same_run_from_every_gauge_and_factors_are_not() -> None:
     with tiny_bench() as bench:
         runs = {
             space: [
-                bench.run(_contender(bench, space, c), steps=3, noise_multiplier=1.5, gauge=c)
+                bench.run(_contender(bench, space, c), steps=3, noise_multiplier=1.5)
                 for c in (0.25, 1.0, 3.0)
             ]
             for space in ("factors", "tangent")
@@ -170,7 +173,6 @@ def test_the_noise_of_a_step_is_looked_at_without_bands(bands: Any) -> None:
     with tiny_bench(privacy={"bands": bands, "noise_multiplier": None, "target_epsilon": 3.0}) as bench:
         assert bench.plan.event.sampling == PoissonSampling(0.2)
         assert bench.settings.privacy.bands == 1
-        assert bench.bands == (None if bands == 1 else bands)
 
 
 def _refused(records: list[dict[str, Any]] = RECORDS, **groups: dict[str, Any]) -> None:

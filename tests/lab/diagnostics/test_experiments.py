@@ -13,9 +13,9 @@ from diagnostics_cases import RECORDS, tiny_settings
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.errors import ConfigError, RunError
-from privlora.lab.diagnostics.choosing import FIGURES, chosen_figures
-from privlora.lab.diagnostics.experiments import Diagnostics, chosen_rows, diagnose
-from privlora.lab.diagnostics.page import findings, render, write
+from privlora.lab.diagnostics.choosing import FIGURES, chosen_figures, chosen_rows
+from privlora.lab.diagnostics.experiments import Diagnostics, diagnose
+from privlora.lab.diagnostics.page import render, write
 
 STEPS = 3
 PNG = b"\x89PNG\r\n\x1a\n"
@@ -77,10 +77,10 @@ def test_the_sweep_of_a_trained_layer_meets_its_requirement(whole: Diagnostics) 
 
 
 def test_only_what_a_figure_needs_is_run() -> None:
-    steps: list[tuple[str, int, int]] = []
+    steps: list[tuple[int, int]] = []
 
-    def seen(name: str, done: int, total: int) -> None:
-        steps.append((name, done, total))
+    def seen(done: int, total: int) -> None:
+        steps.append((done, total))
 
     for figures, runs in (("gauge-sweep", 1), (["noise-ratio"], 10)):
         steps.clear()
@@ -95,8 +95,8 @@ def test_only_what_a_figure_needs_is_run() -> None:
             on_step=seen,
         )
         assert len(found.figures) == 1
-        assert [done for _, done, _ in steps] == list(range(1, runs * STEPS + 1))
-        assert {total for _, _, total in steps} == {runs * STEPS}
+        assert [done for done, _ in steps] == list(range(1, runs * STEPS + 1))
+        assert {total for _, total in steps} == {runs * STEPS}
 
 
 def test_a_seed_repeats_everything() -> None:
@@ -136,28 +136,21 @@ def test_further_methods_are_run_from_every_gauge() -> None:
     assert first[0] == first[2] == first[3] != first[1]
     # LoRA-RITE's rule does not depend on the gauge, but the noise that it is fed does.
     assert min(sensitivity[3].spread) > 100 * max(sensitivity[1].spread)
-    assert "lora-rite" in findings(found)["gauge-sensitivity"]
-
-
-def test_too_few_steps() -> None:
-    with pytest.raises(ConfigError, match="steps=2 is below 3"):
-        diagnose(tiny_settings(), public=True, steps=2)
 
 
 def test_public_files(whole: Diagnostics, tmp_path: Path) -> None:
-    written = write(whole, tmp_path)
+    page_path, series, *pictures = write(whole, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(
         ["diagnostics.html", "diagnostics.json", *(f"{name}.png" for name in FIGURES)]
     )
-    assert json.loads(written.series.read_text()) == json.loads(json.dumps(whole.to_dict()))
-    for path in written.pictures:
+    assert json.loads(series.read_text()) == json.loads(json.dumps(whole.to_dict()))
+    for path in pictures:
         assert path.read_bytes().startswith(PNG)
         assert path.stat().st_size > 10_000
-    page = written.page.read_text()
+    page = page_path.read_text()
     assert "PRIVATE</strong>" not in page
     assert page.count("<svg") == len(FIGURES)
-    for sentence in findings(whole).values():
-        assert len(sentence) > 50
+    assert "In the paper" in page
 
 
 def test_the_same_result_gives_the_same_bytes(whole: Diagnostics, tmp_path: Path) -> None:
@@ -169,12 +162,14 @@ def test_the_same_result_gives_the_same_bytes(whole: Diagnostics, tmp_path: Path
 
 
 def test_private_files(whole: Diagnostics, tmp_path: Path) -> None:
-    written = write(Diagnostics(False, whole.facts, {"clipping": whole.figures["clipping"]}), tmp_path)
+    page, series, _ = write(
+        Diagnostics(False, whole.facts, {"clipping": whole.figures["clipping"]}), tmp_path
+    )
     assert [path.name for path in tmp_path.iterdir()] == ["private"]
     assert stat.S_IMODE((tmp_path / "private").stat().st_mode) == 0o700
-    assert written.page.parent == tmp_path / "private"
-    assert "PRIVATE</strong>" in written.page.read_text()
-    assert json.loads(written.series.read_text())["public"] is False
+    assert page.parent == tmp_path / "private"
+    assert "PRIVATE</strong>" in page.read_text()
+    assert json.loads(series.read_text())["public"] is False
 
 
 def test_the_page_is_self_contained_and_escaped(whole: Diagnostics) -> None:
@@ -188,10 +183,9 @@ def test_the_page_is_self_contained_and_escaped(whole: Diagnostics) -> None:
     assert not re.search(r": #\w{6}", page.split("</style>")[1])  # all colours follow the theme
 
 
-def test_empty_batches_are_drawn_and_told(tmp_path: Path) -> None:
+def test_empty_batches_are_drawn(tmp_path: Path) -> None:
     found = _diagnose(figures="clipping", privacy={"expected_batch_size": 1e-4})
     assert found.to_dict()["figures"]["clipping"]["fraction"][0]["spread"] == [None] * STEPS
-    assert "–" in findings(found)["clipping"]
     write(found, tmp_path)
 
 

@@ -7,7 +7,6 @@ import math
 import pytest
 from diagnostics_cases import tiny_bench
 
-from privlora.errors import ConfigError
 from privlora.lab.diagnostics.bench import Trace
 from privlora.lab.diagnostics.gauges import (
     GaugeStudy,
@@ -19,16 +18,14 @@ from privlora.lab.diagnostics.gauges import (
 )
 
 
-def _trace(method: str, gauge: float, size: float) -> Trace:
+def _trace(method: str, size: float) -> Trace:
     steps = [size * t for t in (1.0, 2.0, 3.0)]
     return Trace(
         method=method,
-        gauge=gauge,
-        noise_multiplier=1.0,
         noise_std=0.5,
         step_norm=steps,
-        clip_fraction=[size / 10, None, 0.5],
-        clip_coefficient=[1.0, None, size / 10],
+        clip_fraction=[size / 10, math.nan, 0.5],
+        clip_coefficient=[1.0, math.nan, size / 10],
         noise_energy=[size, 4 * size, 9 * size],
         law_energy=[size, size, size],
         factor_statistic=[size, 2 * size, 3 * size] if method == "dp-adamw" else [],
@@ -39,8 +36,8 @@ def _trace(method: str, gauge: float, size: float) -> Trace:
 def study() -> GaugeStudy:
     return GaugeStudy(
         (0.5, 1.0, 2.0),
-        [_trace("dp-adamw", c, size) for c, size in ((0.5, 7.0), (1.0, 4.0), (2.0, 1.0))],
-        [_trace("prism rank", c, 1.0) for c in (0.5, 1.0, 2.0)],
+        [_trace("dp-adamw", size) for size in (7.0, 4.0, 1.0)],
+        [_trace("prism rank", 1.0) for _ in range(3)],
     )
 
 
@@ -92,18 +89,10 @@ def test_noise_energy_pairs_both_methods_at_each_gauge_and_step(study: GaugeStud
 
 
 def test_a_real_study() -> None:
-    seen = []
     with tiny_bench() as bench:
-        study = gauge_study(bench, steps=2, gauges=(0.5, 1.0), on_step=seen.append)
-    assert seen == ["dp-adamw"] * 4 + ["prism rank"] * 4
+        study = gauge_study(bench, steps=2, gauges=(0.5, 1.0))
     factors, prism = gauge_sensitivity(study)
     assert min(factors.spread) > 0.01
     assert max(prism.spread) < 1e-4 * min(min(row) for row in prism.values)
     for e, law in zip(noise_energy(study).factors, noise_energy(study).law, strict=True):
         assert 0.8 < e / law < 1.2
-
-
-@pytest.mark.parametrize("gauges", [(0.5, 2.0), (1.0, 0.0), (1.0, -2.0)])
-def test_gauges_that_say_nothing_are_refused(gauges: tuple[float, ...]) -> None:
-    with tiny_bench() as bench, pytest.raises(ConfigError, match="must be positive and include 1"):
-        gauge_study(bench, steps=2, gauges=gauges)

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from privlora.geometry.fixed_rank import Point, project_dense, random_point, tangent_dimension
-from privlora.lab.diagnostics.laws import (
+from privlora.lab.diagnostics.sweep import (
     bilinear_law,
     factor_noise,
     factor_statistic,

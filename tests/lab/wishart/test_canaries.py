@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from privlora.errors import ModelError
-from privlora.lab.wishart.canaries import static_poison
+from privlora.lab import static_poison
 
 
 def test_label_is_the_least_likely_class() -> None:

@@ -10,8 +10,7 @@ from scipy.stats import ks_2samp, kstest
 from torch import Tensor
 
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.alignment import ball_noise_alignment
-from privlora.lab.wishart.bounds.vector import VectorQuery, exact_delta
+from privlora.lab.wishart.bounds.vector import VectorQuery, ball_noise_alignment, exact_delta
 from privlora.lab.wishart.mechanism import (
     WishartProjection,
     ball_noise,

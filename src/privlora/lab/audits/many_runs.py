@@ -22,6 +22,7 @@ from privlora.auditing.gradient_canaries import GradientCanaries
 from privlora.auditing.shadows import epsilon_of_errors
 from privlora.data.examples import Examples
 from privlora.errors import ConfigError
+from privlora.lab.audits.one_step import Audited
 from privlora.mechanisms import GaussianMechanism
 from privlora.precision import own_context
 from privlora.training.state import TrainState
@@ -29,25 +30,11 @@ from privlora.training.step import Step
 
 
 @dataclass(frozen=True)
-class RunsAudit:
-    """epsilon_lower: with probability ``confidence`` the true epsilon of a run at ``delta`` is at least this.
+class RunsAudit(Audited):
+    """Of a run; one draw for each release. trials: runs in each world. correct: right guesses of 2 ``trials``."""
 
-    It assumes releases of the mechanism's kind, one draw for each, with a noise multiplier that the audit finds.
-    epsilon_claimed: of a run. trials: runs in each world. correct: right guesses of 2 ``trials``.
-    """
-
-    epsilon_lower: float
-    epsilon_claimed: float
-    delta: float
-    confidence: float
     steps: int
-    trials: int
     correct: int
-
-    @property
-    def violated(self) -> bool:
-        """The run leaks more than it claims."""
-        return self.epsilon_lower > self.epsilon_claimed
 
 
 @own_context()
@@ -71,16 +58,11 @@ def audit_runs(
     Raises ConfigError for fewer than 100 trials, which could not show anything, and for several canaries.
     """
     if trials < 100 or canary.count != 1:
-        raise ConfigError(
-            f"trials={trials} of {canary.count} canaries give no bound",
-            fix="play at least 100 trials of one canary",
-        )
+        fix = "play at least 100 trials of one canary"
+        raise ConfigError(f"trials={trials} of {canary.count} canaries give no bound", fix=fix)
     if mechanism.noising.correlated is not None:
-        raise ConfigError(
-            "runs that are played one after another share one source of correlated noise",
-            why="each would begin with what is left of the noise of the one before it: trials would not be independent",
-            fix="audit a mechanism with independent noise, or one run by many canaries",
-        )
+        what = "runs that are played one after another share one source of correlated noise: they are not independent"
+        raise ConfigError(what, fix="audit a mechanism with independent noise, or one run by many canaries")
     start = state.states()
     scores = np.zeros((2, trials))
     for trial in range(trials):

@@ -46,32 +46,36 @@ from privlora.precision import own_context
 _SHARES = {"alignment": 0.9, "energy": 0.05, "replay": 0.05}
 _PILOT = 200  # trials of each world to learn from, or a fifth of all if that is less
 
-_MARGIN = (
-    1.3  # more trials than the normal approximation asks for: learnt thresholds and variances are not exact
-)
+# More trials than the normal approximation asks for: learnt thresholds and variances are not exact.
+_MARGIN = 1.3
 _LARGEST_MU = 12.0  # of epsilon above 100: what more would show takes the accountant gigabytes
 
 
 @dataclass(frozen=True)
-class StepAudit:
-    """epsilon_lower: with probability ``confidence`` the step's true epsilon at ``delta`` is at least this.
+class Audited:
+    """epsilon_lower: with probability ``confidence`` the true epsilon at ``delta`` is at least this.
 
-    It assumes that the step is of the kind that is claimed, with a noise multiplier that the audit finds.
-    epsilon_claimed: of one step whose batch the attacker knows (no amplification by sampling). statistic: which one
-    gave the bound. trials: releases in each world.
+    It assumes releases of the kind that is claimed, with a noise multiplier that the audit finds. trials: in each
+    world.
     """
 
     epsilon_lower: float
     epsilon_claimed: float
     delta: float
     confidence: float
-    statistic: str
     trials: int
 
     @property
     def violated(self) -> bool:
-        """The step leaks more than it claims."""
+        """More leaks than is claimed."""
         return self.epsilon_lower > self.epsilon_claimed
+
+
+@dataclass(frozen=True)
+class StepAudit(Audited):
+    """Of one step whose batch is known, so that sampling amplifies nothing. statistic: which gave the bound."""
+
+    statistic: str
 
 
 def trials_for(
@@ -113,11 +117,8 @@ def audit_step(
     Raises ConfigError for fewer than 100 trials, which could not show anything.
     """
     if mechanism.noising.correlated is not None or claimed.sampling.cycle > 1:
-        raise ConfigError(
-            "one step by itself promises nothing where several are priced together",
-            why="what is accounted is a cycle of steps, of which this would play the first alone, again and again",
-            fix="audit a mechanism with independent noise and Poisson sampling",
-        )
+        fix = "audit a mechanism with independent noise and Poisson sampling"
+        raise ConfigError("one step by itself promises nothing where several are priced together", fix=fix)
     if trials < 100:
         raise ConfigError(f"trials={trials} is too few for a bound", fix="play at least 100 trials")
     scores = _play(mechanism, twin, others, canary, trials)
@@ -132,7 +133,7 @@ def audit_step(
         certain = 1 - (1 - confidence) * _SHARES[name]
         bounds[name] = _epsilon_lower(alone, errors, scores.shares(mechanism, pilot), delta, certain)
     best = max(bounds, key=lambda name: bounds[name])
-    return StepAudit(bounds[best], epsilon([(alone, 1)], delta), delta, confidence, best, trials)
+    return StepAudit(bounds[best], epsilon([(alone, 1)], delta), delta, confidence, trials, best)
 
 
 @dataclass(frozen=True)
@@ -177,8 +178,7 @@ def _play(
     for _ in range(trials):
         for present in (False, True):
             if known is None:
-                unit = canary.captured(adapter)
-                background = others.captured(adapter)
+                unit, background = canary.captured(adapter), others.captured(adapter)
                 joined = Captured.cat([background, unit])
                 evened, factors, _ = bounded(mechanism, unit)
                 along = _tensors(
@@ -194,7 +194,6 @@ def _play(
             replayed.append([0.0 for _ in released])
             if twin is not None:
                 replayed[-1] = _products(_tensors(twin.release().vector), known[2])
-            if twin is not None:
                 twin.coordinates.advance()
             if mechanism.coordinates.advance():
                 known = None

@@ -7,7 +7,7 @@ trained here is kept.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -22,7 +22,15 @@ from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
-from privlora.lab.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
+from privlora.lab.diagnostics.choosing import BASELINE
+from privlora.lab.diagnostics.sweep import (
+    bilinear_law,
+    energy,
+    factor_noise,
+    factor_statistic,
+    move_norm,
+    tangent_law,
+)
 from privlora.mechanisms import GaussianMechanism, Instrument, Mechanism, NoiseSource, PrivateSum, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import Charged
@@ -38,7 +46,6 @@ from privlora.training.promise import plan_privacy, sampler
 from privlora.training.state import TrainState
 from privlora.training.step import Step
 
-BASELINE: Final = "dp-adamw"
 PRISM: Final = "prism"
 CLIPPING: Final = "flat"  # as in the paper, whatever the run's method.clipping is
 
@@ -61,18 +68,16 @@ class Trace:
     """What one run showed at steps 1, 2, …; norms are over all modules together.
 
     step_norm: ||Z_(t+1) - Z_t||_F. clip_fraction: of the batch, with a norm above C; clip_coefficient: mean of
-    min(1, C / norm); both None for an empty batch. noise_energy: ||N_Z||_F^2 of the noise in the release, as a unit
+    min(1, C / norm); both NaN for an empty batch. noise_energy: ||N_Z||_F^2 of the noise in the release, as a unit
     step along it moves Z (the bilinear term included). law_energy: its expectation at that state. factor_statistic:
     S_t = sum of scale^2 (m ||right||^2 + n ||left||^2), empty in tangent coordinates.
     """
 
     method: str
-    gauge: float
-    noise_multiplier: float
     noise_std: float
     step_norm: list[float] = field(default_factory=list)
-    clip_fraction: list[float | None] = field(default_factory=list)
-    clip_coefficient: list[float | None] = field(default_factory=list)
+    clip_fraction: list[float] = field(default_factory=list)
+    clip_coefficient: list[float] = field(default_factory=list)
     noise_energy: list[float] = field(default_factory=list)
     law_energy: list[float] = field(default_factory=list)
     factor_statistic: list[float] = field(default_factory=list)
@@ -84,8 +89,8 @@ Watcher = Callable[[Contender, Vector, float], None]
 
 @dataclass(frozen=True)
 class Workbench:
-    """``start``: the factor pairs from which every run sets out; ``seed``: public, of batches and noise. ``bands``: of
-    the run that is diagnosed, which are left out here; None where its noise is independent."""
+    """``start``: the factor pairs from which every run sets out. ``seed``: public, of batches and noise. ``on_step``:
+    called after each step of any run."""
 
     settings: Settings
     adapter: LowRankAdapter
@@ -95,7 +100,7 @@ class Workbench:
     scale: float
     dtype: torch.dtype
     seed: int
-    bands: int | str | None = None
+    on_step: Callable[[], None] = lambda: None
 
     def factor_contender(self, pairs: FactorPairs, name: str = BASELINE) -> Contender:
         """A row of the space "factors", DP-AdamW by default, on these factors."""
@@ -125,14 +130,7 @@ class Workbench:
         return [(gauge * left, right / gauge) for left, right in self.start]
 
     def run(
-        self,
-        contender: Contender,
-        *,
-        steps: int,
-        noise_multiplier: float,
-        gauge: float = 1.0,
-        watcher: Watcher | None = None,
-        on_step: Callable[[str], None] | None = None,
+        self, contender: Contender, *, steps: int, noise_multiplier: float, watcher: Watcher | None = None
     ) -> Trace:
         """Take ``steps`` private steps with seeded batches and noise."""
         coordinates = contender.coordinates
@@ -147,7 +145,7 @@ class Workbench:
             noise=NoiseSource(self.seed),
             clipping=CLIPPING,
         )
-        trace = Trace(contender.name, gauge, noise_multiplier, mechanism.noise_std)
+        trace = Trace(contender.name, mechanism.noise_std)
         replay = NoiseSource(self.seed)
 
         def before_release(norms: list[Tensor]) -> None:
@@ -180,12 +178,11 @@ class Workbench:
         )
         coordinates.install()
         for _ in range(steps):
-            before = _copied(coordinates.factors())
+            before = copied(coordinates.factors())
             step.take()
             moves = [move_norm(*pair) for pair in zip(before, coordinates.factors(), strict=True)]
             trace.step_norm.append(float(torch.cat(moves).square().sum().sqrt()))
-            if on_step is not None:
-                on_step(contender.name)
+            self.on_step()
         return trace
 
 
@@ -215,18 +212,18 @@ def open_workbench(
     tokenizer: Any = None,
     records: Sequence[Mapping[str, Any]] | None = None,
     seed: int = 0,
+    on_step: Callable[[], None] = lambda: None,
 ) -> Iterator[Workbench]:
     """Load what ``settings`` name (or take what is given) and attach an adapter; the model comes back unchanged.
+
+    on_step: called after each step of any run.
 
     The start is that of a plain LoRA run, one factor zero, unless adapter.init says otherwise. Raises ConfigError for a
     non-private run, and as ``check_model`` and ``load_data``.
     """
     if not settings.privacy.private:
-        raise ConfigError(
-            "privacy.private=false: there is no noise to diagnose",
-            fix="set privacy.private=true with a target_epsilon or a noise_multiplier",
-        )
-    bands = settings.privacy.bands
+        fix = "set privacy.private=true with a target_epsilon or a noise_multiplier"
+        raise ConfigError("privacy.private=false: there is no noise to diagnose", fix=fix)
     # Its laws are of one step's noise, which is independent of that of others.
     alone = settings.privacy.model_copy(update={"bands": 1, "sampling": "poisson"})
     settings = settings.model_copy(update={"privacy": alone})
@@ -250,17 +247,16 @@ def open_workbench(
                 adapter=parts.adapter,
                 data=data,
                 plan=plan,
-                start=snapshot(coordinates),
+                start=copied(zip(coordinates.left, coordinates.right, strict=True)),
                 scale=coordinates.scale,
                 dtype=coordinates.dtype,
                 seed=seed,
-                bands=None if bands == 1 else bands,
+                on_step=on_step,
             )
 
 
-def snapshot(coordinates: FactorCoordinates) -> FactorPairs:
-    """A copy of the factors as they are now."""
-    pairs = zip(coordinates.left, coordinates.right, strict=True)
+def copied(pairs: Iterable[tuple[Tensor, Tensor]]) -> FactorPairs:
+    """The factors as they are now."""
     return [(left.detach().clone(), right.detach().clone()) for left, right in pairs]
 
 
@@ -281,30 +277,23 @@ def _hyper(settings: Settings, name: str, optimizer: str | None) -> Hyperparamet
 def _record_noise(trace: Trace, coordinates: Coordinates, noise: Vector) -> None:
     tau = trace.noise_std
     if isinstance(coordinates, TangentCoordinates):
-        trace.noise_energy.append(sum(float(t.double().square().sum()) for parts in noise for t in parts))
+        trace.noise_energy.append(energy(noise))
         trace.law_energy.append(tau**2 * sum(float(tangent_law(p).sum()) for p in coordinates.points))
         return
     assert isinstance(coordinates, FactorCoordinates)
-    scale, energy, s, bilinear = coordinates.scale, 0.0, 0.0, 0.0
-    for (left, right), (d_left, d_right) in zip(snapshot(coordinates), noise, strict=True):
-        energy += float(factor_noise(left, right, d_left, d_right, scale)[2].sum())
+    scale, moved, s, bilinear = coordinates.scale, 0.0, 0.0, 0.0
+    pairs = zip(coordinates.left, coordinates.right, strict=True)
+    for (left, right), (d_left, d_right) in zip(pairs, noise, strict=True):
+        moved += float(factor_noise(left, right, d_left, d_right, scale)[2].sum())
         s += float(factor_statistic(left, right, scale).sum())
         modules, m, r = left.shape
         bilinear += modules * bilinear_law(m, right.shape[1], r, scale, tau)
-    trace.noise_energy.append(energy)
+    trace.noise_energy.append(moved)
     trace.law_energy.append(tau**2 * s + bilinear)
     trace.factor_statistic.append(s)
 
 
 def _record_clipping(trace: Trace, norms: list[Tensor], clip_norm: float) -> None:
-    if not norms:
-        trace.clip_fraction.append(None)
-        trace.clip_coefficient.append(None)
-        return
-    found = torch.cat(norms)
+    found = torch.cat(norms) if norms else torch.empty(0)
     trace.clip_fraction.append(float((found > clip_norm).double().mean()))
     trace.clip_coefficient.append(float((clip_norm / found).clamp(max=1.0).mean()))
-
-
-def _copied(pairs: FactorPairs) -> FactorPairs:
-    return [(a.clone(), b.clone()) for a, b in pairs]

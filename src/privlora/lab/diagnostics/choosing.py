@@ -1,14 +1,14 @@
-"""Which figures are asked for, by their names: told before torch is loaded."""
+"""Which figures and methods are asked for, by their names: told before torch is loaded."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from typing import Final
 
-from privlora.config.methods import known_methods
-from privlora.config.names import unknown_method
+from privlora.config.methods import METHODS
 from privlora.errors import ConfigError, nearest
 
+BASELINE: Final = "dp-adamw"
 FIGURES: Final = (
     "noise-ratio",
     "gauge-sensitivity",
@@ -25,26 +25,25 @@ def chosen_figures(names: str | Iterable[str] | None) -> tuple[str, ...]:
 
     Raises ConfigError for an unknown name or none at all.
     """
-    if names is None:
-        return FIGURES
-    given = names_in(names)
-    for name in given:
-        if name not in FIGURES:
-            raise ConfigError(f"unknown figure {name!r}", fix=nearest(name, FIGURES))
-    if not given:
+    found = _chosen(names, FIGURES, "unknown figure {!r}") if names is not None else FIGURES
+    if not found:
         raise ConfigError("no figure is chosen", fix=f"name some of {', '.join(FIGURES)}")
-    return tuple(name for name in FIGURES if name in given)
+    return found
 
 
-def refuse_unknown_methods(names: str | Iterable[str] | None) -> None:
-    """Raise ConfigError for a name of no method; which of them can be shown the table of methods tells later."""
-    for name in names_in(names):
-        if name not in known_methods():
-            raise unknown_method(name)
+def chosen_rows(names: str | Iterable[str] | None) -> tuple[str, ...]:
+    """Rows of the table besides the baseline that clip and noise both factors; None: no more.
+
+    Raises ConfigError for any other name.
+    """
+    known = [row.name for row in METHODS.values() if row.space == "factors" and row.private]
+    known.remove(BASELINE)
+    return _chosen(names or (), known, f"{{!r}} is not a private method on both factors besides {BASELINE}")
 
 
-def names_in(names: str | Iterable[str] | None) -> list[str]:
-    """A list, or names with commas between them; None: none."""
-    if names is None:
-        return []
-    return [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
+def _chosen(names: str | Iterable[str], known: Iterable[str], wrong: str) -> tuple[str, ...]:
+    given = [name.strip() for name in (names.split(",") if isinstance(names, str) else names)]
+    for name in given:
+        if name not in known:
+            raise ConfigError(wrong.format(name), fix=nearest(name, known))
+    return tuple(name for name in known if name in given)

@@ -10,16 +10,8 @@ import torch
 
 from privlora.config import Settings
 from privlora.coordinates import FactorCoordinates
-from privlora.errors import ConfigError, nearest
-from privlora.lab.diagnostics.bench import (
-    BASELINE,
-    CLIPPING,
-    FactorPairs,
-    Workbench,
-    open_workbench,
-    snapshot,
-)
-from privlora.lab.diagnostics.choosing import chosen_figures, names_in
+from privlora.lab.diagnostics.bench import FactorPairs, Workbench, copied, open_workbench
+from privlora.lab.diagnostics.choosing import BASELINE, chosen_figures, chosen_rows
 from privlora.lab.diagnostics.gauges import (
     GAUGES,
     clipping,
@@ -28,22 +20,14 @@ from privlora.lab.diagnostics.gauges import (
     noise_energy,
     noise_ratio,
 )
-from privlora.lab.diagnostics.laws import factor_statistic
-from privlora.lab.diagnostics.preconditioning import (
-    EPSILONS,
-    OPTIMIZERS,
-    Preconditioned,
-    PreconditioningStudy,
-    preconditioning_study,
-)
-from privlora.lab.diagnostics.sweep import GaugeSweep, gauge_sweep
+from privlora.lab.diagnostics.preconditioning import EPSILONS, OPTIMIZERS, preconditioning_study
+from privlora.lab.diagnostics.sweep import GaugeSweep, factor_statistic, gauge_sweep
 from privlora.methods import METHODS
 from privlora.pages.numbers import finite
 
 SCHEMA_VERSION: Final = 1
 _OF_GAUGES = {"noise-ratio", "gauge-sensitivity", "noise-energy", "clipping"}
 _OF_PRECONDITIONERS = {"preconditioning", "gram-stress"}
-_LEAST_STEPS = 3
 
 
 @dataclass(frozen=True)
@@ -56,25 +40,9 @@ class Diagnostics:
 
     def to_dict(self) -> dict[str, Any]:
         """Every series, for JSON; numbers that JSON does not have become None."""
-        figures = {name: _plain(result) for name, result in self.figures.items()}
-        about = {"schema_version": SCHEMA_VERSION, "kind": "privlora diagnostics", "public": self.public}
-        found: dict[str, Any] = finite({**about, "facts": self.facts, "figures": figures})
+        about = {"schema_version": SCHEMA_VERSION, "kind": "privlora diagnostics"}
+        found: dict[str, Any] = finite({**about, **asdict(self)})
         return found
-
-
-def chosen_rows(names: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Rows of the table besides the baseline that clip and noise both factors; None: no more.
-
-    Raises ConfigError for any other name.
-    """
-    known = [row.name for row in METHODS.values() if row.space == "factors" and row.private]
-    known.remove(BASELINE)
-    given = names_in(names)
-    for name in given:
-        if name not in known:
-            what = f"{name!r} is not a private method on both factors besides {BASELINE}"
-            raise ConfigError(what, fix=nearest(name, known))
-    return tuple(name for name in known if name in given)
 
 
 def diagnose(
@@ -89,55 +57,55 @@ def diagnose(
     tokenizer: Any = None,
     model_name: str | None = None,
     records: Sequence[Mapping[str, Any]] | None = None,
-    on_step: Callable[[str, int, int], None] | None = None,
+    on_step: Callable[[int, int], None] = lambda done, total: None,
 ) -> Diagnostics:
-    """Run the experiments that ``figures`` need, ``steps`` steps each, on the records of ``settings``.
+    """Run the experiments that ``figures`` need, ``steps`` steps each (at least 3), on the records of
+    ``settings``.
 
     public: whether the records are public; if not, so is nothing of the result: it is computed from the records with
     seeded noise. also: further methods on factors, for gauge-sensitivity and clipping. seed: of batches, noise and
-    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: told a method, the steps done and
-    those in all.
+    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: told the steps done
+    and those in all.
 
     Raises ConfigError, DataError and what loading a model and records raises.
     """
     wanted, others = chosen_figures(figures), chosen_rows(also)
-    if steps < _LEAST_STEPS:
-        raise ConfigError(f"steps={steps} is below {_LEAST_STEPS}", fix="raise --steps; 20 is quick")
     total, done = total_steps(wanted, len(others), steps), 0
 
-    def advance(name: str) -> None:
+    def advance() -> None:
         nonlocal done
         done += 1
-        if on_step is not None:
-            on_step(name, done, total)
+        on_step(done, total)
 
     results: dict[str, Any] = {}
-    with open_workbench(settings, model=model, tokenizer=tokenizer, records=records, seed=seed) as bench:
+    with open_workbench(
+        settings, model=model, tokenizer=tokenizer, records=records, seed=seed, on_step=advance
+    ) as bench:
         if _OF_GAUGES & set(wanted):
-            study = gauge_study(bench, steps=steps, also=others, on_step=advance)
+            study = gauge_study(bench, steps=steps, also=others)
             results |= {"noise-ratio": noise_ratio(study), "gauge-sensitivity": gauge_sensitivity(study)}
             results |= {
                 "noise-energy": noise_energy(study),
                 "clipping": clipping(study, bench.plan.clip_norm),
             }
         if set(wanted) - _OF_GAUGES:
-            trained = _train_baseline(bench, steps, advance)
+            trained = _train_baseline(bench, steps)
             if "gauge-sweep" in wanted:
                 results["gauge-sweep"] = _sweep(bench, trained)
             if _OF_PRECONDITIONERS & set(wanted):
-                found = preconditioning_study(bench, trained, steps=steps, on_step=advance)
+                found = preconditioning_study(bench, trained, steps=steps)
                 results |= {"preconditioning": found, "gram-stress": found.runs}
         facts = _facts(bench, steps, model_name)
     return Diagnostics(public, facts, {name: results[name] for name in wanted})
 
 
-def _train_baseline(bench: Workbench, steps: int, on_step: Callable[[str], None]) -> FactorPairs:
+def _train_baseline(bench: Workbench, steps: int) -> FactorPairs:
     """The factors that the baseline reaches from the bench's start: a Z that is not zero."""
     contender = bench.factor_contender(bench.start)
     sigma = bench.plan.event.noise_multiplier
-    bench.run(contender, steps=steps, noise_multiplier=sigma, on_step=on_step)
+    bench.run(contender, steps=steps, noise_multiplier=sigma)
     assert isinstance(contender.coordinates, FactorCoordinates)
-    return snapshot(contender.coordinates)
+    return copied(zip(contender.coordinates.left, contender.coordinates.right, strict=True))
 
 
 def _sweep(bench: Workbench, trained: FactorPairs) -> GaugeSweep:
@@ -164,7 +132,6 @@ def _facts(bench: Workbench, steps: int, model_name: str | None) -> dict[str, An
     return {
         "model": model_name or settings.model.name,
         "data": settings.data.path,
-        "baseline": BASELINE,
         "steps": steps,
         "rank": bench.adapter.rank,
         "modules": len(bench.adapter.sites),
@@ -172,27 +139,10 @@ def _facts(bench: Workbench, steps: int, model_name: str | None) -> dict[str, An
         "init": settings.adapter.init or METHODS[BASELINE].init,
         "noise_multiplier": plan.event.noise_multiplier,
         "clip_norm": plan.clip_norm,
-        "clipping": CLIPPING,
         "expected_batch_size": plan.expected_batch_size,
         "sample_rate": settings.privacy.q,
         "planned_steps": plan.steps,
         "planned_target_epsilon": plan.target_epsilon,
         "delta": plan.delta,
-        "bands_left_out": bench.bands,
         "seed": bench.seed,
-        "gauges": list(GAUGES),
     }
-
-
-def _plain(result: Any) -> Any:
-    """Dataclasses as dicts, with what their properties say."""
-    if isinstance(result, list):
-        return [_plain(one) for one in result]
-    found = asdict(result)
-    if isinstance(result, GaugeSweep):
-        found |= {"factor_decades": result.factor_decades, "prism_variation": result.prism_variation}
-    if isinstance(result, Preconditioned):
-        found["amplification"] = result.amplification
-    if isinstance(result, PreconditioningStudy):
-        found["runs"] = _plain(result.runs)
-    return found

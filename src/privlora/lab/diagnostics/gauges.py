@@ -8,7 +8,6 @@ from functools import partial
 
 import numpy as np
 
-from privlora.errors import ConfigError
 from privlora.lab.diagnostics.bench import Contender, FactorPairs, Trace, Workbench
 
 GAUGES = (0.25, 0.5, 1.0, 2.0, 4.0)
@@ -84,26 +83,16 @@ class Clipping:
 
 
 def gauge_study(
-    bench: Workbench,
-    *,
-    steps: int,
-    gauges: tuple[float, ...] = GAUGES,
-    also: tuple[str, ...] = (),
-    on_step: Callable[[str], None] | None = None,
+    bench: Workbench, *, steps: int, gauges: tuple[float, ...] = GAUGES, also: tuple[str, ...] = ()
 ) -> GaugeStudy:
     """Run the baseline, PRISM and the rows ``also`` from every gauge of the bench's start, with the plan's noise.
 
-    Raises ConfigError if the gauges are not positive or lack 1.
+    gauges: positive, with 1 among them.
     """
-    if 1.0 not in gauges or min(gauges) <= 0:
-        raise ConfigError(f"gauges={gauges} must be positive and include 1", fix="use 0.25, 0.5, 1, 2, 4")
     sigma = bench.plan.event.noise_multiplier
 
     def traces(make: Callable[[FactorPairs], Contender]) -> list[Trace]:
-        return [
-            bench.run(make(bench.rescaled(c)), steps=steps, noise_multiplier=sigma, gauge=c, on_step=on_step)
-            for c in gauges
-        ]
+        return [bench.run(make(bench.rescaled(c)), steps=steps, noise_multiplier=sigma) for c in gauges]
 
     return GaugeStudy(
         gauges,
@@ -121,14 +110,13 @@ def noise_ratio(study: GaugeStudy, window: int = WINDOW) -> NoiseRatio:
     by_law = np.sqrt(np.array(factors.law_energy) / np.array(prism.law_energy))
     window = max(1, min(window, len(ratio) // 3))
     average = [float(ratio[max(0, t + 1 - window) : t + 1].mean()) for t in range(len(ratio))]
-    return NoiseRatio(_steps(factors), ratio.tolist(), average, by_law.tolist(), window)
+    steps = list(range(1, len(ratio) + 1))
+    return NoiseRatio(steps, ratio.tolist(), average, by_law.tolist(), window)
 
 
 def gauge_sensitivity(study: GaugeStudy) -> list[Sensitivity]:
     """Figures 2 and 6: ||Z_(t+1) - Z_t||_F across gauges, and rho_t, of every method."""
-    return [
-        _sensitivity(study, traces, [list(trace.step_norm) for trace in traces]) for traces in study.methods
-    ]
+    return [_sensitivity(study, traces, "step_norm") for traces in study.methods]
 
 
 def noise_energy(study: GaugeStudy) -> NoiseEnergy:
@@ -146,24 +134,12 @@ def noise_energy(study: GaugeStudy) -> NoiseEnergy:
 
 def clipping(study: GaugeStudy, clip_norm: float) -> Clipping:
     """Figures 5 and 7-11."""
-    methods = study.methods
-    return Clipping(
-        clip_norm,
-        [_sensitivity(study, ts, [_numbers(t.clip_fraction) for t in ts]) for ts in methods],
-        [_sensitivity(study, ts, [_numbers(t.clip_coefficient) for t in ts]) for ts in methods],
-    )
+    names = ("clip_fraction", "clip_coefficient")
+    fraction, coefficient = ([_sensitivity(study, each, name) for each in study.methods] for name in names)
+    return Clipping(clip_norm, fraction, coefficient)
 
 
-def _sensitivity(study: GaugeStudy, traces: list[Trace], values: list[list[float]]) -> Sensitivity:
-    table = np.array(values)
-    return Sensitivity(
-        traces[0].method, list(study.gauges), values, (table.max(axis=0) - table.min(axis=0)).tolist()
-    )
-
-
-def _steps(trace: Trace) -> list[int]:
-    return list(range(1, len(trace.step_norm) + 1))
-
-
-def _numbers(values: list[float | None]) -> list[float]:
-    return [float("nan") if value is None else value for value in values]
+def _sensitivity(study: GaugeStudy, traces: list[Trace], name: str) -> Sensitivity:
+    values = [getattr(trace, name) for trace in traces]
+    spread = np.max(values, axis=0) - np.min(values, axis=0)
+    return Sensitivity(traces[0].method, list(study.gauges), values, spread.tolist())

@@ -16,14 +16,13 @@ from torch import Tensor
 
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.coordinates import FactorCoordinates, TangentCoordinates, Vector
-from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, Tangent, factors
 from privlora.lab.diagnostics.bench import Contender, FactorPairs, Workbench
-from privlora.lab.diagnostics.laws import gram_stress, product_energy
+from privlora.lab.diagnostics.sweep import energy, gram_stress, product_energy
 from privlora.optimizers import FactorAdamW
 from privlora.optimizers.tangent import TangentMomentum, TangentPaper
 
-EPSILONS = (1.5, 3.0, 6.0, 12.0)
+EPSILONS, STEPWISE = (1.5, 3.0, 6.0, 12.0), 3.0
 OPTIMIZERS: Final = ("rank", "scalar", "paper")
 _ADAM_EPSILON = 1e-8  # torch's default, which FactorAdamW keeps
 
@@ -32,9 +31,10 @@ _ADAM_EPSILON = 1e-8  # torch's default, which FactorAdamW keeps
 class Preconditioned:
     """One run; values at steps 2, 3, … (before the first release there is no P).
 
-    raw: ||xi||_F. preconditioned: ||P^(-1/2) xi||_F. aggressiveness: largest factor by which P^(-1/2) scales a
-    coordinate. stress: largest ||G^(-1/2)||_2 over modules of the Gram matrices that the method's state rests on, which
-    are those of A and B for factor methods and for `paper` (balanced factors), and of U and V otherwise.
+    raw: ||xi||_F. preconditioned: ||P^(-1/2) xi||_F. amplification: the second over the first. aggressiveness: largest
+    factor by which P^(-1/2) scales a coordinate. stress: largest ||G^(-1/2)||_2 over modules of the Gram matrices that
+    the method's state rests on, which are those of A and B for factor methods and for `paper` (balanced factors), and
+    of U and V otherwise.
     """
 
     method: str
@@ -42,13 +42,9 @@ class Preconditioned:
     steps: list[int] = field(default_factory=list)
     raw: list[float] = field(default_factory=list)
     preconditioned: list[float] = field(default_factory=list)
+    amplification: list[float] = field(default_factory=list)
     aggressiveness: list[float] = field(default_factory=list)
     stress: list[float] = field(default_factory=list)
-
-    @property
-    def amplification(self) -> list[float]:
-        """||P^(-1/2) xi||_F / ||xi||_F."""
-        return [p / raw for p, raw in zip(self.preconditioned, self.raw, strict=True)]
 
 
 @dataclass(frozen=True)
@@ -75,26 +71,13 @@ class PreconditioningStudy:
 
 
 def preconditioning_study(
-    bench: Workbench,
-    start: FactorPairs,
-    *,
-    steps: int,
-    epsilons: tuple[float, ...] = EPSILONS,
-    stepwise: float = 3.0,
-    optimizers: tuple[str, ...] = OPTIMIZERS,
-    on_step: Callable[[str], None] | None = None,
+    bench: Workbench, start: FactorPairs, *, steps: int, epsilons: tuple[float, ...] = EPSILONS
 ) -> PreconditioningStudy:
     """Run the baseline and PRISM's optimizers from ``start`` at the noise that each epsilon of the run's plan needs.
 
-    start: factors of full rank (`paper` cannot leave zero). A third of the steps, at least one, is burn-in: early
-    on, the mean of 1 over a root of few squares has heavy tails. Raises ConfigError for fewer than 3 steps or a
-    stepwise epsilon that is not among ``epsilons``.
+    start: factors of full rank (`paper` cannot leave zero). epsilons: STEPWISE among them. A third of the steps, at
+    least one, is burn-in: early on, the mean of 1 over a root of few squares has heavy tails.
     """
-    if steps < 3 or stepwise not in epsilons:
-        raise ConfigError(
-            f"steps={steps} must be at least 3, and the stepwise epsilon {stepwise:g} one of {epsilons}",
-            fix="raise --steps",
-        )
     plan = bench.plan
     sigmas = [
         calibrate_noise_multiplier(
@@ -104,7 +87,7 @@ def preconditioning_study(
     ]
     burn_in = max(1, steps // 3)
     curves, stepwise_runs = [], []
-    for optimizer in (None, *optimizers):
+    for optimizer in (None, *OPTIMIZERS):
         runs = []
         for sigma in sigmas:
             if optimizer is None:
@@ -112,14 +95,12 @@ def preconditioning_study(
             else:
                 contender = bench.tangent_contender(start, optimizer)
             found = Preconditioned(contender.name, sigma)
-            bench.run(
-                contender, steps=steps, noise_multiplier=sigma, watcher=_watcher(found), on_step=on_step
-            )
+            bench.run(contender, steps=steps, noise_multiplier=sigma, watcher=_watcher(found))
             runs.append(found)
         curves.append(_curve(runs, burn_in))
-        stepwise_runs.append(runs[epsilons.index(stepwise)])
-    sigma = sigmas[epsilons.index(stepwise)]
-    return PreconditioningStudy(list(epsilons), burn_in, curves, stepwise, sigma, stepwise_runs)
+        stepwise_runs.append(runs[epsilons.index(STEPWISE)])
+    sigma = sigmas[epsilons.index(STEPWISE)]
+    return PreconditioningStudy(list(epsilons), burn_in, curves, STEPWISE, sigma, stepwise_runs)
 
 
 def apply_preconditioner(contender: Contender, vector: Vector, noise_std: float) -> Vector:
@@ -176,7 +157,7 @@ def effect_energy(contender: Contender, vector: Vector) -> float:
         assert isinstance(coordinates, TangentCoordinates)
         pairs, scale = [factors(point) for point in coordinates.points], 1.0
     else:
-        return sum(float(t.double().square().sum()) for parts in vector for t in parts)
+        return energy(vector)
     total = 0.0
     for (a, b), (da, db) in zip(pairs, vector, strict=True):
         total += float(product_energy(torch.cat([da, a], dim=-1), torch.cat([b, db], dim=-1)).sum())
@@ -193,29 +174,24 @@ def stress(contender: Contender) -> float:
     return max(float(gram_stress(side).max()) for pair in sides for side in pair)
 
 
-@torch.no_grad()
-def _watch(found: Preconditioned, contender: Contender, noise: Vector, noise_std: float) -> None:
-    found.steps.append(len(found.steps) + 2)
-    if isinstance(contender.optimizer, TangentPaper):
-        raw = sum(float(t.double().square().sum()) for parts in noise for t in parts)
-    else:
-        raw = effect_energy(contender, noise)
-    found.raw.append(raw**0.5)
-    found.preconditioned.append(
-        effect_energy(contender, apply_preconditioner(contender, noise, noise_std)) ** 0.5
-    )
-    found.aggressiveness.append(aggressiveness(contender, noise_std))
-    found.stress.append(stress(contender))
-
-
 def _watcher(found: Preconditioned) -> Callable[[Contender, Vector, float], None]:
-    seen = 0
+    step = 0
 
+    @torch.no_grad()
     def watch(contender: Contender, noise: Vector, noise_std: float) -> None:
-        nonlocal seen
-        seen += 1
-        if seen > 1:
-            _watch(found, contender, noise, noise_std)
+        nonlocal step
+        step += 1
+        if step == 1:
+            return
+        paper = isinstance(contender.optimizer, TangentPaper)  # whose own vectors are factor directions
+        raw = (energy(noise) if paper else effect_energy(contender, noise)) ** 0.5
+        preconditioned = effect_energy(contender, apply_preconditioner(contender, noise, noise_std)) ** 0.5
+        found.steps.append(step)
+        found.raw.append(raw)
+        found.preconditioned.append(preconditioned)
+        found.amplification.append(preconditioned / raw)
+        found.aggressiveness.append(aggressiveness(contender, noise_std))
+        found.stress.append(stress(contender))
 
     return watch
 

@@ -1,15 +1,84 @@
-"""Gauge sweep at a fixed Z: one update, many pairs of factors (PRISM Corollary 2.3, Figures 12 and 13)."""
+"""Sizes of noise and of moves on Z, for low-rank pairs batched over L modules; no m x n matrix is formed.
+
+Notation: left (L, m, r), right (L, n, r), Z = scale * left right^T; every function computes in float64. `gauge_sweep`
+shows the laws at a fixed Z: one update, many pairs of factors (PRISM Corollary 2.3, Figures 12 and 13).
+"""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from privlora.errors import ConfigError
+from privlora.coordinates import Vector
 from privlora.geometry.fixed_rank import Point, factors, point_from_factors, standard_normal_tangent
-from privlora.lab.diagnostics.laws import bilinear_law, factor_noise, factor_statistic, move_norm, tangent_law
+
+
+def energy(vector: Vector) -> float:
+    """||vector||^2, of all its parts together."""
+    return sum(float(t.double().square().sum()) for parts in vector for t in parts)
+
+
+def product_energy(left: Tensor, right: Tensor) -> Tensor:
+    """||left right^T||_F^2 as a trace of two Gram matrices, (L,)."""
+    left, right = left.double(), right.double()
+    return ((left.mT @ left) * (right.mT @ right)).sum(dim=(-2, -1))
+
+
+def product_norm(left: Tensor, right: Tensor) -> Tensor:
+    """||left right^T||_F, (L,), from QR factors: also exact where the product is a small difference of large terms."""
+    r_left = torch.linalg.qr(left.double(), mode="r").R
+    r_right = torch.linalg.qr(right.double(), mode="r").R
+    return torch.linalg.matrix_norm(r_left @ r_right.mT)
+
+
+def move_norm(before: tuple[Tensor, Tensor], after: tuple[Tensor, Tensor]) -> Tensor:
+    """||A1 B1^T - A0 B0^T||_F, (L,), of two pairs (A, B)."""
+    (a0, b0), (a1, b1) = before, after
+    return product_norm(torch.cat([a1, -a0], dim=-1), torch.cat([b1, b0], dim=-1))
+
+
+def factor_statistic(left: Tensor, right: Tensor, scale: float) -> Tensor:
+    """S = scale^2 (m ||right||^2 + n ||left||^2), (L,): E||first-order noise||_F^2 is tau^2 S (PRISM Eq. 8)."""
+    m, n = left.shape[-2], right.shape[-2]
+    return scale**2 * (m * _squares(right) + n * _squares(left))
+
+
+def bilinear_law(m: int, n: int, r: int, scale: float, noise_std: float) -> float:
+    """E||scale * xi_left xi_right^T||_F^2 = scale^2 m n r tau^4 (PRISM Eq. 9)."""
+    return scale**2 * m * n * r * noise_std**4
+
+
+def factor_noise(
+    left: Tensor, right: Tensor, d_left: Tensor, d_right: Tensor, scale: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Energies (L,) of the effect on Z of noise (d_left, d_right): first-order, bilinear, and of their sum."""
+    first = product_energy(torch.cat([d_left, left], dim=-1), torch.cat([right, d_right], dim=-1))
+    both = product_energy(torch.cat([d_left, left], dim=-1), torch.cat([right + d_right, d_right], dim=-1))
+    return scale**2 * first, scale**2 * product_energy(d_left, d_right), scale**2 * both
+
+
+def tangent_law(point: Point) -> Tensor:
+    """E||P(Xi)||_F^2 of the tangent projector P that U and V define, (L,), for standard normal Xi (m, n).
+
+    P(Xi) = Pu Xi + Xi Pv - Pu Xi Pv gives n tr Pu + m tr Pv - tr Pu tr Pv, which is r (m + n - r) if and only if the
+    frames are orthonormal (PRISM Theorem 3.1). The traces are those of the given numbers: nothing is assumed.
+    """
+    m, n = point.U.shape[-2], point.V.shape[-2]
+    left, right = _squares(point.U), _squares(point.V)
+    return n * left + m * right - left * right
+
+
+def gram_stress(factor: Tensor) -> Tensor:
+    """||G^(-1/2)||_2 = 1 / (smallest singular value) for the Gram matrix G = factor^T factor, (L,)."""
+    return 1.0 / torch.linalg.svdvals(factor.double())[..., -1]
+
+
+def _squares(t: Tensor) -> Tensor:
+    return t.double().square().sum(dim=(-2, -1))
+
 
 DECADES, GAUGES, DRAWS = 3.0, 61, 64
 _MOST_NORMALS = 4_000_000  # of one chunk of draws
@@ -32,7 +101,9 @@ class GaugeSweep:
     factors, first_order, bilinear, prism: measured bands. factor_law_energy = tau^2 S(c) + the bilinear term;
     prism_law_energy = tau^2 tr(projector), from the point that each gauge's factors give. point_distance: how far
     that point is from the point at c = 1, in its subspaces (sine), singular values and Z (relative). amplification:
-    median of the factors over median of PRISM. quietest_gauge: where S(c) is least.
+    median of the factors over median of PRISM. quietest_gauge: where S(c) is least. factor_decades: orders of magnitude
+    over which the law of the factor noise's energy varies. prism_variation: largest relative change, over gauges, of
+    what fixes PRISM's noise law, which are its energy and its point.
     """
 
     module: str
@@ -51,18 +122,8 @@ class GaugeSweep:
     point_distance: list[float]
     amplification: list[float]
     quietest_gauge: float
-
-    @property
-    def factor_decades(self) -> float:
-        """Orders of magnitude over which the law of the factor noise's energy varies."""
-        low, high = min(self.factor_law_energy), max(self.factor_law_energy)
-        return float(torch.log10(torch.tensor(high / low, dtype=torch.float64)))
-
-    @property
-    def prism_variation(self) -> float:
-        """Largest relative change, over gauges, of what fixes PRISM's noise law: its energy and its point."""
-        low, high = min(self.prism_law_energy), max(self.prism_law_energy)
-        return max((high - low) / high, *self.point_distance)
+    factor_decades: float
+    prism_variation: float
 
 
 @torch.no_grad()
@@ -74,31 +135,24 @@ def gauge_sweep(
     seed: int,
     scale: float = 1.0,
     module: str = "",
-    decades: float = DECADES,
     gauges: int = GAUGES,
-    draws: int = DRAWS,
 ) -> GaugeSweep:
-    """Sweep log10 c over linspace(-decades, decades, gauges) for Z = scale * left right^T.
+    """Sweep log10 c over linspace(-DECADES, DECADES, gauges) for Z = scale * left right^T.
 
     left (m, r) and right (n, r): of full rank. noise_std: tau = sigma C / b. Every gauge builds its own factors, from
-    them its own canonical point, and takes its own draws. Raises ConfigError for fewer than 2 gauges or draws,
-    ModelError for rank-deficient factors.
+    them its own canonical point, and takes its own draws. Raises ModelError for rank-deficient factors.
     """
-    if gauges < 2 or draws < 2:
-        raise ConfigError(
-            f"gauges={gauges} and draws={draws} must be at least 2", fix="61 and 64, as the paper"
-        )
     generator = torch.Generator(left.device).manual_seed(seed)
     left, right = left.double()[None], right.double()[None]
     (m, r), n = left.shape[1:], right.shape[1]
     base = point_from_factors(scale * left, right)
-    scales = (10.0 ** torch.linspace(-decades, decades, gauges, dtype=torch.float64)).tolist()
+    scales = (10.0 ** torch.linspace(-DECADES, DECADES, gauges, dtype=torch.float64)).tolist()
     measured: dict[str, list[Tensor]] = {}
     factor_law, prism_law, distance = [], [], []
     for c in scales:
         a, b = c * left, right / c
         point = point_from_factors(scale * a, b)
-        for name, energies in _draw(a, b, scale, point, noise_std, draws, generator).items():
+        for name, energies in _draw(a, b, scale, point, noise_std, generator).items():
             measured.setdefault(name, []).append(energies)
         first_order = noise_std**2 * float(factor_statistic(a, b, scale))
         factor_law.append(first_order + bilinear_law(m, n, r, scale, noise_std))
@@ -112,7 +166,7 @@ def gauge_sweep(
         n=n,
         r=r,
         noise_std=noise_std,
-        draws=draws,
+        draws=DRAWS,
         gauges=scales,
         **bands,
         factor_law_energy=factor_law,
@@ -120,19 +174,15 @@ def gauge_sweep(
         point_distance=distance,
         amplification=[noisy / steady for noisy, steady in medians],
         quietest_gauge=(m * float(right.square().sum()) / (n * float(left.square().sum()))) ** 0.25,
+        factor_decades=math.log10(max(factor_law) / min(factor_law)),
+        prism_variation=max((max(prism_law) - min(prism_law)) / max(prism_law), *distance),
     )
 
 
 def _draw(
-    left: Tensor,
-    right: Tensor,
-    scale: float,
-    point: Point,
-    tau: float,
-    draws: int,
-    generator: torch.Generator,
+    left: Tensor, right: Tensor, scale: float, point: Point, tau: float, generator: torch.Generator
 ) -> dict[str, Tensor]:
-    """Energies (draws,) of noise of standard deviation tau in the factors, and in the tangent space at the point."""
+    """Energies (DRAWS,) of noise of standard deviation tau in the factors, and in the tangent space at the point."""
 
     def normal(shape: tuple[int, ...]) -> Tensor:
         return tau * torch.randn(shape, generator=generator, dtype=torch.float64, device=left.device)
@@ -140,8 +190,8 @@ def _draw(
     (m, r), n = left.shape[1:], right.shape[1]
     most = max(1, _MOST_NORMALS // ((m + n) * r))
     parts = []
-    for start in range(0, draws, most):
-        k = min(most, draws - start)
+    for start in range(0, DRAWS, most):
+        k = min(most, DRAWS - start)
         d_left, d_right = normal((k, m, r)), normal((k, n, r))
         first, bilinear, both = factor_noise(
             left.expand(k, m, r), right.expand(k, n, r), d_left, d_right, scale

@@ -13,13 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from privlora.errors import RunError
 from privlora.lab.studies.results import Role, Row
 from privlora.lab.studies.running import Job
 from privlora.lab.studies.settings import Arm, Cell, Place, Rule, Study
 from privlora.lab.studies.statistics import unit_of_gain
-
-_WORDS = {"loss": "held-out loss, nats per token", "accuracy": "next-token accuracy", "task": "task metric"}
 
 
 @dataclass(frozen=True)
@@ -56,19 +53,19 @@ class Progress:
                 self.outdated += 1
 
     def metric(self, task: str) -> str:
-        """Key of the scores that the task is judged by."""
-        return metric_of(self.study, task)
+        """Key of the scores that the task is judged by: the task's own metric where data.task is set."""
+        return "loss" if self.study.data_task(task) is None else "task"
 
     def lower_is_better(self, task: str) -> bool:
         return self.metric(task) == "loss"
 
     def words(self, task: str) -> str:
         """The metric for reading."""
-        metric = self.metric(task)
-        if metric == "task":
-            names = {str(row.scores["task_metric"]) for row in self.rows.values() if _scored(row, task)}
-            return ", ".join(sorted(names)) or _WORDS[metric]
-        return _WORDS[metric]
+        if self.metric(task) == "loss":
+            return "held-out loss, nats per token"
+        of_task = [row.scores for row in self.rows.values() if row.cell.task == task and row.error is None]
+        names = {str(scores["task_metric"]) for scores in of_task}
+        return ", ".join(sorted(names)) or "task metric"
 
     def value(self, cell: Cell) -> float | None:
         """The finished cell's score on its role's records; None if it is missing or failed."""
@@ -80,10 +77,10 @@ class Progress:
         before = self._untouched.get((task, role))
         return None if before is None else float(before[self.metric(task)])
 
-    def values(self, place: Place, rate: float) -> dict[int, float]:
-        """Of the report runs at a rate, by seed; only those that ended well."""
-        cells = [Cell(*place, rate, seed) for seed in self.study.settings.seeds]
-        found = {cell.seed: self.value(cell) for cell in cells}
+    def values(self, place: Place, rate: float, seeds: Iterable[int] | None = None) -> dict[int, float]:
+        """Of the report runs at a rate, or of those with other seeds, by seed; only those that ended well."""
+        seeds = self.study.settings.seeds if seeds is None else seeds
+        found = {seed: self.value(Cell(*place, rate, seed)) for seed in seeds}
         return {seed: value for seed, value in found.items() if value is not None}
 
     def failures(self, place: Place, rate: float) -> int:
@@ -114,20 +111,22 @@ class Progress:
         """None while runs are missing; worst possible where one failed. A single rate needs no runs."""
         if len(arm.learning_rates) == 1:
             return {arm.learning_rates[0]: 0.0}
-        sign = 1.0 if self.lower_is_better(place[0]) else -1.0
-        means = {}
+        seeds, means = self.study.settings.selection.seeds, {}
         for rate in arm.learning_rates:
-            cells = [Cell(*place, rate, seed) for seed in self.study.settings.selection.seeds]
-            if any(cell not in self.rows for cell in cells):
+            if any(Cell(*place, rate, seed) not in self.rows for seed in seeds):
                 return None
-            values = self._selection_values(place, rate)
-            means[rate] = statistics.fmean(values) if len(values) == len(cells) else sign * math.inf
+            values = list(self.values(place, rate, seeds).values())
+            whole = len(values) == len(seeds)
+            means[rate] = statistics.fmean(values) if whole else self._sign(place[0]) * math.inf
         return means
+
+    def _sign(self, task: str) -> float:
+        return 1.0 if self.lower_is_better(task) else -1.0
 
     def _regret(self, place: Place, means: Mapping[float, float]) -> dict[float, float]:
         """What each rate loses against the method's best one here, in the task's unit of gain."""
         task, _, epsilon, rank = place
-        sign = 1.0 if self.lower_is_better(task) else -1.0
+        sign = self._sign(task)
         best = min(sign * value for value in means.values())
         if not math.isfinite(best):
             return dict.fromkeys(means, math.inf)
@@ -137,35 +136,18 @@ class Progress:
     def _unit(self, task: str, epsilon: float, rank: int) -> float:
         """Of gain on the selection records, from each method's runs at its best rate."""
         if (task, epsilon, rank) not in self._units:
-            sign = 1.0 if self.lower_is_better(task) else -1.0
-            before = self.untouched(task, "selection")
-            gains = []
+            sign, before = self._sign(task), self.untouched(task, "selection")
+            seeds, gains = self.study.settings.selection.seeds, []
             for arm in self.study.arms:
                 if before is None or epsilon not in self.study.epsilons(arm.label):
                     continue
                 place = (task, arm.label, epsilon, rank)
-                runs = [self._selection_values(place, rate) for rate in arm.learning_rates]
+                runs = [self.values(place, rate, seeds).values() for rate in arm.learning_rates]
                 of_rates = [[sign * (before - value) for value in values] for values in runs if values]
                 if of_rates:
                     gains.append(max(of_rates, key=statistics.fmean))
             self._units[task, epsilon, rank] = unit_of_gain(gains) if gains else 1.0
         return self._units[task, epsilon, rank]
-
-    def _selection_values(self, place: Place, rate: float) -> list[float]:
-        """Of the selection runs at a rate; only those that ended well."""
-        cells = [Cell(*place, rate, seed) for seed in self.study.settings.selection.seeds]
-        return [value for cell in cells if (value := self.value(cell)) is not None]
-
-
-def _scored(row: Row, task: str) -> bool:
-    return row.cell.task == task and "task_metric" in row.scores
-
-
-def metric_of(study: Study, task: str) -> str:
-    """ "loss", "accuracy" or "task": what the study's metric means for a task."""
-    if study.settings.metric != "auto":
-        return study.settings.metric
-    return "task" if study.data_task(task) is not None else "loss"
 
 
 def all_cells(study: Study) -> Iterable[tuple[Cell, Role]]:
@@ -183,10 +165,8 @@ def selection_cells(study: Study) -> list[Cell]:
 
 
 def report_cells(study: Study, progress: Progress) -> list[Cell]:
-    """Once everything is chosen: the chosen rates with the report seeds, or the whole grid."""
+    """Once everything is chosen: the chosen rates with the report seeds."""
     seeds = study.settings.seeds
-    if study.settings.report == "all":
-        return list(study.grid(seeds))
     wanted = {
         Cell(*place, choice.rate, seed)
         for rule in study.rules
@@ -200,16 +180,6 @@ def report_cells(study: Study, progress: Progress) -> list[Cell]:
 def job_of(study: Study, cell: Cell, role: Role, folder: Path) -> Job:
     """The run of a cell, in the study's ``folder``."""
     settings = study.run_settings(cell)
-    root = folder.absolute() / "runs" / cell.folder  # a task of Ray may have another current folder
+    root = folder.absolute() / "runs" / cell.folder
     settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(root)})})
-    fingerprint, keep = study.fingerprint(cell, role), study.settings.keep_runs
-    return Job(cell, role, fingerprint, settings, study.records, root, keep)
-
-
-def refuse_if_all_failed(progress: Progress) -> None:
-    """Raise RunError with the first error if no run ended well."""
-    rows = list(progress.rows.values())
-    if rows and all(row.error is not None for row in rows):
-        raise RunError(
-            f"every run failed, the first with: {rows[0].error}", fix="mend it, then --retry-failed"
-        )
+    return Job(cell, role, study.fingerprint(cell, role), settings, study.selects, root)

@@ -7,7 +7,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal
 
 from privlora.disk import lock
@@ -26,7 +25,7 @@ class Row:
     error: why the run failed; None if it ended well.
     scores, before: of the trained and the untouched model on the role's share of the evaluation records: "loss"
         (nats, mean over records), "accuracy" (of the next token), where data.task is set "task" and "task_metric".
-    facts: what it took and where: noise_multiplier, steps, delta, cpu_seconds, ledger, machine, versions.
+    facts: what it took: noise_multiplier, steps, delta, event, cpu_seconds, ledger, versions.
     """
 
     cell: Cell
@@ -68,9 +67,7 @@ class Results:
     def __enter__(self) -> Results:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._file.close()
 
     def append(self, row: Row) -> None:
@@ -97,8 +94,6 @@ def read_results(path: Path) -> list[Row]:
             content = json.loads(line)
             rows.append(Row(**{**content, "cell": Cell(**content["cell"])}))
         except (ValueError, TypeError, KeyError):
-            raise RunError(
-                f"{str(path)!r}, line {number} is no result of this version",
-                fix="remove the line, or give another folder with --output",
-            ) from None
+            fix = "remove the line, or give another folder with --output"
+            raise RunError(f"{str(path)!r}, line {number} is no result of this version", fix=fix) from None
     return rows

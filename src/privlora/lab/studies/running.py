@@ -1,21 +1,15 @@
-"""One cell: train, score on the records of its role, keep its ledger. Model and tokens stay for the next cell."""
+"""One cell: train, score on the records of its role, keep its ledger alone. Model and tokens stay for the next cell."""
 
 from __future__ import annotations
 
-import contextlib
 import math
 import os
-import platform
 import re
 import shutil
 import time
 from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from privlora.accounting import read_ledger
 from privlora.config import Settings
@@ -24,31 +18,30 @@ from privlora.data.tasks import find_task
 from privlora.errors import DataError, PrivloraError, RunError
 from privlora.evaluation import ClassResult, evaluate_classes, evaluate_next_token, evaluate_task
 from privlora.lab.studies.results import Role, Row
-from privlora.lab.studies.settings import Cell, Records
+from privlora.lab.studies.settings import Cell
 from privlora.methods import find_row
+from privlora.reporting.statement import versions
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.classifier import head_of, padded_as
-from privlora.training.files import RunFolder, set_times, write_atomically
+from privlora.training.files import RunFolder, set_times
 from privlora.training.fitting import with_micro_batches
 from privlora.training.footprint import free_bytes
 from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.loop import Interrupted, finish_training
 from privlora.training.models import check_model, load_model, unchanged_afterwards
 from privlora.training.promise import plan_privacy
-from privlora.version import __version__
 
 
 @dataclass(frozen=True)
 class Job:
-    """A cell to run. ``records``: which share of the evaluation records its role may see."""
+    """A cell to run. ``shared``: whether its role sees one half of the evaluation records."""
 
     cell: Cell
     role: Role
     fingerprint: str
     settings: Settings
-    records: Records
+    shared: bool
     folder: Path
-    keep: bool
 
 
 @dataclass
@@ -85,8 +78,9 @@ class Runner:
         """
         loaded = self._load(job)
         share = _share(job, len(loaded.raw))
-        before = self._before(loaded, job, share)
-        started, cpu = time.perf_counter(), time.process_time()
+        if share not in loaded.before:
+            loaded.before[share] = self._score(loaded, job, share)
+        cpu = time.process_time()
         facts: dict[str, Any] = {"delta": job.settings.privacy.delta, "steps": job.settings.privacy.steps}
         scores: dict[str, Any] = {}
         failure = None
@@ -98,13 +92,8 @@ class Runner:
         except Exception as problem:  # noqa: BLE001 - one failed run must not end a study of thousands
             text = " ".join(str(problem).split())[:300]
             failure = text if isinstance(problem, PrivloraError) else f"{type(problem).__name__}: {text}"
-        facts |= {
-            "seconds": round(time.perf_counter() - started, 2),
-            "cpu_seconds": round(time.process_time() - cpu, 2),
-            "machine": machine(str(getattr(self._model, "device", "cpu"))),
-            "versions": versions(),
-        }
-        return Row(job.cell, job.role, job.fingerprint, failure, scores, before, facts)
+        facts |= {"cpu_seconds": round(time.process_time() - cpu, 2), "versions": versions()}
+        return Row(job.cell, job.role, job.fingerprint, failure, scores, loaded.before[share], facts)
 
     def _load(self, job: Job) -> _Loaded:
         settings = job.settings
@@ -131,27 +120,24 @@ class Runner:
             self._loaded = _Loaded(key, data, raw, {})
         return self._loaded
 
-    def _before(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
-        if share not in loaded.before:
-            loaded.before[share] = self._score(loaded, job, share)
-        return loaded.before[share]
-
     def _score(self, loaded: _Loaded, job: Job, share: tuple[int, ...]) -> dict[str, Any]:
         """Of the model as it stands now, on these evaluation records."""
         evaluation = loaded.data.evaluation
         chosen = evaluation.like(evaluation[i] for i in share)
-        if chosen.answers is not None:
-            return _of_classes(evaluate_classes(self._model, chosen), job.settings.data.task)
-        found = evaluate_next_token(self._model, chosen)
-        scores: dict[str, Any] = {"loss": found.loss_per_example, "accuracy": found.accuracy}
-        scores["records"] = len(share)
         data = job.settings.data
-        if data.task is not None:
+        if chosen.answers is not None:
+            scores = _of_classes(evaluate_classes(self._model, chosen), data.task)
+        else:
+            found = evaluate_next_token(self._model, chosen)
+            scores = {"loss": found.loss_per_example, "accuracy": found.accuracy, "records": len(share)}
+        if chosen.answers is None and data.task is not None:
             records = [loaded.raw[i] for i in share]
             of = (self._model, self._tokenizer, data.task, records)
             result = evaluate_task(*of, max_length=data.max_length, resamples=100)
             scores |= {"task": result.metric, "task_metric": result.metric_name}
-        return _finite(scores)
+        if not all(math.isfinite(value) for value in scores.values() if isinstance(value, float)):
+            raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
+        return scores
 
     def _train(
         self, loaded: _Loaded, job: Job, share: tuple[int, ...]
@@ -163,21 +149,19 @@ class Runner:
         plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
         data = replace(loaded.data, evaluation=loaded.data.evaluation[:0])  # scored here, on the role's share
         check_model(settings, self._model, self._tokenizer)
-        settings = self._with_micro_batches(settings)
+        device = self._model.device
+        sharing = self._workers if device.type == "cpu" else math.ceil(self._workers / self._gpus)
+        settings, _ = with_micro_batches(settings, self._model, device, sharing=sharing, free=self._free)
         try:
             with unchanged_afterwards(self._model):
                 parts = build_parts(settings, self._model, self._start)
                 with parts.adapter:
                     folder.create(protects=settings.privacy.protects)
-                    write_atomically(folder.settings, settings.to_yaml())
                     finish_training(parts, data, folder, plan)
                     parts.install_result()
                     scores = self._score(loaded, job, share)
-                    # Only an adapter that may be published is kept.
-                    if job.keep and plan is not None and not plan.insecure_noise:
-                        parts.write_adapter(folder.release)
         finally:
-            _remove_private(folder, keep_settings=job.keep)
+            _remove(folder.private)  # checkpoints and losses
         if plan is None:
             return scores, {"noise_multiplier": None, "ledger": None}
         set_times(folder.release, read_ledger(folder.ledger).created)
@@ -185,46 +169,27 @@ class Runner:
         study = job.folder.parents[3]
         return scores, {**facts, "ledger": folder.ledger.relative_to(study).as_posix()}
 
-    def _with_micro_batches(self, settings: Settings) -> Settings:
-        device = self._model.device
-        sharing = self._workers if device.type == "cpu" else math.ceil(self._workers / self._gpus)
-        return with_micro_batches(settings, self._model, device, sharing=sharing, free=self._free)[0]
-
 
 def _share(job: Job, count: int) -> tuple[int, ...]:
-    """Indices of the evaluation records that the role may see. Raises DataError if there are none."""
-    reports, everything = job.role == "report", range(count)
-    share = tuple(everything)
-    if job.records == "first half of evaluation":
-        share = tuple(everything[count // 2 :] if reports else everything[: count // 2])
-    elif job.records == "every second of evaluation":
-        share = tuple(everything[reports::2])
-    if not share:
-        raise DataError(
-            f"task {job.cell.task!r} has {count} evaluation records, too few to choose on some and report on others",
-            fix='give more, or set selection.records: "all of evaluation"',
-        )
-    return share
-
-
-def _remove_private(folder: RunFolder, *, keep_settings: bool) -> None:
-    """Checkpoints and losses go; the settings may stay, for whoever evaluates the adapter."""
-    if not folder.private.exists():
-        return
-    for path in list(folder.private.iterdir()):
-        if not (keep_settings and path == folder.settings):
-            path.unlink()
-    if not keep_settings:
-        folder.private.rmdir()
+    """Indices of the evaluation records that the role may see. Raises DataError if there are too few for both."""
+    if count < 1 + job.shared:
+        what = f"task {job.cell.task!r} has {count} evaluation records, too few to choose on some and report on others"
+        raise DataError(what, fix="give more")
+    share = tuple(range(count))
+    return share[job.role == "report" :: 2] if job.shared else share
 
 
 def _clear(folder: RunFolder) -> None:
     """Make room for a run; the ledger of an earlier, unfinished or outdated one is put aside, never removed."""
     if folder.ledger.exists():
         _put_aside(folder)
-    for place in (folder.release, folder.private):
-        if place.exists():
-            shutil.rmtree(place)
+    _remove(folder.release)
+    _remove(folder.private)
+
+
+def _remove(folder: Path) -> None:
+    if folder.exists():
+        shutil.rmtree(folder)
 
 
 def _put_aside(folder: RunFolder) -> None:
@@ -236,24 +201,6 @@ def _put_aside(folder: RunFolder) -> None:
     folder.ledger.unlink()
 
 
-@cache
-def versions() -> dict[str, str]:
-    """Of the software that made a run."""
-    packages = ("torch", "transformers", "peft", "dp-accounting")
-    return {"privlora": __version__, **{name: version(name) for name in packages}}
-
-
-@cache
-def machine(device: str) -> str:
-    """Where a run was made, in words."""
-    if device.startswith("cuda"):
-        return f"{torch.cuda.get_device_name(device)}, {torch.version.cuda}"
-    name = platform.processor() or platform.machine()
-    with contextlib.suppress(OSError, StopIteration), open("/proc/cpuinfo", encoding="utf-8") as file:
-        name = next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
-    return f"{name}, {os.cpu_count()} cores"
-
-
 def _of_classes(found: ClassResult, task: str | None) -> dict[str, Any]:
     """Of a classifier; its task's metric is the mean of those that GLUE names."""
     scores: dict[str, Any] = {"loss": found.loss_per_example, "records": found.examples}
@@ -262,11 +209,4 @@ def _of_classes(found: ClassResult, task: str | None) -> dict[str, Any]:
         names = find_task(task).metrics
         mean = sum(found.metrics[name] for name in names) / len(names)
         scores |= {"task": mean, "task_metric": " and ".join(names)}
-    return _finite(scores)
-
-
-def _finite(scores: dict[str, Any]) -> dict[str, Any]:
-    """The same. Raises RunError for a number that is none."""
-    if not all(math.isfinite(value) for value in scores.values() if isinstance(value, float)):
-        raise RunError("a score is not finite", fix="lower the learning rate, or check the records")
     return scores

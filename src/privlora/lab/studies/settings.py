@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
 
 from privlora.config import Settings, checked, read_yaml, settings_from
 from privlora.config.base import Wrong
@@ -28,8 +28,6 @@ from privlora.training.misfits import refuse_misfits, refuse_unsettled
 
 Groups = dict[str, dict[str, Any]]
 Rule = Literal["own-best", "shared"]
-Metric = Literal["auto", "loss", "accuracy", "task"]
-Records = Literal["first half of evaluation", "every second of evaluation", "all of evaluation"]
 
 RULES: tuple[Rule, ...] = ("own-best", "shared")
 # Settings on which no result depends.
@@ -42,15 +40,38 @@ _BY_AXIS = {
     "method.learning_rate": "learning_rate",
     "method.name": "methods",
     "run.seed": "seeds",
-    "run.output": "output",
+    "run.output": "--output",
     "privacy.insecure_noise_seed": "insecure_noise_seed",
 }
 # Of the privacy settings, those that a method may choose: they change neither epsilon nor what it protects.
 _METHODS_PRIVACY = ("bands", "clip_norm", "clip_quantile", "private")
 
 
+_Value = TypeVar("_Value")
+
+
+def _distinct(values: list[_Value]) -> list[_Value]:
+    if len(set(values)) != len(values):
+        raise Wrong("a value is named twice", "name each once")
+    return values
+
+
+Distinct = Annotated[list[_Value], AfterValidator(_distinct)]
+Rates = Annotated[Distinct[PositiveFloat], Field(min_length=1)]
+
+
 class _Checked(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
+
+
+class _Named(_Checked):
+    """A method of the file; what else it sets is laid over base."""
+
+    model_config = ConfigDict(extra="allow")
+
+    name: str
+    label: str | None = None
+    learning_rate: Rates | None = None
 
 
 class SelectionSettings(_Checked):
@@ -59,10 +80,8 @@ class SelectionSettings(_Checked):
     by: Literal["own-best", "shared", "both"] = "own-best"
     """own-best: a rate for each (task, epsilon, rank, method). shared: one for each (epsilon, rank, method) over all
     tasks. both: the runs that both tables need."""
-    seeds: list[int] = []
+    seeds: Distinct[int] = []
     """Seeds of the runs that only choose; needed where a method has several rates."""
-    records: Records = "first half of evaluation"
-    """The evaluation records that only choose; the others are reported. "all of evaluation" lets both use all."""
 
 
 class StudySettings(_Checked):
@@ -71,39 +90,20 @@ class StudySettings(_Checked):
     base: dict[str, Any]
     tasks: dict[str, Any] = Field(min_length=1)
     methods: list[str | dict[str, Any]] = Field(min_length=1)
-    learning_rate: list[float] = Field(min_length=1)
-    seeds: list[int] = Field(min_length=1)
-    epsilon: list[float] = []
+    learning_rate: Rates
+    seeds: Annotated[Distinct[int], Field(min_length=1)]
+    epsilon: Distinct[PositiveFloat] = []
     """Needed unless no method is private."""
-    rank: list[int] = Field(default=[8], min_length=1)
+    rank: Annotated[Distinct[PositiveInt], Field(min_length=1)] = [8]
     selection: SelectionSettings = SelectionSettings()
-    report: Literal["chosen", "all"] = "chosen"
-    """Report seeds run at the chosen rates only, or at every rate of the grid."""
-    metric: Metric = "auto"
-    """auto: the task's own metric where data.task is set, else the loss."""
-    output: str | None = None
-    """Folder of the study; studies/<name of the file> unless given."""
-    keep_runs: bool = True
-    """Keep each run's adapter and settings beside its ledger; false keeps the ledger only."""
     insecure_noise_seed: Literal["paired"] | None = None
     """paired: all methods of a (task, seed) see the same batches and the same stream of noise. Stamped NOT PRIVATE."""
 
     @model_validator(mode="after")
     def _consistent(self) -> StudySettings:
-        for name in ("learning_rate", "seeds", "epsilon", "rank"):
-            values = getattr(self, name)
-            if len(set(values)) != len(values):
-                raise Wrong(f"{name} names a value twice", "name each once", name)
-            if name != "seeds" and any(value <= 0 for value in values):
-                raise Wrong(f"{name} holds a value that is not above 0", "give numbers above 0", name)
         if both := set(self.seeds) & set(self.selection.seeds):
-            raise Wrong(
-                f"seed {min(both)} is in seeds and in selection.seeds: a rate chosen on a run would be reported on "
-                "that run",
-                "give selection seeds of their own",
-            )
-        if len(set(self.selection.seeds)) != len(self.selection.seeds):
-            raise Wrong("selection.seeds names a seed twice", "name each once")
+            what = f"seed {min(both)} is in seeds and in selection.seeds, and would choose what it reports"
+            raise Wrong(what, "give selection seeds of their own")
         return self
 
 
@@ -161,10 +161,8 @@ class Study:
     @property
     def rules(self) -> tuple[Rule, ...]:
         """The tables for which report runs are made."""
-        by = self.settings.selection.by
-        if not self.selects:
-            return ("own-best",)
-        return RULES if by == "both" or self.settings.report == "all" else (by,)
+        by = self.settings.selection.by if self.selects else "own-best"
+        return RULES if by == "both" else (by,)
 
     @cached_property
     def by_label(self) -> dict[str, Arm]:
@@ -201,7 +199,8 @@ class Study:
 
     def fingerprint(self, cell: Cell, role: str) -> str:
         """Of everything that a run's result depends on, but for the contents of files and privlora's version."""
-        whole = [self._digests[cell.task, cell.method, cell.epsilon, cell.rank], role, self.records]
+        records = "every second of evaluation" if self.selects else "all of evaluation"
+        whole = [self._digests[cell.task, cell.method, cell.epsilon, cell.rank], role, records]
         return _digest([*whole, cell.learning_rate, cell.seed])
 
     @cached_property
@@ -221,11 +220,6 @@ class Study:
                 content["revision"] = row.revision
             found[place] = _digest(content)
         return found
-
-    @property
-    def records(self) -> Records:
-        """How evaluation records are shared out; where nothing is chosen, all are reported."""
-        return self.settings.selection.records if self.selects else "all of evaluation"
 
     def run_settings(self, cell: Cell) -> Settings:
         """The settings of a cell's run, but for its folder. Raises ConfigError."""
@@ -259,19 +253,13 @@ def load_study(path: str | Path) -> Study:
 
 def study_from(content: Mapping[str, Any], source: str = "study") -> Study:
     """A checked study from plain nested mappings. Raises ConfigError."""
-    if not content.keys() & StudySettings.model_fields.keys() and {"model", "data"} <= content.keys():
-        raise ConfigError(
-            f"{source} holds the settings of one run, and a comparison takes those of a study",
-            fix="put them under base:, and give tasks, methods, learning_rate and seeds (docs/compare.md)",
-        )
     selection = content.get("selection")
     for kind, given in ((StudySettings, content), (SelectionSettings, selection)):
         for key in set(given) - kind.model_fields.keys() if isinstance(given, Mapping) else ():
             raise ConfigError(f"{source}: unknown setting {key}", fix=nearest(str(key), kind.model_fields))
     settings = checked(StudySettings, content, source)
-    axes = {"learning_rate": sorted(settings.learning_rate), "epsilon": sorted(settings.epsilon)}
     base = _groups(settings.base, f"{source}: base")
-    settings = settings.model_copy(update={"base": base, **axes})
+    settings = settings.model_copy(update={"base": base, "epsilon": sorted(settings.epsilon)})
     study = Study(source, settings, tuple(_arm(item, settings, source) for item in settings.methods))
     _refuse_equal_names((arm.label for arm in study.arms), "methods", source)
     _refuse_equal_names(study.tasks, "tasks", source)
@@ -289,33 +277,27 @@ def slug(name: str) -> str:
 
 
 def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Arm:
-    given = {"name": item} if isinstance(item, str) else dict(item)
-    name = given.pop("name", None)
-    if not isinstance(name, str):
-        fix = "write {name: prism, optimizer: scalar}, or the name alone"
-        raise ConfigError(f"{source}: a method has no name", fix=fix)
+    given = checked(_Named, {"name": item} if isinstance(item, str) else item, f"{source}: methods")
     try:
-        row = find_row(name)
+        row = find_row(given.name)
     except ConfigError as error:
         raise error.of(f"{source}: methods") from None
-    rates, label = given.pop("learning_rate", None), given.pop("label", None)
-    label = str(label or _label(name, given))
-    grid = tuple(settings.learning_rate) if rates is None else _rates(rates, label, source)
-    overrides = _groups(given, f"{source}: methods.{label}", default="method")
+    own = given.model_extra or {}
+    label = given.label or _label(given.name, own)
+    rates = tuple(sorted(given.learning_rate or settings.learning_rate))
+    overrides = _groups(own, f"{source}: methods.{label}", default="method")
     for group, values in overrides.items():
         others = set(values) if group not in ("method", "adapter", "privacy") else set()
         if group == "privacy":
             others = set(values) - {*_METHODS_PRIVACY}
         if others:
-            raise ConfigError(
-                f"{source}: method {label!r} sets {group}.{min(others)}",
-                why="methods are compared on the same data, at the same privacy and the same number of steps",
-                fix="set it in base or in a task",
-            )
+            what = f"{source}: method {label!r} sets {group}.{min(others)}"
+            why = "methods are compared on the same data, at the same privacy and the same number of steps"
+            raise ConfigError(what, why=why, fix="set it in base or in a task")
     private = row.private and overrides.get("privacy", {}).get("private", True) is not False
     if private and not settings.epsilon:
         raise ConfigError(f"{source}: epsilon is missing or empty", fix="give target epsilons, as [1, 3]")
-    return Arm(label, name, private, grid, rates is not None, overrides)
+    return Arm(label, given.name, private, rates, given.learning_rate is not None, overrides)
 
 
 def _label(name: str, given: Mapping[str, Any]) -> str:
@@ -325,19 +307,6 @@ def _label(name: str, given: Mapping[str, Any]) -> str:
         for key, value in given.items()
     ]
     return f"{name} ({', '.join(special)})" if special else name
-
-
-def _rates(rates: Any, label: str, source: str) -> tuple[float, ...]:
-    try:
-        found = tuple(sorted(float(rate) for rate in rates))
-    except (TypeError, ValueError):
-        found = ()
-    if not found or min(found) <= 0 or len(set(found)) != len(found):
-        raise ConfigError(
-            f"{source}: method {label!r}: learning_rate={rates!r} is not a list of distinct positive numbers",
-            fix="give the method's own grid as a list, or leave it out to use the study's",
-        )
-    return found
 
 
 def _groups(given: Any, where: str, default: str | None = None) -> Groups:
@@ -378,11 +347,8 @@ def _check(study: Study) -> None:
             fix = "set it in base.method or for a method"
             raise ConfigError(f"{study.source}: task {name!r} sets method.{next(iter(own))}", fix=fix)
     if study.selects and not study.settings.selection.seeds:
-        raise ConfigError(
-            f"{study.source}: selection.seeds is missing",
-            why="a learning rate chosen on the reported runs makes every method look better than it is",
-            fix="give seeds of their own to the choice, as selection: {seeds: [100, 101]}",
-        )
+        fix = "give seeds of their own to the choice, as selection: {seeds: [100, 101]}"
+        raise ConfigError(f"{study.source}: selection.seeds is missing", fix=fix)
     for place in study.places:
         cell = Cell(*place, study.by_label[place[1]].learning_rates[0], study.settings.seeds[0])
         settings = study.run_settings(cell)

@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import rankdata
 
 Values = Mapping[str, Mapping[str, Mapping[int, float]]]
 """Scores by task, method and seed."""
@@ -67,9 +68,7 @@ class Standing:
 
 
 def spread(values: Sequence[float]) -> Spread:
-    """Raises ValueError if there are no values."""
-    if not values:
-        raise ValueError("no values")
+    """Of one value or more."""
     array = np.asarray(values, dtype=np.float64)
     deviation = float(array.std(ddof=1)) if len(array) > 1 else math.nan
     return Spread(float(array.mean()), deviation, deviation / math.sqrt(len(array)), len(array))
@@ -108,7 +107,7 @@ def standings(scores: Values) -> list[Standing]:
     methods = list(scores[tasks[0]])
     means = np.array([[np.mean(list(scores[task][method].values())) for task in tasks] for method in methods])
     overall = dict(zip(methods, means.mean(axis=1), strict=True))
-    ranks = dict(zip(methods, _ranks(means).mean(axis=1), strict=True))
+    ranks = dict(zip(methods, rankdata(-means, axis=0).mean(axis=1), strict=True))
     order = sorted(methods, key=lambda method: -overall[method])
     found = []
     for method in order:
@@ -142,10 +141,3 @@ def lead_over(scores: Values, method: str, other: str, *, seed: int = 0) -> Lead
     tail = (1 - CONFIDENCE) / 2
     low, high = np.quantile(resampled, [tail, 1 - tail])
     return Lead(other, lead, error, float(low), float(high))
-
-
-def _ranks(means: np.ndarray) -> np.ndarray:
-    """(methods, tasks): 1 for the highest mean of a task; equal means share the average of their ranks."""
-    from scipy.stats import rankdata
-
-    return np.asarray(rankdata(-means, axis=0))

@@ -1,19 +1,18 @@
 """What a study found, as one JSON-ready object: the page and the tables are functions of it.
 
-Cells and standings are made of report runs only; learning-rate curves of selection runs only.
+Cells and standings are made of report runs only.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import asdict
 from typing import Any
 
 from privlora.accounting.events import StepEvent
 from privlora.accounting.selection import tuning_cost
 from privlora.lab.studies.choice import Choice, Progress, selection_cells
-from privlora.lab.studies.settings import Cell, Place, Rule
+from privlora.lab.studies.settings import Place, Rule
 from privlora.lab.studies.statistics import Spread, Standing, spread, standardise, standings
 from privlora.pages.numbers import finite
 
@@ -36,7 +35,6 @@ def summarise(progress: Progress, *, name: str) -> Summary:
         "tasks": [_task(progress, task) for task in study.tasks],
         "methods": [{**asdict(arm), "learning_rates": list(arm.learning_rates)} for arm in study.arms],
         "rules": rules,
-        "learning_rate_curves": list(_curves(progress)),
         "tuning_cost": _tuning(progress),
         "failures": [
             {**asdict(row.cell), "role": row.role, "error": row.error}
@@ -54,7 +52,6 @@ def _task(progress: Progress, task: str) -> dict[str, Any]:
         "words": progress.words(task),
         "lower_is_better": progress.lower_is_better(task),
         "untouched": progress.untouched(task, "report"),
-        "untouched_on_selection_records": progress.untouched(task, "selection"),
     }
 
 
@@ -114,13 +111,10 @@ def _overall(
         before = progress.untouched(task, "report")
         assert before is not None  # there are report runs
         scores[task] = standardise(of_task, before, lower_is_better=progress.lower_is_better(task))
-    one_metric = len({progress.words(task) for task in study.tasks}) == 1
-    lines = []
-    for number, standing in enumerate(standings(scores), start=1):
-        plain = [spread(list(runs[standing.method].values())).mean for runs in values.values()]
-        mean = sum(plain) / len(plain) if one_metric else None
-        lines.append(_standing(standing) | {"epsilon": epsilon, "rank": rank, "place": number, "mean": mean})
-    return lines
+    at = {"epsilon": epsilon, "rank": rank}
+    return [
+        {**_standing(each), **at, "place": place} for place, each in enumerate(standings(scores), start=1)
+    ]
 
 
 def _standing(standing: Standing) -> dict[str, Any]:
@@ -130,42 +124,16 @@ def _standing(standing: Standing) -> dict[str, Any]:
     return found
 
 
-def _curves(progress: Progress) -> Iterable[dict[str, Any]]:
-    """Score against learning rate, over the selection seeds and records."""
-    study = progress.study
-    if not study.selects:
-        return
-    for place in study.places:
-        points = []
-        for rate in study.by_label[place[1]].learning_rates:
-            cells = [Cell(*place, rate, seed) for seed in study.settings.selection.seeds]
-            values = [value for value in map(progress.value, cells) if value is not None]
-            if values:
-                points.append({"learning_rate": rate, **finite(asdict(spread(values)))})
-        task, method, epsilon, rank = place
-        if len(points) > 1:
-            yield {"task": task, "method": method, "epsilon": epsilon or None, "rank": rank, "points": points}
-
-
 def _tuning(progress: Progress) -> list[dict[str, Any]]:
     """For each way of sampling and each epsilon: what choosing a rate would cost if the records were private."""
-    study = progress.study
-    seeds = len(study.settings.selection.seeds)
-    wanted: dict[tuple[StepEvent, int, int, float], dict[str, Any]] = {}
-    cells = selection_cells(study)
-    for cell in cells:
+    study, found = progress.study, dict[tuple[StepEvent, int, int, float], dict[str, Any]]()
+    for cell in selection_cells(study):
         row = progress.rows.get(cell)
-        if row is None or "event" not in row.facts:
-            continue
-        runs = len(study.by_label[cell.method].learning_rates) * seeds
-        key = (StepEvent.from_dict(row.facts["event"]), row.facts["steps"], runs, row.facts["delta"])
-        line = wanted.setdefault(key, {"epsilon": cell.epsilon, "tasks": [], "runs": runs})
-        if cell.task not in line["tasks"]:
-            line["tasks"].append(cell.task)
-    lines = []
-    for (event, steps, runs, delta), line in wanted.items():
-        cost = tuning_cost(event, steps, runs, delta)
-        lines.append({**line, **cost.to_dict(), "noise_multiplier": event.noise_multiplier, "steps": steps})
+        if row is not None and "event" in row.facts:
+            runs = len(study.by_label[cell.method].learning_rates) * len(study.settings.selection.seeds)
+            of = StepEvent.from_dict(row.facts["event"]), row.facts["steps"], runs, row.facts["delta"]
+            found.setdefault(of, {"epsilon": cell.epsilon, "tasks": {}})["tasks"][cell.task] = None
+    lines = [{**line, "tasks": [*line["tasks"]], **tuning_cost(*of).to_dict()} for of, line in found.items()]
     return sorted(lines, key=lambda line: (line["epsilon"], line["runs"], line["tasks"]))
 
 
@@ -178,6 +146,5 @@ def _runs(progress: Progress) -> dict[str, Any]:
         "failed": sum(1 for row in rows if row.error is not None),
         "outdated": progress.outdated,
         "cpu_seconds": round(sum(row.facts.get("cpu_seconds", 0.0) for row in rows), 1),
-        "machines": sorted({row.facts["machine"] for row in rows if "machine" in row.facts}),
         "versions": [dict(one) for one in sorted(versions)],
     }

@@ -2,91 +2,92 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from privlora.lab.studies.summary import Summary
-from privlora.pages.numbers import number
-from privlora.rounding import rounded_up
+from markupsafe import Markup
+from matplotlib.lines import Line2D
 
-Table = list[list[str]]
-"""Rows of cells, heads first."""
+from privlora.lab.studies.summary import Summary
+from privlora.pages.figures import HUES, INK, WIDTH, grid, in_style, inline_svg
+from privlora.pages.numbers import number
+from privlora.pages.template import fill
+from privlora.rounding import rounded_up
 
 REPEATABLE = "the noise of every run is repeatable, and the same for all methods of a (task, seed)"
 _RULES = {
     "own-best": "Each method at its own best learning rate for each task",
     "shared": "Each method at one learning rate for all tasks",
 }
-_STANDARDISED = (
-    "A run's score is its gain over the untouched model as a share of the best private method's mean gain on that task "
-    "at this ε and rank (or of the spread over seeds, where that is larger): 1 is the best method's mean, 0 no better "
-    "than no training. Scores are averaged over tasks; the place is the mean over tasks, 1 is best. The lead is over "
-    "the best other private method, and others stand behind the best; standard errors and 95 % intervals are paired "
-    "over seeds within tasks (the interval by bootstrap), so they speak of other seeds on these tasks, not of other "
-    "tasks."
-)
 _EDGE = "* the rate is at an edge of the method's grid, so a better one may lie beyond."
-_TUNING = (
-    "Had the records been private, choosing the learning rate of one method on one task by looking at its runs would "
-    "have cost this much. All composed: every run is charged and may be looked at (PLD). The others: the number of "
-    "runs is random with this mean, each run draws its rate at random, and only the best run's adapter is shown "
-    "(Papernot and Steinke 2022, Theorems 2 and 6, by RDP). The choice must use a score that is public given the "
-    "adapter, as here. The report runs come on top."
-)
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Where the page has a figure. of: which, "utility" or "rate"."""
-
-    of: str
-    rule: Mapping[str, Any]
-    rank: int
-
-
-Element = str | Table | Figure
-"""Of a report: Markdown of a heading, a paragraph or a list; a table; a figure."""
+Element = tuple[str, Any]
+"""Of a report: its kind and content. "h1" to "h3", "p" or "ul" and text (of a list, a line an item); "table" and rows
+of cells, heads first; "figure" and an inline SVG, which is for the page alone."""
 
 
 def markdown(summary: Summary) -> str:
     """All tables of a study."""
-    found = [_pipes(each) if isinstance(each, list) else each for each in elements(summary)]
-    return "\n\n".join(each for each in found if isinstance(each, str)) + "\n"
+    found = [_markdown(kind, content) for kind, content in elements(summary) if kind != "figure"]
+    return "\n\n".join(found) + "\n"
 
 
-def elements(summary: Summary) -> Iterator[Element]:
+def render(summary: Summary) -> str:
+    """study.html: no script, no resource from elsewhere; every text of a user is escaped."""
+    return fill(
+        "study.html.j2",
+        "privlora.lab.studies",
+        title=f"{summary['name']} · comparison of methods",
+        banner=("NOT PRIVATE", REPEATABLE) if summary["insecure_noise"] else None,
+        elements=elements(summary, figures=True),
+        summary=summary,
+    )
+
+
+def elements(summary: Summary, *, figures: bool = False) -> Iterator[Element]:
     """Everything that a study reports, from its name on."""
-    yield f"# {summary['name']}"
+    yield "h1", summary["name"]
     if summary["insecure_noise"]:
-        yield f"**NOT PRIVATE: {REPEATABLE}.**"
-    yield f"{_how_chosen(summary)}\n{_grids(summary)}"
-    yield f"A cell is the mean ± standard deviation over seeds, and the learning rate.\n{_EDGE}"
+        yield "p", f"**NOT PRIVATE: {REPEATABLE}.**"
+    yield "p", f"{_how_chosen(summary)}\n{_grids(summary)}"
+    yield "p", f"A cell is the mean ± standard deviation over seeds, and the learning rate.\n{_EDGE}"
     failures = summary["failures"]
     if failures:
         count = f"{len(failures)} run{'' if len(failures) == 1 else 's'} failed"
-        yield f"**{count}**, listed at the end and left out of all means."
+        yield "p", f"**{count}**, listed at the end and left out of all means."
     for rule in summary["rules"]:
-        yield f"## {_RULES[rule['rule']] if summary['selects'] else 'Results'}"
+        yield "h2", _RULES[rule["rule"]] if summary["selects"] else "Results"
         for rank in summary["rank"]:
             yield from _overall(rule, summary, rank)
+            if figures:
+                yield "figure", utility_figure(summary, rule, rank)
             for task in summary["tasks"]:
                 yield from _task(rule, summary, task, rank)
-    if summary["learning_rate_curves"]:
-        yield from (Figure("rate", {}, rank) for rank in summary["rank"])
-    if summary["tuning_cost"]:
-        yield from ("## What tuning would cost", _TUNING, _tuning(summary))
+    if lines := summary["tuning_cost"]:
+        yield "h2", "What tuning would cost"
+        yield "p", "To choose one method's rate on one task, were the records private; report runs add to it."
+        yield "table", [["tasks", "ε of one run", "runs", "ε of choosing"], *map(_choosing, lines)]
     if failures:
-        yield "## Failed runs"
-        yield "\n".join(f"- {_place(failure)}: {failure['error']}" for failure in failures)
+        yield "h2", "Failed runs"
+        yield "ul", "\n".join(f"{_place(failure)}: {failure['error']}" for failure in failures)
+
+
+def _markdown(kind: str, content: Any) -> str:
+    if kind == "table":
+        lines = [content[0], ["---"] * len(content[0]), *content[1:]]
+        escaped = ([cell.replace("|", "\\|") for cell in line] for line in lines)
+        return "\n".join("| " + " | ".join(line) + " |" for line in escaped)
+    if kind == "ul":
+        return "\n".join(f"- {line}" for line in content.split("\n"))
+    return content if kind == "p" else f"{'#' * int(kind[1])} {content}"
 
 
 def _overall(rule: Mapping[str, Any], summary: Summary, rank: int) -> Iterator[Element]:
     """Private methods over all tasks."""
-    yield f"### Mean over tasks, rank {rank}"
+    yield "h3", f"Mean over tasks, rank {rank}"
     lines = [line for line in rule["overall"] if line["rank"] == rank]
     if not lines:
-        yield "No private method has all its runs yet."
+        yield "p", "No private method has all its runs yet."
         return
     epsilons, missing = summary["epsilon"], []
     rows = [["method", *(f"ε = {number(epsilon)}" for epsilon in epsilons)]]
@@ -98,19 +99,17 @@ def _overall(rule: Mapping[str, Any], summary: Summary, rank: int) -> Iterator[E
         present = {line["method"] for line in lines if line["epsilon"] == epsilon}
         if names := [name for name in private if name not in present]:
             missing.append(f"{', '.join(names)} at ε = {number(epsilon)}, rank {rank}")
-    yield rows
-    notes = [f"- {_verdict(line)}" for line in lines if line["place"] == 1]
+    yield "table", rows
+    notes = [_verdict(line) for line in lines if line["place"] == 1]
     if missing:
-        notes.append(f"- Not in the means, because runs failed or are missing: {'; '.join(missing)}.")
-    yield "\n".join(notes)
-    yield _STANDARDISED
-    yield Figure("utility", rule, rank)
+        notes.append(f"Not in the means, because runs failed or are missing: {'; '.join(missing)}.")
+    yield "ul", "\n".join(notes)
 
 
 def _task(rule: Mapping[str, Any], summary: Summary, task: Mapping[str, Any], rank: int) -> Iterator[Element]:
     before = "" if task["untouched"] is None else f"; {task['untouched']:.3f} before training"
-    yield f"### {task['name']}, rank {rank}"
-    yield f"{task['words']}, {'lower' if task['lower_is_better'] else 'higher'} is better{before}"
+    yield "h3", f"{task['name']}, rank {rank}"
+    yield "p", f"{task['words']}, {'lower' if task['lower_is_better'] else 'higher'} is better{before}"
     columns: list[float | None] = [*summary["epsilon"]]
     if any(not method["private"] for method in summary["methods"]):
         columns.append(None)
@@ -121,7 +120,8 @@ def _task(rule: Mapping[str, Any], summary: Summary, task: Mapping[str, Any], ra
     }
     heads = ["no noise" if epsilon is None else f"ε = {number(epsilon)}" for epsilon in columns]
     labels = [method["label"] for method in summary["methods"]]
-    yield [["method", *heads], *([label, *(cells.get((label, e), "–") for e in columns)] for label in labels)]
+    rows = ([label, *(cells.get((label, epsilon), "–") for epsilon in columns)] for label in labels)
+    yield "table", [["method", *heads], *rows]
 
 
 def _how_chosen(summary: Summary) -> str:
@@ -131,12 +131,8 @@ def _how_chosen(summary: Summary) -> str:
             f"Each method has one learning rate, so nothing was chosen. Reported: {_seeds(summary['seeds'])}."
         )
     selection = summary["selection"]
-    records = {
-        "first half of evaluation": "the first half of the evaluation records; the second half is reported",
-        "every second of evaluation": "every second evaluation record; the others are reported",
-        "all of evaluation": "all evaluation records, which are also those reported",
-    }[selection["records"]]
     chose, reported = _seeds(selection["seeds"]), _seeds(summary["seeds"])
+    records = "every second evaluation record; the others are reported"
     return f"Learning rates were chosen by runs with {chose} on {records}, from runs with {reported}."
 
 
@@ -186,34 +182,10 @@ def _verdict(line: Mapping[str, Any]) -> str:
     return text + ("." if sure else ": no more than a tie.")
 
 
-def _tuning(summary: Summary) -> Table:
-    """Upper bounds are rounded up."""
-    laws = ("geometric", "logarithmic", "poisson")
-    heads = [
-        "tasks",
-        "target ε",
-        "ε of one run",
-        "runs",
-        "all composed",
-        "geometric",
-        "logarithmic",
-        "Poisson",
-    ]
-    rows = [[*heads, "smallest"]]
-    for line in summary["tuning_cost"]:
-        cost, smallest, composed = line["repeat_and_select"], line["smallest"], line["composition"]
-        rows.append(
-            [
-                ", ".join(line["tasks"]),
-                number(line["epsilon"]),
-                rounded_up(line["one_run"], 2),
-                str(line["runs"]),
-                "above 500" if composed is None else rounded_up(composed, 2),
-                *(rounded_up(cost[law], 2) if law in cost else "–" for law in laws),
-                "–" if smallest is None else f"{rounded_up(smallest[1], 2)} ({smallest[0]})",
-            ]
-        )
-    return rows
+def _choosing(line: Mapping[str, Any]) -> list[str]:
+    way, cost = line["smallest"] or ("no bound", math.inf)
+    of = rounded_up(line["one_run"], 2), str(line["runs"]), f"{rounded_up(cost, 2)} ({way})"
+    return [", ".join(line["tasks"]), *of]
 
 
 def _place(failure: Mapping[str, Any]) -> str:
@@ -222,10 +194,55 @@ def _place(failure: Mapping[str, Any]) -> str:
     return f"{failure['task']}, {failure['method']}, {epsilon}, rank {failure['rank']}, {rate}"
 
 
-def _pipes(table: Table) -> str:
-    lines = [table[0], ["---"] * len(table[0]), *table[1:]]
-    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines)
-
-
 def _seeds(seeds: list[int]) -> str:
     return f"{'seed' if len(seeds) == 1 else 'seeds'} {', '.join(map(str, seeds))}"
+
+
+_MARKERS, _DASHES = "osD^vPX*", ("-", "--", "-.")
+_PANEL, _LINE = 2.6, 0.19  # inches: the height of a panel, and of a line of the legend
+_ACROSS, _NAMES = 3, 2  # panels beside each other, and names of the legend
+
+
+@in_style
+def utility_figure(summary: Summary, rule: Mapping[str, Any], rank: int) -> Markup | None:
+    """Score against epsilon; bars are one standard error over seeds, dotted lines are methods without noise."""
+    cells = [cell for cell in rule["cells"] if cell["rank"] == rank and cell["mean"] is not None]
+    if not any(cell["epsilon"] for cell in cells):
+        return None
+    tasks, looks = summary["tasks"], _looks(summary)
+    columns = min(_ACROSS, len(tasks))
+    rows, lines = math.ceil(len(tasks) / columns), math.ceil(len(looks) / _NAMES)
+    figure, axes = grid(rows, columns, WIDTH, _PANEL * rows + _LINE * lines)
+    for one, task in zip(axes, tasks, strict=False):
+        for method, look in looks.items():
+            own = [cell for cell in cells if (cell["task"], cell["method"]) == (task["name"], method)]
+            points = sorted(
+                (c["epsilon"], c["mean"], c["standard_error"] or 0.0) for c in own if c["epsilon"]
+            )
+            if points:
+                x, mean, error = zip(*points, strict=True)
+                one.errorbar(x, mean, error, **look)
+            elif own:
+                one.axhline(own[0]["mean"], **look)
+        one.set(xscale="log", title=task["name"], xlabel="ε")
+        one.set_ylabel("nats per token" if task["metric"] == "loss" else task["words"])
+        one.set_xticks(summary["epsilon"], map(number, summary["epsilon"]), minor=False)
+        one.minorticks_off()
+    for one in axes[len(tasks) :]:
+        one.set_axis_off()
+    handles = [Line2D([], [], **look) for look in looks.values()]
+    figure.legend(handles=handles, loc="outside upper left", ncols=_NAMES, labelcolor=INK)
+    return inline_svg(figure, f"score against epsilon, {rule['rule']} rates, rank {rank}")
+
+
+def _looks(summary: Summary) -> dict[str, dict[str, Any]]:
+    """Colour, dash and marker of each method, by its place in the study's file."""
+    return {
+        method["label"]: {
+            "color": HUES[place % 8],
+            "linestyle": _DASHES[place // 8 % 3] if method["private"] else ":",
+            "marker": _MARKERS[place % 8] if method["private"] else "",
+            **{"linewidth": 1.5, "markersize": 4, "label": method["label"]},
+        }
+        for place, method in enumerate(summary["methods"])
+    }

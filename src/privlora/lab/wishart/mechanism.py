@@ -27,9 +27,8 @@ import torch
 from torch import Tensor
 
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.alignment import alignment_of_mean, guaranteed_epsilon
-from privlora.lab.wishart.bounds.use import check_sizes
-from privlora.lab.wishart.bounds.vector import VectorQuery
+from privlora.lab.wishart.bounds.gaussian import in_range
+from privlora.lab.wishart.bounds.vector import VectorQuery, alignment_of_mean, guaranteed_epsilon
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Charged
 
@@ -57,11 +56,11 @@ class WishartProjection:
     insecure_seed: reproducible Z and E for tests. Whoever knows it undoes the release.
 
     Raises:
-        PrivacyError: a size is not a positive integer.
+        PrivacyError: a size is below 1.
     """
 
     def __init__(self, dimension: int, rank: int, *, insecure_seed: int | None = None) -> None:
-        check_sizes(dimension=dimension, rank=rank)
+        in_range(dimension >= 1 and rank >= 1, dimension=dimension, rank=rank)
         self.dimension, self.rank = dimension, rank
         keys = (None, None) if insecure_seed is None else (2 * insecure_seed, 2 * insecure_seed + 1)
         self._factor = NoiseSource(keys[0]).standard_normal((dimension, rank)) / math.sqrt(rank)
@@ -75,17 +74,14 @@ class WishartProjection:
             PrivacyError: nothing was released yet, or a vector or M1 release was made with this M.
         """
         if self._released is None:
+            why = "whoever foresees M can write a record that lies in its range, which no random M is likely to hit"
             raise PrivacyError(
-                "M cannot be shown before it is used",
-                why="whoever foresees M can write a record that lies in its range, which no random M is likely to hit",
-                fix="publish it after noise_then_project",
+                "M cannot be shown before it is used", why=why, fix="publish it after noise_then_project"
             )
         if self._released != "M2":
-            raise PrivacyError(
-                f"M cannot be shown: it made a {self._released} release",
-                why="given M that output is a fixed function of the data, up to the noise",
-                fix="keep it secret, or release by noise_then_project",
-            )
+            why = "given M that output is a fixed function of the data, up to the noise"
+            fix = "keep it secret, or release by noise_then_project"
+            raise PrivacyError(f"M cannot be shown: it made a {self._released} release", why=why, fix=fix)
         return self._factor.clone()
 
     def release_vector(self, query: Tensor, *, alignment: float, delta: float) -> VectorRelease:
@@ -117,14 +113,14 @@ class WishartProjection:
         return VectorRelease(self._apply(unit)[:, 0], epsilon, delta, alignment)
 
     def project_then_noise(self, matrix: Tensor, noise_std: float) -> Tensor:
-        """M1: M V + E (d, m) for V with unit columns. For study; account by `bounds.chained.theorem_4`.
+        """M1: M V + E (d, m) for V with unit columns. For study; see `bounds.matrix`.
 
         noise_std: of E's entries, above 0.
 
         Raises:
             PrivacyError: a column's norm is not 1, or see the table above.
         """
-        _check_std(noise_std)
+        in_range(0 < noise_std < math.inf, noise_std=noise_std)  # none would be private at no epsilon
         unit = _unit_columns(matrix, self.dimension)
         self._spend("M1")
         return self._noised(self._apply(unit), noise_std)
@@ -140,7 +136,7 @@ class WishartProjection:
         Raises:
             PrivacyError: the shape does not fit, or see the table above.
         """
-        _check_std(noise_std)
+        in_range(0 < noise_std < math.inf, noise_std=noise_std)  # none would be private at no epsilon
         values = _as_matrix(matrix, self.dimension)
         self._spend("M2")
         return self._apply(self._noised(values, noise_std))
@@ -172,10 +168,7 @@ def normalised_mean(rows: Tensor, smallest_norm: float) -> tuple[Tensor, float]:
         PrivacyError: the rows are not finite, or their mean is shorter than c: then this data set is outside the
             collection that is protected. That this was raised is itself a fact about the data.
     """
-    if rows.ndim != 2 or not torch.isfinite(rows).all():
-        raise PrivacyError(
-            f"rows of shape {tuple(rows.shape)} are not a finite matrix", fix="give one row a record"
-        )
+    in_range(rows.ndim == 2 and bool(torch.isfinite(rows).all()), rows=tuple(rows.shape))
     alignment = alignment_of_mean(rows.shape[0], smallest_norm)
     values = rows.double()
     mean = (values / values.norm(dim=1, keepdim=True).clamp_min(1.0)).mean(0)
@@ -192,15 +185,14 @@ def normalised_mean(rows: Tensor, smallest_norm: float) -> tuple[Tensor, float]:
 def ball_noise(vector: Tensor, radius: float, *, insecure_seed: int | None = None) -> Tensor:
     """(v + z) / ||v + z|| (d,) float64, z uniform in the ball of `radius`: a better aligned query (Lemma 10).
 
-    The new alignment is `bounds.alignment.ball_noise_alignment`, whose failure is added to delta. The
+    The new alignment is `bounds.vector.ball_noise_alignment`, whose failure is added to delta. The
     noise is private: it must not be shown.
 
     Raises:
         PrivacyError: v is not a unit vector, or the radius is not positive.
     """
     unit = _unit_columns(vector[:, None], vector.shape[0])[:, 0]
-    if not 0 < radius < math.inf:
-        raise PrivacyError(f"radius={radius} is not positive", fix="give a radius in units of ||v|| = 1")
+    in_range(0 < radius < math.inf, radius=radius)
     # d coordinates of a uniform point on the unit sphere of R^(d+2) are uniform in the unit ball of R^d.
     sphere = NoiseSource(insecure_seed).standard_normal((unit.shape[0] + 2,))
     moved = unit + radius * sphere[:-2] / sphere.norm()
@@ -240,8 +232,7 @@ def projected_gradient_descent(
     Raises:
         PrivacyError: steps is below 1, a gradient is zero or not finite, or see `WishartProjection.release_vector`.
     """
-    if steps < 1:
-        raise PrivacyError(f"steps={steps} is not positive", fix="give the number of steps, at least 1")
+    in_range(steps >= 1, steps=steps)
     weights, epsilon = start, 0.0
     for step in range(steps):
         seed = None if insecure_seed is None else insecure_seed + step
@@ -284,18 +275,6 @@ def _unit_columns(matrix: Tensor, dimension: int) -> Tensor:
 
 
 def _as_matrix(matrix: Tensor, dimension: int) -> Tensor:
-    if matrix.ndim != 2 or matrix.shape[0] != dimension or not torch.isfinite(matrix).all():
-        raise PrivacyError(
-            f"a query of shape {tuple(matrix.shape)} is not a finite matrix with {dimension} rows",
-            fix=f"give ({dimension}, m); transpose gradients that are projected on their input side",
-        )
+    fit = matrix.ndim == 2 and matrix.shape[0] == dimension and bool(torch.isfinite(matrix).all())
+    in_range(fit, matrix=tuple(matrix.shape), rows=dimension)
     return matrix.detach().to("cpu", torch.float64)
-
-
-def _check_std(noise_std: float) -> None:
-    if not 0 < noise_std < math.inf:
-        raise PrivacyError(
-            f"noise_std={noise_std} is not positive and finite",
-            why="without noise a matrix is not private at any epsilon (Proposition 2)",
-            fix="calibrate it to (epsilon, delta)",
-        )

@@ -7,17 +7,19 @@ import math
 import numpy as np
 import pytest
 
+from privlora.auditing.bounds import gaussian_epsilon
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.alignment import (
+from privlora.lab.wishart.bounds.vector import (
+    VectorQuery,
     alignment_of_mean,
     alignment_slack,
     ball_noise_alignment,
+    exact_delta,
+    exact_epsilon,
     guaranteed_delta,
     guaranteed_epsilon,
     largest_rise,
 )
-from privlora.lab.wishart.bounds.gaussian import gaussian_epsilon
-from privlora.lab.wishart.bounds.vector import VectorQuery, exact_delta, exact_epsilon
 
 
 def psi(phi: np.ndarray, a: float, kappa: float) -> np.ndarray:
@@ -111,9 +113,9 @@ def test_ball_noise(rho: float, gamma: float, d: int, bound: float) -> None:
 
 
 def test_ball_noise_refuses_few_dimensions() -> None:
-    with pytest.raises(PrivacyError, match="not monotone"):
+    with pytest.raises(PrivacyError, match="failure="):
         ball_noise_alignment(0.0, 1.0, 4, 1e-6)
-    with pytest.raises(PrivacyError, match="does not guarantee"):
+    with pytest.raises(PrivacyError, match="radius="):
         ball_noise_alignment(0.0, 0.2, 100, 1e-6)
 
 
@@ -128,7 +130,7 @@ def test_alignment_of_a_mean() -> None:
         lengths = np.linalg.norm(u), np.linalg.norm(w)
         if min(lengths) >= 0.4:
             assert u @ w / (lengths[0] * lengths[1]) >= rho
-    with pytest.raises(PrivacyError, match="right angle"):
+    with pytest.raises(PrivacyError, match="alignment="):
         alignment_of_mean(2, 0.5)
 
 
@@ -136,4 +138,4 @@ def test_gaussian_noise_of_the_same_size_costs_less() -> None:
     """The numbers of the guide: N(0, 1/r) on each coordinate of v against M v."""
     query = VectorQuery(384, 64, alignment_of_mean(2000, 0.3))
     assert exact_epsilon(1e-6, query) == pytest.approx(0.130, abs=5e-4)
-    assert gaussian_epsilon(2 * (1 - query.alignment) * 64, 1e-6) == pytest.approx(0.097, abs=5e-4)
+    assert gaussian_epsilon(math.sqrt(2 * (1 - query.alignment) * 64), 1e-6) == pytest.approx(0.097, abs=5e-4)

@@ -9,7 +9,8 @@ import pytest
 
 from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.chained import (
+from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
+from privlora.lab.wishart.bounds.matrix import (
     ColumnChange,
     exposed_sensitivity,
     public_m1_delta,
@@ -17,19 +18,16 @@ from privlora.lab.wishart.bounds.chained import (
     theorem_3,
     theorem_4,
 )
-from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
-from privlora.lab.wishart.bounds.use import Use
 from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
 
-SECRET = Use.FRESH_SECRET
 CHANGE = ColumnChange(span=3, outside_share=0.5, inside_alignment=0.99, outside_alignment=0.999)
 
 
 def test_lemma_2_is_theorem_1_for_what_is_not_exposed() -> None:
-    smaller = theorem_1(VectorQuery(397, 197, 0.999), 1e-6, SECRET)
-    assert residual_bound(400, 200, CHANGE, 1e-6, SECRET) == smaller
-    assert residual_bound(400, 3, CHANGE, 1e-6, SECRET) == Bound(0.0, 0.0)
-    assert residual_bound(400, 200, ColumnChange(3, 0.0, 0.9, 0.9), 1e-6, SECRET) == Bound(0.0, 0.0)
+    smaller = theorem_1(VectorQuery(397, 197, 0.999), 1e-6)
+    assert residual_bound(400, 200, CHANGE, 1e-6) == smaller
+    assert residual_bound(400, 3, CHANGE, 1e-6) == Bound(0.0, 0.0)
+    assert residual_bound(400, 200, ColumnChange(3, 0.0, 0.9, 0.9), 1e-6) == Bound(0.0, 0.0)
 
 
 def exposed_norms(d: int, r: int, p: int, h: np.ndarray, draws: int) -> np.ndarray:
@@ -67,8 +65,8 @@ def test_lemma_14(r: int, p: int, claimed: float, quantile: float, refuted: bool
 
 
 def test_theorem_4_adds_its_parts() -> None:
-    found = theorem_4(400, 200, CHANGE, 20.0, SECRET, tail=1e-6, failure=1e-6, exposed_delta=2e-6)
-    assert found.residual == residual_bound(400, 200, CHANGE, 1e-6, SECRET)
+    found = theorem_4(400, 200, CHANGE, 20.0, tail=1e-6, failure=1e-6, exposed_delta=2e-6)
+    assert found.residual == residual_bound(400, 200, CHANGE, 1e-6)
     assert found.total.epsilon == found.residual.epsilon + found.exposed.epsilon
     assert found.total.delta == pytest.approx(found.residual.delta + 2e-6 + 1e-6)
     eta = (found.sensitivity / 20.0) ** 2
@@ -109,24 +107,16 @@ def test_public_m1_by_simulation() -> None:
     )
 
 
-@pytest.mark.parametrize("use", [Use.FRESH_PUBLIC, Use.REUSED])
-def test_refuses_a_public_or_reused_projection(use: Use) -> None:
-    with pytest.raises(PrivacyError, match="Theorem 4 does not hold"):
-        theorem_4(400, 200, CHANGE, 20.0, use, tail=1e-6, failure=1e-6, exposed_delta=1e-6)
-    with pytest.raises(PrivacyError, match="Lemma 2 does not hold"):
-        residual_bound(400, 200, CHANGE, 1e-6, use)
-
-
 def test_refuses_outside_its_conditions() -> None:
-    with pytest.raises(PrivacyError, match="alignment condition"):
-        residual_bound(400, 5, ColumnChange(3, 0.5, 0.9, 0.5), 1e-6, SECRET)
+    with pytest.raises(PrivacyError, match="spread="):
+        residual_bound(400, 5, ColumnChange(3, 0.5, 0.9, 0.5), 1e-6)
     with pytest.raises(PrivacyError, match="out of range"):
-        residual_bound(4, 8, ColumnChange(4, 0.5, 0.9, 0.9), 1e-6, SECRET)
+        residual_bound(4, 8, ColumnChange(4, 0.5, 0.9, 0.9), 1e-6)
     for bad in ((-1, 0.5, 0.9, 0.9), (3, 1.5, 0.9, 0.9), (3, 0.5, 0.0, 0.9), (3, 0.5, 0.9, 1.1)):
         with pytest.raises(PrivacyError):
             ColumnChange(*bad)
     with pytest.raises(PrivacyError, match="noise"):
-        theorem_4(400, 200, CHANGE, 0.0, SECRET, tail=1e-6, failure=1e-6, exposed_delta=1e-6)
+        theorem_4(400, 200, CHANGE, 0.0, tail=1e-6, failure=1e-6, exposed_delta=1e-6)
     with pytest.raises(PrivacyError):
         exposed_sensitivity(10, 4, 11, 1.0, 0.0, 0.05)
     with pytest.raises(PrivacyError):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.matrix import degenerate, examine, misfit, tell_apart
+from privlora.lab.wishart.bounds.matrix import examine
 
 
 def project(rng: np.random.Generator, v: np.ndarray, r: int) -> np.ndarray:
@@ -26,39 +26,23 @@ def test_every_output_betrays_its_matrix(m: int, r: int) -> None:
         assert examine(candidates[truth], output, r).accepts()
         wrong = examine(candidates[1 - truth], output, r)
         assert not wrong.accepts()
-        assert tell_apart(*candidates, output) == truth
         smallest = min(smallest, wrong.asymmetry)
     assert smallest > 1e-7
 
 
-def test_degenerate_pairs_pass_and_are_named() -> None:
+def test_degenerate_pairs_pass() -> None:
     rng = np.random.default_rng(0)
     v, row = rng.standard_normal((20, 6)), rng.standard_normal((1, 6))
     first, second = rng.standard_normal((20, 1)) @ row, rng.standard_normal((20, 1)) @ row
     if np.vdot(first @ row.T, project(rng, second, 60) @ row.T) < 0:
         second = -second
     output = project(rng, first, 60)
-    cases = [(v, 2.0 * v, project(rng, v, 4), "multiple"), (first, second, output, "row space")]
-    for true, other, y, reason in cases:
+    cases = [(v, 2.0 * v, project(rng, v, 4)), (first, second, output)]
+    for true, other, y in cases:
         assert examine(true, y, 60).accepts()
         assert examine(other, y, 60).asymmetry < 1e-8
-        assert reason in str(degenerate(true, other))
-        with pytest.raises(PrivacyError, match="cannot be told apart"):
-            tell_apart(true, other, y)
-    assert "zero" in str(degenerate(v, 0 * v))
     assert not examine(-v, project(rng, v, 4), 4).accepts()  # the sign shows in the eigenvalues
     assert not examine(v, project(rng, v, 4), 3).accepts()  # and so does the rank
-    assert degenerate(v, v + 1e-6 * rng.standard_normal(v.shape)) is None
-    assert degenerate(rng.standard_normal((20, 1)), rng.standard_normal((20, 1))) is not None
-
-
-def test_known_projection_separates_vectors_too() -> None:
-    rng = np.random.default_rng(0)
-    z = rng.standard_normal((30, 2))
-    v = rng.standard_normal((30, 1))
-    y = z @ (z.T @ v)
-    assert misfit(v, y, z @ z.T) < 1e-12
-    assert misfit(1.01 * v, y, z @ z.T) > 1e-3
 
 
 def test_one_step_of_lora_fa_shows_its_gradient() -> None:
@@ -81,7 +65,6 @@ def test_one_step_of_lora_fa_shows_its_gradient() -> None:
     with_all, without_one = full_gradient(slice(0, 40)), full_gradient(slice(0, 39))
     assert examine(with_all, -update, 4).accepts()
     assert not examine(without_one, -update, 4).accepts(1e-4)
-    assert tell_apart(without_one, with_all, -update) == 1
 
 
 def test_vectors_under_one_projection_are_a_matrix() -> None:
@@ -90,7 +73,8 @@ def test_vectors_under_one_projection_are_a_matrix() -> None:
     released = project(rng, steps, 8)  # the same M for three queries
     other = steps.copy()
     other[:, 1] += 0.01 * rng.standard_normal(40)
-    assert tell_apart(other, steps, released) == 1
+    assert examine(steps, released, 8).accepts()
+    assert not examine(other, released, 8).accepts()
 
 
 def test_refuses_what_does_not_fit() -> None:
@@ -100,5 +84,3 @@ def test_refuses_what_does_not_fit() -> None:
             examine(candidate, output, 2)
     with pytest.raises(PrivacyError):
         examine(v, v, 0)
-    with pytest.raises(PrivacyError):
-        misfit(v, v, np.eye(3))

@@ -7,7 +7,7 @@ from scipy import stats
 
 from privlora.accounting import PoissonSampling, StepEvent, epsilon
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.rank_one import energy_cells, rank_one_epsilon, rank_one_noise_multiplier
+from privlora.lab.wishart.bounds.noisy import energy_cells, rank_one_epsilon
 
 RESULTS = Path(__file__).parents[4] / "benchmarks" / "results" / "projection" / "accounting.json"
 
@@ -21,29 +21,21 @@ def cache_root(tmp_path, monkeypatch):
     ("rank", "dimension"), [(1, 2), (4, 20), (8, 4096), (64, 2048), (31, 32), (2047, 2048), (1, 100_000)]
 )
 def test_cells_share_out_the_beta_law(rank, dimension):
-    cells = energy_cells(rank, dimension)
-    assert cells.edges[0] == 0
-    assert cells.edges[-1] == 1
-    assert np.all(np.diff(cells.edges) > 0)
-    assert cells.probabilities.sum() == pytest.approx(1, abs=1e-13)
-    assert cells.probabilities @ cells.means == pytest.approx(rank / dimension, rel=1e-13)
-    inside = cells.edges[1:-1]
+    edges, probabilities, means = energy_cells(rank, dimension)
+    assert edges[0] == 0
+    assert edges[-1] == 1
+    assert np.all(np.diff(edges) > 0)
+    assert probabilities.sum() == pytest.approx(1, abs=1e-13)
+    assert probabilities @ means == pytest.approx(rank / dimension, rel=1e-13)
+    inside = edges[1:-1]
     below = stats.beta.cdf(inside, rank / 2, (dimension - rank) / 2)
-    np.testing.assert_allclose(np.cumsum(cells.probabilities)[:-1], below, atol=1e-12)
+    np.testing.assert_allclose(np.cumsum(probabilities)[:-1], below, atol=1e-12)
 
 
 def test_rank_one_is_a_little_below_the_rank_free_bound():
     event = StepEvent(PoissonSampling(0.1), 0.5, ((8, 64),))
     exact, bound = rank_one_epsilon(event, 20, 1e-3, grid=1e-3), epsilon([(event, 20)], 1e-3, grid=1e-3)
     assert exact < bound < 1.02 * exact
-
-
-@pytest.mark.slow
-def test_rank_one_noise_meets_its_target():
-    sampling, grid = PoissonSampling(1.0), 2e-3
-    sigma = rank_one_noise_multiplier(sampling, 10, 1.0, 1e-5, 16, 256, tolerance=1e-4, grid=grid)
-    less, enough = (StepEvent(sampling, factor * sigma, ((16, 256),)) for factor in (1 - 3e-4, 1.0))
-    assert rank_one_epsilon(enough, 10, 1e-5, grid=grid) <= 1.0 < rank_one_epsilon(less, 10, 1e-5, grid=grid)
 
 
 @pytest.mark.parametrize("projections", [(), ((4, 8), (4, 16)), ((8, 8),)])

@@ -9,18 +9,16 @@ import pytest
 from scipy.special import gammaln
 
 from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.chisquare import log_chi2_cdf, log_chi2_sf
-from privlora.lab.wishart.bounds.use import Use
 from privlora.lab.wishart.bounds.vector import (
     VectorQuery,
+    _log_chi2_cdf,
+    _log_chi2_sf,
     exact_delta,
     exact_epsilon,
     loss_tail,
     theorem_1,
     theorem_1_at,
 )
-
-SECRET = Use.FRESH_SECRET
 
 # d, r, rho, delta' -> delta, epsilon, improved epsilon, exact epsilon at delta
 REFERENCE = [
@@ -43,10 +41,10 @@ def digits(value: float) -> float:
 def test_reference_values(row: tuple[float, ...]) -> None:
     d, r, rho, tail, delta, epsilon, improved, exact = row
     query = VectorQuery(int(d), int(r), rho)
-    bound = theorem_1(query, tail, SECRET)
+    bound = theorem_1(query, tail)
     assert bound.delta == pytest.approx(delta, rel=1e-8)
     assert bound.epsilon == pytest.approx(epsilon, abs=digits(epsilon))
-    assert theorem_1(query, tail, SECRET, improved=True).epsilon == pytest.approx(improved, abs=1e-3)
+    assert theorem_1(query, tail, improved=True).epsilon == pytest.approx(improved, abs=1e-3)
     assert exact_epsilon(bound.delta, query) == pytest.approx(
         exact, abs=1e-2 if exact > 600 else digits(exact)
     )
@@ -74,7 +72,7 @@ def test_exact_delta(d: int, r: int, rho: float, epsilon: float, delta: float) -
 def test_figure_1() -> None:
     """rho = 0.5, delta = 0.01, d = 400, r = 100 ... 400: the dashed curve, and the quantile of the loss."""
     queries = [VectorQuery(400, r, 0.5) for r in (100, 200, 300, 400)]
-    bounds = [theorem_1_at(query, 0.01, SECRET).epsilon for query in queries]
+    bounds = [theorem_1_at(query, 0.01).epsilon for query in queries]
     assert bounds == pytest.approx([792.6, 660.4, 682.0, 737.5], abs=0.06)
     quantiles = [exact_epsilon(0.01, query, quantile_of_loss=True) for query in queries]
     assert quantiles == pytest.approx([419.1, 445.2, 522.9, 610.5], abs=0.06)
@@ -117,9 +115,9 @@ def test_bounds_hold_and_the_other_coefficient_does_not() -> None:
         (5000, 30, 0.97, 0.05),
     ]:
         query = VectorQuery(d, r, rho)
-        bounds = [theorem_1(query, tail, SECRET, improved=True)]
+        bounds = [theorem_1(query, tail, improved=True)]
         if r <= d + 1:
-            bounds.append(theorem_1(query, tail, SECRET))
+            bounds.append(theorem_1(query, tail))
             assert bounds[0].epsilon <= bounds[1].epsilon
         for bound in bounds:
             for closer in (rho, (1 + rho) / 2, 0.999, 1.0):
@@ -131,7 +129,7 @@ def test_bounds_hold_and_the_other_coefficient_does_not() -> None:
 def test_improved_epsilon_does_not_fall_with_the_alignment() -> None:
     """The largest loss over |R - rho| <= K alone is smaller at 0.9 than at 0.97: a minimum must be the worst."""
     epsilons = [
-        theorem_1(VectorQuery(10**6, 100, rho), 1e-3, SECRET, improved=True).epsilon
+        theorem_1(VectorQuery(10**6, 100, rho), 1e-3, improved=True).epsilon
         for rho in (0.8, 0.9, 0.95, 0.97, 0.99, 1.0)
     ]
     assert epsilons == sorted(epsilons, reverse=True)
@@ -146,21 +144,15 @@ def test_exact_delta_falls_with_epsilon_and_alignment() -> None:
         assert (np.diff(grid, axis=0) <= 1e-12).all()
 
 
-@pytest.mark.parametrize("use", [Use.FRESH_PUBLIC, Use.REUSED])
-def test_refuses_a_public_or_reused_projection(use: Use) -> None:
-    with pytest.raises(PrivacyError, match="Theorem 1 does not hold"):
-        theorem_1(VectorQuery(100, 30, 0.9), 1e-3, use)
-
-
 def test_refuses_outside_its_conditions() -> None:
-    with pytest.raises(PrivacyError, match="alignment condition"):
-        theorem_1(VectorQuery(100, 4, 0.5), 1e-3, SECRET)
-    with pytest.raises(PrivacyError, match="rank <= dimension"):
-        theorem_1(VectorQuery(10, 12, 0.99), 1e-3, SECRET)
-    with pytest.raises(PrivacyError, match="support term"):
-        theorem_1_at(VectorQuery(100, 4, 0.5), 1e-3, SECRET)
-    with pytest.raises(PrivacyError, match="too large"):
-        theorem_1(VectorQuery(100, 1, 0.999), 0.49, SECRET)
+    with pytest.raises(PrivacyError, match="spread="):
+        theorem_1(VectorQuery(100, 4, 0.5), 1e-3)
+    with pytest.raises(PrivacyError, match="rank=12"):
+        theorem_1(VectorQuery(10, 12, 0.99), 1e-3)
+    with pytest.raises(PrivacyError, match="support_failure="):
+        theorem_1_at(VectorQuery(100, 4, 0.5), 1e-3)
+    with pytest.raises(PrivacyError, match="kappa="):
+        theorem_1(VectorQuery(100, 1, 0.999), 0.49)
     for bad in ((0, 4, 0.5), (4, 0, 0.5), (4, 4, 0.0), (4, 4, 1.5)):
         with pytest.raises(PrivacyError):
             VectorQuery(*bad)
@@ -171,11 +163,11 @@ def test_refuses_outside_its_conditions() -> None:
 
 def test_chi_square_tails_do_not_underflow() -> None:
     at = np.array([0.0, 1.0, 3e3, 9e4])
-    assert np.allclose(log_chi2_sf(at, 2), -at / 2, rtol=1e-12)
-    assert np.allclose(log_chi2_sf(at, 4), -at / 2 + np.log1p(at / 2), rtol=1e-12)
+    assert np.allclose(_log_chi2_sf(at, 2), -at / 2, rtol=1e-12)
+    assert np.allclose(_log_chi2_sf(at, 4), -at / 2 + np.log1p(at / 2), rtol=1e-12)
     for degrees in (500, 2001):
         shape, z = degrees / 2, np.array([1e-3, 1.0, 20.0, 100.0])
         step = shape * np.log(z) - z - gammaln(shape + 1)  # P(s, z) = P(s + 1, z) + z^s e^-z / Gamma(s + 1)
-        more = np.logaddexp(log_chi2_cdf(2 * z, degrees + 2), step)
-        assert np.allclose(log_chi2_cdf(2 * z, degrees), more, rtol=1e-12)
-        assert log_chi2_cdf(2 * z, degrees)[0] < -1000
+        more = np.logaddexp(_log_chi2_cdf(2 * z, degrees + 2), step)
+        assert np.allclose(_log_chi2_cdf(2 * z, degrees), more, rtol=1e-12)
+        assert _log_chi2_cdf(2 * z, degrees)[0] < -1000

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.lab import HeadData, HeadSettings
-from privlora.lab.wishart.heads.mechanisms import MECHANISMS, HeadMechanism
+from privlora.lab.wishart.head_mechanisms import MECHANISMS, HeadMechanism
+from privlora.lab.wishart.head_settings import HeadSettings
+from privlora.lab.wishart.heads import HeadData
 from privlora.mechanisms import NoiseSource, Noising
 from privlora.mechanisms.charges import Uncharged
 

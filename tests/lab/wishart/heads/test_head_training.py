@@ -15,10 +15,9 @@ from torch.nn.functional import cross_entropy
 from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, DataError, PrivacyError, PrivloraError
-from privlora.lab import HeadData, HeadSettings, TrainedHeads, train_heads
-from privlora.lab.wishart.heads.mechanisms import MECHANISMS, Batch
-from privlora.lab.wishart.heads.projections import gaussian_factors
-from privlora.lab.wishart.heads.settings import HEAD_METHODS
+from privlora.lab.wishart.head_mechanisms import MECHANISMS, Batch, gaussian_factors
+from privlora.lab.wishart.head_settings import HEAD_METHODS, HeadSettings
+from privlora.lab.wishart.heads import HeadData, TrainedHeads, train_heads
 from privlora.mechanisms.noising import grid_width
 
 
@@ -64,7 +63,7 @@ REPEATABLE = [name for name in NOISY if name != "m1"]
 def test_a_head_does_not_depend_on_its_company(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     members = torch.rand(5, RECORDS, generator=torch.Generator().manual_seed(2)) < 0.8
     together = trained(NOISY[name], members, sample_rate=0.2)
-    monkeypatch.setattr("privlora.lab.wishart.heads.descent._MEMORY", 1)
+    monkeypatch.setattr("privlora.lab.wishart.heads._MEMORY", 1)
     in_turns = trained(NOISY[name], members, sample_rate=0.2)
     torch.testing.assert_close(together.weights, in_turns.weights)
 
@@ -72,7 +71,7 @@ def test_a_head_does_not_depend_on_its_company(name: str, monkeypatch: pytest.Mo
 @pytest.mark.parametrize("name", REPEATABLE)
 def test_gathered_batches_are_the_weighted_ones(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     gathered = trained(NOISY[name], everyone(3), sample_rate=0.2)
-    monkeypatch.setattr("privlora.lab.wishart.heads.descent._GATHER_BELOW", 0.1)
+    monkeypatch.setattr("privlora.lab.wishart.heads._GATHER_BELOW", 0.1)
     weighted = trained(NOISY[name], everyone(3), sample_rate=0.2)
     torch.testing.assert_close(gathered.weights, weighted.weights)
 
@@ -216,7 +215,7 @@ def test_ledgers_are_charged_for_every_head_and_step() -> None:
 
 
 def test_heads_of_a_later_turn_charge_their_own_ledgers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privlora.lab.wishart.heads.descent._MEMORY", 1)
+    monkeypatch.setattr("privlora.lab.wishart.heads._MEMORY", 1)
     ledgers = [Counts(12) for _ in range(3)]
     train_heads(problem(), NOISY["dp-sgd"], members=everyone(3), sample_rate=0.5, ledgers=ledgers)
     assert [len(ledger.events) for ledger in ledgers] == [4, 4, 4]

@@ -9,7 +9,7 @@ from head_cases import generators
 from scipy.stats import beta, kstest
 from torch import Tensor
 
-from privlora.lab.wishart.heads.projections import gaussian_factors, orthonormal_bases, project_afresh
+from privlora.lab.wishart.head_mechanisms import gaussian_factors, orthonormal_bases, project_afresh
 
 D = 12
 

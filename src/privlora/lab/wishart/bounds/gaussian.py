@@ -1,4 +1,4 @@
-"""The Gaussian mechanism as a baseline: its noise and epsilon for one release, and the tails that bound its curve."""
+"""The Gaussian mechanism as a baseline: its noise and epsilon for one release, and the tail that bounds its curve."""
 
 from __future__ import annotations
 
@@ -11,22 +11,26 @@ from scipy.optimize import brentq
 from scipy.special import ndtr
 
 from privlora.accounting.projection.gaussian import Floats, epsilon_and_mu, gaussian_delta
-from privlora.lab.wishart.bounds.use import in_range
+from privlora.errors import PrivacyError
 
 
-def one_sided_tail(epsilon: ArrayLike, eta: ArrayLike) -> Floats:
-    """P(L > epsilon) = Phi(mu/2 - epsilon/mu); never below `gaussian_delta`. Arguments and errors as there."""
-    eps, mu = epsilon_and_mu(epsilon, eta)
-    return _beyond(eps, mu, 1.0)
+def in_range(holds: bool, **values: object) -> None:
+    """Raise PrivacyError, with the names of ``values``, unless they are in the range that a docstring states."""
+    if not holds:
+        named = ", ".join(f"{name}={value}" for name, value in values.items())
+        raise PrivacyError(f"{named} is out of range", fix="see the docstring for what holds")
 
 
 def two_sided_tail(epsilon: ArrayLike, eta: ArrayLike) -> Floats:
     """P(|L| > epsilon) = Phi(mu/2 - epsilon/mu) + Phi(-mu/2 - epsilon/mu), the tau of Theorem 5 as printed.
 
-    Never below `one_sided_tail`; 1 for every epsilon < 0. Arguments and errors as in `gaussian_delta`.
+    Never below `gaussian_delta`; 1 for every epsilon < 0. Arguments and errors as there.
     """
     eps, mu = epsilon_and_mu(epsilon, eta)
-    return np.minimum(1.0, _beyond(eps, mu, 1.0) + _beyond(eps, mu, -1.0))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        tail = np.minimum(1.0, ndtr(mu / 2 - eps / mu) + ndtr(-mu / 2 - eps / mu))
+    tail = np.where(np.isinf(mu), 1.0, tail)
+    return np.where(mu == 0, np.where(eps < 0, 1.0, 0.0), tail)
 
 
 def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
@@ -37,16 +41,6 @@ def gaussian_noise_multiplier(epsilon: float, delta: float) -> float:
     """
     in_range(0 < epsilon < math.inf, epsilon=epsilon)
     return solve_noise(lambda sigma: float(gaussian_delta(epsilon, sigma**-2.0)), delta)
-
-
-def gaussian_epsilon(eta: float, delta: float) -> float:
-    """The least epsilon >= 0 at which one Gaussian release with squared sensitivity over variance `eta` has `delta`.
-
-    Raises:
-        PrivacyError: eta is negative or not finite, or delta is not in (0, 1).
-    """
-    in_range(0 <= eta < math.inf, eta=eta)
-    return solve_epsilon(lambda epsilon: float(gaussian_delta(epsilon, eta)), delta)
 
 
 def solve_epsilon(curve: Callable[[float], float], delta: float, limit: float = 0.0) -> float:
@@ -87,11 +81,3 @@ def solve_noise(curve: Callable[[float], float], delta: float) -> float:
     while excess(low) < 0:
         low -= 1
     return math.exp(float(brentq(excess, low, high, xtol=1e-13)))
-
-
-def _beyond(eps: Floats, mu: Floats, side: float) -> Floats:
-    with np.errstate(divide="ignore", invalid="ignore"):
-        tail = ndtr(side * mu / 2 - eps / mu)
-    without_noise = 1.0 if side > 0 else 0.0
-    tail = np.where(np.isinf(mu), without_noise, tail)
-    return np.where(mu == 0, np.where(eps < 0, without_noise, 0.0), tail)

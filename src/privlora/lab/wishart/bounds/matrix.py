@@ -1,4 +1,4 @@
-"""Releasing M V without noise for a matrix V: not private at any epsilon, and the test that shows it.
+"""Releasing M V for a matrix V: without noise not private at any epsilon, and the test that shows it; and M1.
 
 Proposition 2 of Hu et al. (2026) says so; the reason is a symmetry (Proposition 2', below), not that the two images
 differ under one M, which is as true of vectors. For Y = M V with M = Z Z^T, the matrix V^T Y = V^T M V is symmetric.
@@ -9,6 +9,15 @@ knows two candidates tells them apart from one output, without M.
 The gradients G (n, d) of a layer with a frozen A (LoRA-FA) are multiplied from the right, dW = -lr G A^T A:
 pass `G.T` and `-dW.T`. Only the sign of the learning rate matters. T vectors released under one M are the columns of
 one matrix, which is why an M is used once.
+
+M1, project then noise, releases M V + E for V with unit columns. One column changes, v_j = u + w to u' + w', where
+u, u' lie in the span U (dimension p) of the other columns and w, w' are orthogonal to it. The rows of Z that the other
+columns expose span a space of dimension k = min(p, r); M splits into the exposed part M_par and a residual M_perp that
+is a Wishart matrix in dimension d - p with r - k degrees of freedom, independent of what is exposed (Lemmas 12 and 13).
+The residual is a vector release (Lemma 2), the exposed part a Gaussian mechanism (Lemma 14, which is corrected here),
+and Theorem 4 adds them up. All of that needs an M that is fresh and stays secret. If M is published, M1 is a Gaussian
+mechanism whose sensitivity ||M u|| exceeds 1 on average (`public_m1_delta`): more noise than releasing V + E would
+need. M1 is here for study, not as a privacy tool.
 """
 
 from __future__ import annotations
@@ -19,8 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike
 
-from privlora.accounting.projection.gaussian import Floats
-from privlora.errors import PrivacyError
+from privlora.accounting.projection.gaussian import Floats, gaussian_delta
+from privlora.lab.wishart.bounds.gaussian import in_range, solve_epsilon
+from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
 
 # Relative size below which an eigenvalue of V^T Y counts as rounding.
 _ROUNDING = 1e-13
@@ -54,13 +64,15 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     Raises:
         PrivacyError: the shapes differ, an entry is not finite, or rank is below 1.
     """
-    v, y = _pair(candidate, output)
-    if rank < 1:
-        raise PrivacyError(f"rank={rank} is not positive", fix="give the number of columns of Z")
+    v, y = np.asarray(candidate, np.float64), np.asarray(output, np.float64)
+    fit = v.ndim == 2 and v.shape == y.shape and bool(np.isfinite(v).all() and np.isfinite(y).all())
+    in_range(fit, candidate=v.shape, output=y.shape)
+    in_range(rank >= 1, rank=rank)
     size = float(np.linalg.norm(y))
     if size == 0:
         return Verdict(0.0, 0.0, 0.0, 0.0)
     product = v.T @ y
+    whole = float(np.linalg.norm(product))
     rows = np.linalg.pinv(v, rcond=_ROUNDING) @ v
     values, vectors = np.linalg.eigh((product + product.T) / 2)
     scale = float(np.abs(values).max())
@@ -68,75 +80,174 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     missed = float(np.linalg.norm(y - (y @ reached) @ reached.T))
     beyond = float(np.linalg.norm(np.linalg.svd(y, compute_uv=False)[rank:]))
     return Verdict(
-        asymmetry=_asymmetry(product),
+        asymmetry=float(np.linalg.norm(product - product.T)) / whole if whole > 0 else 0.0,
         negative=max(0.0, -float(values.min()) / scale) if scale > 0 else 0.0,
         outside=float(np.linalg.norm(y - y @ rows)) / size,
         unexplained=max(missed, beyond) / size,
     )
 
 
-def tell_apart(first: ArrayLike, second: ArrayLike, output: ArrayLike) -> int:
-    """0 or 1: which of two candidates made the noise-free output; right with probability 1 outside degenerate pairs.
+@dataclass(frozen=True)
+class ColumnChange:
+    """One-column adjacency: which pairs of matrices count as neighbours.
+
+    span: p, the dimension of the span U of the other columns, at least 0. outside_share: tau = ||w||^2 = ||w'||^2 in
+    [0, 1]; the two must be equal, since a vector release shows the norm. inside_alignment: rho_par in (0, 1], with
+    <u, u'> >= rho_par (1 - tau). outside_alignment: rho_perp in (0, 1], with <w, w'> >= rho_perp tau.
 
     Raises:
-        PrivacyError: the shapes differ, or the pair is degenerate (`degenerate`), so that symmetry says nothing.
+        PrivacyError: a value is out of range.
     """
-    reason = degenerate(first, second)
-    if reason is not None:
-        raise PrivacyError(
-            f"these candidates cannot be told apart by symmetry: {reason}",
-            why="Proposition 2 excludes such pairs",
-            fix="for rank one, account it as a vector release; for a scalar multiple, compare the sizes",
-        )
-    scores = []
-    for candidate in (first, second):
-        v, y = _pair(candidate, output)
-        scores.append(_asymmetry(v.T @ y))
-    return int(scores[1] < scores[0])
+
+    span: int
+    outside_share: float
+    inside_alignment: float
+    outside_alignment: float
+
+    def __post_init__(self) -> None:
+        aligned = 0 < self.inside_alignment <= 1 and 0 < self.outside_alignment <= 1
+        in_range(self.span >= 0 and 0 <= self.outside_share <= 1 and aligned, change=self)
+
+    @property
+    def inside_distance(self) -> float:
+        """Largest ||u - u'|| = sqrt(2 (1 - tau) (1 - rho_par))."""
+        return math.sqrt(2 * (1 - self.outside_share) * (1 - self.inside_alignment))
+
+    @property
+    def outside_distance(self) -> float:
+        """Largest ||w - w'|| = sqrt(2 tau (1 - rho_perp))."""
+        return math.sqrt(2 * self.outside_share * (1 - self.outside_alignment))
 
 
-def degenerate(first: ArrayLike, second: ArrayLike, tolerance: float = 1e-10) -> str | None:
-    """Why symmetry cannot tell two candidates apart, or None. Rank and equality are relative to `tolerance`."""
-    v, w = _pair(first, second)
-    sizes = float(np.linalg.norm(v)), float(np.linalg.norm(w))
-    if min(sizes) == 0:
-        return "one of them is zero"
-    stacked = np.linalg.svd(np.stack([v.ravel() / sizes[0], w.ravel() / sizes[1]]), compute_uv=False)
-    if stacked[1] <= tolerance:
-        return "one is a multiple of the other"
-    rows = np.linalg.svd(np.concatenate([v / sizes[0], w / sizes[1]]), compute_uv=False)
-    if rows.size == 1 or rows[1] <= tolerance:
-        return "both have rank one and the same row space"
-    return None
+@dataclass(frozen=True)
+class ColumnBound:
+    """Theorem 4's (epsilon, delta) and its parts: Lemma 2's, the Gaussian mechanism's, and Lemma 14's sensitivity."""
+
+    total: Bound
+    residual: Bound
+    exposed: Bound
+    sensitivity: float
 
 
-def misfit(candidate: ArrayLike, output: ArrayLike, projection: ArrayLike) -> float:
-    """||M V - Y||_F / ||Y||_F where M (d, d) is known, as LoRA-FA publishes A: 0 for the true candidate only.
+def residual_bound(
+    dimension: int, rank: int, change: ColumnChange, tail: float, *, improved: bool = False
+) -> Bound:
+    """Lemma 2: Theorem 1 for the part of M that the other columns do not expose, (d, r, rho) -> (d-p, r-k, rho_perp).
 
-    Separates any two candidates with probability 1, also one-column ones and multiples.
+    (0, 0) where nothing is released without noise: r <= p, or w = w'. `tail` is delta' (paid three times).
 
     Raises:
-        PrivacyError: the shapes do not fit.
+        PrivacyError: U fills the space, or Theorem 1's conditions fail for the residual.
     """
-    v, y = _pair(candidate, output)
-    m = np.asarray(projection, np.float64)
-    if m.shape != (v.shape[0],) * 2:
-        raise PrivacyError(f"the projection has shape {m.shape}", fix=f"give M of shape {(v.shape[0],) * 2}")
-    size = float(np.linalg.norm(y))
-    difference = float(np.linalg.norm(m @ v - y))
-    return difference / size if size > 0 else (0.0 if difference == 0 else math.inf)
+    fit = change.span < dimension or (change.span == dimension and change.outside_share == 0)
+    in_range(rank >= 1 and fit, rank=rank, change=change, dimension=dimension)
+    if change.outside_distance == 0 or rank <= change.span:
+        return Bound(0.0, 0.0)
+    query = VectorQuery(dimension - change.span, rank - change.span, change.outside_alignment)
+    return theorem_1(query, tail, improved=improved)
 
 
-def _asymmetry(product: Floats) -> float:
-    size = float(np.linalg.norm(product))
-    return float(np.linalg.norm(product - product.T)) / size if size > 0 else 0.0
+def exposed_sensitivity(
+    dimension: int, rank: int, span: int, inside: float, outside: float, failure: float
+) -> float:
+    """Corrected Lemma 14: a bound on ||M_par h|| that holds with probability 1 - `failure` over Z.
+
+    With h = h_U + h_perp, ||h_U|| = `inside`, ||h_perp|| = `outside`, k = min(p, r):
+
+        p >= r:  (1/r) (sqrt d + sqrt r + t) (sqrt r + t) ||h||,                        t = sqrt(2 ln(2/failure)),
+        p <  r:  (1/r) sqrt((sqrt r + sqrt p + t)^2 + (sqrt(d-p) + sqrt k + t)^2)
+                 ((sqrt r + t) ||h_U|| + (sqrt k + t) ||h_perp||),                      t = sqrt(2 ln(4/failure)).
+
+    The lemma's own proof takes Z B for Gaussian given B, an orthonormal basis of the exposed rows, although B is made
+    of them. Its bound, with sqrt k instead of sqrt r for h_U, is exceeded almost surely where k is far below r.
+
+    Raises:
+        PrivacyError: a size or norm is out of range, or failure is not in (0, 1).
+    """
+    in_range(rank >= 1 and 0 <= span <= dimension, rank=rank, span=span, dimension=dimension)
+    in_range(inside >= 0 and outside >= 0, inside=inside, outside=outside)
+    in_range(0 < failure < 1, failure=failure)
+    d, r, p = dimension, rank, span
+    if p >= r:
+        t = math.sqrt(2 * math.log(2 / failure))
+        return (math.sqrt(d) + math.sqrt(r) + t) * (math.sqrt(r) + t) * math.hypot(inside, outside) / r
+    t = math.sqrt(2 * math.log(4 / failure))
+    root_k = math.sqrt(p)
+    spread = math.hypot(math.sqrt(r) + root_k + t, math.sqrt(d - p) + root_k + t)
+    return spread * ((math.sqrt(r) + t) * inside + (root_k + t) * outside) / r
 
 
-def _pair(first: ArrayLike, second: ArrayLike) -> tuple[Floats, Floats]:
-    a, b = np.asarray(first, np.float64), np.asarray(second, np.float64)
-    if a.ndim != 2 or a.shape != b.shape or not (np.isfinite(a).all() and np.isfinite(b).all()):
-        raise PrivacyError(
-            f"two finite matrices of one shape are needed, here {a.shape} and {b.shape}",
-            fix="give both as (d, m); a vector as (d, 1)",
-        )
-    return a, b
+def theorem_4(
+    dimension: int,
+    rank: int,
+    change: ColumnChange,
+    noise_std: float,
+    *,
+    tail: float,
+    failure: float,
+    exposed_delta: float,
+    improved: bool = False,
+) -> ColumnBound:
+    """Theorem 4 of Hu et al. (2026), one column: eps = eps_perp + eps_par, delta = delta_perp + delta_par + delta_Z.
+
+    Two corrections: the sensitivity is that of the corrected Lemma 14, and eps_par is the exact Gaussian epsilon at
+    delta_par, where the paper's sqrt(2 ln(1.25/delta)) is not valid above epsilon = 1.
+
+    Args:
+        noise_std: standard deviation of E's entries, above 0, where the columns of V have norm 1. tail: delta' of
+            Lemma 2. failure: delta_Z of Lemma 14. exposed_delta: delta_par of the Gaussian mechanism.
+
+    Raises:
+        PrivacyError: a condition of Lemma 2 or 14 fails, or noise_std or exposed_delta is out of range.
+    """
+    in_range(0 < noise_std < math.inf, noise_std=noise_std)
+    residual = residual_bound(dimension, rank, change, tail, improved=improved)
+    distances = change.inside_distance, change.outside_distance
+    sensitivity = exposed_sensitivity(dimension, rank, change.span, *distances, failure)
+    eta = (sensitivity / noise_std) ** 2
+    exposed = Bound(solve_epsilon(lambda eps: float(gaussian_delta(eps, eta)), exposed_delta), exposed_delta)
+    total = Bound(residual.epsilon + exposed.epsilon, residual.delta + exposed.delta + failure)
+    return ColumnBound(total, residual, exposed, sensitivity)
+
+
+def theorem_3(column: Bound, columns: int) -> Bound:
+    """Theorem 3: a chain of q one-column changes, by group privacy: (q eps, delta (e^{q eps} - 1) / (e^eps - 1)).
+
+    The factor of delta, sum of e^{i eps} over i < q, must not be dropped; delta is at most 1.
+
+    Raises:
+        PrivacyError: columns is below 1.
+    """
+    in_range(columns >= 1, columns=columns)
+    with np.errstate(over="ignore"):
+        factor = float(np.exp(column.epsilon * np.arange(columns)).sum())
+    return Bound(columns * column.epsilon, min(1.0, column.delta * factor))
+
+
+def public_m1_delta(epsilon: float, noise_multiplier: float, rank: int, dimension: int) -> float:
+    """Exact delta of M1 with M published, rank-one differences of norm C: E delta_G(epsilon; ||M u||^2 / sigma^2).
+
+    ||M u||^2 ~ x (x + y) / r^2 with independent x ~ chi^2_r, y ~ chi^2_{d-1}; its mean is (r + d + 1) / r > 1.
+
+    Args:
+        noise_multiplier: noise std / C. dimension: d >= 2.
+
+    Raises:
+        PrivacyError: noise_multiplier is not positive, rank is below 1 or dimension below 2.
+    """
+    in_range(0 < noise_multiplier < math.inf, noise_multiplier=noise_multiplier)
+    in_range(rank >= 1 and dimension >= 2, rank=rank, dimension=dimension)
+    root_x, weight_x = _chi_rule(rank)
+    root_y, weight_y = _chi_rule(dimension - 1)
+    x = root_x[:, None] ** 2
+    energy = x * (x + root_y**2) / rank**2
+    return float(weight_x @ gaussian_delta(epsilon, energy / noise_multiplier**2) @ weight_y)
+
+
+def _chi_rule(degrees: int) -> tuple[Floats, Floats]:
+    """Gauss-Legendre nodes and weights for the norm of a standard normal vector; mass beyond is below 1e-17."""
+    nodes, weights = np.polynomial.legendre.leggauss(160)
+    low, high = max(0.0, math.sqrt(degrees) - 9), math.sqrt(degrees) + 9
+    at = low + (high - low) * (nodes + 1) / 2
+    log_density = (degrees - 1) * np.log(at) - at**2 / 2 - math.log(2) * (degrees / 2 - 1)
+    return at, weights * (high - low) / 2 * np.exp(log_density - math.lgamma(degrees / 2))

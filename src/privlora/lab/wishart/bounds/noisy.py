@@ -1,4 +1,4 @@
-"""M2, noise then project: M (V + E), E with independent N(0, sigma^2) entries. The bound of the paper and its limits.
+"""M2, noise then project: M (V + E), E with independent N(0, sigma^2) entries. The bound of the paper.
 
 Given M, the privacy loss of a pair that differs by Delta is N(eta/2, eta) with eta = ||P Delta||^2 / sigma^2, P the
 orthogonal projector onto M's range (Lemma 16: M (M^2)^+ M = P). For a fresh M that range is uniform, so the captured
@@ -8,6 +8,11 @@ difference to be bounded (clip before projecting), and M drawn for this one rele
 history: from the second step on a frozen A has no such law, since a gradient may then lie in its row space.
 
 Units: sigma = noise std / sensitivity C, C the bound on ||Delta||_F (2 C under replacing one record).
+
+Where every difference has rank one, as for a linear head on one feature vector per unit, the energy that a projection
+captures is X itself, and `rank_one_delta` and what follows from it are exact. Layers that see several tokens of a unit
+have no such differences. No accountant can check that, so events, ledgers and `privlora.accounting.epsilon` state the
+rank-free bound, which is at most a little larger.
 """
 
 from __future__ import annotations
@@ -15,26 +20,33 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal, get_args
+from functools import lru_cache
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import brentq, minimize_scalar
-from scipy.special import betaincc
+from scipy.special import betainc, betaincc
 
+from privlora.accounting.accountants import DEFAULT_GRID, check_delta
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, Projections, StepEvent
-from privlora.accounting.projection.energy import stop_loss
+from privlora.accounting.projection.composition import check_step, connect_dots, inflection, slope
+from privlora.accounting.projection.energy import energy_edges, stop_loss
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
-from privlora.lab.wishart.bounds.gaussian import one_sided_tail, solve_noise, two_sided_tail
-from privlora.lab.wishart.bounds.use import Use, check_sizes, in_range, require
+from privlora.errors import PrivacyError
+from privlora.lab.wishart.bounds.gaussian import in_range, solve_noise, two_sided_tail
 
-Form = Literal["two-sided", "one-sided", "exact"]
-"""What stands for the Gaussian part: the paper's tau, the tail P(L > epsilon), or the exact delta_G, each smaller."""
+if TYPE_CHECKING:
+    from dp_accounting.pld.privacy_loss_distribution import PrivacyLossDistribution
+
+
+Form = Literal["two-sided", "exact"]
+"""What stands for the Gaussian part: the paper's tau, or the exact delta_G, which is smaller."""
 
 # Of delta: tried for the event that a projection captures too much.
 _FAILURE_SHARES = (0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-_CURVES = {"two-sided": two_sided_tail, "one-sided": one_sided_tail, "exact": gaussian_delta}
+_CURVES = {"two-sided": two_sided_tail, "exact": gaussian_delta}
 
 
 @dataclass(frozen=True)
@@ -63,9 +75,8 @@ def captured_tail(threshold: ArrayLike, rank: int, dimension: int, difference_ra
         PrivacyError: an argument is out of range.
     """
     s = np.asarray(threshold, np.float64)
-    check_sizes(
-        rank=rank, dimension=dimension, difference_rank=1 if difference_rank is None else difference_rank
-    )
+    in_range(rank >= 1 and dimension >= 1, rank=rank, dimension=dimension)
+    in_range(difference_rank is None or difference_rank >= 1, difference_rank=difference_rank)
     in_range(bool(np.all((s >= 0) & (s <= 1))), threshold=threshold)
     if rank >= dimension:
         return np.where(s < 1, 1.0, 0.0)
@@ -80,7 +91,6 @@ def theorem_5(
     rank: int,
     dimension: int,
     difference_rank: int | None,
-    use: Use,
     *,
     threshold: float | None = None,
     form: Form = "exact",
@@ -89,17 +99,14 @@ def theorem_5(
 
     Args:
         epsilon: above 0. noise_multiplier: sigma > 0. rank, dimension, difference_rank: see `captured_tail`.
-        use: what is done with M; it may be public, but not reused.
         threshold: s in (0, 1]; None searches the best.
         form: "two-sided" is the printed one; "exact" is smaller and never above the plain Gaussian mechanism.
 
     Raises:
-        PrivacyError: M is reused, or an argument is out of range.
+        PrivacyError: an argument is out of range.
     """
-    require("Theorem 5", use, Use.FRESH_SECRET, Use.FRESH_PUBLIC)
     in_range(0 < epsilon < math.inf, epsilon=epsilon)
     in_range(0 < noise_multiplier < math.inf, noise_multiplier=noise_multiplier)
-    in_range(form in get_args(Form), form=form)
     in_range(threshold is None or 0 < threshold <= 1, threshold=threshold)
 
     def parts(s: ArrayLike) -> tuple[Floats, Floats]:
@@ -121,13 +128,12 @@ def theorem_5_noise_multiplier(
     rank: int,
     dimension: int,
     difference_rank: int | None,
-    use: Use,
     *,
     form: Form = "exact",
 ) -> float:
     """The sigma at which Theorem 5 with the best threshold gives (epsilon, delta). Arguments as in `theorem_5`."""
     return solve_noise(
-        lambda sigma: theorem_5(epsilon, sigma, rank, dimension, difference_rank, use, form=form).delta, delta
+        lambda sigma: theorem_5(epsilon, sigma, rank, dimension, difference_rank, form=form).delta, delta
     )
 
 
@@ -185,7 +191,7 @@ class Corollary:
 
 
 def corollary_1(
-    epsilon: float, noise_multiplier: float, rank: int, dimension: int, difference_rank: int, use: Use
+    epsilon: float, noise_multiplier: float, rank: int, dimension: int, difference_rank: int
 ) -> Corollary:
     """Corollary 1 of Hu et al. (2026) with explicit constants, from Lemma 7's chi-square tails.
 
@@ -194,9 +200,8 @@ def corollary_1(
     Raises:
         PrivacyError: as `theorem_5`.
     """
-    baseline = theorem_5(
-        epsilon, noise_multiplier, rank, dimension, difference_rank, use, threshold=1.0, form="two-sided"
-    ).gaussian
+    sizes = rank, dimension, difference_rank
+    baseline = theorem_5(epsilon, noise_multiplier, *sizes, threshold=1.0, form="two-sided").gaussian
     if baseline == 0:
         return Corollary(0.0, 1.0, 0.0)
 
@@ -253,3 +258,84 @@ def _energy_exceeded_with(probability: float, projections: Projections) -> float
         exceeded = sum(float(betaincc(r / 2, (d - r) / 2, s)) for r, d in projections)
         low, high = (s, high) if exceeded > probability else (low, s)
     return high
+
+
+@lru_cache(maxsize=16)
+def energy_cells(rank: int, dimension: int) -> tuple[Floats, Floats, Floats]:
+    """X ~ Beta(r/2, (d-r)/2), r < d, cut at quantiles that are evenly spaced in normal scores.
+
+    Returns edges (n+1,) from 0 to 1, and the probability (n,) and the mean of X (n,) in each cell.
+    """
+    edges = energy_edges(((rank, dimension),))
+    shape, rest, mean = rank / 2, (dimension - rank) / 2, rank / dimension
+    lower, upper = edges[:-1], edges[1:]
+    probabilities = _between(shape, rest, lower, upper)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        means = mean * _between(shape + 1, rest, lower, upper) / probabilities
+    return edges, probabilities, np.clip(np.nan_to_num(means, nan=1.0), lower, upper)
+
+
+def rank_one_delta(epsilon: ArrayLike, noise_multiplier: float, rank: int, dimension: int) -> Floats:
+    """delta of one M2 release of the whole data, for differences of rank one: exact but for rounding upwards.
+
+    Each cell of the energy's law is replaced by its ends where the curve is convex in the energy, by its mean
+    where it is concave, and by the line of the steepest slope in the one cell where that changes.
+
+    Arguments and errors as in `rank_free_delta`, for one layer.
+    """
+    check_step(noise_multiplier, ((rank, dimension),))
+    eps = np.asarray(epsilon, np.float64)
+    if rank == dimension:
+        return gaussian_delta(eps, noise_multiplier**-2)
+    edges, probabilities, means = energy_cells(rank, dimension)
+    low, high = edges[:-1], edges[1:]
+    at_edges = gaussian_delta(eps[:, None], edges / noise_multiplier**2)
+    at_means = gaussian_delta(eps[:, None], means / noise_multiplier**2)
+    share = (means - low) / (high - low)
+    chord = at_edges[:, :-1] * (1 - share) + at_edges[:, 1:] * share
+    turn = inflection(eps, noise_multiplier)[:, None]
+    steepest = slope(eps[:, None], turn, noise_multiplier)
+    bend = np.minimum(at_edges[:, :-1] + steepest * (means - low), at_edges[:, 1:])
+    value = np.where(high <= turn, chord, np.where(low >= turn, at_means, bend))
+    return np.minimum(value @ probabilities, 1.0)
+
+
+def rank_one_pld(
+    noise_multiplier: float, rank: int, dimension: int, sample_rate: float, grid: float
+) -> PrivacyLossDistribution:
+    """As `rank_free_pld`, for one layer whose differences all have rank one; see `rank_one_delta`."""
+    check_step(noise_multiplier, ((rank, dimension),), sample_rate)
+    return connect_dots(lambda eps: rank_one_delta(eps, noise_multiplier, rank, dimension), sample_rate, grid)
+
+
+def rank_one_epsilon(event: StepEvent, steps: int, delta: float, *, grid: float = DEFAULT_GRID) -> float:
+    """epsilon of `steps` projected steps whose differences all have rank one: exact, but for rounding upwards.
+
+    Args:
+        event: a step with one projection; its sampling is plain Poisson.
+        steps: how often it happens, at least 1.
+        delta: total delta, in (0, 1).
+        grid: spacing of the discretised privacy loss.
+
+    Raises:
+        PrivacyError: delta is out of range, or the event has not exactly one projection of lower rank.
+    """
+    check_delta(delta)
+    if len(event.projections) != 1 or not event.is_cheaper_by_projection or event.noise_multiplier == 0:
+        raise PrivacyError(
+            f"[{event.describe()}] is not one noisy projection to a lower rank",
+            why="with several layers the difference of two gradients is no longer of rank one",
+            fix="use privlora.accounting.epsilon, which covers any rank and any layers",
+        )
+    (rank, dimension), q = event.projections[0], event.sampling.sample_rate
+    if q == 0:
+        return 0.0
+    step = rank_one_pld(event.noise_multiplier, rank, dimension, q, grid)
+    return max(0.0, float(step.self_compose(steps).get_epsilon_for_delta(delta)))
+
+
+def _between(shape: float, rest: float, lower: Floats, upper: Floats) -> Floats:
+    """Probability of (lower, upper] under Beta(shape, rest), from whichever tail keeps the digits."""
+    below = betainc(shape, rest, upper) - betainc(shape, rest, lower)
+    above = betaincc(shape, rest, lower) - betaincc(shape, rest, upper)
+    return np.maximum(np.where(betainc(shape, rest, upper) < 0.5, below, above), 0.0)

@@ -18,15 +18,15 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
-from scipy.special import chdtri, stdtr, stdtrit
+from scipy.optimize import brentq
+from scipy.special import chdtri, gammainc, gammaincc, gammaln, stdtr, stdtrit
 
 from privlora.accounting.projection.gaussian import Floats
-from privlora.errors import PrivacyError
-from privlora.lab.wishart.bounds.chisquare import log_chi2_cdf, log_chi2_sf
-from privlora.lab.wishart.bounds.gaussian import solve_epsilon
-from privlora.lab.wishart.bounds.use import Use, check_sizes, in_range, require
+from privlora.lab.wishart.bounds.gaussian import in_range, solve_epsilon
 
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(16)
+_SMALLEST = 1e-280  # of a tail of the chi-square law, below which its logarithm is found otherwise
+_TERMS = 5000
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class VectorQuery:
     the values at two neighbouring data sets (one record replaced) of the collection that is protected, in (0, 1].
 
     Raises:
-        PrivacyError: a size is not a positive integer, or rho is outside (0, 1].
+        PrivacyError: a size is below 1, or rho is outside (0, 1].
     """
 
     dimension: int
@@ -45,13 +45,8 @@ class VectorQuery:
     alignment: float
 
     def __post_init__(self) -> None:
-        check_sizes(dimension=self.dimension, rank=self.rank)
-        if not 0 < self.alignment <= 1:
-            raise PrivacyError(
-                f"alignment={self.alignment} is not in (0, 1]",
-                why="values that may be orthogonal leave each other's support half of the time",
-                fix="guarantee a positive alignment, for example by ball noise",
-            )
+        in_range(self.dimension >= 1 and self.rank >= 1, dimension=self.dimension, rank=self.rank)
+        in_range(0 < self.alignment <= 1, alignment=self.alignment)
 
     @property
     def support_failure(self) -> float:
@@ -79,7 +74,7 @@ class Bound:
     delta: float
 
 
-def theorem_1(query: VectorQuery, tail: float, use: Use, *, improved: bool = False) -> Bound:
+def theorem_1(query: VectorQuery, tail: float, *, improved: bool = False) -> Bound:
     """Theorem 1 of Hu et al. (2026), with the leading coefficient (d - r + 1)/2 that makes it true.
 
     With t the Student-t(r) quantile at 1 - delta', K = t sqrt((1 - rho^2)/r) and kappa the chi^2_{d+r-1} quantile,
@@ -92,37 +87,20 @@ def theorem_1(query: VectorQuery, tail: float, use: Use, *, improved: bool = Fal
 
     Args:
         tail: delta' in (0, 1/2), paid three times.
-        use: what is done with M; the theorem needs `Use.FRESH_SECRET`.
 
     Raises:
-        PrivacyError: M is reused or shown; delta' is out of range; rho <= K (the alignment condition); r > d + 1
+        PrivacyError: delta' is out of range; rho <= K, the spread (the alignment condition); r > d + 1
             without `improved`, where the printed formula is another one; kappa < d - r + 1, where a larger alignment
             might be worse.
     """
-    require("Theorem 1", use, Use.FRESH_SECRET)
     d, r, rho = query.dimension, query.rank, query.alignment
     in_range(0 < tail < 0.5, tail=tail)
-    if r > d + 1 and not improved:
-        raise PrivacyError(
-            f"Theorem 1 as stated needs rank <= dimension + 1, here {r} > {d + 1}",
-            why="the first term of epsilon changes its sign there",
-            fix="ask for improved=True or use exact_delta, which hold for every rank",
-        )
+    in_range(r <= d + 1 or improved, rank=r, dimension=d)
     slope = float(stdtrit(r, 1 - tail)) / math.sqrt(r)
     spread = slope * math.sqrt(1 - rho**2)
     kappa = float(chdtri(d + r - 1, tail))
-    if not rho > spread:
-        raise PrivacyError(
-            f"the alignment condition fails: rho={rho} is not above K={spread:.4g}",
-            why="the loss is unbounded on the event that the theorem pays for",
-            fix="raise the rank, the alignment or delta",
-        )
-    if kappa < d - r + 1:
-        raise PrivacyError(
-            f"tail={tail} is too large: the chi-square quantile {kappa:.4g} is below d - r + 1 = {d - r + 1}",
-            why="epsilon would not be monotone in the alignment, which is only known to be at least rho",
-            fix="take a smaller tail",
-        )
+    in_range(rho > spread, alignment=rho, spread=spread)
+    in_range(kappa >= d - r + 1, tail=tail, kappa=kappa)
     low, high, a = rho - spread, rho + spread, query.log_weight
     if improved:
         # rho + K = cos + slope sin of the angle: its largest value over smaller angles is at tan = slope.
@@ -134,22 +112,17 @@ def theorem_1(query: VectorQuery, tail: float, use: Use, *, improved: bool = Fal
     return Bound(epsilon, query.support_failure + 3 * tail)
 
 
-def theorem_1_at(query: VectorQuery, delta: float, use: Use, *, improved: bool = False) -> Bound:
+def theorem_1_at(query: VectorQuery, delta: float, *, improved: bool = False) -> Bound:
     """Theorem 1 with all of `delta` spent: delta' = (delta - support_failure) / 3. Errors as in `theorem_1`."""
     left = (delta - query.support_failure) / 3
-    if not 0 < left < 0.5:
-        raise PrivacyError(
-            f"delta={delta} is not above the support term {query.support_failure:.3g} (and below 3/2)",
-            why="with that probability the output excludes the neighbouring data set",
-            fix="raise the rank, the alignment or delta",
-        )
-    return theorem_1(query, left, use, improved=improved)
+    in_range(0 < left < 0.5, delta=delta, support_failure=query.support_failure)
+    return theorem_1(query, left, improved=improved)
 
 
 def exact_delta(epsilon: float, query: VectorQuery) -> float:
     """The exact delta at `epsilon` >= 0 of a pair at alignment exactly rho, by a one-dimensional integral.
 
-    For one release of a fresh secret M. What holds for better aligned pairs too is `alignment.guaranteed_delta`.
+    For one release of a fresh secret M. What holds for better aligned pairs too is `guaranteed_delta`.
 
     Raises:
         PrivacyError: epsilon is negative or not finite.
@@ -229,8 +202,171 @@ def _where_loss_exceeds(epsilon: float, query: VectorQuery) -> tuple[Floats, Flo
 def _log_tails(at: Floats, side: Floats, query: VectorQuery) -> Floats:
     """ln P(beta > at) on the side R < 1, ln P(beta <= at) on the other."""
     degrees = query.dimension + query.rank - 1
-    return np.where(side > 0, log_chi2_sf(at, degrees), log_chi2_cdf(at, degrees))
+    return np.where(side > 0, _log_chi2_sf(at, degrees), _log_chi2_cdf(at, degrees))
 
 
 def _check_epsilon(epsilon: float) -> None:
     in_range(0 <= epsilon < math.inf, epsilon=epsilon)
+
+
+def _log_chi2_sf(at: Floats, degrees: int) -> Floats:
+    """ln P(chi^2_degrees > at); 0 where `at` <= 0, -inf at infinity. Elementwise, float64."""
+    shape, z = degrees / 2, np.maximum(at, 0.0) / 2
+    with np.errstate(divide="ignore"):
+        result = np.log(gammaincc(shape, z))
+    deep = (gammaincc(shape, z) < _SMALLEST) & np.isfinite(z)
+    result[deep] = _prefactor(shape, z[deep]) + np.log(_upper_fraction(shape, z[deep]))
+    return result
+
+
+def _log_chi2_cdf(at: Floats, degrees: int) -> Floats:
+    """ln P(chi^2_degrees <= at); -inf where `at` <= 0, 0 at infinity. Elementwise, float64."""
+    shape, z = degrees / 2, np.maximum(at, 0.0) / 2
+    with np.errstate(divide="ignore"):
+        result = np.log(gammainc(shape, z))
+    deep = (gammainc(shape, z) < _SMALLEST) & (z > 0)
+    result[deep] = _prefactor(shape, z[deep]) - np.log(shape) + np.log(_lower_series(shape, z[deep]))
+    return result
+
+
+def _prefactor(shape: float, z: Floats) -> Floats:
+    """ln of e^-z z^shape / Gamma(shape)."""
+    return shape * np.log(z) - z - gammaln(shape)
+
+
+def _upper_fraction(shape: float, z: Floats) -> Floats:
+    """Legendre's continued fraction 1/(z+1-s - 1(1-s)/(z+3-s - ...)) by Lentz's method; z is far above shape."""
+    b = z + 1 - shape
+    c, d = np.full_like(z, 1e300), 1 / b
+    value = d.copy()
+    for k in range(1, _TERMS):
+        step = -k * (k - shape)
+        b = b + 2
+        d = 1 / (step * d + b)
+        c = b + step / c
+        value *= c * d
+        if np.all(np.abs(c * d - 1) < 1e-15):
+            break
+    return value
+
+
+def _lower_series(shape: float, z: Floats) -> Floats:
+    """sum over k of z^k / ((s+1) ... (s+k)); z is far below shape."""
+    term, value = np.ones_like(z), np.ones_like(z)
+    for k in range(1, _TERMS):
+        term = term * z / (shape + k)
+        value += term
+        if np.all(term < 1e-17 * value):
+            break
+    return value
+
+
+_LARGEST = 20.0  # of ln c: the slack at c = e^20 is nothing
+
+
+def guaranteed_delta(epsilon: float, query: VectorQuery) -> float:
+    """delta at `epsilon` >= 0 for all pairs that are aligned at least rho: `exact_delta` + `alignment_slack`.
+
+    Raises:
+        PrivacyError: epsilon is negative or not finite.
+    """
+    return min(1.0, exact_delta(epsilon, query) + alignment_slack(epsilon, query))
+
+
+@lru_cache(maxsize=64)
+def guaranteed_epsilon(delta: float, query: VectorQuery) -> float:
+    """The epsilon at which `guaranteed_delta` is `delta`; inf if the support term exceeds it.
+
+    Raises:
+        PrivacyError: delta is not in (0, 1).
+    """
+    return solve_epsilon(lambda epsilon: guaranteed_delta(epsilon, query), delta, query.support_failure)
+
+
+def alignment_slack(epsilon: float, query: VectorQuery) -> float:
+    """By how much the delta of a better aligned pair may exceed that at alignment rho, at most.
+
+    P(kappa < kappa_epsilon), where kappa = beta / sqrt(1 + T^2 / r); 0 if r >= d + 1, and far below any delta in use
+    unless epsilon is near 0.
+
+    The exact curve of a vector release is that of a pair at one alignment; a collection of data sets has a least one.
+    Write the output in polar form in the plane of v and v', angle phi, radius s. Then kappa = ||y||^2 / s has the
+    same law for every v of the plane, and given kappa, phi is v's own angle plus a variable of density g = exp(psi),
+    up to a constant,
+
+        psi(phi) = -a ln cos phi - kappa / (2 cos phi),   a = (d + 1 - r) / 2,   |phi| < pi/2.
+
+    If kappa >= 2a (always, for r >= d + 1), psi is concave, so the loss is monotone in phi, and delta grows with the
+    angle theta between v and v'. Otherwise psi has a dip between two humps at +-m, sec m = c = 2a / kappa, and is
+    concave outside them. If no rise inside the dip, over a distance of theta or less, exceeds epsilon, then the loss
+    exceeds epsilon only where phi - theta < -m. There g increases, so that the derivative of delta by theta,
+    e^epsilon times the sum of the differences of g(phi - theta) over the intervals of that set, is not negative. Such
+    a rise is at most
+
+        min( a (ln c - 1 + 1/c), theta S ),   S = max psi' = (a/c) sqrt(x^2 - 1) (c - x),   x = (c + sqrt(c^2 + 8)) / 4,
+
+    which grows with c. So only a small kappa is not covered, and its probability is what is returned.
+    """
+    a, theta = query.log_weight, query.angle
+    if a <= 0 or theta == 0:
+        return 0.0
+
+    log_c = 0.0
+    if epsilon > 0:
+        # A smaller c than needed is on the safe side.
+        enough = largest_rise(_LARGEST, a, theta) <= epsilon
+        log_c = _LARGEST if enough else brentq(lambda x: largest_rise(x, a, theta) - epsilon, 0.0, _LARGEST)
+    angles, weights = student_rule(query.rank, 0.0, math.pi / 2)
+    shape = (query.dimension + query.rank - 1) / 2
+    return min(1.0, 2 * float(weights @ gammainc(shape, a * math.exp(-log_c) / np.cos(angles))))
+
+
+def largest_rise(log_c: float, a: float, theta: float) -> float:
+    """Largest rise of psi inside its dip over a distance <= theta, for ln c = ln(2a / kappa) >= 0."""
+    c = math.exp(log_c)
+    x = (c + math.sqrt(c * c + 8)) / 4
+    slope = a / c * math.sqrt(max(x * x - 1, 0.0)) * (c - x)
+    return min(a * (log_c - 1 + 1 / c), theta * slope)
+
+
+def alignment_of_mean(count: int, smallest_norm: float) -> float:
+    """rho = 1 - 2 / (n c)^2 of u / ||u||, u the mean of n vectors of norm at most 1, if ||u|| >= c on both sides.
+
+    Replacing one vector moves u by at most 2/n, hence u/||u|| by at most 2/(n c).
+
+    Raises:
+        PrivacyError: n is not a positive integer, c is not in (0, 1], or the mean may turn by a right angle.
+    """
+    in_range(count >= 1 and 0 < smallest_norm <= 1, count=count, smallest_norm=smallest_norm)
+    alignment = 1 - 2 / (count * smallest_norm) ** 2
+    in_range(alignment > 0, alignment=alignment)
+    return alignment
+
+
+def ball_noise_alignment(alignment: float, radius: float, dimension: int, failure: float) -> float:
+    """Lemma 10: the alignment of (v + z)/||v + z|| and (v' + z)/||v' + z||, z uniform in a ball, shared by both.
+
+    It is at least 1 - (1 - rho)/(1 + x) with probability 1 - `failure`, where x = <z, v + v'> + ||z||^2 is at least
+
+        min over s in [gamma (failure/2)^{1/d}, gamma] of s^2 - s sqrt(2 + 2 rho) sqrt(2 ln(2/failure) / d).
+
+    As x -> gamma^2 in high dimension, the limit is (rho + gamma^2)/(1 + gamma^2). Add `failure` to delta.
+
+    Args:
+        alignment: rho in (-1, 1], the least one before. radius: gamma > 0 in units of ||v|| = 1. dimension: d.
+        failure: probability in (0, 1) over z.
+
+    Raises:
+        PrivacyError: an argument is out of range, the bound is not positive, or it would not grow with rho.
+    """
+    in_range(-1 < alignment <= 1 and 0 < radius < math.inf, alignment=alignment, radius=radius)
+    in_range(dimension >= 1 and 0 < failure < 1, dimension=dimension, failure=failure)
+    length, turn = math.sqrt(2 + 2 * alignment), math.sqrt(2 * math.log(2 / failure) / dimension)
+    monotone = turn * (2 / length + length / 2) <= 2  # from the derivative in rho, with s / (1 + s^2) <= 1/2
+    in_range(monotone, dimension=dimension, failure=failure)
+    fall = length * turn
+    lowest = radius * (failure / 2) ** (1 / dimension)
+    norm = min(max(fall / 2, lowest), radius)  # where the parabola s^2 - s fall is least on the interval
+    gain = norm**2 - norm * fall
+    in_range(alignment + gain > 0, radius=radius, dimension=dimension)
+    return 1 - (1 - alignment) / (1 + gain)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -15,9 +16,9 @@ from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
-from privlora.errors import ConfigError, DataError
-from privlora.lab.wishart.heads.mechanisms import MECHANISMS, Batch
-from privlora.lab.wishart.heads.settings import HeadSettings
+from privlora.errors import ConfigError, DataError, ModelError
+from privlora.lab.wishart.head_mechanisms import MECHANISMS, Batch
+from privlora.lab.wishart.head_settings import HeadSettings
 from privlora.mechanisms.charges import Charges, Uncharged
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Noising
@@ -87,23 +88,17 @@ class HeadData:
 
     def __post_init__(self) -> None:
         features, labels, records = self.features, self.labels, len(self.features)
-        if features.dim() != 2 or not features.is_floating_point() or features.element_size() < 4:
+        # Norms in half precision would not bound a record's contribution.
+        fit = features.dim() == 2 and features.is_floating_point() and features.element_size() >= 4
+        if not fit or labels.shape != (records,) or labels.dtype != torch.int64 or self.dataset_size < 1:
             raise ConfigError(
-                f"features are {tuple(features.shape)} {features.dtype}",
-                why="norms in half precision do not bound a record's contribution",
-                fix="give a float32 or float64 matrix, one row per record",
-            )
-        if labels.shape != (records,) or labels.dtype != torch.int64:
-            raise ConfigError(
-                f"labels are {tuple(labels.shape)} {labels.dtype}", fix=f"give int64 ({records},)"
+                f"features are {tuple(features.shape)} {features.dtype}, labels {tuple(labels.shape)} {labels.dtype}, "
+                f"dataset_size {self.dataset_size}",
+                fix="give a float32 or float64 matrix, a row a record, as many int64 labels, and the public number",
             )
         if records and not 0 <= int(labels.min()) <= int(labels.max()) < self.classes:
-            raise DataError(
-                f"a label is not in [0, {self.classes})",
-                fix="number the classes from 0, and give their public count",
-            )
-        if self.dataset_size < 1:
-            raise ConfigError(f"dataset_size={self.dataset_size} is below 1", fix="give the public number")
+            fix = "number the classes from 0, and give their public count"
+            raise DataError(f"a label is not in [0, {self.classes})", fix=fix)
         finite = features.isfinite().all(1, keepdim=True)
         object.__setattr__(self, "features", torch.where(finite, features, 0.0))
 
@@ -207,3 +202,34 @@ def _heads_per_turn(data: HeadData, settings: HeadSettings, sample_rate: float, 
     if settings.method in ("lora-fa", "project-then-clip") and settings.rank is not None:
         numbers += 2 * settings.rank * columns + places * settings.rank
     return max(1, int(_MEMORY / (numbers * data.features.element_size())))
+
+
+class StaticPoison(NamedTuple):
+    """One canary. inputs: of the given shape, float32; label: the reference model's least likely class."""
+
+    inputs: Tensor
+    label: int
+
+
+def static_poison(
+    reference: Callable[[Tensor], Tensor], shape: tuple[int, ...], generator: torch.Generator
+) -> StaticPoison:
+    """A record that only memory can explain (Nasr et al. 2021; protocol F.1 of Hu et al. 2026).
+
+    The attacker picks the input at random, independent N(0, 1) entries, and as its label the class that a reference
+    model, which did not train on it, thinks least likely. A model that trained on the canary has to bend for it.
+
+    Args:
+        reference: inputs (1, *shape) -> logits (1, classes), of the attacker's model.
+        shape: of one input, without a batch dimension.
+        generator: the attacker's, seeded at will.
+
+    Raises:
+        ModelError: the logits are not finite, or not of shape (1, classes).
+    """
+    inputs = torch.randn(shape, generator=generator)
+    logits = reference(inputs[None])
+    if logits.dim() != 2 or len(logits) != 1 or not logits.isfinite().all():
+        what = f"the reference model gave logits {tuple(logits.shape)} that are no finite (1, classes)"
+        raise ModelError(what, fix="train the reference model longer, or at a lower rate")
+    return StaticPoison(inputs, int(logits.argmin()))
