@@ -63,7 +63,7 @@ def left_by(
         without_noise(patch)
         drawing(patch, rounds)
         patch.setattr(secrets, "token_hex", lambda size=16: "ab" * size)
-        patch.setattr(ledger, "uuid", SimpleNamespace(uuid4=lambda: "7"))
+        patch.setattr(ledger, "uuid", SimpleNamespace(uuid4=lambda: "7" * 8))
         patch.setattr(
             ClippedUpdate, "clipped", lambda self, _: torch.zeros(self.entries, dtype=torch.float64)
         )

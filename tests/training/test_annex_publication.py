@@ -32,7 +32,7 @@ def filed(
     with ruled_by(Clock(start)) as patch:
         patch.setattr(GaussianMechanism, "accumulate", summed)
         patch.setattr(assembly, "NoiseSource", lambda seed: noise)
-        patch.setattr("privlora.accounting.ledger.uuid.uuid4", lambda: "one-run")
+        patch.setattr("privlora.accounting.ledger.uuid.uuid4", lambda: "0" * 8)
         patch.setattr(
             "privlora.accounting.ledger.secrets.token_hex", lambda size: f"{next(salts):0{2 * size}x}"
         )
