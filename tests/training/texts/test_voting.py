@@ -288,8 +288,8 @@ def test_a_generator_that_dies_charges_nothing_twice(shop: Shop, tmp_path: Path)
 def test_texts_that_are_drawn_do_not_tell_of_a_crash(shop: Shop, tmp_path: Path) -> None:
     """Between the last release and the choice that follows from it: the same texts are chosen again."""
     drawn: dict[str, Any] = {
-        "privacy": {"insecure_noise_seed": 1},
-        "synthesis": {"selection": "probability", "publish": True},
+        "privacy": {"insecure_noise_seed": 1, "noise_multiplier": 50.0},  # half of all texts have counts
+        "synthesis": {"selection": "probability", "variations": 5, "publish": True},
     }
 
     def fail(what: str, number: int) -> None:
