@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import math
 import re
@@ -21,6 +22,12 @@ from privlora.training.loop import StepReport
 from privlora.training.progress import RichObserver
 
 EVENT = StepEvent(PoissonSampling(0.01), 1.0)
+
+
+@pytest.fixture(autouse=True)
+def drawn_when_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No frames of the refreshing thread, whose number depends on the machine's load."""
+    monkeypatch.setattr(progress, "Live", functools.partial(progress.Live, auto_refresh=False))
 
 
 def plan(steps: int, *, insecure: bool = False) -> Plan:
