@@ -120,6 +120,13 @@ def grid() -> Iterator[dict[str, Any]]:
             yield {**row, "clip_norm": clip}
 
 
+def unit_of(row: dict[str, Any]) -> float:
+    """Of a row with a relative rate, which is of one matrix: the root of the number of modules."""
+    layers = 4 if row.get("model") == "reviews1M" else 5
+    each = 3 if row.get("layers") == "feed-forward" else 7
+    return math.sqrt(layers * each) if row.get("relative") else 1.0
+
+
 class Runs:
     """One model, and the records of each task, read once."""
 
@@ -132,6 +139,7 @@ class Runs:
 
         task = dict(TASKS[NAMES.get(row["task"], row["task"])])
         name, units, _ = task.pop("file"), task.pop("units"), task.pop("clip_norm", None)
+        rate = row["rate"] * unit_of(row) if "rate" in row else "auto"
         return settings_from(
             {
                 "model": {"name": str(self.data / "models" / row.get("model", "stories260K"))},
@@ -148,7 +156,7 @@ class Runs:
                 },
                 "method": {
                     "name": "prism",
-                    "learning_rate": row.get("rate", "auto"),
+                    "learning_rate": rate,
                     "relative_rate": row.get("relative", False),
                     "metric_power": row.get("power", 0.0),
                     "right_weight": row.get("right", 1.0),
@@ -198,7 +206,7 @@ class Runs:
         began = time.process_time()
         chosen = settle(settings, plan, self.model, self.tokenizer)
         return {
-            "rate": chosen.settings.method.learning_rate,
+            "rate": float(f"{chosen.settings.method.learning_rate / unit_of(row):.3g}"),
             "trials": sum(row["draws"] for row in chosen.facts["rows"]),
             "cpu_seconds": round(time.process_time() - began, 1),
         }

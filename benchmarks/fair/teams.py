@@ -101,7 +101,7 @@ ROWS = {
     )
 }
 RELATIVE = 0.02
-"""Of rows with relative rates, at 24 steps."""
+"""Of rows with relative rates, at 24 steps: of one matrix, method.learning_rate over the root of the modules."""
 CLIP_NORMS = {"reviews1M": 0.2}
 """Of models whose gradients are not longer than 1: what ``privacy.clip_norm: auto`` finds."""
 
@@ -312,6 +312,8 @@ class Table:
             owners = torch.arange(count).repeat_interleave(len(train))
             parts = stack_parts(template, count, owners)
             multiples = torch.tensor(rates, device=parts.adapter.device).repeat_interleave(len(seeds))
+            if ROWS[cell.row].relative:
+                multiples *= len(parts.adapter.sites) ** 0.5
             by_group = [multiples.repeat_interleave(len(group.sites)) for group in parts.adapter.groups]
             parts.optimizer = Rated(parts.optimizer, by_group)
             keys = self.keys(len(rates), seeds)

@@ -71,20 +71,13 @@ RATE_STEPS = 24
 _OF_BANDS = 1.5
 """The power of what is left of noise in sums by which a default rate grows with bands: measured (docs/results.md)."""
 
-RELATIVE_IN_WORDS = (
-    "in the size of the frozen weights: the share of a matrix's norm by which one step's noise moves it"
-)
-"""What a learning rate is in, with method.relative_rate."""
-
 
 @dataclass(frozen=True)
 class Space:
     """Coordinates, how they start, and the optimizers that work in them.
 
     start: (adapter, init, *, seed, scale, dtype, subspaces) and the chosen optimizer's ``space_settings``. weight_unit:
-    the mean of modules' weight units (optimizers.rate_units) on the model on which default rates were found,
-    stories260K at rank 8: a rate in entries over it is one in the size of the frozen weights. None where modules have
-    no such unit.
+    that of the table (`config.methods.SpaceFacts`).
     """
 
     coordinates: type[Coordinates]
@@ -406,7 +399,7 @@ def far_rate(settings: Settings, bands: int = 1) -> str | None:
     if max(times, 1 / times) <= _FAR * (1 - _ROUNDING):
         return None
     far = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
-    unit = " of each frozen matrix's norm" if relative else ""
+    unit = " (relative)" if relative else ""
     end = "noise would drown what is learnt" if times > 1 else "the run would hardly learn"
     return (
         f"method.learning_rate {rate:g} is {far} the method's default ({default:g}{unit} for {row.name} and "

@@ -85,8 +85,8 @@ class Given:
 
 
 DEFAULT_RATE: Final = (
-    "learning_rate, the method's default, found on small models. Larger ones may want a third of it: `learning_rate: "
-    "auto` measures yours before the first step, at no epsilon, where there are no labels and no public texts"
+    "learning_rate, the method's default. `learning_rate: auto` finds your model's own before the first step, at no "
+    "epsilon, where there are no labels and no public texts"
 )
 
 

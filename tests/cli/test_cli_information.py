@@ -67,7 +67,7 @@ def test_one_row_is_shown_with_its_settings_and_pages(name: str, capsys: pytest.
             assert (
                 f"    method.{setting}  default {value:g}\n" if first else f"{setting} {value:g}"
             ) in shown
-    unit = " of each frozen matrix's norm" if row.relative_rate else ""
+    unit = " (relative)" if row.relative_rate else ""
     assert f"  rate        {row.rate_of(RATE_STEPS):g}{unit}" in shown
     assert ("relative_rate" in shown) == (SPACES[row.space].weight_unit is not None)
     # All that may be set of an optimizer, also what is chosen before each step where it is left out.

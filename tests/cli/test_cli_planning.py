@@ -716,9 +716,9 @@ def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
     given = ["method.name=dp-adamw", f"privacy.steps={RATE_STEPS}", "method.relative_rate=true"]
     shown = call(capsys, "plan", config, *given, "method.learning_rate=null").out
     (line,) = (line for line in shown.splitlines() if line.startswith("rate "))
-    assert "in the size of the frozen weights" in line
-    assert "the method's default is 0.0144" in " ".join(shown.split())
-    shown = call(capsys, "plan", config, *given, "method.learning_rate=0.16").out
+    assert "relative: the share of the frozen weights' norms" in line
+    assert "the method's default is 0.0851" in " ".join(shown.split())
+    shown = call(capsys, "plan", config, *given, "method.learning_rate=0.945").out
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
     assert "11.1 times the method's default" in lines[0]
-    assert "in the size" not in call(capsys, "plan", config, *given[:2]).out
+    assert "relative:" not in call(capsys, "plan", config, *given[:2]).out

@@ -67,18 +67,18 @@ def test_the_promise_names_all_that_it_depends_on(
 def test_a_rate_far_from_the_rows_own_is_told_as_a_plan_tells_it(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    config = write_config(folder, run_settings(model, folder, method={"learning_rate": 2e-4}))
+    config = write_config(folder, run_settings(model, folder, method={"learning_rate": 1e-3}))
     shown = call(capsys, "plan", config).out.splitlines()
     (said,) = [line.removeprefix("rate").strip() for line in shown if line.startswith("rate ")]
     assert said.startswith(
-        "method.learning_rate 0.0002 is 1/283 of the method's default (0.0566 of each frozen matrix's norm for prism "
+        "method.learning_rate 0.001 is 1/283 of the method's default (0.283 (relative) for prism "
     )
     lines = call(capsys, "train", config).err.splitlines()
     plan = next(at for at, line in enumerate(lines) if line.startswith("plan: "))
     assert lines[plan + 1] == f"WARNING: {said}"
     assert sum("is it meant" in line for line in lines) == 1
     assert "is it meant" not in call(capsys, "resume", folder / "run").err  # it is too late
-    again = call(capsys, "train", config, "method.learning_rate=0.02", f"run.output={folder / 'other'}").err
+    again = call(capsys, "train", config, "method.learning_rate=0.1", f"run.output={folder / 'other'}").err
     assert "is it meant" not in again
 
 

@@ -398,7 +398,7 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
                 **privacy,
             },
             adapter={"r": 2},
-            method=method or {"learning_rate": "auto"},
+            method=method or {"learning_rate": "auto", "relative_rate": False},
         )
 
     result = run(RECORDS, "run")

@@ -52,7 +52,7 @@ def methods(
         own, rate = row.optimizer_settings(row.optimizer, {}), row.rate_of(RATE_STEPS)
         settings = ", ".join(f"{name} {value:g}" for name, value in own.items())
         falls = f" in {RATE_STEPS} steps (falls with their root)" if row.rate_falls else ""
-        falls += ", in the size of the frozen weights" if row.relative_rate else ""
+        falls += ", relative" if row.relative_rate else ""
         out().print(
             f"{row.name}: {row.summary}\n"
             f"  private     {'yes' if row.private else 'NO'}\n"

@@ -117,7 +117,7 @@ def _settings(facts: Mapping[str, Any]) -> Iterator[str]:
     given, steps = facts["defaults"], facts["rate_steps"]
     falls = "" if steps is None else f" in {steps} steps (falls with their root)"
     yield _row("start", f"{facts['start']} (adapter.init)")
-    unit = " of each frozen matrix's norm" if given["relative_rate"] else ""
+    unit = " (relative)" if given["relative_rate"] else ""
     rate = f"{given['learning_rate']:g}{unit}{falls}, {given['schedule']}"
     settings = (
         "learning_rate, relative_rate, schedule" if facts["may_be_relative"] else "learning_rate, schedule"

@@ -19,6 +19,7 @@ from privlora.cli.example import example_rows
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
+from privlora.config.methods import SPACES, facts_of
 from privlora.errors import ConfigError, ModelError, PrivacyError, Together
 from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
@@ -325,8 +326,11 @@ def rate_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     """
     if content["far_rate"] is not None:
         return [("rate", content["far_rate"])]
-    relative = content["hyperparameters"]["relative_rate"]
-    return [("rate", in_size_of_weights(content["default_rate"]))] if relative else []
+    if not content["hyperparameters"]["relative_rate"]:
+        return []
+    facts = facts_of(content["method"])
+    said = "" if facts is None else f": {SPACES[facts.space].relative}"
+    return [("rate", f"relative{said}; the method's default is {content['default_rate']:.3g}")]
 
 
 def words_of_unit(planned: Plan) -> str:
@@ -336,13 +340,6 @@ def words_of_unit(planned: Plan) -> str:
         f"one {planned.unit}: what is released is nearly the same whether any one {planned.unit} was {how} (adjacency "
         f"{planned.adjacency}), except with a chance of roughly delta = {planned.delta:g}"
     )
-
-
-def in_size_of_weights(default: float) -> str:
-    """The unit of a learning rate that is in the size of the frozen weights, and the row's own there."""
-    from privlora.methods import RELATIVE_IN_WORDS
-
-    return f"{RELATIVE_IN_WORDS}; the method's default is {default:.3g}"
 
 
 def _bands(settings: Settings, planned: Plan) -> dict[str, Any]:

@@ -757,9 +757,10 @@ class MethodSettings(Group):
     added to gradients. auto: the best in rehearsals on the public records auto.file; without a file the one at which
     the run's noise alone moves the model's predictions of its own texts by 0.1 nats a token."""
     relative_rate: bool | None = None
-    """Whether learning_rate is in the size of the frozen weights: the share of each frozen matrix's norm by which the
-    noise of one step moves it, so that one rate serves models of other widths and weight scales. Else it is in entries:
-    about how far noise moves each number. Epsilon is the same. Null: the row's own; prism's is true."""
+    """Whether learning_rate is relative: the share of the frozen weights' norms by which the noise of one step moves
+    all of them together (span-prism: the length of one step), so that one rate serves models of other widths, depths
+    and weight scales. Else it is in entries: about how far noise moves each number. Epsilon is the same. Null: the
+    row's own, true for prism and span-prism."""
     schedule: Literal["constant", "linear", "cosine"] | None = None
     """How the learning rate goes on after the warm-up; linear and cosine fall towards 0."""
     warmup_steps: int | None = Field(default=None, ge=0)

@@ -39,7 +39,8 @@ class SpaceFacts:
 
     settings: what a space has next to its optimizers' own. rules: optimizer -> its settings. weight_unit: the mean
     of modules' weight units (optimizers.rate_units) on the model on which default rates were found, stories260K at rank
-    8: a rate in entries over it is one in the size of the frozen weights; None where modules have no such unit.
+    8 with all 35 linear layers: a rate in entries over it is a relative one; None where modules have no such unit.
+    relative: to what such a rate is relative, in words.
     weighed: whether what its noise alone does to a model says how far it may go. forward_only: whether of units the
     losses are taken and no gradients."""
 
@@ -48,6 +49,9 @@ class SpaceFacts:
     settings: str = ""
     rules: Mapping[str, str] = field(default_factory=lambda: OPTIMIZERS)
     weight_unit: float | None = None
+    relative: str = (
+        "the share of the frozen weights' norms by which one step's noise moves all of them together"
+    )
     weighed: bool = True
     forward_only: bool = False
 
@@ -72,17 +76,17 @@ SPACES: Final = {
         "τ·√(r(m + w²(n − r))), whatever the factors are.",
         "right_weight metric_power",
         TANGENT_RULES,
-        weight_unit=0.286,
+        weight_unit=0.0484,
     ),
     "factors": SpaceFacts(
         "in the entries of both LoRA factors",
         "In factor coordinates it depends on the factors: τ·s·√(m‖right‖² + n‖left‖²), here at the final state.",
-        weight_unit=0.278,
+        weight_unit=0.047,
     ),
     "one-factor": SpaceFacts(
         "in the entries of the trained LoRA factor",
         "Where the left factor alone is trained it is τ·s·√m·‖right‖.",
-        weight_unit=0.414,
+        weight_unit=0.07,
     ),
     "direction": SpaceFacts(
         "as differences of the loss along one random direction of both LoRA factors",
@@ -94,12 +98,12 @@ SPACES: Final = {
     "projected": SpaceFacts(
         "after a fresh random projection of the whole gradient",
         f"{_ESTIMATE} τ·√(mn), as for dense noise.",
-        weight_unit=0.135,
+        weight_unit=0.0228,
     ),
     "wishart": SpaceFacts(
         "with a random projection after the clip",
         f"{_ESTIMATE} τ·n·√(m/r): more with more inputs.",
-        weight_unit=0.135,
+        weight_unit=0.0228,
         weighed=False,
     ),
     "coefficients": SpaceFacts(
@@ -126,6 +130,8 @@ SPACES: Final = {
         _IN_SPAN,
         _SPAN,
         TANGENT_RULES,
+        weight_unit=0.00477,
+        relative="the length of one step, over all modules together",
     ),
 }
 _IN_METRIC: Final = replace(
@@ -166,7 +172,7 @@ class MethodFacts:
     they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
     after which the adapter learns the texts without noise. tunes_writer: whether votes tune the model that writes the
     texts, which then is the one that is trained, by trl. learning_rate: in entries. relative_rate: whether the default
-    is in the size of the frozen weights instead: relative_learning_rate, or learning_rate over the space's usual unit.
+    is relative instead (SpaceFacts.relative): relative_learning_rate, or learning_rate over the space's usual unit.
     revision: raised when defaults change, so that no study
     takes runs with the old ones for runs with the new.
     """
@@ -249,7 +255,7 @@ METHODS: dict[str, MethodFacts] = {
             optimizers=("rank", "scalar", "sgd", "paper"),
             learning_rate=4e-3,
             relative_rate=True,
-            relative_learning_rate=0.02,
+            relative_learning_rate=0.1,
             init="w0-subspace",
             clipping="spectral",
             settings={"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0},
@@ -381,6 +387,7 @@ METHODS: dict[str, MethodFacts] = {
             reference="this project: Zou et al. 2026 in the coordinates of Wang and Zhang 2026",
             space="tangent-coefficients",
             optimizers=("scalar", "sgd", "rank"),
+            relative_rate=True,
             init="w0-subspace",
             clipping="normalized",
             clippings=_OF_SPANS,

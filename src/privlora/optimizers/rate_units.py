@@ -1,20 +1,25 @@
-"""Learning rates in the size of the frozen weights, so that one rate serves models of other widths and weight scales.
+"""Relative learning rates: one rate serves models of other widths, depths and weight scales.
 
 Rules move every number of a module's release by about the rate where there is noise alone, so a step's length is the
 rate times sqrt(d), whatever matrix W (m, n) it stands on. Multiplied by the module's weight unit
 
-    u = ||W||_F / sqrt(d)        d: numbers that the noise of one step moves (Coordinates.moved_numbers)
+    u = ||W||_F / sqrt(d M)      d: numbers that the noise of one step moves (Coordinates.moved_numbers); M: modules
 
-a step of noise alone is as long as the rate times ||W||_F, in the norm of the numbers that move: the rate is the share
-of each frozen matrix's norm by which the noise of one step moves it. W is public and never changes, so this is
-post-processing of releases with public numbers, and epsilon is the same.
+a step of noise alone moves each module by the rate over sqrt(M) times ||W||_F, in the norm of the numbers that move. So
+the rate is the root of the sum over modules of the squares of those shares. What small moves of modules do to a model's
+predictions adds up (docs/choosing.md), hence the root. W is public and never changes, so this is post-processing of
+releases with public numbers, and epsilon is the same.
+
+Along the span of public gradients in tangent coordinates a step goes where gradients agree, and not each module's own
+way as noise does. There the unit of all modules is 1 / sqrt(D), with D the dimension: the rate is the step's length.
 """
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
-from privlora.coordinates import Coordinates
+from privlora.coordinates import Coordinates, TangentSpanCoordinates
 
 WeightUnits = list[Tensor] | None
 """(L,) a group, in the coordinates' dtype and on their device; None: steps are in entries, which is a unit of 1."""
@@ -25,10 +30,19 @@ def weight_units(coordinates: Coordinates) -> list[Tensor]:
 
     Raises ConfigError where releases belong to no module, ModelError for a weight without a finite norm above 0.
     """
-    numbers, adapter = coordinates.moved_numbers(), coordinates.adapter
-    norms = adapter.weight_norms()
+    adapter = coordinates.adapter
+    if isinstance(coordinates, TangentSpanCoordinates):
+        unit = coordinates.inner.dimension**-0.5
+        return [
+            torch.full((len(g.sites),), unit, dtype=coordinates.dtype, device=adapter.device)
+            for g in adapter.groups
+        ]
+    numbers = coordinates.moved_numbers()
+    norms, modules = adapter.weight_norms(), len(adapter.sites)
     pairs = zip(norms, numbers, strict=True)
-    return [(of_group / d**0.5).to(coordinates.dtype).to(adapter.device) for of_group, d in pairs]
+    return [
+        (of_group / (d * modules) ** 0.5).to(coordinates.dtype).to(adapter.device) for of_group, d in pairs
+    ]
 
 
 def scaled(t: Tensor, units: WeightUnits, group: int) -> Tensor:

@@ -26,7 +26,7 @@ class SpanOptimizer(Optimizer):
     inner_kind: ClassVar[type[Optimizer]]
 
     def __init_subclass__(cls) -> None:
-        cls.settings = cls.inner_kind.settings
+        cls.settings, cls.takes_weight_units = cls.inner_kind.settings, cls.inner_kind.takes_weight_units
 
     def __init__(self, coordinates: SpanSpace, **settings: float) -> None:
         self.coordinates = coordinates
@@ -44,6 +44,7 @@ class SpanOptimizer(Optimizer):
         self._scores = space.scores(release.vector).to("cpu", space.dtype)
         space.record()
         gradient, noise_std = space.decode(release.vector), space.decoded_std(release.noise_std)
+        self.inner.weight_units = self.weight_units
         self.inner.step(replace(release, vector=gradient, noise_std=noise_std), learning_rate)
 
     def transport(self, before: Mapping[str, Tensor], noise_std: float) -> None:

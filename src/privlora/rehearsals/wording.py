@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from privlora.config.auto import run_sizes
-from privlora.methods import RELATIVE_IN_WORDS
 from privlora.pages.numbers import duration
 from privlora.rehearsals.kept import of_rates
 
@@ -41,7 +40,7 @@ def advice(found: Recommendation) -> list[str]:
     if found.pace is not None:
         lines += _of_budget(found)
     if found.relative_rate:
-        lines.append(f"Learning rates are {RELATIVE_IN_WORDS}.")
+        lines.append("Learning rates are relative (docs/glossary.md).")
     if found.by_noise:
         lines.append(
             "Learning rates are the method's defaults: the run's own is found before it begins, by noise alone on "

@@ -445,7 +445,7 @@ def method_table(report: Report) -> list[tuple[str, str]]:
     method, adapter = report["method"], report["adapter"]
     revision = f" at {quoted(adapter['base_revision'])}" if adapter["base_revision"] else ""
     warmup = f"{method['warmup_steps']} steps of warm-up"
-    unit = " of each frozen matrix's norm" if method.get("relative_rate") else ""  # older reports do not say
+    unit = " (relative)" if method.get("relative_rate") else ""  # older reports do not say
     decay = f", decay {number(method['averaging'])}" if method["averaging"] else ""
     scale = "α/√r" if adapter["use_rslora"] else "α/r"
     lora = f"rank {adapter['rank']}, α {number(adapter['lora_alpha'])}, scale {scale}"
