@@ -662,3 +662,18 @@ def test_labels_that_yaml_takes_for_truths_are_mended_by_quotes(tmp_path: Path) 
     assert "YAML reads yes, no, on and off as true and false" in told("[yes, no]")
     assert told('["yes", "no"]') == "['yes', 'no']"
     assert told("{0: negative, 1: positive}") == "{0: 'negative', 1: 'positive'}"
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"run": {"label": "a\ud800"}},
+        {"data": {"chat_template_kwargs": {"level": "\udc00"}}},
+        {"data": {"labels": {"0": "\ud800", "1": "b"}}},
+        {"adapter": {"target_modules": ["q_proj", "\ud800"]}},
+    ],
+)
+def test_half_a_character_is_refused_before_anything_is_charged(given: dict[str, Any]) -> None:
+    """No file can hold it, so a run would end when it writes its report."""
+    with pytest.raises(ConfigError, match="holds half of a character"):
+        settings_from({**GOOD, **{g: {**GOOD.get(g, {}), **own} for g, own in given.items()}})

@@ -9,16 +9,28 @@ import pytest
 
 from privlora import disk
 
+LARGE = 10**6
+
 
 def test_a_copy_is_for_its_owner_and_writes_over_nothing(tmp_path: Path) -> None:
     source, target = tmp_path / "one", tmp_path / "copy"
     source.write_bytes(bytes(range(256)) * 1000)
     source.chmod(0o644)
-    disk.copy_plain(source, target)
+    disk.copy_plain(source, target, LARGE)
     assert target.read_bytes() == source.read_bytes()
     assert target.stat().st_mode & 0o077 == 0
     with pytest.raises(FileExistsError):
-        disk.copy_plain(source, target)
+        disk.copy_plain(source, target, LARGE)
+
+
+def test_a_large_file_is_not_copied_however_little_of_it_lies_on_the_disk(tmp_path: Path) -> None:
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.truncate(LARGE + 1)
+    with pytest.raises(OSError, match="is too large"):
+        disk.copy_plain(sparse, tmp_path / "copy", LARGE)
+    assert not (tmp_path / "copy").exists()
+    disk.copy_plain(sparse, tmp_path / "copy", LARGE + 1)
 
 
 def test_links_folders_and_pipes_are_not_copied(tmp_path: Path) -> None:
@@ -32,7 +44,7 @@ def test_links_folders_and_pipes_are_not_copied(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     for name in ("soft", "nowhere", "hard", "folder", "pipe", "none"):
         with pytest.raises(OSError, match=r"is a link, or no file|No such file"):
-            disk.copy_plain(tmp_path / name, tmp_path / "copy")
+            disk.copy_plain(tmp_path / name, tmp_path / "copy", LARGE)
         assert not (tmp_path / "copy").exists()
 
 
@@ -61,5 +73,5 @@ def test_what_changes_places_before_it_is_opened_is_not_copied(
     if follows:
         monkeypatch.delattr(disk.os, "O_NOFOLLOW", raising=False)
     with pytest.raises(OSError):
-        disk.copy_plain(source, tmp_path / "copy")
+        disk.copy_plain(source, tmp_path / "copy", LARGE)
     assert not (tmp_path / "copy").exists()

@@ -72,11 +72,11 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
-def copy_plain(source: Path, target: Path) -> None:
-    """Copy a file of one name to a new one, which its owner alone may read.
+def copy_plain(source: Path, target: Path, most: int) -> None:
+    """Copy a file of one name and at most ``most`` bytes to a new one, which its owner alone may read.
 
     What is open is looked at, and not a name that can lead elsewhere a moment later: raises OSError for a link, a file
-    that has other names, a folder or a pipe.
+    that has other names, a folder or a pipe, and for a larger file, however little of it lies on the disk.
     """
     before = os.lstat(source)
     refused = OSError(errno.EMLINK, "is a link, or no file", str(source))
@@ -86,6 +86,8 @@ def copy_plain(source: Path, target: Path) -> None:
         found = os.fstat(file.fileno())
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not os.path.samestat(before, found):
             raise refused
+        if found.st_size > most:
+            raise OSError(errno.EFBIG, "is too large", str(source))
         with open(target, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as copied:
             shutil.copyfileobj(file, copied)
 

@@ -19,8 +19,8 @@ NOISE_MULTIPLIERS: Final = (1e-6, 1e9)
 """Of sigma, with any promise left."""
 MOST_STEPS: Final = 1_000_000
 """Of one run: the noise for more releases takes many minutes to find, and each has a line in a ledger."""
-MOST_PHASES: Final = 32
-"""Of one run, with noise of their own: epsilon of each takes a second."""
+MOST_PHASES: Final = 8
+"""Of one run, with noise of their own: epsilon of each takes up to some seconds."""
 MOST_CLIENTS: Final = 100_000
 MOST_TURNS: Final = 2 * 10**6
 """Of a federation."""

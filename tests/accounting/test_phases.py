@@ -451,6 +451,7 @@ def test_many_phases_of_little_noise_are_refused_at_once():
             (StepEvent(PoissonSampling(0.1), 1.0, tuple((1, 64 * i + k) for k in range(2, 12))), 1)
             for i in range(4)
         ),
+        tuple((StepEvent(TruncatedPoissonSampling(0.1, 1000, 12), 0.5 + i / 1000), 1) for i in range(8)),
     ):
         with pytest.raises(PrivacyError, match="minutes and gigabytes"):
             make_plan(phases=kinds)

@@ -282,11 +282,11 @@ def test_what_changes_while_it_is_copied_is_not_uploaded(
     """What was looked at is what goes up, however files change places meanwhile."""
     copy, secret = pushing.copy_plain, run.private / "training_loss.jsonl"
 
-    def linked(source: Path, target: Path) -> None:
+    def linked(source: Path, target: Path, most: int) -> None:
         if source.name == "metrics.jsonl":
             source.unlink()
             source.symlink_to(secret.absolute())
-        copy(source, target)
+        copy(source, target, most)
 
     monkeypatch.setattr(pushing, "copy_plain", linked)
     hub = Hub()
@@ -298,11 +298,11 @@ def test_what_changes_while_it_is_copied_is_not_uploaded(
 def test_what_is_looked_at_is_the_copy(run: RunFolder, monkeypatch: pytest.MonkeyPatch) -> None:
     copy = pushing.copy_plain
 
-    def meanwhile(source: Path, target: Path) -> None:
+    def meanwhile(source: Path, target: Path, most: int) -> None:
         whole = source.read_bytes()
         if source.name == WEIGHTS_NAME:
             _swapped(run.release)
-        copy(source, target)
+        copy(source, target, most)
         source.write_bytes(whole)
 
     monkeypatch.setattr(pushing, "copy_plain", meanwhile)

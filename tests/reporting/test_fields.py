@@ -20,9 +20,9 @@ from privlora.reporting.fields import HASH, KWARGS, NUMBER, TEXT, TEXTS, WORD, o
         (
             TEXT,
             ["two words", "two\nlines", "ü", "می\u200cروم", None],
-            [1, "\u202ea", "a\u200bb", "\U000e0041", "\x1b[1m", "a" * 5000, ["a"]],
+            [1, "\u202ea", "a\u200bb", "\U000e0041", "\ue000", "\x1b[1m", "a" * 5000, ["a"]],
         ),
-        (TEXTS, ["a", ["a", "b"], None], [[1], {"a": "b"}, ["\u2066"]]),
+        (TEXTS, ["a", ["a", "\u2066"], "b" * 5000, None], [[1], {"a": "b"}, ["a", 7]]),
         (HASH, ["0f" * 32, None], ["0g" * 32, "0f" * 31, 7, ["0f" * 32]]),
         (
             KWARGS,

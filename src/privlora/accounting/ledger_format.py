@@ -39,6 +39,7 @@ from privlora.accounting.accountants import (
 from privlora.accounting.events import (
     MOST_PROJECTIONS,
     StepEvent,
+    TruncatedPoissonSampling,
     describe_events,
     events_to_dicts,
     exact_fields,
@@ -129,6 +130,12 @@ class Plan:
         runs = groupby(self.phases, key=lambda phase: phase[0])
         joined = tuple((event, sum(count for _, count in run)) for event, run in runs)
         object.__setattr__(self, "phases", joined)
+
+    @property
+    def affordable(self) -> int:
+        """Of how many numbers of steps epsilon is computed in about a minute at most."""
+        kinds = {event for event, _ in self.phases}
+        return _MOST_COSTS if len(kinds) == 1 else int(4 * _MOST_RANGES / sum(map(_range_of, kinds)))
 
     @property
     def steps(self) -> int:
@@ -316,10 +323,13 @@ def _parsed(line: bytes) -> Any:
 
 
 _MOST_RANGES: Final = 128.0  # of one release of each kind, as `rough_epsilon` has it
+_MOST_COSTS: Final = 256
+_OF_TRUNCATED: Final = 6.0  # times the time and memory of plain Poisson sampling
 
 
 def _range_of(event: StepEvent) -> float:
-    return rough_epsilon({event: 1}) if event.noise_multiplier else 0.0
+    times = _OF_TRUNCATED if isinstance(event.sampling, TruncatedPoissonSampling) else 1.0
+    return times * rough_epsilon({event: 1}) if event.noise_multiplier else 0.0
 
 
 _RUN: Final = re.compile("[0-9a-f-]{8,64}")

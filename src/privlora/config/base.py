@@ -69,6 +69,21 @@ def _from_home(value: Any) -> Any:
     return os.path.expanduser(value) if isinstance(value, str) and value.startswith("~/") else value
 
 
+def _refuse_half_characters(value: Any, name: str) -> None:
+    """Raise Wrong for what no file can hold, such as JSON's "\\ud800" alone: a run would end when it writes it."""
+    if isinstance(value, str) and not value.isascii():
+        try:
+            value.encode()
+        except UnicodeEncodeError:
+            raise Wrong(f"{name} holds half of a character", "write it whole", name) from None
+    elif isinstance(value, Mapping):
+        for inner in (*value, *value.values()):
+            _refuse_half_characters(inner, name)
+    elif isinstance(value, list | tuple):
+        for inner in value:
+            _refuse_half_characters(inner, name)
+
+
 class Group(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False, protected_namespaces=())
 
@@ -77,6 +92,8 @@ class Group(BaseModel):
     def _paths_from_home(cls, values: Any) -> Any:
         if not isinstance(values, Mapping):
             return values
+        for name, value in values.items():
+            _refuse_half_characters(value, str(name))
         return {**values, **{name: _from_home(values[name]) for name in _PATHS if name in values}}
 
     @model_validator(mode="before")

@@ -50,8 +50,8 @@ def QUOTED(value: object) -> bool:
 
 
 def TEXTS(value: object) -> bool:
-    """A text, or a list of texts."""
-    return all(map(TEXT, value)) if isinstance(value, list) else TEXT(value)
+    """A quoted text, or a list of them."""
+    return all(map(QUOTED, value)) if isinstance(value, list) else QUOTED(value)
 
 
 def KWARGS(value: object) -> bool:
@@ -98,7 +98,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         "modules": [{"name": TEXT, **numbers("m n r closed_form measured")}],
     },
     "adapter": {
-        **dict.fromkeys(("base_model", "base_revision", "init"), TEXT),
+        **dict.fromkeys(("base_model", "base_revision", "init"), QUOTED),
         **dict.fromkeys(("target_modules", "exclude_modules"), TEXTS),
         **numbers("base_is_local rank lora_alpha use_rslora public_seed"),
         "base_sha256": HASH,

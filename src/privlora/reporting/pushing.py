@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import json
+import shutil
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from privlora.names import ADAPTER_FILES, HUB_NAME, UNNAMED, is_local
 from privlora.reporting.publication import check_statement, parse_report, write_report
 from privlora.reporting.rows import refuse_other_rows
 from privlora.reporting.seals import (
+    LARGEST,
     MADE_ANEW,
     REPORT_NAME,
     altered,
@@ -207,9 +209,16 @@ def files_of(folder: RunFolder, report: Mapping[str, Any], beside: Collection[st
 
 
 def copy_file(folder: RunFolder, name: str, copied: RunFolder) -> None:
+    """Raises PrivacyError for what no run writes, RunError where there is no room for it or no permission."""
+    root = copied.release
+    most = shutil.disk_usage(root).free // 2 if Path(name).suffix == ".safetensors" else LARGEST
     try:
-        copy_plain(folder.release / name, copied.release / name)
+        copy_plain(folder.release / name, root / name, most)
     except OSError as error:
+        if error.errno == errno.EFBIG:
+            raise _strange(
+                folder, name, "larger than what a run writes, or than the room for a copy"
+            ) from None
         if error.errno in (errno.EMLINK, errno.ELOOP):
             raise _strange(folder, name, f"no file that can be copied ({error.strerror})") from None
         raise RunError(

@@ -126,13 +126,15 @@ def check_clients(report: Report, books: Mapping[str, Book], stated: Book) -> No
     books: of those that gave theirs. stated: of the statement.
     """
     federation, of = report["federation"], report["federation"]["statement_of"]
-    rows = [{**row, **_of_a_client(books.get(row["name"]))} for row in federation["clients"]]
-    refuse_other(federation["clients"], rows, "the report", "by the ledgers it is", "clients")
-    if federation["noise_by"] == "server":
-        return
-    if of not in books or books[of].head != stated.head:
+    of_all = federation["noise_by"] != "server"
+    if of_all and (of not in books or books[of].head != stated.head):
         raise PrivacyError(f"{LEDGER} is not that of {named(of)}")
-    plan, owners = stated.summary.plan.to_dict(), dict[str, str]()
+    plan, owners, charges = stated.summary.plan.to_dict(), dict[str, str](), stated.summary.charges
+    for row in federation["clients"] if of_all else ():
+        if row["name"] not in books and (row["rounds_answered"] or 0) > charges:
+            raise PrivacyError(
+                f"{named(row['name'])} answered in more rounds than the statement has releases, and has no ledger"
+            )
     for name, file in ledgers_of_clients(report).items():
         if name not in books:
             continue
@@ -140,10 +142,18 @@ def check_clients(report: Report, books: Mapping[str, Book], stated: Book) -> No
         refuse_other(summary.plan.to_dict(), plan, file, f"in {LEDGER} it is", "plan")
         if not summary.closed:
             raise PrivacyError(f"{file} is not closed, so that client could release more")
-        if summary.charges > stated.summary.charges:
+        if summary.charges > charges:
             raise PrivacyError(f"{file} has more releases than that of the client that the statement is of")
         if (other := owners.setdefault(summary.run_id, file)) != file:
             raise PrivacyError(f"{file} is the ledger of another client, that of {other}")
+    # Epsilon of each takes its time, so it comes last, when all plans are the stated one.
+    plan_of_all = stated.summary.plan
+    if len({book.summary.charges for book in books.values()} | {plan_of_all.steps}) > plan_of_all.affordable:
+        raise PrivacyError(
+            "the clients' ledgers are of more different lengths than epsilon can be computed of"
+        )
+    rows = [{**row, **_of_a_client(books.get(row["name"]))} for row in federation["clients"]]
+    refuse_other(federation["clients"], rows, "the report", "by the ledgers it is", "clients")
 
 
 def refuse_other(said: object, true: object, whose: str, by: str, name: str = "") -> None:
