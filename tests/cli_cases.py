@@ -24,7 +24,7 @@ LOADING = "loading torch and transformers"
 CHECKING = "checking every file of the release against its report and ledger"
 PHASES = (
     LOADING,
-    "looking at the tokenizer and the first records",
+    "looking at the model's files",
     "loading the model",
     "reading the records",
     "preparing the first step",
@@ -34,7 +34,7 @@ PHASES = (
     CHECKING,
 )
 """What commands say in pipes as it begins."""
-TRAINING = (*PHASES[:5], WRITING)
+TRAINING = (PHASES[0], PHASES[1], PHASES[3], PHASES[2], PHASES[4], WRITING)
 """Of these the ones of `privlora train`, in their order."""
 EVALUATING = (LOADING, "reading the records", "loading the model")
 """Of these the ones of `privlora evaluate`, in their order."""

@@ -72,6 +72,10 @@ def sync_folder(folder: Path) -> None:
         os.close(descriptor)
 
 
+class TooLargeError(OSError):
+    """A file that is not copied."""
+
+
 def copy_plain(source: Path, target: Path, most: int) -> None:
     """Copy a file of one name and at most ``most`` bytes to a new one, which its owner alone may read.
 
@@ -87,7 +91,7 @@ def copy_plain(source: Path, target: Path, most: int) -> None:
         if not stat.S_ISREG(found.st_mode) or found.st_nlink > 1 or not os.path.samestat(before, found):
             raise refused
         if found.st_size > most:
-            raise OSError(errno.EFBIG, "is too large", str(source))
+            raise TooLargeError(errno.EFBIG, "is too large", str(source))
         with open(target, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as copied:
             shutil.copyfileobj(file, copied)
 

@@ -36,7 +36,7 @@ from privlora.training.callbacks import watching
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, read_lines, write_atomically
-from privlora.training.first_looks import look_first
+from privlora.training.first_looks import look_at_model
 from privlora.training.fitting import Fitted, in_micro_batches, with_micro_batches
 from privlora.training.footprint import free_but_for_own
 from privlora.training.identity import (
@@ -48,9 +48,10 @@ from privlora.training.identity import (
     refuse_others,
     refuse_unlike_processes,
 )
-from privlora.training.inputs import Data, fitted, load_data
+from privlora.training.inputs import Data, fitted, load_all
 from privlora.training.loggers import Service, loggers
 from privlora.training.loop import Interrupted, Observer, finish_training, train_beside
+from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import (
     adapter_for,
     check_model,
@@ -98,13 +99,17 @@ def train_and_publish(
     begins = getattr(given.observer, "on_phase", None) or (lambda _: None)
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)
-    if fresh and given.model is None:
+    sources = given.records, given.evaluation
 
-        def look() -> None:
-            begins("looking at the tokenizer and the first records")
-            look_first(settings, given.tokenizer, given.records, given.evaluation)
+    def read() -> tuple[Settings, Data]:
+        begins("looking at the model's files")
+        ready, tokenizer = look_at_model(settings, given.tokenizer)
+        begins("reading the records")
+        return ready, load_all(ready, tokenizer, *sources)
 
-        ranks.same(look)
+    early = None
+    if fresh and given.model is None:  # before the weights, which take longest
+        settings, early = ranks.same(read)
     begins("loading the model")
     if settings.model.fully_shard and ranks.size > 1:
         model, own = load_sharded(settings.model, ranks)
@@ -134,7 +139,7 @@ def train_and_publish(
             return settings, None
         if device.type != "cpu":
             return with_micro_batches(settings, model, device)
-        # Processes share the machine's memory, and records were looked at, or are held by who called.
+        # Processes share the machine's memory.
         room: dict[str, Any] = {"sharing": ranks.size, "loaded": False, "free": free_but_for_own()}
         return with_micro_batches(settings, model, device, **room)
 
@@ -143,10 +148,13 @@ def train_and_publish(
         given.on_choice(micro_batches.why)
 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
-        whose = None if fresh else lambda data: refuse_others(folder, identify(data, model))
-        sources = given.records, given.evaluation
-        begins("reading the records")
-        data = load_data(settings, tokenizer, *sources, model=model, whose=whose)
+        if early is None:
+            begins("reading the records")
+            whose = None if fresh else lambda data: refuse_others(folder, identify(data, model))
+            data = load_all(settings, tokenizer, *sources, model=model, whose=whose)
+        else:
+            data = early
+            refuse_unknown_tokens(model, data.examples, data.evaluation)
         if given.on_data is not None:
             given.on_data(data.summary, settings)
         identity = identify(data, model)

@@ -133,7 +133,7 @@ def test_what_is_not_private_says_so(
     assert "over already" not in ended.err
     again = call(capsys, "resume", folder / "run", "--json")
     assert again.err.startswith("this run is over already: no step is taken")
-    assert phases(again) == [LOADING, *TRAINING[2:4], "preparing the release", WRITING]
+    assert phases(again) == [LOADING, TRAINING[3], TRAINING[2], "preparing the release", WRITING]
     assert again.json["private"] is False
     assert "epsilon" not in again.json
 
@@ -180,7 +180,7 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
         f"going on after step 2 of 5, {spent}, by the settings that it began with, whatever its YAML says now"
     )
     assert resumed.err.splitlines()[:2] == [LOADING, begun]
-    assert phases(resumed) == [LOADING, *TRAINING[2:4], "preparing the next step", WRITING]
+    assert phases(resumed) == [LOADING, TRAINING[3], TRAINING[2], "preparing the next step", WRITING]
     ledger = read_ledger(run / "release" / "ledger.jsonl")
     assert (ledger.charges, ledger.closed) == (5, True)
     assert "going on" not in call(capsys, "resume", run).err
@@ -235,7 +235,7 @@ def test_an_interruption_before_the_start_leaves_nothing(
         raise KeyboardInterrupt
 
     config = write_config(folder, run_settings(model, folder))
-    monkeypatch.setattr("privlora.running.load_data", interrupt)
+    monkeypatch.setattr("privlora.running.load_all", interrupt)
     stopped = call(capsys, "train", config)
     assert stopped.code == 130
     assert (

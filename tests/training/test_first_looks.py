@@ -1,9 +1,8 @@
-"""What is refused before the weights are loaded, without them, and without what can be read but once."""
+"""What is refused before the weights are loaded, without them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +14,9 @@ import privlora
 from privlora.api import train_run
 from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError
-from privlora.training import inputs, models, sources
-from privlora.training.first_looks import look_first
+from privlora.training import models
+from privlora.training.first_looks import look_at_model
+from privlora.training.inputs import load_all
 from privlora.training.sources import refuse_first
 
 RECORDS = [record(number) for number in range(20)]
@@ -39,6 +39,12 @@ def no_weights(monkeypatch: pytest.MonkeyPatch) -> None:
 def written(path: Path, records: list[dict[str, Any]]) -> str:
     path.write_text("".join(f"{json.dumps(each)}\n" for each in records))
     return str(path)
+
+
+def read(settings: Settings, tokenizer: Any = None, records: Any = None, evaluation: Any = None) -> None:
+    """What a run does before it loads the weights."""
+    ready, own = look_at_model(settings, tokenizer)
+    load_all(ready, own, records, evaluation)
 
 
 def run_of(model: Path, data: dict[str, Any], **groups: Any) -> Settings:
@@ -83,7 +89,7 @@ def test_public_records_that_are_private_ones(
     if in_memory and where == "evaluation":
         given["evaluation"] = SHARED
     with pytest.raises(PrivacyError, match="are the same as private ones in text") as caught:
-        look_first(run_of(model, data, **groups), None, **given)
+        read(run_of(model, data, **groups), None, **given)
     assert RECORDS[7]["text"] not in str(caught.value)
 
 
@@ -91,18 +97,7 @@ def test_records_of_a_task_are_compared_as_the_task_shows_them(model: Path, tmp_
     rows = [{"sentence": f"a film of {number}", "label": number % 2} for number in range(20)]
     data = {"task": "sst2", "evaluation": written(tmp_path / "b.jsonl", [rows[3]])}
     with pytest.raises(PrivacyError, match="evaluation"):
-        look_first(run_of(model, {**data, "path": written(tmp_path / "a.jsonl", rows)}), None)
-
-
-def test_private_records_among_public_ones_are_told_beside_a_wrong_adapter(
-    model: Path, tmp_path: Path
-) -> None:
-    data = {
-        "path": written(tmp_path / "a.jsonl", RECORDS),
-        "evaluation": written(tmp_path / "b.jsonl", SHARED),
-    }
-    with pytest.raises(ConfigError, match=r"(?s)adapter\.r=999 exceeds.*the same as private ones"):
-        look_first(run_of(model, data, adapter={"r": 999}), None)
+        read(run_of(model, {**data, "path": written(tmp_path / "a.jsonl", rows)}), None)
 
 
 def test_texts_in_a_list_are_records_too(model: Path, tmp_path: Path) -> None:
@@ -110,40 +105,14 @@ def test_texts_in_a_list_are_records_too(model: Path, tmp_path: Path) -> None:
     texts = ["a text of nobody", "text of somebody", RECORDS[7]["text"]]
     settings = run_of(model, {"path": "(in memory)", "evaluation": "(in memory)"})
     with pytest.raises(PrivacyError, match="are the same as private ones in text"):
-        look_first(settings, None, [each["text"] for each in RECORDS], texts)
+        read(settings, None, [each["text"] for each in RECORDS], texts)
 
 
 def test_records_behind_the_limit_are_not_of_the_run(model: Path, tmp_path: Path) -> None:
     private, public = written(tmp_path / "a.jsonl", RECORDS), written(tmp_path / "b.jsonl", SHARED)
-    look_first(run_of(model, {"path": private, "evaluation": public, "limit": 7}), None)
+    read(run_of(model, {"path": private, "evaluation": public, "limit": 7, "unchecked": True}), None)
     with pytest.raises(PrivacyError, match="are the same as private ones in text"):
-        look_first(run_of(model, {"path": private, "evaluation": public, "limit": 8}), None)
-
-
-def test_what_can_be_read_once_is_left_alone(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """An iterator, a hub's set and a large file are compared when they are read for the run."""
-    data = {
-        "path": written(tmp_path / "a.jsonl", RECORDS),
-        "evaluation": written(tmp_path / "b.jsonl", SHARED),
-    }
-
-    def once() -> Iterator[dict[str, Any]]:
-        raise AssertionError("the iterator was read")
-        yield {}
-
-    look_first(run_of(model, data), None, records=once())
-    look_first(run_of(model, data), None, evaluation=once())
-    monkeypatch.setattr(inputs, "load_records", _never)
-    look_first(run_of(model, {**data, "path": "hf://nobody/nothing:train"}), None)
-    look_first(run_of(model, {**data, "evaluation": "hf://nobody/nothing:train"}), None)
-    monkeypatch.setattr(sources, "READ_TWICE", 10)
-    look_first(run_of(model, data), None)
-
-
-def _never(*_: Any, **__: Any) -> None:
-    raise AssertionError("it was read")
+        read(run_of(model, {"path": private, "evaluation": public, "limit": 8, "unchecked": True}), None)
 
 
 @pytest.mark.parametrize("own", [True, False])
@@ -171,7 +140,7 @@ def test_a_chat_template_that_refuses_is_told_by_its_name_and_lines(
     else:
         tokenizer.chat_template = refuses
     with pytest.raises(DataError) as caught:
-        look_first(run_of(model, data), tokenizer, chats if kind == "a list" else None)
+        read(run_of(model, data), tokenizer, chats if kind == "a list" else None)
     whose = "data.chat_template" if own else "the tokenizer's chat template"
     place = {"a.jsonl": "lines", "a.json": "items", "a list": "records"}[kind]
     assert f"{place} 71, 81: {whose} refuses these messages" in str(caught.value)
@@ -185,7 +154,7 @@ def test_a_run_without_privacy_has_nothing_to_compare(model: Path, tmp_path: Pat
         "evaluation": written(tmp_path / "b.jsonl", SHARED),
     }
     privacy = {**PRIVACY, "private": False, "noise_multiplier": None}
-    look_first(
+    read(
         run_of(model, data).model_copy(update={"privacy": run_of(model, data, privacy=privacy).privacy}), None
     )
 
@@ -193,7 +162,7 @@ def test_a_run_without_privacy_has_nothing_to_compare(model: Path, tmp_path: Pat
 def test_a_length_that_leaves_no_answer(model: Path, tmp_path: Path) -> None:
     path = written(tmp_path / "a.jsonl", RECORDS)
     with pytest.raises(DataError, match=r"data\.max_length=4"):
-        look_first(run_of(model, {"path": path, "max_length": 4}), None)
+        read(run_of(model, {"path": path, "max_length": 4}), None)
     asked = {
         "path": path,
         "prompt": "{text}",
@@ -202,12 +171,12 @@ def test_a_length_that_leaves_no_answer(model: Path, tmp_path: Path) -> None:
         "loss_on": "completion",
     }
     with pytest.raises(PrivloraError, match=r"data\.max_length=2"):
-        look_first(run_of(model, asked), None)
+        read(run_of(model, asked), None)
 
 
 def test_a_folder_without_a_readable_configuration_is_told_where_it_is_loaded(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
-    look_first(run_of(tmp_path, {"path": written(tmp_path / "a.jsonl", RECORDS)}), tiny_tokenizer())
+    look_at_model(run_of(tmp_path, {"path": "a.jsonl"}), tiny_tokenizer())
 
 
 def broken_at(path: Path, line: int) -> str:
@@ -220,8 +189,8 @@ def broken_at(path: Path, line: int) -> str:
 
 
 def test_what_is_seen_without_torch_is_told_together(model: Path, tmp_path: Path) -> None:
-    """A folder, a device and lines of files that cannot be read, each with its place; no line is shown."""
-    private, public = broken_at(tmp_path / "a.jsonl", 19), broken_at(tmp_path / "b.jsonl", 3)
+    """A folder, a device, a column and a file that is not there, each with its place."""
+    private, public = written(tmp_path / "a.jsonl", RECORDS), str(tmp_path / "none.jsonl")
     data = {"path": private, "evaluation": public, "text": "note"}
     wrong = run_of(model, data, run={"output": f"{private}/run"})
     wrong = wrong.model_copy(update={"model": wrong.model.model_copy(update={"device": "cuda:99"})})
@@ -231,9 +200,16 @@ def test_what_is_seen_without_torch_is_told_together(model: Path, tmp_path: Path
         f"cannot create '{private}/run': Not a directory",
         "model.device='cuda:99' is not available here",
         "record 1: has no column 'note'",
-        f"{private}, line 19: this is not JSON",
-        f"{public}, line 3: this is not JSON",
+        public,
     ):
+        assert words in str(caught.value)
+
+
+def test_lines_of_all_files_are_told_together_and_none_is_shown(model: Path, tmp_path: Path) -> None:
+    private, public = broken_at(tmp_path / "a.jsonl", 19), broken_at(tmp_path / "b.jsonl", 3)
+    with pytest.raises(DataError) as caught:
+        read(run_of(model, {"path": private, "evaluation": public}))
+    for words in (f"{private}, line 19: this is not JSON", f"{public}, line 3: this is not JSON"):
         assert words in str(caught.value)
     assert "Ada of" not in str(caught.value)
 
@@ -248,27 +224,22 @@ def test_every_file_that_a_run_reads_is_read_to_its_end(where: str, model: Path,
     }[where]
     run = {"output": str(tmp_path / "run")}
     with pytest.raises(DataError, match=r"b\.jsonl, line 20: this is not JSON"):
-        refuse_first(run_of(model, data, run=run, **groups))
+        read(run_of(model, data, run=run, **groups))
 
 
 def test_what_a_run_does_not_read_may_be_broken(model: Path, tmp_path: Path) -> None:
-    """Behind its limit, in the place of records in memory; and of large files it is told where they are read."""
+    """Behind its limit, and where records in memory are given instead."""
     broken = broken_at(tmp_path / "a.jsonl", 20)
-    run = {"output": str(tmp_path / "run")}
-    refuse_first(run_of(model, {"path": broken, "limit": 19}, run=run))
-    refuse_first(run_of(model, {"path": broken}, run=run), RECORDS)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sources, "READ_TWICE", 10)
-        refuse_first(run_of(model, {"path": broken}, run=run))
+    read(run_of(model, {"path": broken, "limit": 19}))
+    read(run_of(model, {"path": broken}), records=RECORDS)
     with pytest.raises(DataError, match="line 20"):
-        refuse_first(run_of(model, {"path": broken}, run=run))
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["a.jsonl"]
+        read(run_of(model, {"path": broken}))
 
 
 def test_a_line_is_told_once(model: Path, tmp_path: Path) -> None:
     broken = broken_at(tmp_path / "a.jsonl", 1)
     with pytest.raises(DataError) as caught:
-        refuse_first(run_of(model, {"path": broken}, run={"output": str(tmp_path / "run")}))
+        read(run_of(model, {"path": broken}))
     assert str(caught.value).count("line 1") == 1
 
 

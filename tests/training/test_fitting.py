@@ -191,7 +191,7 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, asked: list[int]
 ) -> None:
     order, bench = list[str](), Bench()
-    load, fit = privlora.running.load_data, privlora.running.with_micro_batches
+    load, fit = privlora.running.load_all, privlora.running.with_micro_batches
 
     def noted(name: str, do: Callable[..., Any]) -> Callable[..., Any]:
         def told(*args: Any, **options: Any) -> Any:
@@ -200,7 +200,7 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
 
         return told
 
-    monkeypatch.setattr(privlora.running, "load_data", noted("records", load))
+    monkeypatch.setattr(privlora.running, "load_all", noted("records", load))
     monkeypatch.setattr(privlora.running, "with_micro_batches", noted("choice", fit))
     with pytest.raises(Interrupted):
         bench.start(tmp_path / "run", run={"tokens_per_micro_batch": "auto"}, observer=StopAt(3))

@@ -370,7 +370,7 @@ def test_one_process_reads_prepares_releases_and_moves(
     """The others get records and states from it, and do nothing after their part of a batch."""
     kind = METHODS["prism"].coordinates
     for owner, name in (
-        ("privlora.running.load_data", "load_data"),
+        ("privlora.running.load_all", "load_all"),
         (kind, "prepare"),
         (kind, "advance"),
         (GaussianMechanism, "release"),
@@ -389,7 +389,7 @@ def test_one_process_reads_prepares_releases_and_moves(
     run = {"privacy": {**PRIVACY, "steps": 2}}
     assert together(2, lambda _: bench.start(tmp_path / "run", **run)) == [0, 0]
     found = {path.name: len(path.read_text()) for path in tmp_path.iterdir() if path.is_file()}
-    assert found == {"load_data by 0": 1, "prepare by 0": 2, "advance by 0": 2, "release by 0": 2}
+    assert found == {"load_all by 0": 1, "prepare by 0": 2, "advance by 0": 2, "release by 0": 2}
 
 
 def test_a_finished_run_is_asked_for_texts_by_one_process(

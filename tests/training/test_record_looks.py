@@ -1,4 +1,4 @@
-"""Records that cannot be used are told together, by their lines, before torch is loaded; nothing of them is shown."""
+"""Records that cannot be used are told together, by their lines; nothing of them is shown."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from typing import Any
 
 import pytest
 from cli_cases import PRIVACY
+from tiny_models import tiny_tokenizer
 
 from privlora.config import DataSettings, Settings, settings_from
 from privlora.data.units import Grouping
 from privlora.errors import DataError, PrivloraError
+from privlora.federated.sources import records_of
+from privlora.training.inputs import load_all, load_clients
 from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
 from privlora.training.sources import refuse_first
 
@@ -157,9 +160,7 @@ def test_bytes_that_are_no_text_are_told_once(tmp_path: Path) -> None:
     path.write_bytes('{"text": "é"}\n'.encode("latin-1") * 8)
     given = {"model": {"name": "m"}, "data": {"path": str(path), "text": "text"}, "privacy": PRIVACY}
     with pytest.raises(DataError) as caught:
-        refuse_first(
-            settings_from({**given, "run": {"output": str(tmp_path / "run")}}, source="test"), given=True
-        )
+        load_all(settings_from(given, source="test"), tiny_tokenizer())
     (one,) = caught.value.each()
     assert one.what == f"{path}, lines 1, 2, 3, 4, 5 and more: this is not UTF-8 text"
 
@@ -210,7 +211,7 @@ def run_of(tmp_path: Path, path: str | None, **groups: Any) -> Settings:
 
 def refused(settings: Settings, *given: Any) -> list[str]:
     with pytest.raises(PrivloraError) as caught:
-        refuse_first(settings, *given, given=True)
+        load_all(settings, tiny_tokenizer(), *given)
     assert SECRET not in str(caught.value)
     return [one.what for one in caught.value.each()]
 
@@ -248,7 +249,7 @@ def test_a_column_that_the_first_record_lacks_is_told_once(tmp_path: Path) -> No
     path = lines(tmp_path / "a.jsonl", {"note": SECRET}, {"note": None}, "{")
     told = refused(run_of(tmp_path, path))
     assert told == [
-        "record 1: has no column 'text'; its columns are: note",
+        f"{path}, lines 1, 2: has no column 'text'; its columns are: note",
         f"{path}, line 3: this is not JSON",
     ]
 
@@ -257,32 +258,31 @@ def test_the_records_of_a_client(tmp_path: Path) -> None:
     north = lines(tmp_path / "n.jsonl", {"text": "a"}, {"text": None})
     clients = [{"name": "north", "path": north}, {"name": "south", "path": None}]
     settings = run_of(tmp_path, None, federation={"clients": clients, "rounds": 2})
-    told = refused(settings, {"south": [{"text": "a"}, {"text": None}]})
-    assert told == [
-        f"client north: {north}, line 2: column 'text' is empty (null)",
-        "client south: record 2: column 'text' is empty (null)",
-    ]
+    given = records_of(settings, {"south": [{"text": "a"}, {"text": None}]})
+    with pytest.raises(DataError) as caught:
+        load_clients(settings, tiny_tokenizer(), given)
+    assert caught.value.what == "client north: record 2: column 'text' is empty (null)"
 
 
 FAR = "the data hold {} as the 20 that group privacy says (public_dataset_size{})"
 
 
 @pytest.mark.parametrize("count", [9, 10, 40, 41])
-def test_units_are_counted_before_slow_imports(count: int, tmp_path: Path) -> None:
+def test_far_more_units_or_fewer_than_the_public_number_are_refused(count: int, tmp_path: Path) -> None:
     path = lines(tmp_path / "a.jsonl", *({"text": str(number)} for number in range(count)))
     for settings, given in (
         (run_of(tmp_path, path), ()),
         (run_of(tmp_path, "(in memory)"), ([{"text": "x"}] * count,)),
     ):
         if count in (10, 40):
-            refuse_first(settings, *given, given=True)
+            load_all(settings, tiny_tokenizer(), *given)
         else:
             much = "fewer than half as many records" if count == 9 else "more than twice as many records"
             assert refused(settings, *given) == [FAR.format(much, "")]
-        refuse_first(run_of(tmp_path, path, data={"unchecked": True}), given=True)
+        load_all(run_of(tmp_path, path, data={"unchecked": True}), tiny_tokenizer())
 
 
-def test_users_are_counted_early_and_not_told_from_one_another_where_some_are_numbers(tmp_path: Path) -> None:
+def test_users_are_counted_and_not_told_from_one_another_where_some_are_numbers(tmp_path: Path) -> None:
     privacy = {"unit": "user", "user_column": "who"}
 
     def settings(*owners: object) -> Settings:
@@ -290,7 +290,7 @@ def test_users_are_counted_early_and_not_told_from_one_another_where_some_are_nu
         found = run_of(tmp_path, path)
         return found.model_copy(update={"privacy": found.privacy.model_copy(update=privacy)})
 
-    refuse_first(settings(*range(10), *range(10)), given=True)
+    load_all(settings(*range(10), *range(10)), tiny_tokenizer())
     meant = "; with unit=user it counts users, not records"
     assert refused(settings(*range(9), *range(9))) == [FAR.format("fewer than half as many users", meant)]
     assert refused(settings(*range(10), "1")) == ["unit column 'who' mixes strings and integers"]

@@ -125,7 +125,7 @@ def _example(content: str) -> list[tuple[str, str]]:
     """How a record is read by the settings in a YAML, where a tokenizer is at hand."""
     with quiet_libraries(told=True), loading():
         from privlora.cli.example import example_rows
-        from privlora.training.inputs import refuse_unrendered_first
+        from privlora.training.inputs import refuse_all_unusable
         from privlora.training.models import load_tokenizer
 
         settings = settings_from(yaml.safe_load(content))
@@ -134,7 +134,7 @@ def _example(content: str) -> list[tuple[str, str]]:
             tokenizer = load_tokenizer(settings.model)
             rows = example_rows(settings.data, tokenizer)
             try:
-                refuse_unrendered_first(settings, tokenizer)
+                refuse_all_unusable(settings, tokenizer)
             except DataError as error:
                 err().print(f"note: `privlora train` refuses these records as they are: {error}")
         return rows

@@ -197,6 +197,11 @@ class Coordinates(ABC):
         it does more than that."""
         return None
 
+    def weight_units(self) -> list[Tensor]:
+        """What a relative rate is multiplied by, (L,) float64 a group: ||W||_F / sqrt(d M) (optimizers.rate_units)."""
+        modules, norms = len(self.adapter.sites), self.adapter.weight_norms
+        return [norm / (d * modules) ** 0.5 for d, norm in zip(self.moved_numbers(), norms(), strict=True)]
+
     def moved_numbers(self) -> list[int]:
         """In how many directions the noise of one step moves a module, one number a group: what a rate in the size of
         the frozen weights is spread over (optimizers.rate_units)."""

@@ -373,3 +373,8 @@ class TangentSpanCoordinates(SpanCoordinates):
     """The same in PRISM's tangent coordinates: Gram matrix and columns depend on Z alone, not on its factors."""
 
     inner_kind = TangentCoordinates
+
+    def weight_units(self) -> list[Tensor]:
+        """1 / sqrt(D) everywhere: a relative rate is the length of a step."""
+        unit = self.inner.dimension**-0.5
+        return [torch.full((len(g.sites),), unit, dtype=torch.float64) for g in self.adapter.groups]

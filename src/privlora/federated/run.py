@@ -55,7 +55,7 @@ from privlora.training.identity import (
     refuse_other_settings,
     refuse_others,
 )
-from privlora.training.inputs import Data, load_clients, refuse_shared_first, tokenise
+from privlora.training.inputs import Data, load_clients, tokenise
 from privlora.training.models import unchanged_afterwards
 
 _log = logging.getLogger(__name__)
@@ -368,9 +368,6 @@ def prepare(
     own = problems.of(none, records_of, settings, records)
     if fresh and model is None:
         problems.of(None, look_at_model, settings, tokenizer)
-    if fresh and own:
-        union = [record for each in own.values() for record in each]
-        problems.of(None, refuse_shared_first, settings, union, evaluation)
     problems.tell()
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded

@@ -16,10 +16,9 @@ way as noise does. There the unit of all modules is 1 / sqrt(D), with D the dime
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
-from privlora.coordinates import Coordinates, TangentSpanCoordinates
+from privlora.coordinates import Coordinates
 
 WeightUnits = list[Tensor] | None
 """(L,) a group, in the coordinates' dtype and on their device; None: steps are in entries, which is a unit of 1."""
@@ -30,19 +29,8 @@ def weight_units(coordinates: Coordinates) -> list[Tensor]:
 
     Raises ConfigError where releases belong to no module, ModelError for a weight without a finite norm above 0.
     """
-    adapter = coordinates.adapter
-    if isinstance(coordinates, TangentSpanCoordinates):
-        unit = coordinates.inner.dimension**-0.5
-        return [
-            torch.full((len(g.sites),), unit, dtype=coordinates.dtype, device=adapter.device)
-            for g in adapter.groups
-        ]
-    numbers = coordinates.moved_numbers()
-    norms, modules = adapter.weight_norms(), len(adapter.sites)
-    pairs = zip(norms, numbers, strict=True)
-    return [
-        (of_group / (d * modules) ** 0.5).to(coordinates.dtype).to(adapter.device) for of_group, d in pairs
-    ]
+    device = coordinates.adapter.device
+    return [unit.to(coordinates.dtype).to(device) for unit in coordinates.weight_units()]
 
 
 def scaled(t: Tensor, units: WeightUnits, group: int) -> Tensor:

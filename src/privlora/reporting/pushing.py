@@ -17,7 +17,7 @@ from typing import Any, Final
 
 from privlora.accounting import read_ledger
 from privlora.accounting.ledger_format import parse_ledger
-from privlora.disk import copy_plain
+from privlora.disk import TooLargeError, copy_plain
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, Together, in_one_line, named
 from privlora.names import ADAPTER_FILES, HUB_NAME, UNNAMED, is_local
 from privlora.reporting.publication import check_statement, parse_report, write_report
@@ -214,11 +214,10 @@ def copy_file(folder: RunFolder, name: str, copied: RunFolder) -> None:
     most = shutil.disk_usage(root).free // 2 if Path(name).suffix == ".safetensors" else LARGEST
     try:
         copy_plain(folder.release / name, root / name, most)
+    except TooLargeError:
+        what = "larger than what a run writes, or than the room for a copy"
+        raise _strange(folder, name, what) from None
     except OSError as error:
-        if error.errno == errno.EFBIG:
-            raise _strange(
-                folder, name, "larger than what a run writes, or than the room for a copy"
-            ) from None
         if error.errno in (errno.EMLINK, errno.ELOOP):
             raise _strange(folder, name, f"no file that can be copied ({error.strerror})") from None
         raise RunError(

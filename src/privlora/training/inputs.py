@@ -11,7 +11,7 @@ from typing import Any, Final
 import numpy as np
 import torch
 
-from privlora.config import AT_CLIENTS, DataSettings, PrivacySettings, Settings
+from privlora.config import AT_CLIENTS, IN_MEMORY, DataSettings, PrivacySettings, Settings
 from privlora.config.groups import PUBLIC_TEXTS
 from privlora.data.examples import (
     OWN_WORDS,
@@ -34,16 +34,15 @@ from privlora.data.rendering import Renderer
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.units import Grouping, Units, group_units
-from privlora.errors import ConfigError, DataError, PrivacyError
+from privlora.errors import ConfigError, DataError, PrivacyError, Together
 from privlora.methods import VOTE_METHODS
 from privlora.training.model_checks import (
     positions_of,
     refuse_unknown_tokens,
 )
-from privlora.training.models import load_tokenizer
 from privlora.training.promise import sampler
-from privlora.training.record_looks import refuse_unusable, refuse_unusable_files
-from privlora.training.sources import are_read_twice, first_records
+from privlora.training.record_looks import Check, check_of, refuse_unusable, refuse_unusable_files
+from privlora.training.sources import are_read_twice, naming, read_files
 from privlora.training.sources import check_sources as check_sources
 
 
@@ -154,91 +153,55 @@ def load_data(
     return loaded
 
 
-_FIRST: Final = 64  # records that show whether it is worth looking at all before the model
-_RENDERED: Final = 1000  # chats that are rendered before the model, which takes a fraction of a second
-
-
-def refuse_unfit_first(
-    settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None
-) -> None:
-    """Before the model's weights are loaded, raise what `load_data` would of records that are mostly without a token to
-    learn from, or mostly cut off, as where data.max_length is too short.
-
-    The first records tell whether that may be; if so, all are read, since they decide. Of records on the hub, in a JSON
-    list and of an iterator none is looked at. tokenizer: None for that of the settings.
-    """
-    data = settings.data
-    if data.unchecked or not (
-        evaluation is None or isinstance(evaluation, list)
-    ):  # which is gone through once
-        return
-    first = (
-        first_records(settings.data, _FIRST)
-        if records is None
-        else as_records(records[:_FIRST])
-        if isinstance(records, list) and records
-        else []
-    )
-    if not first:
-        return
-    if tokenizer is None:
-        tokenizer = load_tokenizer(settings.model)
+def load_all(
+    settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None, **more: Any
+) -> Data:
+    """`load_data`, which ends at the first record that cannot be used; here all of them are told, by their lines. For
+    that lists and local files that are not large are gone through again, to their end. more: as there."""
     try:
-        found = summarise(tokenise(first, data, tokenizer), len(first))
-        refuse_implausible(found, public_units=len(first), unit="record", max_length=data.max_length)
+        return load_data(settings, tokenizer, records, evaluation, **more)
     except DataError:
-        load_data(settings, tokenizer, records, evaluation)
+        refuse_all_unusable(settings, tokenizer, records, evaluation)
+        raise
 
 
-def refuse_unrendered_first(
+def refuse_all_unusable(
     settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None
 ) -> None:
-    """Before the model's weights are loaded, raise what `load_data` would of the first chats that the chat template
-    refuses, by their lines. Of records on the hub, of large files and of an iterator none is looked at."""
-    data = settings.data
-    if data.task is not None or data.label is not None:
-        return
-    columns = [each for each in (data.columns, data.rejected_columns) if each]
-    loss_on = data.loss_on if data.rejected_columns is None else "completion"
-    renders = [Renderer(Template(**each), tokenizer, loss_on) for each in columns]
-    if not all(render.is_chat for render in renders):
-        return
+    """Raise DataError for all records that cannot be used, in whatever file or list they are."""
+    problems, data = Together(), settings.data
+    public, owner = _check_of(data, tokenizer), settings.privacy.user_column
+    private = _check_of(data, tokenizer, Grouping(owner))
 
-    def check(record: Mapping[str, Any], number: int) -> None:
+    def written(record: Mapping[str, Any], number: int) -> None:
+        assert settings.synthesis is not None
+        text_of(record, settings.synthesis.column, number)
+
+    for setting, paths, form, limit in read_files(settings, records, evaluation):
+        check = private if setting == "data.path" else written if setting == "synthesis.file" else public
+        if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
+            problems.of(None, refuse_unusable_files, paths, form, limit, check)
+    if isinstance(records, list):
+        problems.of(None, refuse_unusable, records, private)
+    if isinstance(evaluation, list):
+        problems.of(None, naming, "evaluation", lambda: refuse_unusable(evaluation, public))
+    problems.tell()
+
+
+def _check_of(data: DataSettings, tokenizer: Any, units: Grouping | None = None) -> Check:
+    """`check_of`, and that the chat template takes a record."""
+    check, renders = check_of(data, units), list[Renderer]()
+    if data.task is None and data.label is None:
+        loss_on = data.loss_on if data.rejected_columns is None else "completion"
+        columns = [each for each in (data.columns, data.rejected_columns) if each]
+        renders = [Renderer(Template(**each), tokenizer, loss_on) for each in columns]
+
+    def whole(record: Mapping[str, Any], number: int) -> None:
+        check(record, number)
         for render in renders:
             render(record, number)
 
-    for path, given, limit in ((data.path, records, data.limit), (data.evaluation, evaluation, None)):
-        paths = [path] if isinstance(path, str) else path or []
-        if isinstance(given, list):
-            refuse_unusable(given[:_RENDERED], check)
-        elif given is None and paths and are_read_twice(paths):
-            refuse_unusable_files(paths, data.format, min(_RENDERED, limit or _RENDERED), check)
-
-
-def refuse_shared_first(settings: Settings, records: Any = None, evaluation: Any = None) -> None:
-    """Before the model's weights are loaded, raise the PrivacyError of `load_data` for public records that hold what
-    private ones do, letter by letter; what is the same to the model alone is found there.
-
-    All of them are read once more. records, evaluation: as there, lists.
-    """
-    data = settings.data
-    if not settings.privacy.private:
-        return
-    if evaluation is None and data.evaluation is not None:
-        evaluation = load_records(data.evaluation, format=data.format)
-    public = _hashes(_public(settings, as_records(evaluation) if evaluation else []), data)
-    if not public:
-        return
-    if records is None:
-        records = iterate_records(data.path, format=data.format, limit=data.limit)
-    elif records:
-        records = as_records(records)
-    columns = _columns(data)
-    for record in _of_tasks(records, data):
-        content = content_hash(record, columns)
-        if content is not None:
-            _refuse_shared(content, public, columns)
+    return whole
 
 
 def _hashes(public: Mapping[str, Sequence[Mapping[str, Any]]], data: DataSettings) -> dict[str, Set[bytes]]:
@@ -336,7 +299,7 @@ def load_clients(
     """
     union = [record for own in records.values() for record in own]
     try:
-        return load_data(settings, tokenizer, union, evaluation, model=model, whose=whose)
+        return load_all(settings, tokenizer, union, evaluation, model=model, whose=whose)
     except DataError:
         if settings.federation is None or isinstance(
             settings.federation.clients, int
@@ -354,6 +317,7 @@ def _load_alone(settings: Settings, tokenizer: Any, records: Sequence[Mapping[st
     """Raise DataError for what is wrong with these records by themselves; public numbers are of all clients."""
     data, privacy = settings.data, settings.privacy
     units = group_units(records, privacy.user_column)
+    refuse_unusable(records, _check_of(data, tokenizer))
     found = summarise(tokenise(records, data, tokenizer), len(units))
     if not data.unchecked:
         refuse_implausible(found, public_units=found.units, unit=privacy.unit, max_length=data.max_length)

@@ -1,4 +1,4 @@
-"""Records that cannot be used, told together before slow imports: files are read to their end, lists gone through.
+"""Records that cannot be used, told together: files are read to their end, lists gone through.
 
 Errors name files, lines and columns, never contents.
 """

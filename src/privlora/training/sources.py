@@ -21,22 +21,18 @@ from privlora.data.records import (
     missing_column,
     refuse_missing,
     shared_columns,
-    text_of,
 )
-from privlora.data.summary import refuse_far_count
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
-from privlora.data.units import Grouping
 from privlora.errors import DataError, PrivloraError, Together, in_one
 from privlora.training.devices import refuse_no_device
 from privlora.training.files import RunFolder
 from privlora.training.model_files import refuse_unfit_files
 from privlora.training.model_names import refuse_no_model
-from privlora.training.record_looks import Check, check_of, refuse_unusable, refuse_unusable_files
 from privlora.training.takeover import refuse_if_spent
 
 READ_TWICE: Final = 64 * 2**20
-"""Bytes of files that are read once more for a look at them, which takes about a second."""
+"""Bytes of files that are read once more to tell all that is wrong in them, which takes about a second."""
 
 _FEW: Final = 64
 """First records that tell which columns are of most of them."""
@@ -53,9 +49,8 @@ def refuse_first(
     unread: Collection[str] = (),
 ) -> None:
     """Before slow imports, refuse a folder that holds a run or other files or cannot be written to, a model or a device
-    that is not there, settings that the model's own files rule out, files that are not there or cannot be read to their
-    end, columns that the first record lacks, and records that cannot be used: all of them together, each with its line
-    where that is known.
+    that is not there, settings that the model's own files rule out, files that are not there, and columns that the
+    first record lacks: all of them together, each with its line where that is known. Records are read later, once.
 
     records, evaluation: what stands for the files, in memory. given: whether a loaded model stands for its name.
     tokenizer: one in the place of the model's own. begins: whether a run that is in the folder is none to go on with.
@@ -78,71 +73,17 @@ def refuse_first(
         problems.of(None, refuse_no_device, settings.model)
     files = [each for each in read_files(settings, records, evaluation) if each[0] not in unread]
     files = [each for each in files if not problems.fails(_refuse_missing, settings, *each[:3], True)]
-    there = records is not None or "data.path" in {setting for setting, *_ in files}
-    through = any(setting == "data.path" and are_read_twice(paths) for setting, paths, *_ in files)
-    columns = partial(check_columns, readable=not through)
-    lacks_columns = there and problems.fails(columns, settings, records)
-    units = Grouping(settings.privacy.user_column)
-    looks = _checks(settings, units, lacks_columns)
-    for setting, paths, form, limit in files:
-        if not {IN_MEMORY, AT_CLIENTS}.intersection(paths) and are_read_twice(paths):
-            problems.of(None, _read_through, setting, paths, form, limit, looks(setting))
-    for setting, own in _lists(records, evaluation):
-        problems.of(None, _look_through, setting, own, looks(setting))
-    if units.records and not problems.found and settings.federation is None:  # of clients, all count
-        problems.of(None, _refuse_far_count, settings, units)
+    if records is not None or "data.path" in {setting for setting, *_ in files}:
+        problems.of(None, check_columns, settings, records)
     problems.tell()
 
 
-def _refuse_far_count(settings: Settings, units: Grouping) -> None:
-    """Raise DataError for units that are far fewer or more than public numbers say, or that cannot be told apart."""
-    found, privacy = units.count(), settings.privacy
-    if not settings.data.unchecked:
-        refuse_far_count(found, public_units=privacy.n, unit=privacy.unit)
-
-
-def _checks(settings: Settings, units: Grouping, lacks_columns: bool) -> Callable[[str], Check | None]:
-    """Of the name of a setting or client, what its records are looked at for. units: takes in those of data.path.
-    lacks_columns: the first private record lacks one, which is told already."""
-    public, texts, owner = check_of(settings.data), settings.synthesis, settings.privacy.user_column
-
-    def written(record: Mapping[str, Any], number: int) -> None:
-        assert texts is not None
-        text_of(record, texts.column, number)
-
-    def of(named: str) -> Check | None:
-        if named == "synthesis.file":
-            return written
-        if lacks_columns:
-            return None
-        if named == "data.path":
-            return check_of(settings.data, units)
-        return check_of(settings.data, Grouping(owner)) if named.startswith(_CLIENT) else public
-
-    return of
-
-
-_CLIENT: Final = "client "
-
-
-def _lists(records: Any, evaluation: Any) -> Iterator[tuple[str, list[Any]]]:
-    """What is given as lists in the place of files, by the name of these."""
-    if isinstance(records, list):
-        yield "data.path", records
-    elif isinstance(records, Mapping):
-        yield from ((f"{_CLIENT}{name}", own) for name, own in records.items() if isinstance(own, list))
-    if isinstance(evaluation, list):
-        yield "data.evaluation", evaluation
-
-
-def _look_through(named: str, own: list[Any], check: Check | None) -> None:
-    """`_read_through` of records in memory."""
+def naming(named: str, call: Callable[[], None]) -> None:
+    """Let what ``call`` raises begin with what it is of."""
     try:
-        if check is not None:
-            refuse_unusable(own, check)
+        call()
     except DataError as error:
-        whom = "evaluation" if named == "data.evaluation" else named
-        raise (error if named == "data.path" else error.of(whom)) from None
+        raise error.of(named) from None
 
 
 def _about(settings: Settings, setting: str, call: Callable[[], None]) -> None:
@@ -176,7 +117,7 @@ def read_files(
     if records is None or isinstance(records, Mapping):
         given = () if records is None else records
         named += [
-            (f"{_CLIENT}{each.name}", each.path, each.format, None)
+            (f"client {each.name}", each.path, each.format, None)
             for each in clients
             if each.name not in given
         ]
@@ -195,14 +136,6 @@ def are_read_twice(paths: Iterable[str]) -> bool:
         return sum(file.stat().st_size for file in files) <= READ_TWICE
     except (OSError, ValueError):  # refused where it is read
         return False
-
-
-def _read_through(named: str, paths: list[str], form: Format, limit: int | None, check: Check | None) -> None:
-    """Raise DataError for what is no record, or none that can be used; nothing is kept."""
-    try:
-        refuse_unusable_files(paths, form, limit, check)
-    except DataError as error:
-        raise (error.of(named) if named.startswith(_CLIENT) else error) from None
 
 
 def check_sources(
@@ -238,20 +171,14 @@ def _refuse_missing(
         raise error.of(f"{setting}{settings.where(setting)}") from None
 
 
-def check_columns(settings: Settings, records: Any = None, *, readable: bool = True) -> None:
+def check_columns(settings: Settings, records: Any = None) -> None:
     """Refuse settings whose columns the first private record lacks, before a model is loaded. Raises DataError as
     reading all of them would.
 
     Of records on the hub, in a JSON list (which is read as a whole) and of an iterator none is looked at.
-    records: what stands for the files, in memory. readable: whether a first one that cannot be read is refused, too;
-    else that is told where all are read.
+    records: what stands for the files, in memory.
     """
-    try:
-        first = _first(settings.data) if records is None else _first_given(records)
-    except DataError:
-        if readable:
-            raise
-        return
+    first = _first(settings.data) if records is None else _first_given(records)
     lacking = _lacking(settings.data, first, settings.privacy.user_column)
     if lacking:
         raise in_one([settings.placed(error, about) for about, error in lacking])
@@ -322,11 +249,6 @@ def _first(data: DataSettings) -> list[Mapping[str, Any]]:
         if not first:
             raise
     return first
-
-
-def first_records(data: DataSettings, count: int) -> list[Mapping[str, Any]]:
-    """The first ones, without reading more; none of records on the hub, elsewhere, or in a JSON list."""
-    return list(_begun(data, count))
 
 
 def _begun(data: DataSettings, count: int) -> Iterator[Mapping[str, Any]]:
