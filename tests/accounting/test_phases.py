@@ -28,6 +28,7 @@ from privlora.accounting import (
     epsilon,
     read_ledger,
 )
+from privlora.accounting.accountants import pld_epsilon, ranges, within
 from privlora.accounting.ledger_format import Plan, digest, fingerprint
 from privlora.errors import PrivacyError
 
@@ -439,12 +440,33 @@ def test_a_phase_that_releases_nothing_is_refused(other):
         several([KINDS[0], other])
 
 
+def test_nothing_is_priced_after_the_time_for_it():
+    """Whoever verifies, or joins, computes what others wrote."""
+    with within(600.0):
+        assert epsilon([(poisson(0.05, 0.9), 7)], 1e-5) > 0
+    with within(-1.0), pytest.raises(PrivacyError, match="more epsilons are asked for"):
+        epsilon([(poisson(0.05, 0.91), 7)], 1e-5)
+    assert epsilon([(poisson(0.05, 0.91), 7)], 1e-5) > 0
+
+
+def test_many_kinds_are_not_computed_on_the_fine_grid():
+    """Tiny rates of little noise: the cost of five times as many points would be gigabytes."""
+    events = [(poisson(1e-7 * (1 + i * 1e-3), 0.3), 1) for i in range(12)]
+    for kinds, is_many in ((events, True), (events[:2], False)):
+        assert (ranges(event for event, _ in kinds) > 32) is is_many
+        coarse, fine = (pld_epsilon(dict(kinds), 1e-5, "add-or-remove-one", grid) for grid in (1e-4, 2e-5))
+        assert fine < coarse < 0.1
+        assert epsilon(kinds, 1e-5) == (coarse if is_many else fine)
+
+
 def test_many_phases_of_little_noise_are_refused_at_once():
     """Anybody writes a ledger, and the losses of each would take a gigabyte."""
     events = [(poisson(0.001, 0.07 + i * 1e-5), 1) for i in range(32)]
     began = process_time()
     with pytest.raises(PrivacyError, match="would take gigabytes"):
         epsilon(events, 1e-5)
+    with pytest.raises(PrivacyError, match="of 200 different releases would take gigabytes"):
+        epsilon([(poisson(0.1 + i * 1e-5, 0.6), 10) for i in range(200)], 1e-5)
     for kinds in (
         tuple((poisson(0.001, 0.1612 + i * 1e-5), 1) for i in range(32)),
         tuple(

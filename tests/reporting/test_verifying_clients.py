@@ -291,6 +291,33 @@ def test_no_client_is_named_twice(rows: list[str], books: dict[str, Book]) -> No
         federation_again(report, books["north"].summary)
 
 
+@pytest.mark.parametrize(
+    ("kinds", "right"),
+    [
+        ([(2, 1, 40), (1, 2, 20)], True),
+        ([(1, 1, 40), (1, 1, 40), (1, 2, 20)], True),  # which a ledger charges as one
+        ([(1, 1, 40), (1, 3, 20)], False),
+        ([(2, 1, 20), (1, 2, 40)], False),
+        ([(2, 1, 1e6), (1, 2, 20)], False),
+        ([(2, 1, 40)], False),
+    ],
+)
+def test_phases_are_those_that_the_ledger_charges(
+    kinds: list[tuple[int, int, float]], right: bool, tmp_path: Path
+) -> None:
+    rates = StepEvent(PoissonSampling(0.2), 1.0), StepEvent(PoissonSampling(0.1), 1.0)
+    plan = replace(PLAN, phases=((rates[0], 2), (rates[1], 2)), expected_batch_size=20.0)
+    book = _book(tmp_path / "a.jsonl", 4, plan)
+    names = ("rounds", "local_steps", "expected_batch_size")
+    facts = {"phases": [dict(zip(names, kind, strict=True)) for kind in kinds], "local_steps": None}
+    report = _report({"a": book, "b": None}, "a", **facts)
+    if right:
+        federation_again(report, book.summary)
+    else:
+        with pytest.raises(PrivacyError, match="do not make the plan of the ledger"):
+            federation_again(report, book.summary)
+
+
 def test_a_ledger_of_many_phases_is_refused(tmp_path: Path) -> None:
     phases = tuple((replace(EVENT, noise_multiplier=1.0 + number / 10), 1) for number in range(9))
     path = tmp_path / "a.jsonl"

@@ -24,9 +24,12 @@ Edge cases of `epsilon`:
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib.util import find_spec
+from time import process_time
 from typing import TYPE_CHECKING, Literal, get_args
 
 from privlora.accounting.events import (
@@ -53,6 +56,10 @@ DEFAULT_GRID = 1e-4
 REFINE_BELOW_EPSILON = 0.1
 FINE_GRID = 2e-5
 LARGEST_EPSILON = 500.0
+# Of `ranges`: of several kinds at the default grid, which take half a minute and 4 GB; of any at the fine one.
+_MOST_RANGES, _MOST_FINE = 256.0, 32.0
+_OF_TRUNCATED = 6.0  # times the time and memory of plain Poisson sampling
+_PATIENCE: ContextVar[float] = ContextVar("patience", default=math.inf)
 
 # Opacus' settings; Gopi, Lee, Wutschitz (2021) prove epsilon to this error.
 _PRV_EPSILON_ERROR = 0.01
@@ -80,7 +87,7 @@ def epsilon(
         adjacency: which data sets count as neighbours. Under "add-or-remove-one", truncated Poisson sampling
             is accounted for a unit replaced by an empty one among `dataset_size` (arXiv:2508.15089).
         grid: spacing of the discretised privacy loss, PLD only. A result below 0.1 is computed once more at
-            2e-5, and the lower of both upper bounds is returned.
+            2e-5, unless that would take gigabytes, and the lower of both upper bounds is returned.
 
     Returns:
         epsilon, possibly inf.
@@ -101,7 +108,13 @@ def epsilon(
         return _rdp_epsilon(costly, delta)
     if accountant == "prv":
         return _prv_epsilon(costly, delta)
-    kinds = sum(rough_epsilon({event: 1}) for event in costly)  # what is kept grows with the ranges of all
+    kinds = ranges(costly)
+    if len(costly) > 1 and kinds > _MOST_RANGES:
+        raise PrivacyError(
+            f"epsilon of {len(costly)} different releases would take gigabytes to compute",
+            why="each has losses of its own, over the wider a range the less noise there is",
+            fix="add fewer of them up, or raise noise_multiplier",
+        )
     rough = max(rough_epsilon(costly), kinds)
     if not rough <= LARGEST_EPSILON:
         raise PrivacyError(
@@ -110,7 +123,7 @@ def epsilon(
             fix="raise noise_multiplier, or lower sample_rate or the number of steps",
         )
     result = pld_epsilon(costly, delta, adjacency, grid)
-    if result < REFINE_BELOW_EPSILON and grid > FINE_GRID:
+    if result < REFINE_BELOW_EPSILON and grid > FINE_GRID and kinds <= _MOST_FINE:
         result = min(result, pld_epsilon(costly, delta, adjacency, FINE_GRID))
     return result
 
@@ -162,6 +175,28 @@ def accountant_versions(accountant: Accountant = "pld") -> dict[str, str]:
         _require_prv()
     package = _PACKAGES[accountant]
     return {"privlora": __version__, package: version_of(package)}
+
+
+@contextmanager
+def within(seconds: float = 120.0) -> Iterator[None]:
+    """Inside, no epsilon is computed once the process has worked so long: what others wrote may ask for hours of it.
+
+    Whoever asks later gets a PrivacyError."""
+    token = _PATIENCE.set(process_time() + seconds)
+    try:
+        yield
+    finally:
+        _PATIENCE.reset(token)
+
+
+def ranges(events: Iterable[StepEvent]) -> float:
+    """What time and memory grow with: the ranges of one release's losses, of all kinds together."""
+    return sum(
+        (_OF_TRUNCATED if isinstance(event.sampling, TruncatedPoissonSampling) else 1.0)
+        * rough_epsilon({event: 1})
+        for event in events
+        if event.noise_multiplier
+    )
 
 
 def rough_epsilon(events: dict[StepEvent, int]) -> float:
@@ -363,6 +398,8 @@ def _compose(
         relation = NeighboringRelation.ADD_OR_REMOVE_ONE
     total: PrivacyLossDistribution | None = None
     for event, count in events.items():
+        if process_time() > _PATIENCE.get():
+            raise PrivacyError("more epsilons are asked for than the time for them allows")
         if event.sampling == PoissonSampling(1.0) and not event.is_cheaper_by_projection:
             # Gaussian steps on the whole data compose to one Gaussian step, without any discretisation error.
             single = StepEvent(event.sampling, event.noise_multiplier / math.sqrt(count))

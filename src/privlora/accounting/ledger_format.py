@@ -34,12 +34,11 @@ from privlora.accounting.accountants import (
     check_covered,
     check_delta,
     epsilon,
-    rough_epsilon,
+    ranges,
 )
 from privlora.accounting.events import (
     MOST_PROJECTIONS,
     StepEvent,
-    TruncatedPoissonSampling,
     describe_events,
     events_to_dicts,
     exact_fields,
@@ -120,7 +119,7 @@ class Plan:
                     fix="plan cyclic sampling in a run of one phase",
                 )
         kinds = {event for event, _ in self.phases}
-        costly = len(kinds) > 1 and sum(map(_range_of, kinds)) > _MOST_RANGES
+        costly = len(kinds) > 1 and ranges(kinds) > _MOST_RANGES
         if costly or sum(len(event.projections) for event in kinds) > MOST_PROJECTIONS:
             raise PrivacyError(
                 "the plan's phases would take minutes and gigabytes to account for",
@@ -135,7 +134,7 @@ class Plan:
     def affordable(self) -> int:
         """Of how many numbers of steps epsilon is computed in about a minute at most."""
         kinds = {event for event, _ in self.phases}
-        return _MOST_COSTS if len(kinds) == 1 else int(4 * _MOST_RANGES / sum(map(_range_of, kinds)))
+        return _MOST_COSTS if len(kinds) == 1 else int(4 * _MOST_RANGES / ranges(kinds))
 
     @property
     def steps(self) -> int:
@@ -322,14 +321,8 @@ def _parsed(line: bytes) -> Any:
     return record
 
 
-_MOST_RANGES: Final = 128.0  # of one release of each kind, as `rough_epsilon` has it
+_MOST_RANGES: Final = 128.0
 _MOST_COSTS: Final = 256
-_OF_TRUNCATED: Final = 6.0  # times the time and memory of plain Poisson sampling
-
-
-def _range_of(event: StepEvent) -> float:
-    times = _OF_TRUNCATED if isinstance(event.sampling, TruncatedPoissonSampling) else 1.0
-    return times * rough_epsilon({event: 1}) if event.noise_multiplier else 0.0
 
 
 _RUN: Final = re.compile("[0-9a-f-]{8,64}")

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from privlora.accounting import LedgerSummary, Plan
+from privlora.accounting.accountants import within
 from privlora.accounting.ledger_format import Unit
 from privlora.config import Settings
 from privlora.errors import PrivacyError
@@ -82,7 +83,8 @@ class Limits:
         events = [*plan.events(plan.steps)]
         for other in others:
             events += other.plan.events(other.charges if other.closed else other.plan.steps)
-        total = epsilon_of(tuple(events), plan.delta, plan.adjacency)
+        with within():
+            total = epsilon_of(tuple(events), plan.delta, plan.adjacency)
         # What was calibrated to a target ends within the grid's width of it.
         if total > self.max_epsilon * (1 + 1e-3):
             raise _beyond(f"epsilon={total:.3g} with {len(others)} other runs", "max_epsilon")

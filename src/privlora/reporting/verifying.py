@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from privlora.accounting import LedgerSummary
+from privlora.accounting.accountants import within
 from privlora.accounting.bands import band_coefficients
 from privlora.config.methods import SPACES, MethodFacts, facts_of, space_in_words
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError, in_one_line, named
@@ -141,7 +142,8 @@ def verify(
             )
     with tempfile.TemporaryDirectory(prefix="privlora-") as root:
         copied = _Release(Path(root))
-        return _Verification(folder, copied).of(annex_hash, public_key, base)
+        with within():
+            return _Verification(folder, copied).of(annex_hash, public_key, base)
 
 
 def _refuse_an_export(folder: _Release) -> None:

@@ -3,10 +3,12 @@ together may learn."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from math import sqrt
+from itertools import groupby
+from math import isclose, sqrt
+from operator import itemgetter
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -43,6 +45,8 @@ def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
         steps = terms.participations
     if plan.steps != steps or (whole and not alike(getattr(event.sampling, "sample_rate", None), rate)):
         raise PrivacyError("the report's clients and rounds do not make the plan of the ledger")
+    if "phases" in facts and not whole and not _are_phases_of(facts["phases"], terms, plan):
+        raise PrivacyError("the report's phases do not make the plan of the ledger")
     known = {*terms.names, terms.rule}
     for word in _words({**facts, "noise_by": None}):
         if word not in known:
@@ -62,6 +66,18 @@ def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
     if std > _FINE * event.noise_multiplier * plan.clip_norm / sqrt(terms.threshold):
         raise PrivacyError("the report's lattice is coarser than any on which clients round")
     return again | {"lattice": lattice, "share_noise_std": std, "colluding": _colluding(terms, summary)}
+
+
+def _are_phases_of(kinds: Sequence[Report], terms: FederationSettings, plan: Plan) -> bool:
+    """Whether the ledger charges each of them as often, and at rates in proportion to their batches."""
+    counts = zip((kind["expected_batch_size"] for kind in kinds), terms.steps_of_a_client, strict=True)
+    runs = groupby((each for each in counts if each[1]), key=itemgetter(0))
+    said = [(size, sum(count for _, count in of)) for size, of in runs]
+    true = [(getattr(event.sampling, "sample_rate", 0.0), count) for event, count in plan.phases]
+    return len(said) == len(true) and all(
+        count == charged and isclose(size * true[-1][0], rate * said[-1][0], rel_tol=1e-6)
+        for (size, count), (rate, charged) in zip(said, true, strict=True)
+    )
 
 
 def _terms(facts: Report, plan: Plan) -> FederationSettings:
