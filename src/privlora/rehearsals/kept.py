@@ -124,9 +124,7 @@ def cost_on_private(plan: Plan, runs: int) -> dict[str, Any]:
     from privlora.accounting import epsilon
 
     try:
-        found = epsilon(
-            [(event, runs * steps) for event, steps in plan.phases], plan.delta, adjacency=plan.adjacency
-        )
+        found = epsilon([*plan.phases] * runs, plan.delta, adjacency=plan.adjacency)
     except PrivacyError:  # so little noise that a number would mean nothing
         found = math.inf
     return {
