@@ -82,16 +82,19 @@ def _clinics(rule: str, **timetable: int) -> dict[str, Any]:
 AUTO = {"name": "prism", "learning_rate": "auto"}
 CASES: dict[str, dict[str, Any]] = {
     "few-prism": _few({"name": "prism"}),
+    "few-prism-high": _few({"name": "prism", "learning_rate": 0.635}),  # defaults of before: of toys
     "few-prism-auto": _few(AUTO),
     "few-pe": _few({"name": "pe-sgd"}, synthesis=TEXTS),
     "few-span": _few({"name": "span-prism"}, synthesis=TEXTS),
-    "few-span-low": _few({"name": "span-prism", "learning_rate": 3e-4}, synthesis=TEXTS),
+    "few-span-high": _few({"name": "span-prism", "learning_rate": 4.68}, synthesis=TEXTS),
+    "few-span-low": _few({"name": "span-prism", "learning_rate": 0.468}, synthesis=TEXTS),
     "few-aug": _few({"name": "aug-pe"}, synthesis={**TEXTS, "epochs": 2})
     | {"privacy": {**FEW, "expected_batch_size": 200}},
     "few-4bit": _few(AUTO) | {"model": {"quantization": "4bit"}},
     "few-checkpointing": _few(AUTO) | {"model": {"gradient_checkpointing": "non-reentrant"}},
     "cls": {"data": CLASSES, "privacy": OF_CLASSES, "method": {"name": "prism"}},
     "prefs": {"data": PAIRS, "privacy": OF_PAIRS, "method": {"name": "prism"}},
+    "prefs-high": {"data": PAIRS, "privacy": OF_PAIRS, "method": {"name": "prism", "learning_rate": 0.71}},
     "prefs-auto": {"data": PAIRS, "privacy": OF_PAIRS, "method": AUTO},
     "fed-joint": _clinics("joint", rounds=4),
     "fed-fedask": _clinics("fedask", rounds=2, local_steps=2),
