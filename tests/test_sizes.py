@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from privlora.sizes import in_one_unit
+from privlora.pages.numbers import in_one_unit
 
 MIB = 2**20
 

@@ -8,6 +8,7 @@ runs in blocks too, forward and backward: there is no tensor of all labels by th
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -17,8 +18,66 @@ from torch import Tensor
 from torch.nn.modules import module as _modules
 
 from privlora.adapters.targets import output_layer
+from privlora.data.batching import MicroBatch
 from privlora.data.examples import IGNORED
-from privlora.errors import ModelError
+from privlora.errors import ModelError, PrivacyError
+
+
+def class_logits(
+    model: Any, input_ids: Tensor, attention_mask: Tensor, token_type_ids: Tensor | None = None
+) -> Tensor:
+    """(b, outputs) of one pass over (b, T) ids, in the model's dtype."""
+    more: dict[str, Any] = {} if token_type_ids is None else {"token_type_ids": token_type_ids}
+    inner = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if "use_cache" in inspect.signature(inner.forward).parameters:  # encoders do not know the word
+        more["use_cache"] = False
+    logits: Tensor = model(input_ids=input_ids, attention_mask=attention_mask, **more).logits
+    return logits
+
+
+def batch_logits(model: Any, batch: MicroBatch) -> Tensor:
+    """(b, outputs) of a micro-batch on the model's device, in float32 or better.
+
+    Raises PrivacyError where texts are filled up with another token than the model finds their ends by.
+    """
+    known = model.config.get_text_config().pad_token_id
+    if known != batch.pad_token_id:
+        raise PrivacyError(
+            f"texts are filled up with token {batch.pad_token_id}, and the classifier's padding token is {known}",
+            why="it would take a text's last token to be elsewhere, by how long the texts beside it are",
+            fix="call training.classifier.padded_as(model, tokenizer) with the tokenizer of the texts",
+        )
+    logits = class_logits(model, batch.input_ids, batch.attention_mask, batch.token_type_ids)
+    return logits.to(torch.promote_types(logits.dtype, torch.float32))
+
+
+def class_losses(logits: Tensor, answers: Tensor) -> Tensor:
+    """(b,) losses of (b, outputs) logits: in nats for the class of each row, squared for one output.
+
+    answers: (b,) float64, the classes' numbers or the scores.
+    """
+    there = answers.to(logits.device, non_blocking=True)
+    if logits.shape[-1] == 1:
+        return (logits[:, 0] - there.to(logits.dtype)).square()
+    return torch.nn.functional.cross_entropy(logits, there.long(), reduction="none")
+
+
+def log_likelihoods(model: torch.nn.Module, batch: MicroBatch) -> Tensor:
+    """(rows,) sums of log p over each row's label tokens, in float32 or better, with a graph; batch: on the device."""
+    found = label_states(model, batch.input_ids, batch.attention_mask, batch.labels)
+    return -found.per_row(token_losses(found))
+
+
+def margins(own: Tensor, reference: Tensor, beta: float) -> Tensor:
+    """(rows / 2,) of log-likelihoods (rows,) in turn chosen and rejected, by the model and by the reference."""
+    gain = own - reference
+    return beta * (gain[0::2] - gain[1::2])
+
+
+def preference_losses(found: Tensor) -> Tensor:
+    """Eq. 7 of margins, in nats; 0.693 where the model is the reference."""
+    return torch.nn.functional.softplus(-found)
+
 
 _BLOCK = 512  # rows of logits that are in float32 at a time
 _NUMBERS = 2**25  # at most in such a block, but for one of few rows

@@ -10,7 +10,7 @@ import torch
 from tiny_models import tiny_model, uneven_examples
 
 from privlora.adapters import LowRankAdapter
-from privlora.adapters.dense_norms import dense_norms
+from privlora.adapters.lowrank import dense_norms
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Examples
 from privlora.training.gradients import micro_batch_gradients
@@ -42,7 +42,7 @@ def test_tokens_that_cancel_do_not_come_out_too_small() -> None:
 def test_rows_are_split_where_gradients_are_large(monkeypatch: pytest.MonkeyPatch) -> None:
     e, x = torch.randn(5, 60, 8), torch.randn(5, 60, 9)
     whole = dense_norms(e, x)
-    monkeypatch.setattr("privlora.adapters.dense_norms._CHUNK", 1)
+    monkeypatch.setattr("privlora.adapters.lowrank._CHUNK", 1)
     torch.testing.assert_close(dense_norms(e, x), whole)
 
 

@@ -14,8 +14,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.adapters.captured import pieces
 from privlora.coordinates import Coordinates, FactorCoordinates, ProjectedCoordinates, TangentCoordinates
-from privlora.coordinates.one_factor import OneFactorCoordinates
-from privlora.coordinates.spectrum import root_norms
+from privlora.coordinates.evened import root_norms
+from privlora.coordinates.factors import OneFactorCoordinates
 from privlora.coordinates.starts import tangent_start
 from privlora.geometry.fixed_rank import Tangent, project
 

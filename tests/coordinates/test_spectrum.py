@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from privlora.coordinates.spectrum import root_factors, root_norms
+from privlora.coordinates.evened import root_factors, root_norms
 
 
 def matrices(seed: int = 0, dtype: torch.dtype = torch.float64) -> Tensor:

@@ -46,7 +46,7 @@ READ_BACKS: Mapping[str, str] = {
 }
 # Where a step may compute in float64 on the device, as above; GPUs are slow at it.
 DOUBLES: Mapping[str, str] = {
-    "adapters/dense_norms.py": "norms",
+    "adapters/lowrank.py:dense_norms": "norms",
     "adapters/lowrank.py:LowRankAdapter.captured": "norms of whole gradients",
     "coordinates/base.py:Coordinates.weighted_sum": "sums of thousands of units",
     "coordinates/base.py:_in_float64": "sums of thousands of units",
@@ -67,7 +67,7 @@ DOUBLES: Mapping[str, str] = {
     "coordinates/span_placements.py": "the same",
     "adapters/captured.py:Captured.finite": "one number a module and unit",
     "coordinates/evened.py": "r x r matrices and numbers of units",
-    "coordinates/spectrum.py": "roots of r x r matrices",
+    "coordinates/evened.py:root_factors": "roots of r x r matrices",
     "coordinates/tangent.py:TangentCoordinates.module_norms_squared": "norms",
     "coordinates/tangent.py:TangentCoordinates.norms_squared": "norms",
     "coordinates/tangent.py:TangentCoordinates.to_vector": "of the sum, once a step",

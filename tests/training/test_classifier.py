@@ -36,10 +36,10 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import write_adapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.api import resume_run
-from privlora.class_losses import class_logits, class_losses
 from privlora.data.batching import collate
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
 from privlora.evaluation import evaluate_classes
+from privlora.losses import class_logits, class_losses
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, NoiseSource
 from privlora.optimizers import HeadedAverage
 from privlora.training.classifier import head_name, padded_as

@@ -430,7 +430,7 @@ def _rank_free_rdp_epsilon(events: dict[StepEvent, int], delta: float) -> float:
     import numpy as np
     from dp_accounting import rdp
 
-    from privlora.accounting.projection.renyi import rank_free_rdp
+    from privlora.accounting.projection.composition import rank_free_rdp
 
     every_order = rdp.rdp_privacy_accountant.DEFAULT_RDP_ORDERS
     orders = sorted({int(order) for order in every_order if order >= 2 and float(order).is_integer()})

@@ -24,7 +24,6 @@ import torch
 from torch import Tensor
 
 from privlora.adapters.captured import Captured
-from privlora.adapters.dense_norms import dense_norms
 from privlora.adapters.quantised import (
     FULL,
     activation_dtype,
@@ -39,6 +38,36 @@ from privlora.adapters.quantised import (
 from privlora.adapters.targets import feature_sizes, find_targets, is_conv1d, settled_targets
 from privlora.errors import ModelError, PrivacyError, rank_too_large
 from privlora.names import ALL_LINEAR
+
+# Bytes of gradients that are formed at a time.
+_CHUNK = 64 * 2**20
+
+# Times the precision and (sum_t ||e_t|| ||x_t||)^2: more than what sums lose, so that no norm comes out too small.
+_ROUNDING = 32
+
+
+@torch.no_grad()
+def dense_norms(e: Tensor, x: Tensor) -> Tensor:
+    """At least ||G_i||_F for each row i, (rows,) float64, with G_i = E_i^T X_i.
+
+    e: (rows, T, m), x: (rows, T, n), any floating dtype; sums are in float32 or better. The excess is below 0.2 % at
+    T = 512 even where no two tokens have parallel gradients. Rows that are not finite give NaN or infinity.
+    """
+    e, x = (t if t.dtype == torch.float64 else t.float() for t in (e, x))
+    tokens, m, n = e.shape[1], e.shape[2], x.shape[2]
+    if tokens * (m + n) <= m * n:
+        squares = ((e @ e.mT) * (x @ x.mT)).sum(dim=(-2, -1)).double()
+    else:
+        rows = max(1, _CHUNK // (m * n * e.element_size()))
+        squares = torch.cat(
+            [
+                torch.bmm(a.mT, b).square().sum(dim=(-2, -1)).double()
+                for a, b in zip(e.split(rows), x.split(rows), strict=True)
+            ]
+        )
+    largest = (e.norm(dim=-1).double() * x.norm(dim=-1).double()).sum(dim=-1)
+    lost = _ROUNDING * torch.finfo(e.dtype).eps * largest.square()
+    return (squares.clamp_min(0) + lost).sqrt()
 
 
 @dataclass(eq=False)

@@ -11,8 +11,17 @@ import typer
 
 from privlora.auditing.asked import refuse_few, settings_of_finished
 from privlora.auditing.kinds import GRADIENT, OF_ONE_RUN, OF_SHADOWS, check_kind
-from privlora.cli.console import WITHIN, JsonOption, counted, emit, err, loading, out, quiet_libraries
-from privlora.cli.stops import Stopped
+from privlora.cli.console import (
+    WITHIN,
+    JsonOption,
+    Stopped,
+    counted,
+    emit,
+    err,
+    loading,
+    out,
+    quiet_libraries,
+)
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder

@@ -16,8 +16,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from privlora.cli.processes import refuse_alone
-from privlora.cli.stops import Stopped
+from privlora.cli.console import Stopped, refuse_alone
 from privlora.errors import ConfigError, PrivloraError, in_one, named, nearest, typed
 from privlora.training.stopping import exit_code
 from privlora.version import __version__

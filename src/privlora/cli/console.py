@@ -8,6 +8,7 @@ import os
 import sys
 import warnings
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from logging import ERROR, getLogger
 from typing import Annotated, Any
 
@@ -15,6 +16,33 @@ import typer
 
 from privlora.consoles import err, loading, out, saying
 from privlora.pages.numbers import finite
+from privlora.training.ranks import OneProcess, Ranks, refuse_several, several_processes
+
+
+class Stopped(Exception):
+    """The user interrupted a run; the message says how to go on."""
+
+
+_TOGETHER = ("train", "resume")
+
+
+def refuse_alone(command: str) -> None:
+    """Raise ConfigError where a launcher started several processes of a command that runs in one."""
+    if command not in _TOGETHER:
+        refuse_several(f"`privlora {command}`")
+
+
+@contextmanager
+def processes() -> Iterator[Ranks]:
+    """Those that this one was started with; torch is imported only where there are several."""
+    if not several_processes():
+        yield OneProcess()
+        return
+    from privlora.training.torch_ranks import joined
+
+    with joined() as ranks:
+        yield ranks
+
 
 __all__ = [
     "CHECKING",

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from privlora.cli.console import CHECKING, JsonOption, emit, loading, out, quiet_libraries, saying
-from privlora.cli.stops import Stopped
+from privlora.cli.console import CHECKING, JsonOption, Stopped, emit, loading, out, quiet_libraries, saying
 from privlora.config.methods import Choice, known_methods
 from privlora.config.names import unknown_method
 from privlora.errors import ConfigError

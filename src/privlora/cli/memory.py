@@ -16,9 +16,9 @@ from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.errors import ConfigError
 from privlora.methods import Method
 from privlora.training.cycles import bands_to_come, kept_bytes
-from privlora.training.devices import device_of
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.footprint import resident_bytes, row_tokens
+from privlora.training.model_names import device_of
 from privlora.training.models import (
     adapter_for,
     packing_of,

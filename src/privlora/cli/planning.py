@@ -21,9 +21,9 @@ from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
 from privlora.config.methods import SPACES, facts_of
 from privlora.errors import ConfigError, ModelError, PrivacyError, Together
+from privlora.pages.numbers import in_one_unit
 from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
-from privlora.sizes import in_one_unit
 from privlora.training.model_files import refuse_unfit_files
 from privlora.training.model_names import refuse_no_model
 from privlora.training.sources import check_sources, missing_records

@@ -8,8 +8,7 @@ from typing import Annotated
 import typer
 
 from privlora.cli import federating, training
-from privlora.cli.console import JsonOption
-from privlora.cli.processes import processes, refuse_alone
+from privlora.cli.console import JsonOption, processes, refuse_alone
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 

@@ -12,9 +12,18 @@ import typer
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import event_or_phases
-from privlora.cli.console import JsonOption, accounting, counted, emit, err, loading, out, quiet_libraries
-from privlora.cli.processes import processes
-from privlora.cli.stops import Stopped
+from privlora.cli.console import (
+    JsonOption,
+    Stopped,
+    accounting,
+    counted,
+    emit,
+    err,
+    loading,
+    out,
+    processes,
+    quiet_libraries,
+)
 from privlora.config import Settings, kept_settings, load_settings
 from privlora.config.groups import IN_MEMORY
 from privlora.errors import ConfigError, DataError, RunError

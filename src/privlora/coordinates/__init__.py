@@ -2,9 +2,8 @@
 
 from privlora.coordinates.base import Coordinates, ReleaseLaw, Sums, Vector, add_vectors, float64_device
 from privlora.coordinates.direction import DirectionCoordinates
-from privlora.coordinates.factors import FactorCoordinates
+from privlora.coordinates.factors import FactorCoordinates, OneFactorCoordinates
 from privlora.coordinates.fixed_tangent import FixedTangentCoordinates
-from privlora.coordinates.one_factor import OneFactorCoordinates
 from privlora.coordinates.projected import ProjectedCoordinates, WishartCoordinates
 from privlora.coordinates.public_span import PublicGradients
 from privlora.coordinates.span import SpanCoordinates, SpanSpace, TangentSpanCoordinates

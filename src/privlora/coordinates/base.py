@@ -155,7 +155,7 @@ class Coordinates(ABC):
         )
 
     def evened(self, captured: Captured) -> Evened:
-        """Each unit's gradient after step one of spectral clipping (coordinates.spectrum); not finite ones become 0."""
+        """Each unit's gradient after step one of spectral clipping (coordinates.evened); not finite ones become 0."""
         raise ConfigError(
             f"{type(self).__name__} cannot clip spectrally",
             why="how a unit's gradient is evened out there is not defined",

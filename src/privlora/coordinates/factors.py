@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import ClassVar
+from typing import ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -11,6 +11,8 @@ from torch import Tensor
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.coordinates.base import Coordinates, Sums, Vector, squared_norms, squares_of_sides
 from privlora.coordinates.evened import Evened, even
+
+Side = Literal["left", "right"]
 
 
 class FactorCoordinates(Coordinates):
@@ -125,3 +127,42 @@ class FactorCoordinates(Coordinates):
 
 def _copy(t: Tensor, dtype: torch.dtype) -> Tensor:
     return t.detach().to(dtype).clone(memory_format=torch.contiguous_format)
+
+
+class OneFactorCoordinates(FactorCoordinates):
+    """Gradients of one factor alone in W = W0 + s left right^T (left = lora_B, right = lora_A^T), the other frozen.
+
+    Only dloss/dleft = s P (or dloss/dright = s Q) is clipped, noised and counted, so W moves inside the row space of
+    right (the column space of left), and noise on the trained factor is linear in W: no product of two noises appears
+    (Sun et al. 2024, FFA-LoRA). A unit whose other gradient is not finite still counts, because it is not used.
+
+    side: which factor is trained. Training them in turn, the frozen one orthonormal, moves both subspaces.
+    """
+
+    def __init__(
+        self,
+        adapter: LowRankAdapter,
+        factors: list[tuple[Tensor, Tensor]],
+        scale: float,
+        dtype: torch.dtype = torch.float32,
+        *,
+        side: Side = "left",
+    ) -> None:
+        self.side = side
+        self.sides = (("left", "right").index(side),)
+        super().__init__(adapter, factors, scale, dtype)
+
+    @classmethod
+    def dimension_of(cls, adapter: LowRankAdapter) -> int:
+        """Of left, which the methods of the table train."""
+        return sum(adapter.rank * site.m for site in adapter.sites)
+
+    @property
+    def dimension(self) -> int:
+        return sum(
+            self.adapter.rank * (site.m, site.n)[side] for site in self.adapter.sites for side in self.sides
+        )
+
+    def stacked(self, adapter: LowRankAdapter, count: int) -> OneFactorCoordinates:
+        pairs = self._copies(count)
+        return OneFactorCoordinates(adapter, pairs, self.scale, self.dtype, side=self.side)

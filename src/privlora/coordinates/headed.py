@@ -13,7 +13,7 @@ from privlora.adapters import Captured, LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.coordinates.base import Coordinates, ReleaseLaw, Sums, Vector
 from privlora.coordinates.evened import Evened
-from privlora.coordinates.one_factor import OneFactorCoordinates
+from privlora.coordinates.factors import OneFactorCoordinates
 
 # A body whose norm is below this part of the head's is brought up less by roots: it may be the head's rounding.
 _LEAST = 1e-4

@@ -7,12 +7,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from privlora.class_losses import batch_logits, class_losses
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.errors import DataError
 from privlora.evaluation.batches import evaluating
 from privlora.evaluation.metrics import accuracy, f1, matthews_correlation, pearson, spearman
+from privlora.losses import batch_logits, class_losses
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.errors import DataError
 from privlora.evaluation.batches import evaluating
-from privlora.preference_losses import log_likelihoods, margins, preference_losses
+from privlora.losses import log_likelihoods, margins, preference_losses
 
 
 @dataclass(frozen=True)

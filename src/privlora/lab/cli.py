@@ -8,8 +8,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privlora.cli.console import JsonOption, counted, emit, err, loading, out, phased, quiet_libraries
-from privlora.cli.stops import Stopped
+from privlora.cli.console import (
+    JsonOption,
+    Stopped,
+    counted,
+    emit,
+    err,
+    loading,
+    out,
+    phased,
+    quiet_libraries,
+)
 from privlora.cli.training import OverridesArgument
 from privlora.config import Settings, load_settings, read_yaml, settings_from
 from privlora.data.records import is_data_file_name, refuse_missing

@@ -8,12 +8,12 @@ from privlora.accounting.bands import (
     split_noise_multiplier,
 )
 from privlora.mechanisms.banded import CorrelatedNoise, Frames
-from privlora.mechanisms.clip_norm import AdaptiveClipNorm
 from privlora.mechanisms.distributed import PlainSums, ShareMechanism, SumMechanism
 from privlora.mechanisms.gaussian import (
     CLIPPING,
     MOST_RAISED,
     UNADAPTED,
+    AdaptiveClipNorm,
     GaussianMechanism,
     clipping_slack,
     takes_units_alone,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -14,14 +16,43 @@ from privlora.coordinates import Coordinates, ReleaseLaw
 from privlora.errors import ConfigError, PrivacyError
 from privlora.mechanisms.banded import CorrelatedNoise
 from privlora.mechanisms.charges import Charges
-from privlora.mechanisms.clip_norm import AdaptiveClipNorm
 from privlora.mechanisms.noise import NoiseSource
 from privlora.mechanisms.noising import Noising
 from privlora.mechanisms.release import Mechanism, PrivateSum, Release
 from privlora.ranges import BATCHES, CLIP_NORMS, RAISED_SLACK, REDUCED_SLACK, SLACK, refuse_outside
 
+# C_t stays within this factor of where it started, even if all gradients are zero or infinite.
+_FARTHEST = 1e6
+
+
+class AdaptiveClipNorm:
+    """C_t, the norm to which units are clipped at step t. Public: a function of earlier noisy counts alone.
+
+    C_{t+1} = C_t exp(-rate (f_t - quantile)), where f_t is the noisy share of the batch's norms that are <= C_t
+    (Andrew et al. 2021, section 2). initial: C_1 > 0. quantile: in (0, 1). rate: the paper has 0.2, which is too slow
+    for short runs.
+    """
+
+    def __init__(self, initial: float, quantile: float, rate: float = 0.5) -> None:
+        self.initial = initial
+        self.quantile = quantile
+        self.rate = rate
+        self.value = initial
+
+    def update(self, share: float) -> None:
+        """Move ``value`` by the noisy share of norms that were <= ``value``; with noise, it may lie outside [0, 1]."""
+        moved = self.value * math.exp(self.rate * (self.quantile - min(max(share, 0.0), 1.0)))
+        self.value = min(max(moved, self.initial / _FARTHEST), self.initial * _FARTHEST)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"value": torch.tensor(self.value, dtype=torch.float64)}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self.value = float(tensors["value"])
+
+
 # flat: units above C are scaled down to it (Abadi et al. 2016). automatic: all units are scaled to about C (Bu et al.
-# 2023). spectral: each unit's weak modules and directions are brought up (coordinates.spectrum), then as flat.
+# 2023). spectral: each unit's weak modules and directions are brought up (coordinates.evened), then as flat.
 # per-module: each module's part above C / sqrt(modules) is scaled down to it (McMahan et al. 2018; He et al. 2023).
 # normalized: all units above a public floor are scaled to C (Zou et al. 2026), where the coordinates know one.
 CLIPPING = ("flat", "automatic", "spectral", "normalized", "per-module")

@@ -2,7 +2,6 @@
 
 from privlora.optimizers.averaging import IterateAverage
 from privlora.optimizers.base import Optimizer
-from privlora.optimizers.direction import DirectionAdamW, DirectionSGD
 from privlora.optimizers.factor_adambc import FactorAdamBC
 from privlora.optimizers.factor_rite import FactorRite
 from privlora.optimizers.factor_torch import (
@@ -14,9 +13,8 @@ from privlora.optimizers.factor_torch import (
     FactorSGD,
 )
 from privlora.optimizers.headed import HeadedAverage, HeadedOptimizer
-from privlora.optimizers.projected import ProjectedAdamW, ProjectedSGD
-from privlora.optimizers.rate_units import weight_units
-from privlora.optimizers.schedules import SCHEDULES, learning_rate_at
+from privlora.optimizers.projected import DirectionAdamW, DirectionSGD, ProjectedAdamW, ProjectedSGD
+from privlora.optimizers.rate_units import SCHEDULES, learning_rate_at, weight_units
 from privlora.optimizers.span import SpanOptimizer, span_optimizers
 from privlora.optimizers.tangent import TANGENT_OPTIMIZERS, TangentOptimizer
 

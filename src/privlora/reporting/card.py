@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+from collections.abc import Iterable, Mapping, Sequence
 
 import yaml
 
@@ -10,7 +11,6 @@ from privlora.config.groups import PACKINGS
 from privlora.names import HUB_NAME, base_to_load
 from privlora.pages.numbers import nats, number
 from privlora.reporting.federation import card_paragraph, federation_table
-from privlora.reporting.markdown import fenced, plain, table
 from privlora.reporting.parties import parties, warnings
 from privlora.reporting.wording import (
     Report,
@@ -25,6 +25,27 @@ from privlora.reporting.wording import (
     sentence,
     software,
 )
+
+_LINKED = re.compile(r"(://|(?<=www)\.|@)", re.IGNORECASE)
+_SPECIAL = re.compile(r"([\\`*_{}\[\]#|~$])")
+
+
+def plain(text: object) -> str:
+    """Text on one line in which Markdown and HTML have no effect, and no address becomes a link."""
+    line = " ".join(str(text).split())
+    line = line.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    line = _SPECIAL.sub(r"\\\1", line)
+    return _LINKED.sub(r"\\\1", line)
+
+
+def fenced(lines: Iterable[str]) -> list[str]:
+    """A block of Python that no line of it ends."""
+    return ["```python", *(" ".join(line.splitlines()) for line in lines), "```"]
+
+
+def table(rows: Sequence[tuple[str, str]]) -> list[str]:
+    """Lines of a table without a head: a name and a value in each."""
+    return ["| | |", "|---|---|", *(f"| {plain(name)} | {plain(value)} |" for name, value in rows)]
 
 
 def card(report: Report, *, merged: bool = False) -> str:

@@ -13,7 +13,7 @@ from privlora.pages.numbers import number
 from privlora.pages.template import fill
 from privlora.ranges import NEAR_COPY_RUN
 from privlora.reporting import plots, wording
-from privlora.reporting.markdown import fenced, plain, table
+from privlora.reporting.card import fenced, plain, table
 from privlora.reporting.seals import TEXTS
 from privlora.reporting.wording import Report, is_private, quoted
 from privlora.rounding import rounded_up

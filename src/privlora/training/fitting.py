@@ -16,7 +16,7 @@ from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.errors import ConfigError
 from privlora.methods import CHOICES, find_row
-from privlora.sizes import in_one_unit
+from privlora.pages.numbers import in_one_unit
 from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.footprint import free_bytes
 from privlora.training.models import adapter_for

@@ -9,11 +9,17 @@ from torch import Tensor
 
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.adapters.lowrank import Compared
-from privlora.class_losses import batch_logits, class_losses
 from privlora.coordinates import float64_device
 from privlora.data.batching import MicroBatch
-from privlora.losses import label_states, weighted_cross_entropy
-from privlora.preference_losses import log_likelihoods, margins, preference_losses
+from privlora.losses import (
+    batch_logits,
+    class_losses,
+    label_states,
+    log_likelihoods,
+    margins,
+    preference_losses,
+    weighted_cross_entropy,
+)
 from privlora.stages import BACKWARD, CAPTURE, FORWARD, LOSS, listener, stage
 from privlora.training.model_checks import routes_tokens, steady_width
 

@@ -15,11 +15,10 @@ from transformers import MODEL_FOR_MASKED_LM_MAPPING
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.quantised import bits, computes_in, hold, let_go, precisions
 from privlora.adapters.targets import output_layer
-from privlora.class_losses import class_logits
 from privlora.data.examples import IGNORED, Examples, pad_token
 from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
-from privlora.losses import label_logits, label_states
+from privlora.losses import class_logits, label_logits, label_states
 from privlora.names import UNUSED
 from privlora.training.model_files import in_float16, refuse_too_long
 from privlora.training.reach import ROWS, TOKENS, place_of

@@ -15,9 +15,35 @@ from urllib.request import getproxies
 
 from privlora.config import ModelSettings
 from privlora.data.records import is_data_file_name
-from privlora.errors import ModelError, named
+from privlora.errors import ConfigError, ModelError, named
 from privlora.names import HUB_NAME
 from privlora.training.files import RunFolder
+from privlora.training.ranks import own_device
+
+
+def device_of(settings: ModelSettings) -> str:
+    """Where the model lies; of several processes each has a GPU of its own. Raises ConfigError if there is none."""
+    name = settings.device
+    if name == "cpu":
+        return name
+    import torch
+
+    if name == "auto":
+        return own_device("cuda") if torch.cuda.is_available() else "cpu"
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError):
+        raise ConfigError(
+            f"model.device={named(name)} is not available here", fix="use auto or cpu"
+        ) from None
+    return name
+
+
+def refuse_no_device(settings: ModelSettings) -> None:
+    """Raise ConfigError for a device that is asked for by its name and is not there."""
+    if settings.device != "auto":
+        device_of(settings)
+
 
 # Where runs lie unless run.output says otherwise, and where base models do; no owner on the hub is called so.
 _FOLDERS = ("runs/", "models/")

@@ -28,7 +28,6 @@ from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, reason_of
 from privlora.training.base_weights import refuse_other_weights
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
-from privlora.training.devices import device_of
 from privlora.training.model_checks import (
     public_logits,
     refuse_adapted,
@@ -41,7 +40,7 @@ from privlora.training.model_checks import (
     refuse_too_short,
 )
 from privlora.training.model_files import files_of, refuse_encoder_decoder, refuse_incomplete_files
-from privlora.training.model_names import model_source, or_near_folder
+from privlora.training.model_names import device_of, model_source, or_near_folder
 from privlora.training.ranks import Ranks
 from privlora.training.reach import inputs_on_paper, left_out
 

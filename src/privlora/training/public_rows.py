@@ -10,7 +10,7 @@ from functools import lru_cache
 from typing import Any
 
 from privlora.accounting import Plan, epsilon
-from privlora.optimizers.schedules import learning_rate_at
+from privlora.optimizers.rate_units import learning_rate_at
 from privlora.pages.numbers import finite
 
 

@@ -25,10 +25,9 @@ from privlora.data.records import (
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
 from privlora.errors import DataError, PrivloraError, Together, in_one
-from privlora.training.devices import refuse_no_device
 from privlora.training.files import RunFolder
 from privlora.training.model_files import refuse_unfit_files
-from privlora.training.model_names import refuse_no_model
+from privlora.training.model_names import refuse_no_device, refuse_no_model
 from privlora.training.takeover import refuse_if_spent
 
 READ_TWICE: Final = 64 * 2**20

@@ -3,7 +3,7 @@ import pytest
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, rdp
 
 from privlora.accounting import PoissonSampling, StepEvent, epsilon
-from privlora.accounting.projection.renyi import rank_free_rdp
+from privlora.accounting.projection.composition import rank_free_rdp
 
 
 def test_full_batch_matches_the_closed_form_and_its_simulation():

@@ -1,8 +1,29 @@
 """What a server sends, what a client answers, and what the server makes of it. Tensors only, all of them public."""
 
+from importlib import import_module
+from typing import Final
+
+from privlora.config.federation import RULES as PLACES
+from privlora.errors import ConfigError, nearest
 from privlora.federated.rules.base import Beginning, Mean, Pairs, Rule, RuleSettings, Tensors, Trains
 from privlora.federated.rules.checks import expected, refuse_unfit
-from privlora.federated.rules.table import RULES, rule_named
+
+
+def _class_at(place: str) -> type[Rule]:
+    module, _, name = place.partition(".")
+    found: type[Rule] = getattr(import_module(f"privlora.federated.rules.{module}"), name)
+    return found
+
+
+RULES: Final = {name: _class_at(place) for name, place in PLACES.items()}
+
+
+def rule_named(name: str) -> type[Rule]:
+    """Raises ConfigError for a name that is not in the table."""
+    if name not in RULES:
+        raise ConfigError(f"there is no aggregation rule {name!r}", fix=nearest(name, RULES))
+    return RULES[name]
+
 
 __all__ = [
     "RULES",
