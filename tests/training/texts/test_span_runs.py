@@ -207,6 +207,21 @@ def test_the_gradients_are_those_of_the_present_state(name: str) -> None:
     assert not torch.allclose(parts.coordinates.span.gradients.matrix, before, rtol=1e-3)
 
 
+@pytest.mark.parametrize("relative", [True, False])
+def test_a_relative_rate_is_the_length_of_a_step_over_all_modules(relative: bool) -> None:
+    parts = build_parts(
+        settings("span-prism", {"relative_rate": relative}),
+        tiny_model(),
+        texts=lambda _: Examples(uneven_examples(), pad_token_id=0),
+    )
+    step_of(parts, 0.0, rate=1e-3).take(range(6))
+    moved = sum(float((left @ right.mT).square().sum()) for left, right in parts.coordinates.factors()) ** 0.5
+    dimension = parts.coordinates.inner.dimension
+    assert moved == pytest.approx(
+        1e-3 if relative else 1e-3 * dimension**0.5, rel=0.12
+    )  # but for what is cut off
+
+
 @by_name
 def test_without_noise_the_loss_falls(name: str) -> None:
     parts = build_parts(
