@@ -433,7 +433,7 @@ def test_a_tokenizer_goes_before_the_models_own(tmp_path: Path) -> None:
 
 
 def test_what_is_not_there_is_told_when_it_is_made(tmp_path: Path) -> None:
-    """Together, and not when it trains; a run in its folder may be one to go on with."""
+    """Together; lines of a file when they are read, and a run in its folder may be one to go on with."""
     (tmp_path / "broken.jsonl").write_text('{"text": "fine"}\n{"text": 3 of them}\n')
     with pytest.raises(ConfigError) as caught:
         PrivateTrainer(
@@ -446,7 +446,10 @@ def test_what_is_not_there_is_told_when_it_is_made(tmp_path: Path) -> None:
     for words in ("cannot load model", "cuda:99", "there is no file", "Not a directory"):
         assert words in str(caught.value)
     with pytest.raises(DataError, match=r"broken\.jsonl, line 2: this is not JSON"):
-        PrivateTrainer(model_path(), config(tmp_path / "run"), train_dataset=tmp_path / "broken.jsonl")
+        PrivateTrainer(
+            model_path(), config(tmp_path / "run"), train_dataset=tmp_path / "broken.jsonl"
+        ).train()
+    assert not (tmp_path / "run").exists()
     ledger = tmp_path / "run" / "release" / "ledger.jsonl"
     ledger.parent.mkdir(parents=True)
     ledger.write_text("{}")
