@@ -18,6 +18,7 @@ from privlora.api import train_run
 from privlora.cli import main
 from privlora.cli.memory import estimate_memory
 from privlora.config import load_settings, settings_from
+from privlora.config.names import settings_by_group
 from privlora.demo import model_path, private_records
 from privlora.methods import METHODS
 
@@ -175,3 +176,12 @@ def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert sorted(path.name for path in result.release.glob("ledger-*")) == [
         f"ledger-{name}.jsonl" for name in ("north", "south", "west")
     ]
+
+
+def test_pages_name_settings_that_there_are() -> None:
+    groups = settings_by_group()
+    others = {"adapter.compared"}  # of the object that a space is given
+    for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")):
+        named = re.findall(rf"`({'|'.join(groups)})\.([a-z_]+)`", page.read_text(encoding="utf-8"))
+        lost = {f"{group}.{name}" for group, name in named if name not in groups[group]}
+        assert lost <= others, page.name
