@@ -449,14 +449,16 @@ def test_nothing_is_priced_after_the_time_for_it():
     assert epsilon([(poisson(0.05, 0.91), 7)], 1e-5) > 0
 
 
-def test_many_kinds_are_not_computed_on_the_fine_grid():
+def test_many_kinds_are_not_computed_on_the_fine_grid(monkeypatch):
     """Tiny rates of little noise: the cost of five times as many points would be gigabytes."""
-    many = [(poisson(1e-4 * (1 + i * 1e-3), 0.3), 1) for i in range(8)]
-    for events, delta, is_many in ((many, 2e-4, True), ([(poisson(0.01, 2.0), 5)], 1e-5, False)):
-        assert (ranges(event for event, _ in events) > 32) is is_many
-        coarse, fine = (pld_epsilon(dict(events), delta, "add-or-remove-one", grid) for grid in (1e-4, 2e-5))
-        assert fine < coarse < 0.1
-        assert epsilon(events, delta) == (coarse if is_many else fine)
+    events = [(poisson(0.01, 2.0), 5), (poisson(0.011, 2.0), 3)]
+    coarse, fine = (pld_epsilon(dict(events), 1e-5, "add-or-remove-one", grid) for grid in (1e-4, 2e-5))
+    assert fine < coarse < 0.1
+    assert epsilon(events, 1e-5) == fine
+    monkeypatch.setattr(
+        "privlora.accounting.accountants._MOST_FINE", ranges(event for event, _ in events) / 2
+    )
+    assert epsilon(events, 1e-5) == coarse
 
 
 def test_many_phases_of_little_noise_are_refused_at_once():

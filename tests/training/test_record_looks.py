@@ -261,7 +261,7 @@ def test_the_records_of_a_client(tmp_path: Path) -> None:
     given = records_of(settings, {"south": [{"text": "a"}, {"text": None}]})
     with pytest.raises(DataError) as caught:
         load_clients(settings, tiny_tokenizer(), given)
-    assert caught.value.what == "client north: record 2: column 'text' is empty (null)"
+    assert caught.value.what == f"client north: {north}, line 2: column 'text' is empty (null)"
 
 
 FAR = "the data hold {} as the 20 that group privacy says (public_dataset_size{})"

@@ -56,6 +56,7 @@ from privlora.training.identity import (
     refuse_others,
 )
 from privlora.training.inputs import Data, load_clients, tokenise
+from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import unchanged_afterwards
 
 _log = logging.getLogger(__name__)
@@ -366,15 +367,16 @@ def prepare(
     problems = Together()
     none: dict[str, Records] = {}
     own = problems.of(none, records_of, settings, records)
-    if fresh and model is None:
-        problems.of(None, look_at_model, settings, tokenizer)
+    ready = problems.of(None, look_at_model, settings, tokenizer) if fresh and model is None else None
     problems.tell()
+    early = None if ready is None else load_clients(*ready, own, evaluation)  # before the weights
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
     _warn_of_counts(settings, own)
     sizes = {name: len(given) for name, given in own.items()}
     whose = None if fresh else lambda data: refuse_others(folder, identify(data, loaded, sizes))
-    data = load_clients(settings, tokenizer, own, evaluation, model=loaded, whose=whose)
+    data = early or load_clients(settings, tokenizer, own, evaluation, whose=whose)
+    refuse_unknown_tokens(loaded, data.examples, data.evaluation)
     here = _opened(folder, workplace, own, data, fresh=fresh)
     _refuse_forgotten(folder, here.run)
     return here

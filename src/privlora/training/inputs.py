@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from hashlib import sha256
 from typing import Any, Final
 
 import numpy as np
 import torch
 
-from privlora.config import AT_CLIENTS, IN_MEMORY, DataSettings, PrivacySettings, Settings
+from privlora.config import AT_CLIENTS, IN_MEMORY, ClientSettings, DataSettings, PrivacySettings, Settings
 from privlora.config.groups import PUBLIC_TEXTS
 from privlora.data.examples import (
     OWN_WORDS,
@@ -282,13 +282,16 @@ class _Reader:
             yield shown
 
 
+def _listed(path: str | list[str]) -> list[str]:
+    return [path] if isinstance(path, str) else path
+
+
 def load_clients(
     settings: Settings,
     tokenizer: Any,
     records: Mapping[str, Sequence[Mapping[str, Any]]],
     evaluation: Any = None,
     *,
-    model: torch.nn.Module | None = None,
     whose: Callable[[Data], None] | None = None,
 ) -> Data:
     """`load_data` of all clients of a federation together, in their order. records: of each client, by its name. whose:
@@ -299,25 +302,30 @@ def load_clients(
     """
     union = [record for own in records.values() for record in own]
     try:
-        return load_all(settings, tokenizer, union, evaluation, model=model, whose=whose)
+        return load_all(settings, tokenizer, union, evaluation, whose=whose)
     except DataError:
         if settings.federation is None or isinstance(
             settings.federation.clients, int
         ):  # parts of one owner's records
             raise
-        for name, own in records.items():
-            try:
-                _load_alone(settings, tokenizer, own)
-            except DataError as error:
-                raise error.of(f"client {name}") from None
+        for client in settings.federation.clients:
+            naming(
+                f"client {client.name}",
+                partial(_load_alone, settings, tokenizer, client, records[client.name]),
+            )
         raise
 
 
-def _load_alone(settings: Settings, tokenizer: Any, records: Sequence[Mapping[str, Any]]) -> None:
+def _load_alone(
+    settings: Settings, tokenizer: Any, client: ClientSettings, records: Sequence[Mapping[str, Any]]
+) -> None:
     """Raise DataError for what is wrong with these records by themselves; public numbers are of all clients."""
     data, privacy = settings.data, settings.privacy
+    check = partial(_check_of, data, tokenizer)
+    if client.path is not None and are_read_twice(paths := _listed(client.path)):
+        refuse_unusable_files(paths, client.format, None, check(Grouping(privacy.user_column)))
+    refuse_unusable(records, check(Grouping(privacy.user_column)))
     units = group_units(records, privacy.user_column)
-    refuse_unusable(records, _check_of(data, tokenizer))
     found = summarise(tokenise(records, data, tokenizer), len(units))
     if not data.unchecked:
         refuse_implausible(found, public_units=found.units, unit=privacy.unit, max_length=data.max_length)
