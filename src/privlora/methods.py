@@ -398,7 +398,9 @@ def far_rate(settings: Settings, bands: int = 1) -> str | None:
     row, privacy, times = find_row(settings.method.name), settings.privacy, rate / default
     if max(times, 1 / times) <= _FAR * (1 - _ROUNDING):
         return None
-    far = f"{times:.3g} times" if times > 1 else f"1/{1 / times:.3g} of"
+    ratio = max(times, 1 / times)
+    shown = f"{ratio:.3g}" if ratio < 1000 else f"{ratio:,.0f}"
+    far = f"{shown} times" if times > 1 else f"1/{shown} of"
     unit = " (relative)" if relative else ""
     end = "noise would drown what is learnt" if times > 1 else "the run would hardly learn"
     return (

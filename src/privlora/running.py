@@ -17,7 +17,7 @@ from privlora.calling import of_memory
 from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.data.summary import DataSummary
-from privlora.methods import CHOICES
+from privlora.methods import CHOICES, find_row
 from privlora.precision import own_context
 from privlora.profiling import profiled
 from privlora.rehearsals.choosing import Chosen, choose
@@ -87,7 +87,7 @@ class Given:
 
 DEFAULT_RATE: Final = (
     "learning_rate, the method's default. `learning_rate: auto` finds your model's own before the first step, at no "
-    "epsilon, where there are no labels and no public texts"
+    "epsilon"
 )
 
 
@@ -126,8 +126,12 @@ def train_and_publish(
     reached = coverage(adapter_for(settings, model))
     if given.on_choice is not None and (reached["left_out"] or reached["experts"]):
         given.on_choice(f"target_modules, {coverage_in_words(reached)}")
+    row = None if settings.method.name in CHOICES else find_row(settings.method.name)
+    has_auto = (
+        row is not None and row.weighed and settings.data.label is None and settings.data.chosen is None
+    )
     by_default = settings.method.learning_rate is None and not (settings.auto and settings.auto.choose)
-    if fresh and given.on_choice is not None and settings.privacy.private and by_default:
+    if fresh and given.on_choice is not None and settings.privacy.private and by_default and has_auto:
         given.on_choice(DEFAULT_RATE)
     asked = settings.run.tokens_per_micro_batch
     told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)

@@ -380,3 +380,13 @@ def test_a_delta_that_needs_no_noise_is_refused():
         with pytest.raises(PrivacyError, match="the probability that a unit is drawn at all"):
             calibrate_noise_multiplier(poisson(q, 1.0).sampling, steps, 0.001, delta, cache=False)
     assert calibrate_noise_multiplier(poisson(0.01, 1.0).sampling, 10, 0.5, 0.01, cache=False).epsilon <= 0.5
+
+
+def test_losses_over_too_wide_a_range_are_refused_before_they_are_transformed(monkeypatch):
+    """Of one kind, too: anybody writes a ledger, and a rare draw of little noise would take 9 GB."""
+    events = [(poisson(0.01, 1.0), 10_000)]
+    monkeypatch.setattr("privlora.accounting.loss_distributions._MOST_POINTS", 10_000)
+    with pytest.raises(PrivacyError, match="would take gigabytes"):
+        epsilon(events, 1e-5)
+    monkeypatch.undo()
+    assert epsilon(events, 1e-5) < 10

@@ -25,10 +25,12 @@ from scipy.stats import binom
 
 from privlora.accounting.allocation import PassLoss
 from privlora.accounting.events import BallsInBinsSampling, TruncatedPoissonSampling
+from privlora.errors import PrivacyError
 
 Floats = NDArray[np.float64]
 
 _BLOCK = 1 << 14
+_MOST_POINTS = 1 << 25  # of a transform: 4 GB
 _LENGTHS_PER_OCTAVE = 4  # a spectrum serves all compositions of about its length
 _TRIED = 15  # losses at once
 _VANISHED = -60.0  # log of a factor that is nothing beside rounding
@@ -419,6 +421,12 @@ class _Composed(FastPmf):
         if order not in self._sums:
             most = sum(count * (part.size - 1) for part, count in self._parts) + 1
             size = max(min(most, max(self.size, self._reach(order))), *(part.size for part, _ in self._parts))
+            if size > _MOST_POINTS:
+                raise PrivacyError(
+                    "epsilon of such releases would take gigabytes to compute",
+                    why="so little noise, or so rare a draw, gives losses over too wide a range",
+                    fix="raise noise_multiplier, or lower the number of steps",
+                )
             octave = math.ceil(math.log2(size) * _LENGTHS_PER_OCTAVE) / _LENGTHS_PER_OCTAVE
             length = fft.next_fast_len(max(size, math.ceil(2**octave)), real=True)
             self._sums[order] = _Sums(self, order, length)
