@@ -101,15 +101,14 @@ def train_and_publish(
         refuse_in_several(settings, given=given.model is not None)
     sources = given.records, given.evaluation
 
-    def read() -> tuple[Settings, Data]:
-        begins("looking at the model's files")
-        ready, tokenizer = look_at_model(settings, given.tokenizer)
-        begins("reading the records")
-        return ready, load_all(ready, tokenizer, *sources)
-
     early = None
-    if fresh and given.model is None:  # before the weights, which take longest
-        settings, early = ranks.same(read)
+    # Before the weights, which take longest; of several processes after them, since all hold copies, and what memory is
+    # free would tell of the records.
+    if fresh and given.model is None and ranks.size == 1:
+        begins("looking at the model's files")
+        settings, tokenizer = look_at_model(settings, given.tokenizer)
+        begins("reading the records")
+        early = load_all(settings, tokenizer, *sources)
     begins("loading the model")
     if settings.model.fully_shard and ranks.size > 1:
         model, own = load_sharded(settings.model, ranks)
@@ -119,7 +118,8 @@ def train_and_publish(
             lambda: given_or_loaded(settings.model, given.model, given.tokenizer, head_of(settings))
         )
     refuse_unlike_processes(model, ranks)
-    settings = fitted(settings, model)
+    length, settings = settings.data.max_length, fitted(settings, model)
+    early = early if settings.data.max_length == length else None  # no configuration told it before
     folder = RunFolder(Path(settings.run.output))
     ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
