@@ -75,7 +75,13 @@ def margins(own: Tensor, reference: Tensor, beta: float) -> Tensor:
 
 
 def preference_losses(found: Tensor) -> Tensor:
-    """Eq. 7 of margins, in nats; 0.693 where the model is the reference."""
+    """Of margins, in nats; 0.693 where the model is the reference: -log sigmoid(margin), with
+
+        margin = beta (log p(chosen) - log p_ref(chosen) - log p(rejected) + log p_ref(rejected))
+
+    Rafailov et al. 2023 (DPO), Eq. 7. A record's loss depends on its own two answers alone, so that its gradient is
+    clipped as any other record's.
+    """
     return torch.nn.functional.softplus(-found)
 
 

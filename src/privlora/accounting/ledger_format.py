@@ -321,8 +321,8 @@ def _parsed(line: bytes) -> Any:
     return record
 
 
-_MOST_RANGES: Final = 128.0
-_MOST_COSTS: Final = 256
+_MOST_RANGES: Final = 128.0  # of a plan, half of what `epsilon` adds up with other runs
+_MOST_COSTS: Final = 256  # numbers of steps
 
 
 _RUN: Final = re.compile("[0-9a-f-]{8,64}")

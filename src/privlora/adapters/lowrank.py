@@ -48,7 +48,12 @@ _ROUNDING = 32
 
 @torch.no_grad()
 def dense_norms(e: Tensor, x: Tensor) -> Tensor:
-    """At least ||G_i||_F for each row i, (rows,) float64, with G_i = E_i^T X_i.
+    """At least ||G_i||_F for each row i, (rows,) float64, with G_i = E_i^T X_i, which is never kept (ghost clipping):
+
+        ||sum_t e_t x_t^T||_F^2 = sum_{t, u} <e_t, e_u> <x_t, x_u>
+
+    from T x T Gram matrices where those are smaller, else from the gradients of a few rows at a time (Li et al. 2022;
+    Bu et al. 2022).
 
     e: (rows, T, m), x: (rows, T, n), any floating dtype; sums are in float32 or better. The excess is below 0.2 % at
     T = 512 even where no two tokens have parallel gradients. Rows that are not finite give NaN or infinity.

@@ -47,7 +47,9 @@ def rank_free_rdp(
 
         D_lambda <= ln( sum_j C(lambda, j) (1-q)^(lambda-j) q^j 1F1(r/2; d/2; j(j-1) / (2 sigma^2)) ) / (lambda - 1)
 
-    the moments of Mironov, Talwar, Zhang (2019) with 1F1 instead of exp.
+    the moments of Mironov, Talwar, Zhang (2019) with 1F1 instead of exp. The exponential function is convex and
+    increasing, so at every order a difference of rank one in a single layer is the worst case. Looser than the PLD, and
+    computed by nothing that it shares.
 
     Args:
         orders: integers lambda >= 2.
