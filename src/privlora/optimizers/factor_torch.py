@@ -20,7 +20,7 @@ _LARGEST = 10.0  # phi of the paper: norms of matrices count up to here
 
 
 class Lamb(torch.optim.Optimizer):
-    """LAMB (You et al. 2020): Algorithm 2 of version 3 of the paper, which corrects nothing for moments that started at zero.
+    """LAMB, Algorithm 2 of version 3 of You et al. 2020, which corrects nothing for moments that started at zero.
 
     x <- (1 - lr weight_decay) x;  r = m / (sqrt(v) + eps);  x <- x - lr min(|x|, 10) / (|r| + eps) r
 
