@@ -20,7 +20,7 @@ from privlora.names import PRIVATE_FOLDER, PUBLIC_FOLDERS, SETTINGS_FILE
 # Nobody else's files end like this, so `remove_leftovers` may go by it.
 _TEMPORARY = ".privlora-tmp"
 _BESIDE = ".tmp"  # behind it, in torch's profiler
-
+_OF_SAFETENSORS = ".tmp??????"  # save_file writes there, next to its target, before it renames
 
 _BESIDE_RUNS = (".log", ".out", ".err", ".yaml", ".yml")
 
@@ -414,7 +414,8 @@ def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:
 
 def temporary_files(folder: Path) -> list[Path]:
     """What a killed process left half-written in ``folder``; links and folders are nobody's leftovers."""
-    found = (path for end in ("", _BESIDE) for path in folder.glob(f".*{_TEMPORARY}{end}"))
+    names = f".*{_TEMPORARY}", f".*{_TEMPORARY}{_BESIDE}", _OF_SAFETENSORS
+    found = (path for name in names for path in folder.glob(name))
     return [path for path in found if path.is_file() and not path.is_symlink()]
 
 
