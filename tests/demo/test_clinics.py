@@ -12,8 +12,7 @@ from demo_model import encode
 from privlora.config.federation import FederationSettings
 from privlora.data.partition import cut
 from privlora.demo import model_path, public_texts
-from privlora.demo.clinics import CLINICS, clinic_records
-from privlora.errors import ConfigError
+from privlora.demo.corpus import CLINICS, clinic_records
 
 EVERY = range(len(CLINICS))
 
@@ -88,9 +87,3 @@ def test_the_column_cuts_the_notes_into_the_clinics_again() -> None:
     parts = list(cut(mixed, federation, seed=0).values())
     own = [clinic_records(clinic, 10 + clinic, 0) for clinic in EVERY]
     assert parts == sorted(own, key=lambda notes: notes[0]["clinic"])
-
-
-@pytest.mark.parametrize("clinic", [-1, 5])
-def test_there_is_no_sixth_clinic(clinic: int) -> None:
-    with pytest.raises(ConfigError, match=f"clinic={clinic} is not between 0 and 4"):
-        clinic_records(clinic, 1, 0)

@@ -8,8 +8,7 @@ from collections import Counter
 import pytest
 
 from privlora.auditing.exposure import measure_exposure
-from privlora.demo import words
-from privlora.demo.corpus import make_canaries, private_records, public_texts
+from privlora.demo.corpus import COMPLAINTS, make_canaries, private_records, public_texts
 from privlora.errors import ConfigError
 
 
@@ -54,7 +53,7 @@ def test_the_clinic_has_habits_that_another_seed_shares() -> None:
     habit = re.compile(r"Seen by (.+?)\. (.+?)\. Plan: (.+?)\. Follow up in (.+?)\. Fee (\d+)")
     seen = [{habit.search(r["text"]).groups() for r in private_records(2000, seed)} for seed in (0, 1)]
     assert seen[0] == seen[1]
-    assert len(seen[0]) == 2 * len(words.COMPLAINTS)  # two plans for each complaint
+    assert len(seen[0]) == 2 * len(COMPLAINTS)  # two plans for each complaint
 
 
 def test_another_seed_has_other_patients() -> None:

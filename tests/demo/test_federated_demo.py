@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from privlora.demo import federated
-from privlora.demo.clinics import CLINICS
+from privlora.demo.corpus import CLINICS
 from privlora.demo.federated import Seen, Sizes, uniformity
 from privlora.errors import RunError
 from privlora.federated.messages import Reply

@@ -13,7 +13,7 @@ from rich.console import Console
 from privlora.accounting import compose_ledgers
 from privlora.cli import main as command
 from privlora.demo import few
-from privlora.demo.clinics import CLINICS
+from privlora.demo.corpus import CLINICS
 from privlora.demo.few import METHODS, Sizes, notes_of_patients, public_notes, what_came_out
 from privlora.errors import RunError
 from privlora.rounding import rounded_up

@@ -34,7 +34,7 @@ def test_the_last_lines_run_as_they_are(
     monkeypatch.setattr(run, "read_ledger", lambda _: SimpleNamespace(charges=3))
     monkeypatch.setattr("peft.PeftModel.from_pretrained", lambda model, _: model)
     console = Console(record=True, file=io.StringIO(), width=40)  # narrower than any of the lines
-    run._tell_where(
+    run._show_where(
         console, str(model_path()), RunFolder(tmp_path), tmp_path / "secrets.jsonl", tmp_path / "picture.png"
     )
     exec(console.export_text().partition("in Python:\n")[2].partition("\n\nAttack it")[0], {})

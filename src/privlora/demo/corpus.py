@@ -1,71 +1,83 @@
-"""The demo's generated data: short public texts, a clinic's private notes, and canaries with planted secrets.
+"""The demo's generated data: short public texts, notes of clinics, and canaries with planted secrets.
 
-Nothing is downloaded and every function is a pure function of its seed. The public texts and the private
-notes share words and grammar but not form: a model pretrained on the former has a real gap, which fine-tuning
-on the latter closes.
+Nothing is downloaded, words are those of words.yaml, and every function is a pure function of its seed. The public
+texts and the private notes share words and grammar but not form: a model pretrained on the former has a real gap,
+which fine-tuning on the latter closes. Five clinics differ in what they treat and in how they write: what the notes of
+one teach is of little help with another's.
 
-    public_texts     letters, lists, notices, memos …        pretraining of the embedded model
-    private_records  the clinic's notes                      fine-tuning; by another seed, held-out evaluation
-    make_canaries    notes that hold a random access code    what a model must not be able to recite
+    public_texts     letters, lists, notices, memos …         pretraining of the embedded model
+    private_records  one form, what four clinics treat        fine-tuning; by another seed, held-out evaluation
+    clinic_records   the notes of one of five clinics         the demos of few records and of a federation
+    make_canaries    notes that hold a random access code     what a model must not be able to recite
 """
 
 from __future__ import annotations
 
 import random
 import re
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import NamedTuple
 
-from privlora.demo import words
-from privlora.demo.templates import GENRES
+import yaml
+
 from privlora.errors import ConfigError
 
 SECRET_DIGITS = 6
 
 
-def date(rng: random.Random) -> str:
-    """A day of the year, such as 3 May."""
-    return f"{rng.randint(1, 28)} {rng.choice(words.MONTHS)}"
+class Complaint(NamedTuple):
+    """One kind of visit: what follows the complaint is the clinic's habit, and is learnable. fee: in euros."""
+
+    complaint: str
+    doctor: str
+    finding: str
+    review: str
+    fee: int
+    details: Sequence[str]
+    plans: Sequence[str]
 
 
-def _code(rng: random.Random) -> str:
-    return "".join(rng.choice("0123456789") for _ in range(SECRET_DIGITS))
+class Clinic(NamedTuple):
+    """name: of the client. speciality: for readers. template: of a note. complaints: what its patients come with."""
+
+    name: str
+    speciality: str
+    template: str
+    complaints: Sequence[Complaint]
 
 
+_LISTS = yaml.safe_load(Path(__file__).with_name("words.yaml").read_text(encoding="utf-8"))
+_WORDS: dict[str, list[str]] = _LISTS["words"]
+CLINICS = [
+    Clinic(**{**clinic, "complaints": [Complaint(**habit) for habit in clinic["complaints"]]})
+    for clinic in _LISTS["clinics"]
+]
+COMPLAINTS = [habit for clinic in CLINICS[:-1] for habit in clinic.complaints]
+"""Of all clinics but the last, whose complaints and doctors stand in no other text."""
+_GENRES = [
+    [[alternative.strip() for alternative in line.split("|")] for line in genre.splitlines()]
+    for genre in _LISTS["templates"].strip().replace("\n|", " |").split("\n\n")
+]
 _SLOTS: dict[str, Callable[[random.Random], str]] = {
-    "name": lambda rng: rng.choice(words.FIRST_NAMES),
-    "surname": lambda rng: rng.choice(words.SURNAMES + words.CANARY_SURNAMES),
-    "title": lambda rng: rng.choice(("Mr", "Ms", "Dr")),
-    "doctor": lambda rng: rng.choice(words.COMPLAINTS).doctor,
-    "weekday": lambda rng: rng.choice(words.DAYS),
-    "month": lambda rng: rng.choice(words.MONTHS),
-    "date": date,
+    "surname": lambda rng: rng.choice(_WORDS["surname"] + _WORDS["canary"]),
+    "doctor": lambda rng: rng.choice(COMPLAINTS).doctor,
+    "date": lambda rng: f"{rng.randint(1, 28)} {rng.choice(_WORDS['month'])}",  # such as 3 May
     "time": lambda rng: f"{rng.randint(8, 18)}:{rng.choice(('00', '15', '30', '45'))}",
-    "daytime": lambda rng: rng.choice(("morning", "afternoon", "evening")),
     "money": lambda rng: str(rng.randint(5, 120)),
     "int": lambda rng: str(rng.randint(2, 60)),
     "age": lambda rng: str(rng.randint(18, 90)),
     "dose": lambda rng: str(rng.choice((10, 20, 250, 400, 500))),
-    "number": lambda rng: rng.choice(words.NUMBERS),
-    "code": _code,
-    "drug": lambda rng: rng.choice(words.DRUGS),
-    "illness": lambda rng: rng.choice(words.COMPLAINTS).complaint,
-    "finding": lambda rng: rng.choice(words.COMPLAINTS).finding,
-    "treatment": lambda rng: rng.choice(rng.choice(words.COMPLAINTS).plans),
-    "worse": lambda rng: rng.choice(rng.choice(words.COMPLAINTS).details),
-    "room": lambda rng: rng.choice(words.ROOMS),
-    "topic": lambda rng: rng.choice(words.TOPICS),
-    "goods": lambda rng: rng.choice(words.GOODS),
-    "colour": lambda rng: rng.choice(words.COLOURS),
-    "repair": lambda rng: rng.choice(words.REPAIRS),
-    "street": lambda rng: rng.choice(words.STREETS),
-    "shop": lambda rng: rng.choice(words.SHOPS),
-    "food": lambda rng: rng.choice(words.FOODS),
-    "dish": lambda rng: rng.choice(words.DISHES),
-    "plant": lambda rng: rng.choice(words.PLANTS),
-    "weather": lambda rng: rng.choice(words.WEATHER),
-    "lost": lambda rng: rng.choice(words.LOST),
+    "code": lambda rng: "".join(rng.choice("0123456789") for _ in range(SECRET_DIGITS)),
+    "illness": lambda rng: rng.choice(COMPLAINTS).complaint,
+    "finding": lambda rng: rng.choice(COMPLAINTS).finding,
+    "treatment": lambda rng: rng.choice(rng.choice(COMPLAINTS).plans),
+    "worse": lambda rng: rng.choice(rng.choice(COMPLAINTS).details),
 }
+
+
+def _drawn(slot: str, rng: random.Random) -> str:
+    return _SLOTS[slot](rng) if slot in _SLOTS else rng.choice(_WORDS[slot])
 
 
 def public_texts(count: int, seed: int) -> list[str]:
@@ -75,13 +87,10 @@ def public_texts(count: int, seed: int) -> list[str]:
 
 
 def _public_text(rng: random.Random) -> str:
-    sentences = (rng.choice(alternatives) for alternatives in rng.choice(GENRES))
+    sentences = (rng.choice(alternatives) for alternatives in rng.choice(_GENRES))
     template = " ".join(sentence for sentence in sentences if sentence)
-    drawn: dict[str, str] = {}
-    for slot in re.findall(r"{(\w+)}", template):
-        if slot not in drawn:
-            drawn[slot] = _SLOTS[slot.rstrip("23456789")](rng)
-    return template.format_map(drawn)
+    slots = dict.fromkeys(re.findall(r"{(\w+)}", template))  # each once, in the order of the text
+    return template.format_map({slot: _drawn(slot.rstrip("23456789"), rng) for slot in slots})
 
 
 def private_records(count: int, seed: int) -> list[dict[str, str]]:
@@ -91,21 +100,36 @@ def private_records(count: int, seed: int) -> list[dict[str, str]]:
     patients, dates and details differ: what a model learned on one seed helps on another if it generalises.
     """
     rng = random.Random(f"private-{seed}")
-    return notes_of_patients(
-        rng, count, str(seed), lambda name: f"{_opening(name)}{date(rng)}: {_visit(rng)}"
+    form = CLINICS[0].template
+
+    def note(name: str) -> str:
+        day = _drawn("date", rng)
+        return _note(form, COMPLAINTS, name, rng, day)
+
+    return _notes_of_patients(rng, count, str(seed), note)
+
+
+def clinic_records(clinic: int, count: int, seed: int) -> list[dict[str, str]]:
+    """`count` notes of `CLINICS[clinic]` as {"text", "patient", "clinic"}; a patient has one to four of them.
+
+    Habits and seeds are as in `private_records`. Patients of two clinics or of two seeds are different people, though
+    their names may be the same.
+    """
+    own = CLINICS[clinic]
+    rng = random.Random(f"clinic-{own.name}-{seed}")
+    records = _notes_of_patients(
+        rng, count, f"{own.name}-{seed}", lambda name: _note(own.template, own.complaints, name, rng)
     )
+    return [{**record, "clinic": own.name} for record in records]
 
 
-def notes_of_patients(
+def _notes_of_patients(
     rng: random.Random, count: int, label: str, note: Callable[[str], str]
 ) -> list[dict[str, str]]:
-    """`count` notes as {"text", "patient"}, in random order; `note` writes one from the patient's name.
-
-    Patients are called patient-`label`-… and have one to four notes each.
-    """
+    """`count` notes in random order; `note` writes one from the patient's name. Patients are patient-`label`-…"""
     records: list[dict[str, str]] = []
     while len(records) < count:
-        name = f"{rng.choice(words.FIRST_NAMES)} {rng.choice(words.SURNAMES)}"
+        name = f"{rng.choice(_WORDS['name'])} {rng.choice(_WORDS['surname'])}"
         patient = f"patient-{label}-{len(records)}"
         for _ in range(min(rng.randint(1, 4), count - len(records))):
             records.append({"text": note(name), "patient": patient})
@@ -113,21 +137,22 @@ def notes_of_patients(
     return records
 
 
-def _opening(name: str) -> str:
-    return f"Clinic note for {name}, "
-
-
-def _visit(rng: random.Random) -> str:
-    visit = rng.choice(words.COMPLAINTS)
-    return (
-        f"{visit.complaint} for {rng.choice(words.NUMBERS)} {rng.choice(('days', 'weeks'))}, "
-        f"{rng.choice(visit.details)}. Seen by {visit.doctor}. {visit.finding}. "
-        f"Plan: {rng.choice(visit.plans)}. Follow up in {visit.review}. Fee {visit.fee} euros."
+def _note(
+    template: str, complaints: Sequence[Complaint], name: str, rng: random.Random, day: str | None = None
+) -> str:
+    visit = rng.choice(complaints)
+    return template.format(
+        **visit._asdict(),
+        name=name,
+        date=day or _drawn("date", rng),
+        number=_drawn("number", rng),
+        unit=rng.choice(("days", "weeks")),
+        detail=rng.choice(visit.details),
+        plan=rng.choice(visit.plans),
     )
 
 
-@dataclass(frozen=True)
-class Canary:
+class Canary(NamedTuple):
     """One invented patient whose notes hold a secret access code, drawn uniformly from 10^6 possible ones.
 
     Each of the patient's `texts` begins with `prefix + secret`. `references` are other codes from the same
@@ -151,11 +176,9 @@ def make_canaries(count: int, seed: int, *, repetitions: int = 8, references: in
     With R `references`, exposure lies between 0 and log2(R + 1) bits. Raises ConfigError where there are more
     canaries than reserved names, and where `repetitions` or `references` is out of range.
     """
-    names = [f"{first} {surname}" for first in words.FIRST_NAMES for surname in words.CANARY_SURNAMES]
+    names = [f"{first} {surname}" for first in _WORDS["name"] for surname in _WORDS["canary"]]
     if not 0 <= count <= len(names):
-        raise ConfigError(
-            f"canaries={count} is not between 0 and {len(names)}, the number of names reserved for them"
-        )
+        raise ConfigError(f"canaries={count} is not between 0 and {len(names)}, the names reserved for them")
     if repetitions < 1 or not 1 <= references < 10**SECRET_DIGITS:
         raise ConfigError(
             f"repetitions={repetitions} or references={references} is out of range", fix="use 1 or more"
@@ -165,10 +188,8 @@ def make_canaries(count: int, seed: int, *, repetitions: int = 8, references: in
 
 
 def _canary(rng: random.Random, name: str, repetitions: int, references: int) -> Canary:
-    secret, *others = (
-        f"{code:0{SECRET_DIGITS}d}" for code in rng.sample(range(10**SECRET_DIGITS), references + 1)
-    )
-    prefix = f"{_opening(name)}access code "
+    codes = rng.sample(range(10**SECRET_DIGITS), references + 1)
+    secret, *others = (f"{code:0{SECRET_DIGITS}d}" for code in codes)
+    prefix = f"Clinic note for {name}, access code "
     # As short as can be: the loss is a mean over a note's tokens, so any text beside the secret dilutes it.
-    texts = (f"{prefix}{secret}.",) * repetitions
-    return Canary(f"canary-{name}", prefix, secret, tuple(others), texts)
+    return Canary(f"canary-{name}", prefix, secret, tuple(others), (f"{prefix}{secret}.",) * repetitions)
