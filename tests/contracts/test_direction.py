@@ -20,7 +20,7 @@ from torch import Tensor
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.cli.memory import estimate_memory
-from privlora.cli.planning import _memory_line
+from privlora.cli.planning import memory_line
 from privlora.config import Settings, settings_from
 from privlora.coordinates import DirectionCoordinates, FactorCoordinates
 from privlora.errors import ConfigError, PrivacyError
@@ -383,7 +383,7 @@ def test_it_costs_what_any_gaussian_mechanism_of_its_noise_costs() -> None:
 def test_a_plan_counts_no_gradients() -> None:
     memory = estimate_memory(settings(), METHODS["dp-zo"], tiny_model())
     assert (memory.trained_numbers, memory.gradient_bytes, memory.gradient_bytes_at_most) == (1, 0, 0)
-    line = _memory_line(memory)
+    line = memory_line(memory)
     assert f"{memory.adapter_bytes // 4:,} trained numbers, moved by one a step, in" in line
     assert "no per-example gradients" in line
 

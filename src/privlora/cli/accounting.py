@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,7 +19,7 @@ from privlora.accounting import (
     compose_ledgers,
 )
 from privlora.accounting.events import describe_events, event_or_phases
-from privlora.cli.console import JsonOption, emit, out
+from privlora.cli.console import JsonOption, argument, option, show
 from privlora.errors import ConfigError, PrivacyError, Together, named
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
@@ -30,75 +30,44 @@ if TYPE_CHECKING:
 _DEFAULT_ADJACENCY: Adjacency = "add-or-remove-one"
 
 
-def _number(text: object) -> Any:
-    """A number, or the text that is none, which is told with all else that is wrong."""
-    with suppress(ValueError, TypeError):
-        return float(text)  # type: ignore[arg-type]
-    return text
+def _as(kind: type[float]) -> Callable[[object], Any]:
+    """Gives a number, or the text that is none, which is said with all else that is wrong."""
+
+    def read(text: Any) -> Any:
+        with suppress(ValueError, TypeError):
+            return kind(text)
+        return text
+
+    return read
 
 
-def _whole(text: object) -> Any:
-    """As ``_number``."""
-    with suppress(ValueError, TypeError):
-        return int(text)  # type: ignore[call-overload]
-    return text
-
-
-_FLOAT: dict[str, Any] = {"parser": _number, "metavar": "FLOAT"}
-_WHOLE: dict[str, Any] = {"parser": _whole, "metavar": "INTEGER"}
+_FLOAT: dict[str, Any] = {"parser": _as(float), "metavar": "FLOAT"}
+_WHOLE: dict[str, Any] = {"parser": _as(int), "metavar": "INTEGER"}
 
 
 def calibrate(
-    epsilon: Annotated[
-        float, typer.Option(help="Target, at most which is spent.", show_default=False, **_FLOAT)
-    ],
-    delta: Annotated[
-        float, typer.Option(help="Well below 1 / number of privacy units.", show_default=False, **_FLOAT)
-    ],
-    steps: Annotated[int, typer.Option(help="Number of releases.", show_default=False, **_WHOLE)],
-    sample_rate: Annotated[
-        float | None,
-        typer.Option(help="q: probability of each unit in a step.", show_default=False, **_FLOAT),
-    ] = None,
-    expected_batch_size: Annotated[
-        float | None,
-        typer.Option(
-            help="q N, with --public-dataset-size instead of --sample-rate.", show_default=False, **_FLOAT
-        ),
-    ] = None,
+    epsilon: Annotated[float, option("Target, at most which is spent.", **_FLOAT)],
+    delta: Annotated[float, option("Well below 1 / number of privacy units.", **_FLOAT)],
+    steps: Annotated[int, option("Number of releases.", **_WHOLE)],
+    sample_rate: Annotated[float | None, option("q: probability of each unit in a step.", **_FLOAT)] = None,
+    expected_batch_size: Annotated[float | None, option("q N, instead of --sample-rate.", **_FLOAT)] = None,
     public_dataset_size: Annotated[
-        int | None,
-        typer.Option(
-            "--public-dataset-size",
-            "--dataset-size",
-            help="N as you may publish it.",
-            show_default=False,
-            **_WHOLE,
-        ),
+        int | None, option("N as you may publish it.", "--public-dataset-size", "--dataset-size", **_WHOLE)
     ] = None,
     max_batch_size: Annotated[
-        int | None,
-        typer.Option(
-            help="Public cap on a batch (truncated Poisson sampling).", show_default=False, **_WHOLE
-        ),
+        int | None, option("Public cap on a batch (truncated sampling).", **_WHOLE)
     ] = None,
     projection: Annotated[
         list[str] | None,
-        typer.Option(
-            metavar="RANK:WIDTH",
-            help="Each step clips whole gradients, then projects a layer's input of this width on a fresh random "
+        option(
+            "Each step clips whole gradients, then projects a layer's input of this width on a fresh random "
             "subspace of this rank. Repeat it for layers that differ.",
-            show_default=False,
+            metavar="RANK:WIDTH",
         ),
     ] = None,
     bands: Annotated[
         str | None,
-        typer.Option(
-            metavar="NUMBER|auto",
-            parser=_whole,
-            help="Of correlated noise, as privacy.bands (DP-BandMF).",
-            show_default=False,
-        ),
+        option("Of correlated noise, as privacy.bands (DP-BandMF).", metavar="NUMBER|auto", parser=_as(int)),
     ] = None,
     drawing: Annotated[
         Literal["poisson", "balls-in-bins"], typer.Option("--sampling", help="As privacy.sampling.")
@@ -112,19 +81,19 @@ def calibrate(
     from privlora.config import PrivacySettings, checked
 
     problems = Together()  # all of them, before anything that takes seconds is loaded
-    problems.found += _wrong_projections(projection or ())
+    projections = [
+        pair for text in projection or () if (pair := problems.of(None, _projection, text)) is not None
+    ]
     if (sample_rate is None) == (expected_batch_size is None):
         raise ConfigError(
             "give exactly one of --sample-rate and --expected-batch-size",
             fix="--expected-batch-size goes with --public-dataset-size",
         )
     if bands not in (None, "1") and projection:
-        problems.found.append(
-            ConfigError(
-                "--bands does not go with --projection: correlated noise is of no projection that is drawn anew",
-                fix="leave out --bands or --projection",
-            )
+        what = (
+            "--bands does not go with --projection: correlated noise is of no projection that is drawn anew"
         )
+        problems.found.append(ConfigError(what, fix="leave out --bands or --projection"))
     given = {
         "target_epsilon": epsilon,
         "delta": delta,
@@ -144,7 +113,6 @@ def calibrate(
     sampling: Sampling = PoissonSampling(privacy.q)
     if privacy.max_batch_size is not None:
         sampling = TruncatedPoissonSampling(privacy.q, privacy.max_batch_size, int(privacy.n))
-    projections = tuple((int(rank), int(width)) for rank, width in map(_parts, projection or ()))
     found_of_bands: dict[str, Any] = {}
     if privacy.bands != 1 or privacy.sampling != "poisson":
         from privlora.training.cycles import planned_sampling
@@ -153,15 +121,12 @@ def calibrate(
         number = sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
         found_of_bands = facts_of_bands(privacy, plain, number, adjacency)
     found = calibrate_noise_multiplier(
-        sampling, steps, epsilon, delta, adjacency=adjacency, projections=projections
+        sampling, steps, epsilon, delta, adjacency=adjacency, projections=tuple(projections)
     )
-    if as_json:
-        emit({"noise_multiplier": found.noise_multiplier, **found_of_bands, **found.to_dict()})
-        return
-    out().print(f"noise_multiplier {found.noise_multiplier:.7g}")
+    lines = [f"noise_multiplier {found.noise_multiplier:.7g}", found.describe()]
     if found_of_bands:
-        out().print(f"bands {words_of_bands(found_of_bands)}")
-    out().print(found.describe())
+        lines.insert(1, f"bands {words_of_bands(found_of_bands)}")
+    show({"noise_multiplier": found.noise_multiplier, **found_of_bands, **found.to_dict()}, lines, as_json)
 
 
 def facts_of_bands(
@@ -182,84 +147,67 @@ def words_of_bands(facts: dict[str, Any]) -> str:
     if "bands" not in facts:
         return "auto: 1 is best here"
     chosen, equal = "auto: " if "bands_by_auto" in facts else "", facts["noise_in_sums_at_equal_epsilon"]
-    text = f"{chosen}{facts['bands']}: in the sums of steps "
+    at_one_epsilon, another = "", ", whose epsilon would be another"
     if equal is not None:
-        text += f"{equal:.3g} times the noise of 1 band at the same epsilon, and "
-    text += f"{facts['noise_in_sums']:.3g} times that of 1 band with this sigma"
-    text += "" if equal is not None else ", whose epsilon would be another"
+        at_one_epsilon, another = f"{equal:.3g} times the noise of 1 band at the same epsilon, and ", ""
     return (
-        f"{text}; in a step up to {facts['largest_row']:.3g} times as much as independent noise of this sigma"
+        f"{chosen}{facts['bands']}: in the sums of steps {at_one_epsilon}{facts['noise_in_sums']:.3g} times that of 1 "
+        f"band with this sigma{another}; in a step up to {facts['largest_row']:.3g} times as much as independent noise "
+        "of this sigma"
     )
 
 
-def _wrong_projections(given: Sequence[str]) -> Iterator[ConfigError]:
-    for text in given:
-        rank, width = map(_digits, _parts(text))
-        if rank is None or width is None or not 1 <= rank <= width:
-            yield ConfigError(
-                f"--projection {named(text)} is not RANK:WIDTH, two whole numbers from 1 on, the second no smaller",
-                why="the share of a gradient that a random subspace captures depends on both",
-                fix="give the rank and the width of the layer's input, for example --projection 64:2048",
-            )
-
-
-def _digits(text: str) -> int | None:
-    """What digits stand for; None for anything else, and for more of them than any number here has."""
-    return int(text) if text.isdecimal() and len(text) <= 18 else None
-
-
-def _parts(projection: str) -> tuple[str, str]:
-    rank, _, width = projection.partition(":")
-    return rank, width
+def _projection(text: str) -> tuple[int, int]:
+    """Rank and width. Raises ConfigError for anything else."""
+    parts = text.split(":")
+    # More digits than any number here has would take seconds to read.
+    if len(parts) == 2 and all(part.isdecimal() and len(part) <= 18 for part in parts):
+        rank, width = map(int, parts)
+        if 1 <= rank <= width:
+            return rank, width
+    raise ConfigError(
+        f"--projection {named(text)} is not RANK:WIDTH, two whole numbers from 1 on, the second no smaller",
+        why="the share of a gradient that a random subspace captures depends on both",
+        fix="give the rank and the width of the layer's input, for example --projection 64:2048",
+    )
 
 
 def budget(
-    ledgers: Annotated[
-        list[Path],
-        typer.Argument(metavar="LEDGER...", help="Ledgers, or folders of runs.", show_default=False),
-    ],
-    delta: Annotated[
-        float | None, typer.Option(help="Of the whole statement; else that of all runs.", show_default=False)
-    ] = None,
-    adjacency: Annotated[
-        Adjacency | None,
-        typer.Option(help="Of the whole statement; else that of all runs.", show_default=False),
-    ] = None,
+    ledgers: Annotated[list[Path], argument("LEDGER...", "Ledgers, or folders of runs.")],
+    delta: Annotated[float | None, option("Of the whole statement; else that of all runs.")] = None,
+    adjacency: Annotated[Adjacency | None, option("Of the whole statement; else that of all runs.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compose the ledgers of several runs on the same data into one guarantee."""
     statement = compose_ledgers([_ledger_of(path) for path in ledgers], delta, adjacency)
-    if as_json:
-        emit(
-            {
-                "epsilon": statement.epsilon,
-                "delta": statement.delta,
-                "unit": statement.unit,
-                "adjacency": statement.adjacency,
-                "accountant": "pld",
-                "versions": statement.versions,
-                "datasets": list(statement.datasets),
-                "runs": [
-                    {
-                        "ledgers": [
-                            {"path": str(copy.path), "steps_charged": copy.charges} for copy in run.copies
-                        ],
-                        "run_id": run.run_id,
-                        "dataset": run.plan.dataset,
-                        "method": run.plan.method,
-                        **event_or_phases(run.events),
-                        "steps_charged": run.releases,
-                        "epsilon": run.epsilon,
-                    }
-                    for run in statement.runs
-                ],
-            }
-        )
-        return
-    for run in statement.runs:
-        paths = ", ".join(str(copy.path) for copy in run.copies)
-        out().print(f"{paths}: epsilon {rounded_up(run.epsilon)}, {describe_events(run.events)}")
-    out().print(statement.describe())
+    runs = [
+        {
+            "ledgers": [{"path": str(copy.path), "steps_charged": copy.charges} for copy in run.copies],
+            "run_id": run.run_id,
+            "dataset": run.plan.dataset,
+            "method": run.plan.method,
+            **event_or_phases(run.events),
+            "steps_charged": run.releases,
+            "epsilon": run.epsilon,
+        }
+        for run in statement.runs
+    ]
+    content = {
+        "epsilon": statement.epsilon,
+        "delta": statement.delta,
+        "unit": statement.unit,
+        "adjacency": statement.adjacency,
+        "accountant": "pld",
+        "versions": statement.versions,
+        "datasets": list(statement.datasets),
+        "runs": runs,
+    }
+    lines = [
+        f"{', '.join(str(copy.path) for copy in run.copies)}: epsilon {rounded_up(run.epsilon)}, "
+        f"{describe_events(run.events)}"
+        for run in statement.runs
+    ]
+    show(content, [*lines, statement.describe()], as_json)
 
 
 def _ledger_of(path: Path) -> Path:

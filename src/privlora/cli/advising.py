@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any, Final
 
 from privlora.accounting import Plan
-from privlora.cli.console import counted, out
+from privlora.cli.console import counted
 from privlora.config import Settings
 from privlora.errors import ConfigError
 
@@ -46,54 +48,45 @@ def advise_on(settings: Settings, planned: Plan | None) -> dict[str, Any]:
         found, facts = rehearse(settings, rows, counts, sigma, model, tokenizer, None, told)
     table = [{"records": n, **verdict(outcomes)} for n, outcomes in zip(counts, found, strict=True)]
     names = [row.method.name for row in rows]
+    # Numbers of records from which on the first of them leads in every line.
+    leads = [
+        line["records"] for line in takewhile(lambda x: x["rows"][0]["name"] == names[0], reversed(table))
+    ]
     return {
         **facts,
         "names": names,
         "clipping": {row.method.name: row.method.clipping for row in rows if row.method.clipping},
         "table": table,
-        "overtakes": _overtakes(names[0], table),
+        "overtakes": leads[-1] if leads else None,
     }
 
 
-def _overtakes(name: str, table: list[dict[str, Any]]) -> float | None:
-    """The smallest number of records from which on ``name`` leads in every line; None where it does not at last."""
-    found = None
-    for line in reversed(table):
-        if line["rows"][0]["name"] != name:
-            break
-        found = line["records"]
-    return found
-
-
-def _with_clipping(name: str, clipping: dict[str, str]) -> str:
-    return f"{name} with clipping: {clipping[name]}" if name in clipping else name
-
-
-def show_advice(advice: dict[str, Any]) -> None:
+def advice_lines(advice: dict[str, Any]) -> Iterator[str]:
     """As a table, and in a sentence."""
     from privlora.pages.numbers import number
 
-    names = advice["names"]
-    out().print(
+    yield (
         f"advice: the loss on {advice['held_out']} public texts after the run, with at most "
-        f"{advice['in_place_of_records']} others in the place of records; {advice['untrained']:.4f} without training"
+        f"{advice['in_place_of_records']} others instead of records; {advice['untrained']:.4f} without training"
     )
     for line in advice["table"]:
         rows = {row["name"]: row for row in line["rows"]}
         losses = "  ".join(
-            f"{name} {number(rows[name]['loss'])} (rate {rows[name]['learning_rate']:.3g})" for name in names
+            f"{name} {number(rows[name]['loss'])} (rate {rows[name]['learning_rate']:.3g})"
+            for name in advice["names"]
         )
         error = "" if line["standard_error"] is None else f" ± {line['standard_error']:.2g}"
         lead = "" if line["lead"] is None else f" by {line['lead']:.2g}{error}"
-        out().print(f"  {line['records']:>6g} records  {losses}  better: {line['rows'][0]['name']}{lead}")
-    first, *rest = (_with_clipping(name, advice["clipping"]) for name in names)
-    others = " and ".join(rest)
-    if advice["overtakes"] is None:
-        words = f"{first} does not overtake {others} with at most {advice['table'][-1]['records']:g} records"
-    elif advice["overtakes"] == advice["table"][0]["records"]:
-        words = f"{first} does better with all of these numbers of records"
-    else:
-        words = f"{first} overtakes {others} at {advice['overtakes']:g} records"
-    out().print(
-        f"  {words}. Public texts are not your records: what these texts cannot show, the advice does not know"
+        yield f"  {line['records']:>6g} records  {losses}  better: {line['rows'][0]['name']}{lead}"
+    first, *rest = (
+        f"{name} with clipping: {advice['clipping'][name]}" if name in advice["clipping"] else name
+        for name in advice["names"]
     )
+    numbers = [line["records"] for line in advice["table"]]
+    if advice["overtakes"] is None:
+        words = f"does not overtake {' and '.join(rest)} with at most {numbers[-1]:g} records"
+    elif advice["overtakes"] == numbers[0]:
+        words = "does better with all of these numbers of records"
+    else:
+        words = f"overtakes {' and '.join(rest)} at {advice['overtakes']:g} records"
+    yield f"  {first} {words}. What these public texts cannot show of your records, the advice does not know"

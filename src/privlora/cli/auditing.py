@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
@@ -11,246 +10,172 @@ import typer
 
 from privlora.auditing.asked import refuse_few, settings_of_finished
 from privlora.auditing.kinds import GRADIENT, OF_ONE_RUN, OF_SHADOWS, check_kind
-from privlora.cli.console import (
-    WITHIN,
-    JsonOption,
-    Stopped,
-    counted,
-    emit,
-    err,
-    loading,
-    out,
-    quiet_libraries,
-)
+from privlora.cli import console
+from privlora.cli.console import JsonOption, argument, option, quiet_libraries, show, stoppable
 from privlora.config import Settings, load_settings
+from privlora.consoles import err, loading
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 from privlora.training.model_names import refuse_unknown_model
 from privlora.training.sources import refuse_first
 
+Found = tuple[dict[str, Any], list[str]]
+"""Of an audit: what --json gives, and the lines of the screen."""
+KEPT = "what was done is kept; run the same command again to go on"
+_SETTING = "a setting (group.name=value)"
+_NOT_KEPT = "nothing was written; an audit keeps no state, so run the command again"
+
 
 def audit(
     target: Annotated[
         Path,
-        typer.Argument(
-            metavar="TARGET",
-            help="Folder of a finished run, the CONFIG of a federation, or with --one-run or --shadows any CONFIG.",
-            show_default=False,
+        argument(
+            "TARGET",
+            "Folder of a finished run, the CONFIG of a federation, or with --one-run or --shadows any CONFIG.",
         ),
     ],
-    overrides: Annotated[
-        list[str] | None,
-        typer.Argument(metavar="[GROUP.KEY=VALUE]...", help="With a CONFIG.", show_default=False),
-    ] = None,
-    secrets: Annotated[
-        str | None, typer.Option(help="JSONL of prefix, secret, references.", show_default=False)
-    ] = None,
-    members: Annotated[
-        str | None, typer.Option(help="Records that were trained on.", show_default=False)
-    ] = None,
-    non_members: Annotated[
-        str | None, typer.Option(help="Records of the same kind that were not.", show_default=False)
-    ] = None,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Use this many records of each file.", show_default=False)
-    ] = None,
+    overrides: Annotated[list[str] | None, argument("[GROUP.KEY=VALUE]...", "With a CONFIG.")] = None,
+    secrets: Annotated[str | None, option("JSONL of prefix, secret, references.")] = None,
+    members: Annotated[str | None, option("Records that were trained on.")] = None,
+    non_members: Annotated[str | None, option("Records of the same kind that were not.")] = None,
+    limit: Annotated[int | None, option("Use this many records of each file.", min=1)] = None,
     one_run: Annotated[
-        bool, typer.Option("--one-run", help="Train CONFIG once more, with canaries, not for release.")
+        bool, option("Train CONFIG again, with canaries, not for release.", "--one-run")
     ] = False,
-    shadows: Annotated[
-        int | None,
-        typer.Option(
-            min=20, help="Train this many adapters of CONFIG, half of them with a canary.", show_default=False
-        ),
-    ] = None,
-    canaries: Annotated[int | None, typer.Option(help="With --one-run; 1000.", show_default=False)] = None,
+    shadows: Annotated[int | None, option("Train so many adapters, half with a canary.", min=20)] = None,
+    canaries: Annotated[int | None, option("With --one-run; 1000.")] = None,
     kind: Annotated[
         str | None,
-        typer.Option(
-            help="With --one-run: gradient (default), random-tokens, codes, sampled, prefix-suffix or new-token. With "
-            "--shadows: random-tokens (default) and the rest of these, or least-likely; no gradient.",
-            show_default=False,
+        option(
+            "With --one-run: gradient (default), random-tokens, codes, sampled, prefix-suffix or new-token. With "
+            "--shadows: random-tokens (default) and the rest of these, or least-likely; no gradient."
         ),
     ] = None,
     temperature: Annotated[
         float | None,
-        typer.Option(
-            help="At which the base model writes canaries of the kind sampled (1), or the suffixes of prefix-suffix "
-            "(without it, uniform tokens).",
-            show_default=False,
+        option(
+            "At which the base model writes canaries of the kind sampled (1), or the suffixes of prefix-suffix "
+            "(without it, uniform tokens)."
         ),
     ] = None,
     prefixes: Annotated[
         str | None,
-        typer.Option(
-            help="PUBLIC records in the columns of the private ones: canaries of the kinds prefix-suffix and new-token "
-            "begin as they do (without them, as the base model writes).",
-            show_default=False,
+        option(
+            "PUBLIC records in the columns of the private ones: canaries of the kinds prefix-suffix and new-token "
+            "begin as they do (without them, as the base model writes)."
         ),
     ] = None,
-    attacker: Annotated[
-        Literal["server", "client"] | None,
-        typer.Option(help="Of a federation: server (default) or client.", show_default=False),
-    ] = None,
+    attacker: Annotated[Literal["server", "client"] | None, option("Of a federation; server.")] = None,
     trials: Annotated[
         int | None,
-        typer.Option(
-            help="Of a federation: rounds with and as many without the canary; 1000. The first 200 of "
+        option(
+            "Of a federation: rounds with and as many without the canary; 1000. The first 200 of "
             "each, or a quarter of fewer than 800, teach the attack; guesses are made on the rest.",
             min=40,
-            show_default=False,
         ),
     ] = None,
-    sampled: Annotated[
-        bool, typer.Option("--sampled", help="Of a federation: draw units at the run's rate.")
-    ] = False,
+    sampled: Annotated[bool, option("Of a federation: draw units at the run's rate.", "--sampled")] = False,
     output: Annotated[
         Path | None,
-        typer.Option(
-            help="With --one-run and of a federation; run.output-audit. With --shadows; run.output-shadows.",
-            show_default=False,
-        ),
+        option("With --one-run and of a federation; run.output-audit. With --shadows; run.output-shadows."),
     ] = None,
     confidence: Annotated[float, typer.Option(min=0.5, max=0.999, help="Of every lower bound.")] = 0.95,
     as_json: JsonOption = False,
 ) -> None:
     """Attack a run and bound its epsilon from below; results go to its private folder."""
-    files = {"--secrets": secrets, "--members": members, "--non-members": non_members, "--limit": limit}
-    written = {"--kind": kind, "--temperature": temperature, "--prefixes": prefixes}
-    trial = {**written, "--output": output, "a setting (group.name=value)": overrides or None}
+    records = {"secrets": secrets, "members": members, "non_members": non_members}
+    files = {**records, "limit": limit}
+    written = {"kind": kind, "temperature": temperature, "prefixes": prefixes}
+    some = {"canaries": canaries}
     if one_run and shadows is not None:
         raise ConfigError("--one-run and --shadows are two audits", fix="give one of them")
-    rounds = {"--attacker": attacker, "--trials": trials, "--sampled": sampled or None}
     if not one_run and shadows is None and target.is_file():
         settings = load_settings(target, overrides or ())
         settings.refuse_labels("an audit")
         if settings.federation is not None:
-            _refuse({**files, **written, "--canaries": canaries}, "does not go with a federation")
+            _refuse({**files, **written, **some}, "does not go with a federation")
             folder = Path(f"{settings.run.output}-audit") if output is None else output
-            _federation(settings, folder, attacker or "server", trials or 1000, sampled, confidence, as_json)
+            found = _federation(settings, folder, attacker or "server", trials or 1000, sampled, confidence)
+            show(*found, as_json)
             return
+    rounds = {"attacker": attacker, "trials": trials, "sampled": sampled or None}
     _refuse(rounds, "goes with the configuration of a federation")
-    mode = "--one-run" if one_run else "--shadows"
-    if one_run or shadows is not None:
-        _refuse(files if one_run else {**files, "--canaries": canaries}, f"does not go with {mode}")
-    else:
-        _refuse({**trial, "--canaries": canaries}, "needs --one-run")
     if one_run:
+        _refuse(files, "does not go with --one-run")
         kind = kind or GRADIENT
         check_kind(kind, temperature, OF_ONE_RUN, prefixes=prefixes is not None)
-        _one_run(
-            target,
-            overrides,
-            1000 if canaries is None else canaries,
-            kind,
-            temperature,
-            prefixes,
-            output,
-            confidence,
-            as_json,
-        )
+        settings = _settings(target, overrides, output, "audit")
+        number = 1000 if canaries is None else canaries
+        refuse_few(number)
+        found = _one_run(settings, number, kind, temperature, prefixes, confidence)
     elif shadows is not None:
+        _refuse({**files, **some}, "does not go with --shadows")
         kind = kind or "random-tokens"
-        _refuse({"--prefixes": prefixes}, "goes with --one-run")
+        _refuse({"prefixes": prefixes}, "goes with --one-run")
         check_kind(kind, temperature, OF_SHADOWS)
-        _shadows(target, overrides, shadows, kind, temperature, output, confidence, as_json)
+        settings = _settings(target, overrides, output, "shadows")
+        found = _shadows(settings, shadows, kind, temperature, confidence)
     else:
-        _finished(target, secrets, members, non_members, limit, confidence, as_json)
+        _refuse({**written, "output": output, _SETTING: overrides or None, **some}, "needs --one-run")
+        found = _finished(target, records, limit, confidence)
+    show(*found, as_json)
 
 
 def _refuse(options: dict[str, Any], words: str) -> None:
     for name, value in options.items():
         if value is not None:
-            raise ConfigError(
-                f"{name} {words}", fix="audit a finished run with files, or a configuration with canaries"
-            )
+            option = name if name == _SETTING else f"--{name.replace('_', '-')}"
+            fix = "audit a finished run with files, or a configuration with canaries"
+            raise ConfigError(f"{option} {words}", fix=fix)
 
 
-def _finished(
-    target: Path,
-    secrets: str | None,
-    members: str | None,
-    non_members: str | None,
-    limit: int | None,
-    confidence: float,
-    as_json: bool,
-) -> None:
+def _finished(target: Path, records: dict[str, str | None], limit: int | None, confidence: float) -> Found:
     if target.is_file():
         raise ConfigError(
             f"{str(target)!r} is a file", fix="add --one-run or --shadows to audit a configuration"
         )
-    if secrets is None and members is None:
+    if records["secrets"] is None and records["members"] is None:
         _refuse_folder_of_a_federation(target)
-    settings_of_finished(target, secrets=secrets, members=members, non_members=non_members)
+    settings_of_finished(target, **records)
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.finished_run import audit_finished
             from privlora.auditing.page import at_most_of_finished, write_finished
 
-        console = err()
-        with stoppable("nothing was written; an audit keeps no state, so run the command again"):
+        with stoppable(_NOT_KEPT):
             found = audit_finished(
-                target,
-                secrets=secrets,
-                members=members,
-                non_members=non_members,
-                limit=limit,
-                confidence=confidence,
-                on_stage=console.print,
+                target, **records, limit=limit, confidence=confidence, on_stage=err().print
             )
-            page, series = write_finished(found)
+            written = write_finished(found)
     content = found.to_dict()
-    if as_json:
-        emit({**content, "page": str(page), "series": str(series)})
-        return
-    for line in _lines(content, at_most_of_finished(found)):
-        out().print(line)
-    close(page)
+    lines = []
+    for stage, x in (content["secrets"] or {}).items():
+        bits = f"{x['exposure']:.2f} bits (chance {x['chance']:.2f}, memorised {x['ceiling']:.2f})"
+        recited = f"{x['extracted']} of {x['secrets']} secrets recited"
+        lines.append(f"{stage + ':':<8}exposure {bits}, {recited}")
+    for stage, x in (content["membership"] or {}).items():
+        bound = f"epsilon at least {x['epsilon_lower']:.3f} ({content['confidence']:.0%} confidence)"
+        lines.append(f"{stage + ':':<8}{_area(x['area'])}, {bound}")
+    claim = content["epsilon"]
+    lines.append("claimed: " + _claim(claim, content["delta"]))
+    said = bool(content["violated"] or (claim is not None and content["membership"] is not None))
+    verdict = verdict_of(content["violated"], "the attack shows more than the run claims") if said else None
+    return finished(content, [*lines, *note(at_most_of_finished(found))], verdict, written)
 
 
-def _lines(content: dict[str, Any], most: str) -> Iterator[str]:
-    """most: what guesses could have shown, if that is to be said."""
-    if content["secrets"] is not None:
-        for stage, x in content["secrets"].items():
-            yield (
-                f"{stage + ':':<8}exposure {x['exposure']:.2f} bits (chance {x['chance']:.2f}, memorised "
-                f"{x['ceiling']:.2f}), {x['extracted']} of {x['secrets']} secrets recited"
-            )
-    if content["membership"] is not None:
-        for stage, x in content["membership"].items():
-            area = x["area"]
-            yield (
-                f"{stage + ':':<8}AUC {area['value']:.3f} ({area['low']:.3f} to {area['high']:.3f}), epsilon at least "
-                f"{x['epsilon_lower']:.3f} ({content['confidence']:.0%} confidence)"
-            )
-    claimed = content["epsilon"]
-    yield (
-        "claimed: nothing"
-        if claimed is None
-        else f"claimed: epsilon {claimed:.4f}, delta {content['delta']:g}"
-    )
-    if most:
-        yield note(most)
-    if content["violated"]:
-        yield "VIOLATED: the attack shows more than the run claims"
-    elif claimed is not None and content["membership"] is not None:
-        yield WITHIN
+def _area(area: dict[str, float]) -> str:
+    return f"AUC {area['value']:.3f} ({area['low']:.3f} to {area['high']:.3f})"
 
 
 def _one_run(
-    config: Path,
-    overrides: list[str] | None,
+    settings: Settings,
     canaries: int,
     kind: str,
     temperature: float | None,
     prefixes: str | None,
-    output: Path | None,
     confidence: float,
-    as_json: bool,
-) -> None:
-    settings = _settings(config, overrides, output, "audit")
-    refuse_few(canaries)
-    folder = settings.run.output
+) -> Found:
+    folder = Path(settings.run.output)
     with quiet_libraries(told=True):
         with loading():
             from privlora.accounting import read_ledger
@@ -261,13 +186,9 @@ def _one_run(
             from privlora.training.promise import plan_privacy
 
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
-        console = err()
         if plan is not None:
-            console.print(f"audit, not for release: {plan.describe()}; {canaries} canaries")
-        with (
-            stoppable("what was done is kept; run the same command again to go on"),
-            RichObserver(console, plan) as observer,
-        ):
+            err().print(f"audit, not for release: {plan.describe()}; {canaries} canaries")
+        with stoppable(KEPT), RichObserver(err(), plan) as observer:
             found = audit_run(
                 settings,
                 canaries=canaries,
@@ -277,48 +198,28 @@ def _one_run(
                 prefixes=prefixes,
                 observer=observer,
             )
-        written = read_ledger(RunFolder(Path(folder)).ledger).plan
-        state = read_state(Path(folder))
-        page, series = write_one_run(
-            found, state, written.phases, Path(folder), kind, temperature, public=prefixes is not None
+        charged, state = read_ledger(RunFolder(folder).ledger).plan, read_state(folder)
+        written = write_one_run(
+            found, state, charged.phases, folder, kind, temperature, public=prefixes is not None
         )
         exposure = exposure_of_scores(state.scores[state.included], state.scores[~state.included])
-    if as_json:
-        emit(
-            {
-                **found.to_dict(),
-                **bits_of(exposure),
-                "page": str(page),
-                "series": str(series),
-                "output": folder,
-            }
-        )
-        return
-    out().print(f"claimed:     epsilon {found.epsilon_claimed:.4f}, delta {found.delta:g}")
-    out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
+    bits = f"{exposure.mean:.2f} bits (chance {exposure.chance:.2f}, memorised {exposure.ceiling:.2f})"
+    lines = claimed_and_bound(found)
     if found.epsilon_signals is not None:
-        out().print(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
-    out().print(f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries")
-    if most := at_most_of_canaries(found):
-        out().print(note(most))
-    out().print(
-        f"exposure:    {exposure.mean:.2f} bits (chance {exposure.chance:.2f}, memorised {exposure.ceiling:.2f})"
-    )
-    out().print("VIOLATED: the run leaks more than it claims" if found.violated else WITHIN)
-    close(page)
+        lines.append(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
+    lines += [
+        f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries",
+        *note(at_most_of_canaries(found)),
+        f"exposure:    {bits}",
+    ]
+    verdict = verdict_of(found.violated, "the run leaks more than it claims")
+    content = {**found.to_dict(), **bits_of(exposure)}
+    return finished(content, lines, verdict, written, folder)
 
 
 def _shadows(
-    config: Path,
-    overrides: list[str] | None,
-    adapters: int,
-    kind: str,
-    temperature: float | None,
-    output: Path | None,
-    confidence: float,
-    as_json: bool,
-) -> None:
-    settings = _settings(config, overrides, output, "shadows")
+    settings: Settings, adapters: int, kind: str, temperature: float | None, confidence: float
+) -> Found:
     folder = Path(settings.run.output)
     RunFolder(folder).refuse_if_used()
     with quiet_libraries(told=True):
@@ -327,8 +228,8 @@ def _shadows(
             from privlora.auditing.shadows import audit_shadows
 
         with (
-            stoppable("nothing was written; such an audit keeps no state, so run the command again"),
-            counted(f"{adapters} adapters, half of them with a canary") as progress,
+            stoppable(_NOT_KEPT),
+            console.counted(f"{adapters} adapters, half of them with a canary") as progress,
         ):
             found = audit_shadows(
                 settings,
@@ -338,37 +239,22 @@ def _shadows(
                 temperature=temperature,
                 progress=progress,
             )
-        page, series = write_shadows(found, folder)
-    if as_json:
-        emit({**found.to_dict(), "page": str(page), "series": str(series), "output": str(folder)})
-        return
-    area, claimed = found.result.area, found.epsilon_claimed
-    out().print(
-        "claimed:     nothing"
-        if claimed is None
-        else f"claimed:     epsilon {claimed:.4f}, delta {found.delta:g}"
-    )
-    out().print(f"lower bound: epsilon {found.epsilon_lower:.4f} ({confidence:.0%} confidence)")
-    out().print(f"AUC:         {area.value:.3f} ({area.low:.3f} to {area.high:.3f})")
-    out().print(f"guesses:     {found.correct} right of {found.judged}")
-    if most := at_most_of_shadows(found):
-        out().print(note(most))
-    if found.violated:
-        out().print("VIOLATED: the configuration leaks more than it claims")
-    elif claimed is not None:
-        out().print(WITHIN)
-    close(page)
+        written = write_shadows(found, folder)
+    lines = [
+        *claimed_and_bound(found),
+        f"AUC:         {_area(vars(found.result.area)).removeprefix('AUC ')}",
+        f"guesses:     {found.correct} right of {found.judged}",
+        *note(at_most_of_shadows(found)),
+    ]
+    verdict = None
+    if found.violated or found.epsilon_claimed is not None:
+        verdict = verdict_of(found.violated, "the configuration leaks more than it claims")
+    return finished(found.to_dict(), lines, verdict, written, folder)
 
 
 def _federation(
-    settings: Settings,
-    folder: Path,
-    attacker: str,
-    trials: int,
-    sampled: bool,
-    confidence: float,
-    as_json: bool,
-) -> None:
+    settings: Settings, folder: Path, attacker: str, trials: int, sampled: bool, confidence: float
+) -> Found:
     refuse_unknown_model(settings.model.name)
     RunFolder(folder).refuse_if_used()
     with quiet_libraries(told=True):
@@ -378,8 +264,8 @@ def _federation(
             from privlora.auditing.page import PAGE
 
         with (
-            stoppable("nothing was written; such an audit keeps no state, so run the command again"),
-            counted(f"{trials} rounds with and {trials} without a canary") as progress,
+            stoppable(_NOT_KEPT),
+            console.counted(f"{trials} rounds with and {trials} without a canary") as progress,
         ):
             found = audit_federation(
                 settings,
@@ -390,29 +276,24 @@ def _federation(
                 progress=progress,
             )
         page, series = write_federation(found, folder)
-    if as_json:
-        emit({**found.to_dict(), "page": str(page), "series": str(series), "output": str(folder)})
-        return
-    out().print(f"claimed:     epsilon {found.epsilon_claimed:.4f}, delta {found.delta:g}, of one round")
-    for view in found.views:
-        out().print(
+    taught = 2 * found.trials - found.strongest.judged
+    verdict = verdict_of(found.violated, "the federation leaks more than it claims")
+    lines = [
+        f"claimed:     {_claim(found.epsilon_claimed, found.delta)}, of one round",
+        *(
             f"lower bound: epsilon {view.epsilon_lower:.4f} for {view.attacker}, who sees {view.view} "
             f"({view.correct} right of {view.judged} guesses)"
-        )
-    taught = 2 * found.trials - found.strongest.judged
-    out().print(
+            for view in found.views
+        ),
         f"guesses:     of {2 * found.trials} rounds, half of them with the canary; {taught} taught the attack, and "
-        "are not guessed"
-    )
-    if most := at_most_of_rounds(found):
-        out().print(note(most))
-    out().print(
-        "VIOLATED: the federation leaks more than it claims"
-        if found.violated
-        else f"{WITHIN} ({confidence:.0%} confidence)"
-    )
-    kept = "" if page.name == PAGE else "; earlier audits of this folder are kept beside it"
-    out().print(f"page:        {page}{kept}")
+        "are not guessed",
+        *note(at_most_of_rounds(found)),
+        verdict if found.violated else f"{verdict} ({confidence:.0%} confidence)",
+        f"page:        {page}"
+        + ("" if page.name == PAGE else "; earlier audits of this folder are kept next to it"),
+    ]
+    places = {"page": str(page), "series": str(series), "output": str(folder)}
+    return {**found.to_dict(), **places}, lines
 
 
 def _refuse_folder_of_a_federation(target: Path) -> None:
@@ -441,32 +322,47 @@ def _settings(config: Path, overrides: list[str] | None, output: Path | None, su
             fix=f"leave out {option}: `privlora audit {config}` plays rounds of the federation with a canary",
         )
     refuse_first(settings, begins=False, unread=_NOT_ITS_OWN)
-    folder = str(output) if output is not None else f"{settings.run.output}-{suffix}"
-    return settings.model_copy(
-        update={
-            "run": settings.run.model_copy(update={"output": folder}),
-            "data": settings.data.model_copy(update={"evaluation": None}),
-        }
-    )
+    return in_its_folder(settings, str(output or f"{settings.run.output}-{suffix}"))
 
 
-@contextmanager
-def stoppable(words: str) -> Iterator[None]:
-    """Inside, an interruption ends in ``words``, which say how to go on."""
-    from privlora.training.loop import Interrupted
-
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt):
-        raise Stopped(words) from None
+def in_its_folder(settings: Settings, folder: str) -> Settings:
+    """Of an audit, which evaluates nothing."""
+    run = settings.run.model_copy(update={"output": folder})
+    data = settings.data.model_copy(update={"evaluation": None})
+    return settings.model_copy(update={"run": run, "data": data})
 
 
-def note(most: str) -> str:
-    """On the screen, the sentence that the page has of what guesses could have shown."""
-    return f"note:        {most}"
+def _claim(epsilon: float | None, delta: float | None) -> str:
+    return "nothing" if epsilon is None else f"epsilon {epsilon:.4f}, delta {delta:g}"
 
 
-def close(page: Path) -> None:
-    """The last lines of an audit on the screen."""
-    out().print(f"page:        {page}")
-    out().print("PRIVATE: these numbers are about the records; do not publish them")
+def claimed_and_bound(found: Any, also: str = "") -> list[str]:
+    """The first lines of what an audit of canaries found. also: behind the confidence."""
+    return [
+        f"claimed:     {_claim(found.epsilon_claimed, found.delta)}",
+        f"lower bound: epsilon {found.epsilon_lower:.4f} ({found.confidence:.0%} confidence{also})",
+    ]
+
+
+def verdict_of(violated: bool, words: str) -> str:
+    """Whether an attack shows more than is claimed, which ``words`` say."""
+    return f"VIOLATED: {words}" if violated else console.WITHIN
+
+
+def note(most: str) -> list[str]:
+    """On the screen, the sentence that the page has of what guesses could have shown, if any."""
+    return [f"note:        {most}"] if most else []
+
+
+def finished(
+    content: dict[str, Any],
+    lines: Iterable[str],
+    verdict: str | None,
+    written: tuple[Path, Path],
+    output: Path | None = None,
+) -> Found:
+    """With the page and the series that an audit wrote. verdict: None where nothing was claimed."""
+    page, series = map(str, written)
+    places = {"page": page, "series": series, **({} if output is None else {"output": str(output)})}
+    private = "PRIVATE: these numbers are about the records; do not publish them"
+    return {**content, **places}, [*lines, *([verdict] if verdict else []), f"page:        {page}", private]

@@ -16,7 +16,7 @@ from typing import Annotated, Any, Final
 
 import typer
 
-from privlora.cli.console import Stopped, refuse_alone
+from privlora.cli.console import Stopped, option, refuse_alone
 from privlora.errors import ConfigError, PrivloraError, in_one, named, nearest, typed
 from privlora.training.stopping import exit_code
 from privlora.version import __version__
@@ -31,26 +31,23 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "init": "starting",
         "plan": "planning",
         "train": "training",
-        "resume": "resuming",
+        "resume": "training",
         "recommend": "recommending",
         "synthesize": "synthesizing",
         "federate": "federating",
         "demo": "information",
     },
-    "Measure": {
-        "evaluate": "evaluation",
-        "audit": "auditing",
-    },
+    "Measure": {"evaluate": "evaluation", "audit": "auditing"},
     "Publish": {
         "export": "models",
         "report": "information",
         "annex": "filing",
         "verify": "filing",
-        "push": "pushing",
+        "push": "models",
     },
     "Research": {"lab": "privlora.lab.cli"},
     "Look up": {
-        "settings": "settings_list",
+        "settings": "information",
         "methods": "information",
         "calibrate": "accounting",
         "budget": "accounting",
@@ -92,7 +89,7 @@ def _show_version(wanted: bool) -> None:
 def _start(
     context: typer.Context,
     version: Annotated[
-        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="Show the version.")
+        bool, option("Show the version.", "--version", callback=_show_version, is_eager=True)
     ] = False,
 ) -> None:
     if context.invoked_subcommand is None:
@@ -114,17 +111,16 @@ def run(argv: Sequence[str] | None, of: Sequence[str] = ()) -> int:
             code = app_of(*[command] if command in known else of)(
                 args=given, prog_name="privlora-verify" if of else "privlora", standalone_mode=False
             )
-    except PrivloraError as error:
+    except (PrivloraError, Stopped) as error:
         # Whoever stopped first says why, and the first process speaks for all.
         from privlora.training.ranks import RankStopped, first_process
 
-        return (
-            2 if isinstance(error, RankStopped) and not first_process() else _stop("error", error.lines(), 2)
-        )
-    except Stopped as stopped:
-        from privlora.training.ranks import first_process
-
-        return _stop("interrupted", [str(stopped)], exit_code()) if first_process() else exit_code()
+        ended = exit_code() if isinstance(error, Stopped) else 2
+        if isinstance(error, Stopped | RankStopped) and not first_process():
+            return ended
+        if isinstance(error, Stopped):
+            return _stop("interrupted", [str(error)], ended)
+        return _stop("error", error.lines(), ended)
     except typer.Abort:
         raise KeyboardInterrupt from None
     except Exception as error:

@@ -7,20 +7,41 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from logging import ERROR, getLogger
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from privlora.consoles import err, loading, out, saying
+from privlora.consoles import err, loading, out
 from privlora.pages.numbers import finite
+from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
 from privlora.training.ranks import OneProcess, Ranks, refuse_several, several_processes
 
 
 class Stopped(Exception):
     """The user interrupted a run; the message says how to go on."""
+
+
+def finished_run(run: Path) -> RunFolder:
+    """A folder. Raises RunError for what is no run, or one that goes on."""
+    folder = RunFolder(run)
+    refuse_no_run(folder)
+    refuse_unfinished(folder)
+    return folder
+
+
+@contextmanager
+def stoppable(words: str) -> Iterator[None]:
+    """Inside, an interruption ends in ``words``, which say how to go on."""
+    from privlora.training.loop import Interrupted
+
+    try:
+        yield
+    except (Interrupted, KeyboardInterrupt):
+        raise Stopped(words) from None
 
 
 _TOGETHER = ("train", "resume")
@@ -44,21 +65,17 @@ def processes() -> Iterator[Ranks]:
         yield ranks
 
 
-__all__ = [
-    "CHECKING",
-    "WITHIN",
-    "JsonOption",
-    "accounting",
-    "counted",
-    "emit",
-    "err",
-    "loading",
-    "out",
-    "quiet_libraries",
-    "saying",
-]
+def option(help: str, *names: str, **more: Any) -> Any:
+    """A command's option whose default is said in its help, if at all. names: unless it is called as its parameter."""
+    return typer.Option(*names, help=help, show_default=False, **more)
 
-JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object on stdout, nothing else.")]
+
+def argument(metavar: str, help: str) -> Any:
+    """A command's argument."""
+    return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+JsonOption = Annotated[bool, option("Print one JSON object on stdout, nothing else.", "--json")]
 
 WITHIN = "within the claim"
 CHECKING = "checking every file of the release against its report and ledger"
@@ -116,6 +133,20 @@ def phased(what: str) -> Iterator[Callable[[str, int, int], None]]:
 def emit(content: dict[str, Any]) -> None:
     """Print one JSON object; numbers that JSON does not have (infinity, NaN) become null."""
     print(json.dumps(finite(content), allow_nan=False))
+
+
+def show(content: dict[str, Any], lines: Iterable[str], as_json: bool) -> None:
+    """The result of a command: all of it as JSON, or its lines."""
+    if as_json:
+        emit(content)
+        return
+    for line in lines:
+        out().print(line)
+
+
+def named(rows: Iterable[tuple[str, object]]) -> Iterator[str]:
+    """Lines of pairs (name, what it is); without those of which there is nothing."""
+    return (f"{name + ':':<10}{what}" for name, what in rows if what is not None)
 
 
 @contextlib.contextmanager

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries, saying
+from privlora.cli.console import JsonOption, argument, option, quiet_libraries, show
 from privlora.cli.training import load_run_settings
 from privlora.config import IN_MEMORY, DataSettings, ModelSettings, checked
 from privlora.config.groups import named_twice
+from privlora.consoles import err, loading, saying
 from privlora.data.records import refuse_missing
 from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, ModelError, RunError, Together, in_one_line
@@ -28,13 +27,12 @@ if TYPE_CHECKING:
     import torch
 
     from privlora.data.records import Record
-    from privlora.evaluation import TaskResult
     from privlora.training.classifier import Head
 
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
-_FORMS = (
+_FORM = (
     "task",
     "text",
     "prompt",
@@ -45,68 +43,36 @@ _FORMS = (
     "text_pair",
     "chosen",
     "rejected",
-    "dpo_beta",
 )
+_REPLACED = (*_FORM, "dpo_beta", "loss_on", "template")
+"""Settings of a run's records that another form of records replaces."""
 
 
 def evaluate(
-    target: Annotated[
-        str,
-        typer.Argument(metavar="TARGET", help="A run, an adapter's folder, or a model.", show_default=False),
-    ],
+    target: Annotated[str, argument("TARGET", "A run, an adapter's folder, or a model.")],
     data: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Records to evaluate on, a run's own data.evaluation unless given; may be repeated.",
-            show_default=False,
-        ),
+        list[str] | None, option("Records, else a run's data.evaluation; may be repeated.")
     ] = None,
-    base: Annotated[
-        str | None,
-        typer.Option(help="Base model, if the adapter's own note of it is wrong.", show_default=False),
-    ] = None,
-    task: Annotated[
-        str | None, typer.Option(help="A benchmark, as data.task: its score.", show_default=False)
-    ] = None,
-    scoring: Annotated[
-        str | None, typer.Option(help="How a task is scored: likelihood or generation.", show_default=False)
-    ] = None,
-    max_new_tokens: Annotated[
-        int | None, typer.Option(min=1, help="Of a generated answer.", show_default=False)
-    ] = None,
-    beams: Annotated[
-        int | None, typer.Option(min=1, help="Of a generated answer; 1 is greedy.", show_default=False)
-    ] = None,
-    per_example: Annotated[
-        bool, typer.Option("--per-example", help="With --json: every answer of a task.")
-    ] = False,
-    format: Annotated[str | None, typer.Option(help="As data.format.", show_default=False)] = None,
-    text: Annotated[
-        str | None, typer.Option(help="Column or format of whole texts.", show_default=False)
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option(help="Column or format of prompts.", show_default=False)
-    ] = None,
-    completion: Annotated[str | None, typer.Option(help="Column of completions.", show_default=False)] = None,
-    messages: Annotated[str | None, typer.Option(help="Column of chat messages.", show_default=False)] = None,
-    label: Annotated[
-        str | None, typer.Option(help="Column of the class of a text, as data.label.", show_default=False)
-    ] = None,
-    labels: Annotated[
-        str | None,
-        typer.Option(help="All labels, as a,b,c; how many; or score. As data.labels.", show_default=False),
-    ] = None,
-    text_pair: Annotated[
-        str | None, typer.Option(help="Column of a pair's second text.", show_default=False)
-    ] = None,
-    loss_on: Annotated[str | None, typer.Option(help="all or completion.", show_default=False)] = None,
-    max_length: Annotated[int | None, typer.Option(help="In tokens.", show_default=False)] = None,
-    add_eos: Annotated[bool | None, typer.Option(help="End texts with EOS.", show_default=False)] = None,
-    limit: Annotated[
-        int | None, typer.Option(help="Use only this many records, from the first on.", show_default=False)
-    ] = None,
-    dtype: Annotated[str | None, typer.Option(help="auto, float32 or bfloat16.", show_default=False)] = None,
-    device: Annotated[str | None, typer.Option(help="auto, cpu, cuda, …", show_default=False)] = None,
+    base: Annotated[str | None, option("Base model, if the adapter's own note of it is wrong.")] = None,
+    task: Annotated[str | None, option("A benchmark, as data.task: its score.")] = None,
+    scoring: Annotated[str | None, option("How a task is scored: likelihood or generation.")] = None,
+    max_new_tokens: Annotated[int | None, option("Of a generated answer.", min=1)] = None,
+    beams: Annotated[int | None, option("Of a generated answer; 1 is greedy.", min=1)] = None,
+    per_example: Annotated[bool, option("With --json: every answer of a task.", "--per-example")] = False,
+    format: Annotated[str | None, option("As data.format.")] = None,
+    text: Annotated[str | None, option("Column or format of whole texts.")] = None,
+    prompt: Annotated[str | None, option("Column or format of prompts.")] = None,
+    completion: Annotated[str | None, option("Column of completions.")] = None,
+    messages: Annotated[str | None, option("Column of chat messages.")] = None,
+    label: Annotated[str | None, option("Column of the class of a text, as data.label.")] = None,
+    labels: Annotated[str | None, option("All labels, as a,b,c; how many; or score. As data.labels.")] = None,
+    text_pair: Annotated[str | None, option("Column of a pair's second text.")] = None,
+    loss_on: Annotated[str | None, option("all or completion.")] = None,
+    max_length: Annotated[int | None, option("In tokens.")] = None,
+    add_eos: Annotated[bool | None, option("End texts with EOS.")] = None,
+    limit: Annotated[int | None, option("Use only this many records, from the first on.")] = None,
+    dtype: Annotated[str | None, option("auto, float32 or bfloat16.")] = None,
+    device: Annotated[str | None, option("auto, cpu, cuda, …")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Score of TARGET on a task, else its next-token loss; a run's own task or columns are used unless given.
@@ -118,62 +84,44 @@ def evaluate(
     stored, adapter, run_data, seed = resolved or ({"name": target}, None, {}, 0)
     if not data and resolved is not None:
         data = problems.of(None, _own_records, target)
-    given: dict[str, Any] = {
-        "task": task,
-        "text": text,
-        "prompt": prompt,
-        "completion": completion,
-        "messages": messages,
-    }
-    others = {
+    form: dict[str, Any] = {"task": task, "text": text, "prompt": prompt, "completion": completion}
+    form |= {"messages": messages}
+    if label is not None:
+        form |= {"label": label, "labels": _labels(labels), "text_pair": text_pair}
+    if any(form.values()):
+        run_data = {name: value for name, value in run_data.items() if name not in _REPLACED}
+    reading = {
         "format": format,
         "loss_on": loss_on,
         "max_length": max_length,
         "add_eos": add_eos,
         "limit": limit,
     }
-    if label is not None:
-        chosen_labels = labels if labels == "score" else None if labels is None else _labels(labels)
-        given |= {"label": label, "labels": chosen_labels, "text_pair": text_pair}
-    if any(given.values()):  # another form of records replaces the run's
-        run_data = {k: v for k, v in run_data.items() if k not in (*_FORMS, "loss_on", "template")}
-    chosen = {k: v for k, v in {**given, **others}.items() if v is not None}
     if data and named_twice(data) is not None:
         problems.found.append(ConfigError("--data names a file twice", fix="give each file once"))
         data = data[:1]
-    of_data = {**run_data, **chosen, "path": data or "records.jsonl"}
+    of_data = {**run_data, **_given(form | reading), "path": data or "records.jsonl"}
     settings = problems.of(None, checked, DataSettings, of_data, "evaluate")
-    wanted = {k: v for k, v in {"dtype": dtype, "device": device}.items() if v is not None}
-    model_settings = problems.of(None, checked, ModelSettings, {**stored, **wanted}, "evaluate")
+    of_model = {**stored, **_given({"dtype": dtype, "device": device})}
+    model_settings = problems.of(None, checked, ModelSettings, of_model, "evaluate")
     if model_settings is not None and resolved is not None:
         problems.of(None, refuse_incomplete_files, model_settings)
-    asking = {"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams}
-    asked = {k: v for k, v in asking.items() if v is not None}
+    asked = _given({"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams})
     before = len(problems.found)
-    if settings is not None and settings.label is not None and (asked or per_example):
-        problems.found.append(
-            ConfigError(
-                "a classifier is not asked, it gives a number a class",
-                fix="remove the options of asked tasks",
-            )
-        )
-    elif settings is not None and settings.task is None and (asked or per_example):
-        problems.found.append(
-            ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
-        )
+    if settings is not None and (asked or per_example):
+        problems.of(None, _refuse_asking, settings)
     if per_example and not as_json:
         problems.found.append(ConfigError("--per-example is printed with --json only", fix="add --json"))
     if settings is not None and data:
         # Of a target that is not there, the columns that it was trained on are not known.
-        columns = (resolved is not None or any(given.values())) and len(problems.found) == before
-        _refuse_early(
-            settings, scoring, problems, alone=resolved is not None and adapter is None, columns=columns
-        )
+        columns = (resolved is not None or any(form.values())) and len(problems.found) == before
+        alone = resolved is not None and adapter is None
+        _refuse_early(settings, scoring, problems, alone=alone, columns=columns)
     problems.tell()
     assert settings is not None
     assert model_settings is not None
     assert data is not None
-    own = _private_of_the_run(target, adapter, data)
+    own = _private_of_the_run(adapter, data)
     if own:
         err().print(
             f"PRIVATE: {_listed(own)} {'is' if len(own) == 1 else 'are'} what this run was trained on. These numbers "
@@ -183,52 +131,67 @@ def evaluate(
     with quiet_libraries(told=True):
         with loading():
             import privlora.training.models  # noqa: F401 - what takes seconds of all that is imported below
+        from privlora.reporting.wording import faults, spoken
 
         if settings.task is None or settings.label is not None:
             result = _held_out(model_settings, adapter, settings, seed, shows=not own)
+            classes = settings.label is not None or settings.chosen is not None
+            lines = _class_lines(result) if classes else _loss_lines(result)
         else:
-            scored = _task(model_settings, adapter, settings, asked)
+            from privlora.evaluation import evaluate_task
+
+            parts = {path: _read(path, settings) for path in _paths(settings.path)}
+            records = parts if len(parts) > 1 else next(iter(parts.values()))
+            model, tokenizer = _load(model_settings, adapter)
+            scored = evaluate_task(
+                model, tokenizer, settings.task, records, max_length=settings.max_length, **asked
+            )
             result = scored.to_dict(per_example=per_example)
-    if as_json:
-        emit({"target": target, "data": data, **result})
-        return
-    lines = (
-        _class_lines
-        if settings.label is not None or settings.chosen is not None
-        else _loss_lines
-        if settings.task is None
-        else _task_lines
-    )
-    from privlora.reporting.wording import faults, spoken
-
+            lines = _task_lines(result)
     said = result.get("answers")
-    for line in (*lines(result), *spoken(said), *(f"WARNING: {words}" for words in faults(said))):
-        out().print(line)
-    out().print(
-        f"PRIVATE: computed without noise on {_listed(own)}, which this run was trained on. Do not publish them."
-        if own
-        else "These numbers describe the records they were computed on: if those are private, so are these."
-    )
+    last = "These numbers describe the records they were computed on: if those are private, so are these."
+    if own:
+        last = f"PRIVATE: computed without noise on {_listed(own)}, which this run was trained on. Do not publish them."
+    warned = (f"WARNING: {words}" for words in faults(said))
+    show({"target": target, "data": data, **result}, (*lines, *spoken(said), *warned, last), as_json)
 
 
-def _private_of_the_run(target: str, adapter: Path | None, data: list[str]) -> list[str]:
+def _given(options: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _refuse_asking(settings: DataSettings) -> None:
+    """Raise ConfigError for options of how a task is asked, where there is none."""
+    if settings.label is not None:
+        raise ConfigError(
+            "a classifier is not asked, it gives a number a class", fix="remove the options of asked tasks"
+        )
+    if settings.task is None:
+        raise ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
+
+
+def _private_of_the_run(adapter: Path | None, data: list[str]) -> list[str]:
     """Of the files to evaluate on those that hold the private records of the target's run, where its settings are."""
-    if adapter is None:
-        return []
-    run = RunFolder(Path(target).expanduser())
-    if not run.settings.exists():
-        run = RunFolder(adapter.resolve().parent)
-    if not run.settings.exists() or run.release.resolve() != adapter.resolve():
+    run = None if adapter is None else _run_of(adapter)
+    if run is None:
         return []
     settings = load_run_settings(run)
-    own = [settings.data.path] if isinstance(settings.data.path, str) else list(settings.data.path)
+    own = _paths(settings.data.path)
     if settings.federation is not None and not isinstance(settings.federation.clients, int):
         own += [path for client in settings.federation.clients for path in _paths(client.path)]
     return [path for path in data if any(_same(path, one) for one in own)]
 
 
-def _paths(given: str | list[str] | None) -> list[str]:
-    return [] if given is None else [given] if isinstance(given, str) else given
+def _run_of(adapter: Path) -> RunFolder | None:
+    """The run that released it, where its settings are."""
+    for run in (RunFolder(adapter.parent), RunFolder(adapter.resolve().parent)):
+        if run.settings.exists() and run.release.resolve() == adapter.resolve():
+            return run
+    return None
+
+
+def _paths(given: str | Sequence[str] | None) -> list[str]:
+    return [given] if isinstance(given, str) else list(given or ())
 
 
 def _same(path: str, other: str) -> bool:
@@ -249,23 +212,22 @@ def _refuse_early(
     """Add to ``problems``, before slow imports, what needs neither a tokenizer nor a model. alone: whether the target
     is a base model. columns: whether those of the records are known; else files are looked for and not read."""
     if data.chosen is not None and alone:
-        problems.found.append(
-            ConfigError(
-                "preferences are measured against the base model, and the target is one",
-                fix="give a run or an adapter, or a form of records, as --text",
-            )
-        )
+        what = "preferences are measured against the base model, and the target is one"
+        fix = "give a run or an adapter, or a form of records, as --text"
+        problems.found.append(ConfigError(what, fix=fix))
     task = data.task
     if task is not None and data.label is None:
         columns = not problems.fails(lambda: scoring_of(find_task(task), scoring)) and columns
     if not columns:
-        for path in [data.path] if isinstance(data.path, str) else data.path:
+        for path in _paths(data.path):
             problems.of(None, lambda path=path: refuse_missing(path, format=data.format))
         return
     problems.of(None, check_parts, data)
 
 
-def _labels(told: str) -> list[str] | int:
+def _labels(told: str | None) -> str | list[str] | int | None:
+    if told is None or told == "score":
+        return told
     return int(told) if told.isdigit() else [name.strip() for name in told.split(",")]
 
 
@@ -368,7 +330,7 @@ def _own_records(target: str) -> list[str]:
     """The public records that a run was evaluated on. Raises ConfigError where it has none."""
     run = RunFolder(Path(target).expanduser())
     own = load_run_settings(run).data.evaluation if run.settings.exists() else None
-    found = [own] if isinstance(own, str) else own or []
+    found = _paths(own)
     if not found or IN_MEMORY in found:
         raise ConfigError(
             "no records are given" + ("" if own is None else ", and those of the run were in memory"),
@@ -378,9 +340,8 @@ def _own_records(target: str) -> list[str]:
 
 
 def _base_of(adapter: Path) -> str:
-    """The base model that an adapter names. What is published has no local path; beside it the run's settings do."""
-    run = RunFolder(adapter.resolve().parent)
-    if run.settings.exists() and run.release == adapter.resolve():
+    """The base model that an adapter names. What is published has no local path; next to it the run's settings do."""
+    if (run := _run_of(adapter)) is not None:
         return load_run_settings(run).model.name
     file = adapter / ADAPTER_FILES[0]
     try:
@@ -442,19 +403,6 @@ def _held_out(
         with saying("measuring the base model on the same records", piped=True), bare():
             found["base"] = evaluate_held_out(model, examples).to_dict()
     return found | ({"answers": answers(model, tokenizer, data, records)} if shows else {})
-
-
-def _task(
-    model_settings: ModelSettings, adapter: Path | None, data: DataSettings, asked: dict[str, Any]
-) -> TaskResult:
-    from privlora.evaluation import evaluate_task
-
-    assert data.task is not None
-    paths = [data.path] if isinstance(data.path, str) else data.path
-    parts = {path: _read(path, data) for path in paths}
-    records = parts if len(parts) > 1 else parts[paths[0]]
-    model, tokenizer = _load(model_settings, adapter)
-    return evaluate_task(model, tokenizer, data.task, records, max_length=data.max_length, **asked)
 
 
 def _read(path: str | list[str], data: DataSettings) -> list[Record]:

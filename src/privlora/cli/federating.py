@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -11,32 +12,35 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from privlora.accounting import Plan, read_ledger
-from privlora.cli.console import JsonOption, accounting, emit, err, loading, out, quiet_libraries
-from privlora.cli.rule_table import show_rules
-from privlora.cli.training import OverridesArgument, explained_stops, promised
-from privlora.config import FederationSettings, Settings, load_settings
+from privlora.cli.console import JsonOption, accounting, argument, emit, named, option, quiet_libraries, show
+from privlora.cli.training import OverridesArgument, explained_stops, places_of, promised
+from privlora.config import Settings, load_settings
+from privlora.consoles import err, loading, out
 from privlora.errors import ConfigError
 from privlora.federated.used import is_over, refuse_used
 from privlora.training.files import RunFolder
 from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
-    from privlora.federated.history import Round
-    from privlora.federated.rounds import RoundObserver
     from privlora.federated.run import Federated
 
 
 _SUPERLINK = "127.0.0.1:8000"
+_NOTES = """\
+exact: the server's update is the mean of the clients', before it is cut to rank r; private: only where
+clients add noise, or r + p reaches K r for K clients in a round.
+two-sided: under privacy both subspaces can move.
+hides: what federation.privacy_model can be, records of a client or whole clients.
+local method: the default, and in brackets what method.name can be besides.
+
+Numbers of each adapted m x n module, with K clients:
+"""
 
 
 def federate(
-    config: Annotated[
-        Path | None, typer.Argument(metavar="CONFIG", help="YAML file of the run.", show_default=False)
-    ] = None,
+    config: Annotated[Path | None, argument("CONFIG", "YAML file of the run.")] = None,
     overrides: OverridesArgument = None,
-    list_rules: Annotated[
-        bool, typer.Option("--list-rules", help="Show how what clients send can be put together.")
-    ] = False,
+    list_rules: Annotated[bool, option("Show how answers can be put together.", "--list-rules")] = False,
     engine: Annotated[
         Literal["embedded", "simulation"],
         typer.Option(
@@ -44,27 +48,16 @@ def federate(
         ),
     ] = "embedded",
     app: Annotated[
-        Path | None,
-        typer.Option(
-            "--write-app",
-            metavar="FOLDER",
-            help="Write a Flower app for machines of their own.",
-            show_default=False,
-        ),
+        Path | None, option("Write a Flower app for several machines.", "--write-app", metavar="FOLDER")
     ] = None,
     superlink: Annotated[
         str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help=f"With --write-app: where the SuperLink answers, {_SUPERLINK} if not given.",
-            show_default=False,
+        option(
+            f"With --write-app: where the SuperLink answers, {_SUPERLINK} if not given.", metavar="HOST:PORT"
         ),
     ] = None,
     root_certificates: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE", help="With --write-app: the authority of its certificate.", show_default=False
-        ),
+        Path | None, option("With --write-app: the authority of its certificate.", metavar="FILE")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -74,16 +67,13 @@ def federate(
     and each client's ledger in run.output.
     """
     if list_rules:
-        show_rules(as_json)
+        _show_rules(as_json)
         return
-    given = [
-        name
-        for name, value in (("--superlink", superlink), ("--root-certificates", root_certificates))
-        if value is not None
-    ]
-    if given and app is None:
+    given = {"--superlink": superlink, "--root-certificates": root_certificates}
+    named_alone = [name for name, value in given.items() if value is not None]
+    if named_alone and app is None:
         raise ConfigError(
-            f"{' and '.join(given)} without --write-app",
+            f"{' and '.join(named_alone)} without --write-app",
             why="all clients of this run are in this process, and nobody is called",
             fix="add --write-app FOLDER, which writes the app for machines of their own",
         )
@@ -109,6 +99,52 @@ def federate(
     _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
 
 
+def _show_rules(as_json: bool) -> None:
+    """Print the table of rules, or all that is known of them as JSON."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    with quiet_libraries():
+        from privlora.federated.rule_facts import EXAMPLE, rule_facts
+
+        rows = rule_facts()
+    if as_json:
+        emit({"example": vars(EXAMPLE), "rules": rows})
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("rule", "exact", "two-sided", "secure sums", "hides", "trips", "down", "up", "local method"):
+        table.add_column(name, no_wrap=name != "local method", justify="right" if name == "trips" else "left")
+    for row in rows:
+        table.add_row(*_cells(row))
+    terminal = sys.stdout.isatty()  # else as wide as the table
+    Console(file=sys.stdout, highlight=False, markup=False, width=None if terminal else 132).print(table)
+    out().print(
+        f"down, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE.describe()}.\n{_NOTES}"
+    )
+    for row in rows:
+        out().print(
+            f"{row['name']}: {row['summary']}\n  down  {row['down']} a module\n  up    {row['up']} a module\n"
+            f"  from  {row['reference']}"
+        )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    others = [name for name in row["methods"] if name != row["method"]]
+    said = {True: "yes", False: "no"}
+    return [
+        row["name"],
+        said[row["exact"]] if row["exact"] == row["exact_without_privacy"] else "private",
+        said[row["two_sided"]],
+        row["secure_sums"],
+        ", ".join(f"{model}s" for model in row["privacy_models"]),
+        str(len(row["stages"])),
+        f"{4 * row['floats_down'] / 1e6:.3g}",
+        f"{4 * row['floats_up'] / 1e6:.3g}",
+        " ".join([row["method"], f"({', '.join(others)})" if others else ""]).strip(),
+    ]
+
+
 def _write(
     app: Path, settings: Settings, superlink: str, root_certificates: Path | None, as_json: bool
 ) -> None:
@@ -122,21 +158,8 @@ def _write(
         err().print(
             f"note: model.name={name!r} is no folder here, so that the server will ask the hub for it"
         )
-    if as_json:
-        emit({"app": str(folder)})
-        return
-    out().print(f"{'app:':<10}{folder}")
-    out().print(f"{'next:':<10}{folder / 'README.md'} says what each machine runs")
-
-
-def federation_in(settings: Settings) -> FederationSettings:
-    """The group. Raises ConfigError without one."""
-    if settings.federation is None:
-        raise ConfigError(
-            "these settings have no group federation, so they say of no clients",
-            fix="add “federation: {clients: 3, rounds: 20}”, or use `privlora train` for a run in one place",
-        )
-    return settings.federation
+    following = f"{folder / 'README.md'} says what each machine runs"
+    show({"app": str(folder)}, named([("app", folder), ("next", following)]), as_json)
 
 
 def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
@@ -161,6 +184,7 @@ def _run(
         start: Callable[..., Federated]
         with loading():
             from privlora.federated.plans import client_plan, server_plan, with_local_method
+            from privlora.federated.progress import RoundProgress
             from privlora.federated.words import in_a_line, warnings
 
             if simulated:
@@ -175,100 +199,51 @@ def _run(
         err().print(f"plan: {shown}")
         for text in warnings(settings, plan, own, _entries(settings)):
             err().print(f"WARNING: {text}")
-        result = _observed(folder, settings, lambda observer: start(settings, observer=observer, fresh=fresh))
+        progress = RoundProgress(err(), private=settings.privacy.protects)
+        with explained_stops(folder, "round"), progress as observer:
+            result = start(settings, observer=observer, fresh=fresh)
     _show(folder, settings, result, as_json)
 
 
 def _entries(settings: Settings) -> int | None:
     """Of a client's answer, where whole clients are hidden and the model is a local folder: the noise grows with it."""
-    if federation_in(settings).privacy_model != "client":
-        return None
     from privlora.cli.federation_plan import entries_of
     from privlora.cli.planning import local_model
+    from privlora.federated.plans import federation_of
+
+    if federation_of(settings).privacy_model != "client":
+        return None
 
     settings, model, _ = local_model(settings)
     return None if model is None else entries_of(settings, model)
 
 
-def _observed(
-    folder: RunFolder, settings: Settings, start: Callable[[RoundObserver], Federated]
-) -> Federated:
-    from privlora.federated.progress import RoundProgress
-
-    progress = RoundProgress(err(), private=settings.privacy.protects)
-    with explained_stops(folder, "round"), progress as observer:
-        return start(observer)
-
-
 def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: bool) -> None:
     from privlora.federated.history import ROUNDS, History
+    from privlora.federated.plans import federation_of
     from privlora.reporting.parties import warnings
-
-    federation = federation_in(settings)
-    ledgers = {
-        name: str(path)
-        for name in federation.names
-        if (path := result.release / f"ledger-{name}.jsonl").exists()
-    }
-    places: dict[str, str | None] = {
-        "adapter": str(result.release),
-        "ledger": str(folder.ledger) if folder.ledger.exists() else None,
-        "report": str(result.release / "report.html"),
-    }
-    rounds = History(folder.private / ROUNDS).rounds()
-    plan = _charged(folder)
-    report = json.loads((result.release / folder.report.name).read_text(encoding="utf-8"))
-    facts = report["federation"]
-    warned = warnings(facts, report["adapter"]["rank"])
-    if as_json:
-        statement: dict[str, Any] = {"private": result.epsilon is not None}
-        if result.epsilon is not None and plan is not None:
-            statement |= {
-                "epsilon": result.epsilon,
-                "epsilon_against_another_client": result.epsilon_against_a_client,
-                "colluding": facts["colluding"],
-                "delta": result.delta,
-                **promised(plan),
-            }
-        emit(
-            {
-                **places,
-                "ledgers": ledgers,
-                **_facts(settings, rounds),
-                "warnings": warned,
-                **statement,
-            }
-        )
-        return
     from privlora.reporting.wording import spoken
 
-    for line in spoken(report.get("answers")):
-        out().print(line)
-    if ledgers:
-        places["ledgers"] = f"{result.release}/ledger-*.jsonl, one of each of {len(ledgers)} clients"
-    for name, place in places.items():
-        if place is not None:
-            out().print(f"{name + ':':<10}{place}")
-    void = sum(one.void is not None for one in rounds)
-    if void:
-        out().print(f"{'rounds:':<10}{void} of {len(rounds)} are void: nothing moved in them")
-    for text in warned:
-        out().print(f"{'WARNING:':<10}{text}")
-    out().print(f"{'promise:':<10}{_promise(settings, result, plan, facts)}")
-
-
-def _charged(folder: RunFolder) -> Plan | None:
-    """The plan of the ledger that released most, as far as it was charged: rounds may be void, and clients absent."""
-    if not folder.ledger.exists():
-        return None
-    summary = read_ledger(folder.ledger)
-    return replace(summary.plan, phases=tuple(summary.events())) if summary.charges else summary.plan
-
-
-def _facts(settings: Settings, rounds: list[Round]) -> dict[str, Any]:
-    federation = federation_in(settings)
+    federation, release = federation_of(settings), result.release
+    ledgers = {name: release / f"ledger-{name}.jsonl" for name in federation.names}
+    ledgers = {name: path for name, path in ledgers.items() if path.exists()}
+    places = places_of(folder, release, adapter=str(release))
+    rounds, plan = History(folder.private / ROUNDS).rounds(), _charged(folder)
+    report = json.loads((release / folder.report.name).read_text(encoding="utf-8"))
+    facts, warned = report["federation"], warnings(report["federation"], report["adapter"]["rank"])
+    statement: dict[str, Any] = {"private": result.epsilon is not None}
+    if result.epsilon is not None and plan is not None:
+        statement |= {
+            "epsilon": result.epsilon,
+            "epsilon_against_another_client": result.epsilon_against_a_client,
+            "colluding": facts["colluding"],
+            "delta": result.delta,
+            **promised(plan),
+        }
     told = not federation.trusted_server  # else it would say how many clients the server drew
-    return {
+    content = {
+        **places,
+        "ledgers": {name: str(path) for name, path in ledgers.items()},
         "clients": federation.names,
         "rule": federation.rule,
         "method": settings.method.name,
@@ -279,7 +254,26 @@ def _facts(settings: Settings, rounds: list[Round]) -> dict[str, Any]:
         "void_rounds": [one.step for one in rounds if one.void is not None],
         "bytes_down": sum(one.down for one in rounds) if told else None,
         "bytes_up": sum(one.up for one in rounds) if told else None,
+        "warnings": warned,
+        **statement,
     }
+    void = len(content["void_rounds"])
+    rows = [
+        *places.items(),
+        ("ledgers", f"{release}/ledger-*.jsonl, one of each of {len(ledgers)} clients" if ledgers else None),
+        ("rounds", f"{void} of {len(rounds)} are void: nothing moved in them" if void else None),
+        *(("WARNING", text) for text in warned),
+        ("promise", _promise(settings, result, plan, facts)),
+    ]
+    show(content, (*spoken(report.get("answers")), *named(rows)), as_json)
+
+
+def _charged(folder: RunFolder) -> Plan | None:
+    """The plan of the ledger that released most, as far as it was charged: rounds may be void, and clients absent."""
+    if not folder.ledger.exists():
+        return None
+    summary = read_ledger(folder.ledger)
+    return replace(summary.plan, phases=tuple(summary.events())) if summary.charges else summary.plan
 
 
 def _promise(settings: Settings, result: Federated, plan: Plan | None, facts: Mapping[str, Any]) -> str:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from math import prod, sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
-from privlora.cli.planning import rate_rows, words_of_unit
+from privlora.cli.planning import noise_rows, opinion_rows, opinions, rate_rows, statement_of
 from privlora.config import Settings
 from privlora.federated.plans import (
     client_plan,
@@ -37,22 +36,14 @@ from privlora.training.models import adapter_for
 
 
 def plan_federation(
-    settings: Settings, model: Any, opinions: Callable[[Plan], dict[str, Any]] | None
+    settings: Settings, model: Any, cross_check: bool
 ) -> tuple[dict[str, Any], list[tuple[str, str]]]:
     """What follows from the settings, and its lines on the screen, each with a name.
 
-    model: the base model, with or without weights, if it is at hand. opinions: of other accountants, if asked for.
+    model: the base model, with or without weights, if it is at hand. cross_check: also ask other accountants.
     """
     settings = with_local_method(settings)
     plan, own = client_plan(settings, model), server_plan(settings)
-    content = _content(settings, plan, own, model)
-    whole = own or plan
-    if opinions is not None and whole is not None and content["private"]:
-        content["cross_check"] = opinions(whole)
-    return content, _rows(settings, content, plan, own)
-
-
-def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any) -> dict[str, Any]:
     federation, whole = federation_of(settings), own or plan
     hyper = resolved(settings)
     cost = None
@@ -60,11 +51,9 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
         cost = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
     statement, known = None, what_colluding_costs(settings, plan)
     if whole is not None and cost is not None:
-        event = whole.phases[-1][0]
-        statement = {"epsilon": cost, "unit": whole.unit, "sampling": event.to_dict()["sampling"]}
-        statement["projections"] = event.projections
+        statement = statement_of(whole, cost)
     kinds = [_kind(settings, whole, number) for number in federation.first_rounds]
-    return {
+    content = {
         "private": cost is not None,
         "clients": federation.names,
         "clients_per_round": federation.per_round,
@@ -91,6 +80,9 @@ def _content(settings: Settings, plan: Plan | None, own: Plan | None, model: Any
             *what_is_not_hidden(settings),
         ],
     }
+    if cross_check and whole is not None and cost is not None:
+        content |= opinions(whole)
+    return content, _rows(settings, content, plan, own)
 
 
 def _rate(settings: Settings, hyper: Hyperparameters) -> dict[str, Any]:
@@ -107,12 +99,17 @@ def _rate(settings: Settings, hyper: Hyperparameters) -> dict[str, Any]:
 
 def entries_of(settings: Settings, model: Any) -> int:
     """Numbers of one client's answer. model: with or without weights."""
-    federation, adapter = federation_of(settings), adapter_for(settings, model)
+    federation = federation_of(settings)
     if federation.joint:
-        return find_method(settings.method.name).coordinates.dimension_of(adapter)
-    rule, groups = rule_of(federation), [(len(group.sites), group.m, group.n) for group in adapter.groups]
-    answered = rule.shapes(rule.stages[0], 1, groups, rule_settings(settings))[1]
+        return find_method(settings.method.name).coordinates.dimension_of(adapter_for(settings, model))
+    rule = rule_of(federation)
+    answered = rule.shapes(rule.stages[0], 1, _groups(settings, model), rule_settings(settings))[1]
     return sum(map(prod, answered.values()))
+
+
+def _groups(settings: Settings, model: Any) -> list[tuple[int, int, int]]:
+    """Adapted modules of one size: how many there are, and the size."""
+    return [(len(group.sites), group.m, group.n) for group in adapter_for(settings, model).groups]
 
 
 def _kind(settings: Settings, plan: Plan | None, number: int) -> dict[str, Any]:
@@ -163,13 +160,11 @@ def _noise(settings: Settings, plan: Plan | None) -> dict[str, Any]:
 
 def _bytes(settings: Settings, model: Any) -> dict[str, float]:
     """Of one client in a round (the second, where rounds differ), without what engine and secure sums add."""
-    federation = federation_of(settings)
-    adapter = adapter_for(settings, model)
+    federation, groups = federation_of(settings), _groups(settings, model)
     if federation.joint:
-        down = float(adapter.rank * sum(site.m + site.n for site in adapter.sites))
-        up = float(find_method(settings.method.name).coordinates.dimension_of(adapter))
+        down = float(settings.adapter.r * sum(count * (m + n) for count, m, n in groups))
+        up = float(entries_of(settings, model))
     else:
-        groups = [(len(group.sites), group.m, group.n) for group in adapter.groups]
         down, up = rule_of(federation).message_sizes(
             groups, rule_settings(settings), number=2, clients=federation.per_round
         )
@@ -205,18 +200,14 @@ def _rows(
         rows += [
             ("releases", f"{content['releases']} {'by the server' if own else 'of each client at most'}"),
             ("statement", whole.describe()),
-            ("unit", words_of_unit(whole)),
-            ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
+            *noise_rows(content, whole),
             *(
                 (named("noise", place), _noise_line(kind, content["clients_per_round"]))
                 for place, kind in enumerate(kinds, start=1)
             ),
             ("epsilon", what_it_costs(settings, plan, own)),
         ]
-    for name, opinion in content.get("cross_check", {}).items():
-        known = opinion["epsilon"] is not None
-        rows.append((name, f"{opinion['epsilon']:.4g} (second opinion)" if known else opinion["reason"]))
-    rows.append(("messages", _bytes_line(content["bytes"], settings)))
+    rows += [*opinion_rows(content), ("messages", _bytes_line(content["bytes"], settings))]
     rows += [("WARNING", text) for text in content["warnings"]]
     return rows
 

@@ -9,31 +9,22 @@ from typing import Annotated
 
 import typer
 
-from privlora.cli.console import CHECKING, JsonOption, emit, out, saying
+from privlora.cli.console import CHECKING, JsonOption, argument, finished_run, option, show
+from privlora.consoles import saying
 from privlora.errors import ConfigError, in_one_line
-from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished, release_at
+from privlora.training.files import release_at
 
 _MARKS = {True: "ok", False: "FAILED", None: "-"}
 _ADVICE = "Do not rely on it: get the release again from whoever trained it, and verify it by the filed annex's hash"
 
 
 def annex(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)],
-    sign: Annotated[
-        Path | None,
-        typer.Option(
-            "--sign",
-            metavar="KEY",
-            help="PEM file of an Ed25519 private key to sign with.",
-            show_default=False,
-        ),
-    ] = None,
+    run: Annotated[Path, argument("RUN", "Folder of a finished run.")],
+    sign: Annotated[Path | None, option("Ed25519 private key (PEM) to sign with.", metavar="KEY")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write annex.html and annex.json into RUN/release: what a data-protection officer files."""
-    folder = RunFolder(run)
-    refuse_no_run(folder)
-    refuse_unfinished(folder)
+    folder = finished_run(run)
     key = None
     if sign is not None:
         from privlora.reporting.signing import read_private_key
@@ -44,24 +35,13 @@ def annex(
 
         filed = file_annex(folder, key=key)
     page, data = paths_of(folder)
-    head = filed.annex["ledger"]["head"]
-    if as_json:
-        emit(
-            {
-                "page": page,
-                "json": data,
-                "head": head,
-                "hash": filed.annex["sha256"],
-                "signed_by": filed.signed_by,
-            }
-        )
-        return
-    out().print(page)
-    out().print(data)
+    signed, sha = filed.signed_by, filed.annex["sha256"]
     place = shlex.quote(in_one_line(str(folder.release), 4096))
-    out().print(f"verify: privlora verify {place} --hash {filed.annex['sha256']}")
-    if filed.signed_by is not None:
-        out().print(f"signed by the key with fingerprint {filed.signed_by}")
+    lines = [page, data, f"verify: privlora verify {place} --hash {sha}"]
+    if signed is not None:
+        lines.append(f"signed by the key with fingerprint {signed}")
+    head = filed.annex["ledger"]["head"]
+    show({"page": page, "json": data, "head": head, "hash": sha, "signed_by": signed}, lines, as_json)
 
 
 def _passphrase() -> str:
@@ -87,20 +67,10 @@ def _has_terminal() -> bool:
 
 
 def verify(
-    path: Annotated[
-        Path, typer.Argument(metavar="PATH", help="A release, or the folder of its run.", show_default=False)
-    ],
-    annex_hash: Annotated[
-        str | None,
-        typer.Option("--hash", metavar="HASH", help="That of an annex on paper.", show_default=False),
-    ] = None,
-    public_key: Annotated[
-        Path | None,
-        typer.Option(
-            "--public-key", metavar="FILE", help="Whose signature the annex must have.", show_default=False
-        ),
-    ] = None,
-    base: Annotated[str | None, typer.Option(help="Base model to compare.", show_default=False)] = None,
+    path: Annotated[Path, argument("PATH", "A release, or the folder of its run.")],
+    annex_hash: Annotated[str | None, option("That of an annex on paper.", "--hash", metavar="HASH")] = None,
+    public_key: Annotated[Path | None, option("Who must have signed the annex.", metavar="FILE")] = None,
+    base: Annotated[str | None, option("Base model to compare.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compute a release's epsilon from its ledger again, and hold every file and the annex against it; no records.
@@ -114,17 +84,11 @@ def verify(
 
         key = None if public_key is None else read_public_key(public_key)
         found = verified(path, annex_hash=annex_hash, public_key=key, base=base)
-    if as_json:
-        checks = [{"name": each.name, "passed": each.passed, "found": each.found} for each in found.checks]
-        emit({"verified": found.passed, "epsilon": found.epsilon, "head": found.head, "checks": checks})
-    else:
-        for each in found.checks:
-            out().print(f"{_MARKS[each.passed]:<7} {each.name:<10} {each.found}")
-        failed = sum(each.passed is False for each in found.checks)
-        out().print(
-            "verified"
-            if found.passed
-            else f"NOT verified: {failed} of {len(found.checks)} checks failed. {_ADVICE}"
-        )
+    checks = [{"name": each.name, "passed": each.passed, "found": each.found} for each in found.checks]
+    content = {"verified": found.passed, "epsilon": found.epsilon, "head": found.head, "checks": checks}
+    failed = sum(each.passed is False for each in found.checks)
+    verdict = f"NOT verified: {failed} of {len(checks)} checks failed. {_ADVICE}"
+    lines = [f"{_MARKS[each.passed]:<7} {each.name:<10} {each.found}" for each in found.checks]
+    show(content, [*lines, "verified" if found.passed else verdict], as_json)
     if not found.passed:
         raise typer.Exit(1)

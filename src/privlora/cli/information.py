@@ -1,123 +1,128 @@
-"""``privlora methods``, ``privlora report`` and ``privlora demo``."""
+"""``privlora methods``, ``privlora settings``, ``privlora report`` and ``privlora demo``."""
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
+import textwrap
 from dataclasses import asdict
+from importlib import import_module
+from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
 from rich.console import Console
 
-from privlora.cli.console import CHECKING, JsonOption, Stopped, emit, loading, out, quiet_libraries, saying
-from privlora.config.methods import Choice, known_methods
+from privlora.cli.console import (
+    CHECKING,
+    JsonOption,
+    argument,
+    emit,
+    finished_run,
+    option,
+    quiet_libraries,
+    show,
+    stoppable,
+)
+from privlora.config.methods import known_methods
 from privlora.config.names import unknown_method
+from privlora.consoles import loading, saying
 from privlora.errors import ConfigError
-from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
 
 if TYPE_CHECKING:
     from privlora.methods import Method
 
 
 def methods(
-    name: Annotated[
-        str | None,
-        typer.Argument(metavar="[ROW]", help="One method, with what its settings mean.", show_default=False),
-    ] = None,
+    name: Annotated[str | None, argument("[ROW]", "One method, with what its settings mean.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Print the table of methods, or one row of it."""
     if name is not None and name not in known_methods():
         raise unknown_method(name)
     with loading():  # no model is needed, and so no transformers
-        from privlora.methods import CHOICES, METHODS, RATE_STEPS, VOTE_METHODS, find_row
+        from privlora.cli.method_page import facts_of_choice, facts_of_row, lines
+        from privlora.methods import CHOICES, METHODS, VOTE_METHODS, find_row
     if name is not None:
-        _one_method(CHOICES[name] if name in CHOICES else find_row(name), as_json)
+        facts = facts_of_choice(CHOICES[name]) if name in CHOICES else facts_of_row(find_row(name))
+        show(facts, lines(facts), as_json)
         return
     rows = [*METHODS.values(), *VOTE_METHODS.values()]
-    if as_json:
-        emit(
-            {
-                "methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows],
-                "choices": [asdict(choice) for choice in CHOICES.values()],
-            }
-        )
-        return
-    for row in rows:
-        optimizers = ", ".join([f"{row.optimizer} (default)", *row.optimizers[1:]])
-        own, rate = row.optimizer_settings(row.optimizer, {}), row.rate_of(RATE_STEPS)
-        settings = ", ".join(f"{name} {value:g}" for name, value in own.items())
-        falls = f" in {RATE_STEPS} steps (falls with their root)" if row.rate_falls else ""
-        falls += ", relative" if row.relative_rate else ""
-        out().print(
-            f"{row.name}: {row.summary}\n"
-            f"  private     {'yes' if row.private else 'NO'}\n"
-            f"  releases    {row.releases}\n"
-            f"  space       {row.space}\n"
-            f"  optimizers  {optimizers}\n"
-            f"  defaults    start {row.init}, learning_rate {rate:g}{falls}, schedule {row.schedule}, "
-            f"warm-up {row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
-            f"  settings    {settings}\n"
-            f"  reference   {row.reference}",
-        )
-    for choice in CHOICES.values():
-        out().print(
-            f"{choice.name}: {choice.summary}\n"
-            f"  methods     {', '.join(choice.rows)}\n"
-            f"  reference   {choice.reference}",
-        )
+    content = {
+        "methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows],
+        "choices": [asdict(choice) for choice in CHOICES.values()],
+    }
+    choices = (
+        f"{each.name}: {each.summary}\n  methods     {', '.join(each.rows)}\n  reference   {each.reference}"
+        for each in CHOICES.values()
+    )
+    show(content, [*map(_of_method, rows), *choices], as_json)
 
 
-def _one_method(row: Method | Choice, as_json: bool) -> None:
-    """All of one row: for whoever has read its name, and is about to write its settings."""
-    from privlora.cli.method_page import facts_of_choice, facts_of_row, lines
+def _of_method(row: Method) -> str:
+    from privlora.methods import RATE_STEPS
 
-    facts = facts_of_choice(row) if isinstance(row, Choice) else facts_of_row(row)
-    if as_json:
-        emit(facts)
-        return
-    for line in lines(facts):
-        out().print(line)
+    own, rate = row.optimizer_settings(row.optimizer, {}), row.rate_of(RATE_STEPS)
+    falls = f" in {RATE_STEPS} steps (falls with their root)" if row.rate_falls else ""
+    falls += ", relative" if row.relative_rate else ""
+    return (
+        f"{row.name}: {row.summary}\n"
+        f"  private     {'yes' if row.private else 'NO'}\n"
+        f"  releases    {row.releases}\n"
+        f"  space       {row.space}\n"
+        f"  optimizers  {', '.join([f'{row.optimizer} (default)', *row.optimizers[1:]])}\n"
+        f"  defaults    start {row.init}, learning_rate {rate:g}{falls}, schedule {row.schedule}, "
+        f"warm-up {row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
+        f"  settings    {', '.join(f'{name} {value:g}' for name, value in own.items())}\n"
+        f"  reference   {row.reference}"
+    )
 
 
-def report(
-    run: Annotated[Path, typer.Argument(metavar="RUN", help="Folder of a run.", show_default=False)],
+def settings(
+    place: Annotated[
+        list[str] | None,
+        argument("[GROUP[.NAME] | WORD...]", "A group, a setting, or words of what it means."),
+    ] = None,
+    schema: Annotated[bool, option("Print the JSON Schema of a run's YAML.", "--schema")] = False,
     as_json: JsonOption = False,
 ) -> None:
+    """Print every setting of a run's YAML: what it may be, its default, and what it means."""
+    # Not at the top: the sources of the groups are parsed, which no other command needs.
+    from privlora.config.reference import find_settings, groups, purpose
+
+    if schema:
+        if place:
+            raise ConfigError("the schema is of a whole file", fix="leave out the group, or --schema")
+        from privlora.config.schema import written
+
+        print(written(), end="")
+        return
+    found = find_settings(" ".join(place) if place else None)
+    lines, kinds, indent = list[str](), groups(), " " * 6
+    for group, some in groupby(found, key=lambda each: each.place.partition(".")[0]):
+        lines.append(f"{chr(10) if lines else ''}{group}: {purpose(kinds[group])}")
+        for each in some:
+            default = "required" if each.default is None else f"default {each.default}"
+            lines.append(f"  {each.place}  ({each.kind}; {default})")
+            lines.append(textwrap.fill(each.meaning, 100, initial_indent=indent, subsequent_indent=indent))
+    show({"settings": [each.to_dict() for each in found]}, lines, as_json)
+
+
+def report(run: Annotated[Path, argument("RUN", "Folder of a run.")], as_json: JsonOption = False) -> None:
     """Write a run's report.html and README.md again, from its own files."""
-    folder = RunFolder(run)
-    refuse_no_run(folder)  # at once, before seconds of imports
-    refuse_unfinished(folder)
+    folder = finished_run(run)
     with saying(CHECKING, piped=True):
         from privlora.reporting import rewrite_report
 
         written = rewrite_report(folder)
-    if as_json:
-        emit({"report": str(written)})
-    else:
-        out().print(str(written))
+    show({"report": str(written)}, [str(written)], as_json)
 
 
 def demo(
-    output: Annotated[
-        Path | None, typer.Option(help="Where to keep the runs; else a new folder.", show_default=False)
-    ] = None,
-    federated: Annotated[
-        bool, typer.Option("--federated", help="Five clinics: each alone, and all together.")
-    ] = False,
-    few: Annotated[
-        bool, typer.Option("--few", help="A clinic with 120 notes: PRISM against PE-SGD.")
-    ] = False,
+    output: Annotated[Path | None, option("Where to keep the runs; else a new folder.")] = None,
+    federated: Annotated[bool, option("Five clinics: each alone, and all together.", "--federated")] = False,
+    few: Annotated[bool, option("A clinic with 120 notes: PRISM against PE-SGD.", "--few")] = False,
     model: Annotated[
-        str | None,
-        typer.Option(
-            "--model",
-            help="Local folder or hub name of your own; the embedded one unless given.",
-            show_default=False,
-        ),
+        str | None, option("Of your own, a local folder or hub name; else the embedded one.")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -128,29 +133,9 @@ def demo(
         raise ConfigError("--federated and --few are of the embedded model", fix="leave out --model, or them")
     # Made before stdout is redirected; the demo prints tables and colours.
     console = Console(file=sys.stderr if as_json else sys.stdout)
-    with quiet_libraries(told=True), _stopped():
-        if federated:
-            from privlora.demo.federated import main as together
-
-            result = together(output, console)
-        elif few:
-            from privlora.demo.few import main as compared
-
-            result = compared(output, console)
-        else:
-            from privlora.demo.run import main
-
-            result = main(output, console, model)
+    # A demo's notes are generated, so that nothing is worth resuming.
+    with quiet_libraries(told=True), stoppable("the demo is not whole; run it again for all of it"):
+        script = import_module(f"privlora.demo.{'federated' if federated else 'few' if few else 'run'}")
+        result = script.main(output, console, *([] if federated or few else [model]))
     if as_json:
         emit(result)
-
-
-@contextlib.contextmanager
-def _stopped() -> Iterator[None]:
-    """Inside, an interruption ends in one line; a demo's notes are generated, so that nothing is worth resuming."""
-    from privlora.training.loop import Interrupted
-
-    try:
-        yield
-    except (Interrupted, KeyboardInterrupt):
-        raise Stopped("the demo is not whole; run it again for all of it") from None

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -19,12 +19,7 @@ from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.footprint import resident_bytes, row_tokens
 from privlora.training.model_names import device_of
-from privlora.training.models import (
-    adapter_for,
-    packing_of,
-    set_checkpointing,
-    unchanged_afterwards,
-)
+from privlora.training.models import adapter_for, packing_of, set_checkpointing, unchanged_afterwards
 from privlora.training.peak import Peak, Unknown, largest_batch, peak_of_a_step
 
 _GRADIENT_BYTES = 4  # per-example gradients are float32
@@ -85,18 +80,11 @@ class MemoryEstimate:
     resident_bytes: int = 0
     device: str = "cpu"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEstimate:
     """model: the base model, with or without weights. Raises ModelError for an adapter that cannot be."""
-    lora = settings.adapter
-    hyper = method.resolve(
-        settings.method, lora.init, settings.privacy.steps, private=settings.privacy.private
-    )
-    adapter = adapter_for(settings, model)
-    dtype = _stored(settings, model)
+    privacy, adapter, dtype = settings.privacy, adapter_for(settings, model), _stored(settings, model)
+    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps, private=privacy.private)
     numbers = sum(p.numel() for p in model.parameters())
     factors = sum(part.rank * (site.m + site.n) for part in adapter.parts for site in part.sites)
     dense = sum(site.m * site.n for site in adapter.sites) if method.coordinates.dense else 0
@@ -106,7 +94,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
             set_checkpointing(model, settings.model.gradient_checkpointing)
             least = row_tokens(adapter)
     of_user = settings.rows_of_a_unit
-    of_batch = largest_batch(settings.privacy) * of_user
+    of_batch = largest_batch(privacy) * of_user
     records, most = (
         max(1, min(of_batch, tokens // max(length, least))) for length in (settings.data.max_length, 1)
     )
@@ -127,8 +115,8 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
     # A user's records are clipped as one, so they share a micro-batch.
     records, most = (max(rows, of_user) for rows in (records, most))
     each = held * _GRADIENT_BYTES
-    body, *beside = adapter.parts  # of a classifier, its last layer, which is trained as a whole
-    trained = kind.dimension_of(body) + directions + sum(s.m * s.n for part in beside for s in part.sites)
+    body, *others = adapter.parts  # of a classifier, its last layer, which is trained as a whole
+    trained = kind.dimension_of(body) + directions + sum(s.m * s.n for part in others for s in part.sites)
     return MemoryEstimate(
         model_parameters=numbers,
         weight_bytes=_weight_bytes(packing_of(settings.model, model), model, dtype),
@@ -144,7 +132,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> MemoryEst
         public_bytes=public,
         embedding_bytes=_embedding_bytes(settings, model) if votes else 0,
         cache_bytes=_cache_bytes(settings, model, dtype),
-        kept_noise_bytes=kept_bytes(bands_to_come(settings.privacy), adapter),
+        kept_noise_bytes=kept_bytes(bands_to_come(privacy), adapter),
     )
 
 
@@ -152,13 +140,12 @@ def _weight_bytes(packing: Mapping[str, Any], model: Any, dtype: torch.dtype) ->
     """Of all weights: packed numbers and their scales where layers are packed, else the dtype's."""
     head, spared = output_layer(model), packing.get("llm_int8_skip_modules")
     size = sum(p.numel() for p in model.parameters()) * dtype.itemsize
+    if not packing:
+        return size
     for name, module in model.named_modules():
         features = feature_sizes(module)
-        if (
-            features is None
-            or not packing
-            or (module is head if spared is None else _is_spared(name, spared))
-        ):
+        kept = [head is module] if spared is None else (f"{name}.".startswith(f"{key}.") for key in spared)
+        if features is None or any(kept) or name.endswith(tuple(spared or ())):
             continue
         rows, entries = features[0], features[0] * features[1]
         size -= entries * dtype.itemsize
@@ -172,10 +159,6 @@ def _weight_bytes(packing: Mapping[str, Any], model: Any, dtype: torch.dtype) ->
     return size
 
 
-def _is_spared(name: str, spared: Sequence[str]) -> bool:
-    return any(name.endswith(key) or f"{name}.".startswith(f"{key}.") for key in spared)
-
-
 def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]:
     """What run.tokens_per_micro_batch=auto would choose here and now; changes the model's dtype to that of the run."""
     return with_micro_batches(settings, model.to(_stored(settings, model)), _device(settings), loaded=False)
@@ -183,17 +166,18 @@ def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]
 
 def with_peak(estimate: MemoryEstimate, settings: Settings, model: Any) -> MemoryEstimate:
     """The same with the peak of a step on the device that the settings name, as far as that is here."""
-    device, stored = _device(settings), _stored(settings, model)
+    device, model = _device(settings), model.to(_stored(settings, model))
     estimate = replace(estimate, resident_bytes=resident_bytes(), device=device.type)
     try:
-        peak = peak_of_a_step(settings, model.to(stored), device, max_tokens=settings.run.max_tokens)
+        return replace(
+            estimate, peak=peak_of_a_step(settings, model, device, max_tokens=settings.run.max_tokens)
+        )
     except Unknown as unknown:
         return replace(estimate, peak_unknown=str(unknown))
-    return replace(estimate, peak=peak)
 
 
 def _device(settings: Settings) -> torch.device:
-    """Where the model will be; the CPU in the place of a device that is not here."""
+    """Where the model will be; the CPU instead of a device that is not here."""
     try:
         return torch.device(device_of(settings.model))
     except ConfigError:

@@ -12,7 +12,6 @@ from privlora.config.methods import Choice
 from privlora.config.reference import meanings
 from privlora.methods import RATE_STEPS, SPACES, Method, uses_lora_alpha
 
-_WIDTH: Final = 100
 _TEXTS: Final = {
     None: "none",
     "fixed": "PUBLIC texts (the group synthesis), which stay as they are",
@@ -99,48 +98,48 @@ def _docs_of_row(row: Method) -> list[str]:
 
 def lines(facts: Mapping[str, Any]) -> Iterator[str]:
     """The facts of a row or a choice, for a terminal."""
+    rows = _of_choice(facts) if "rows" in facts else _of_method(facts)
+    last = [("reference", facts["reference"]), ("read", ", ".join(facts["docs"]))]
     yield f"{facts['name']}: {facts['summary']}"
-    if "rows" in facts:
-        yield _row("rows", f"{', '.join(facts['rows'])}; `privlora methods ROW` shows one")
-    else:
-        yield _row("private", "yes" if facts["private"] else "NO")
-        yield _row("releases", facts["releases"])
-        yield _row("space", f"{facts['space']}: {facts['described']}")
-    yield _row("public data", facts["public_data"])
-    if "rows" not in facts:
-        yield from _settings(facts)
-    yield _row("reference", facts["reference"])
-    yield _row("read", ", ".join(facts["docs"]))
+    yield from (text if name is None else f"  {name:<12}{text}" for name, text in (*rows, *last))
 
 
-def _settings(facts: Mapping[str, Any]) -> Iterator[str]:
+_Rows = Iterator[tuple[str | None, str]]
+"""A name and what it is; without a name a line as it stands."""
+
+
+def _of_choice(facts: Mapping[str, Any]) -> _Rows:
+    yield "methods", f"{', '.join(facts['rows'])}; `privlora methods NAME` shows one"
+    yield "public data", facts["public_data"]
+
+
+def _of_method(facts: Mapping[str, Any]) -> _Rows:
     given, steps = facts["defaults"], facts["rate_steps"]
     falls = "" if steps is None else f" in {steps} steps (falls with their root)"
-    yield _row("start", f"{facts['start']} (adapter.init)")
     unit = " (relative)" if given["relative_rate"] else ""
+    relative = ", relative_rate" if facts["may_be_relative"] else ""
+    yield "private", "yes" if facts["private"] else "NO"
+    yield "releases", facts["releases"]
+    yield "space", f"{facts['space']}: {facts['described']}"
+    yield "public data", facts["public_data"]
+    yield "start", f"{facts['start']} (adapter.init)"
     rate = f"{given['learning_rate']:g}{unit}{falls}, {given['schedule']}"
-    settings = (
-        "learning_rate, relative_rate, schedule" if facts["may_be_relative"] else "learning_rate, schedule"
-    )
-    yield _row("rate", f"{rate} (method.{settings})")
-    yield _row("warm-up", f"{given['warmup_fraction']:.0%} of the steps (method.warmup_steps)")
-    yield _row("averaging", f"{given['averaging']:g} (method.averaging)")
+    yield "rate", f"{rate} (method.learning_rate{relative}, schedule)"
+    yield "warm-up", f"{given['warmup_fraction']:.0%} of the steps (method.warmup_steps)"
+    yield "averaging", f"{given['averaging']:g} (method.averaging)"
     if given["clipping"] != "none":
-        yield _row("clipping", f"{given['clipping']}, of {', '.join(facts['clippings'])} (method.clipping)")
+        yield "clipping", f"{given['clipping']}, of {', '.join(facts['clippings'])} (method.clipping)"
     default, *others = facts["optimizers"]
-    yield _row("optimizer", f"{default}, the default (method.optimizer)")
+    yield "optimizer", f"{default}, the default (method.optimizer)"
     for name, setting in facts["optimizers"][default].items():
-        yield f"    method.{name}  default {_value(setting)}"
-        yield textwrap.fill(setting["meaning"], _WIDTH, initial_indent=" " * 8, subsequent_indent=" " * 8)
+        yield None, f"    method.{name}  default {_value(setting)}"
+        indent = " " * 8
+        yield None, textwrap.fill(setting["meaning"], 100, initial_indent=indent, subsequent_indent=indent)
     for optimizer in others:
         settings = facts["optimizers"][optimizer].items()
-        yield _row("or", f"{optimizer}, with {', '.join(f'{name} {_value(s)}' for name, s in settings)}")
+        yield "or", f"{optimizer}, with {', '.join(f'{name} {_value(s)}' for name, s in settings)}"
 
 
 def _value(setting: Mapping[str, Any]) -> str:
     default = setting["default"]
     return "chosen before each step" if default is None else f"{default:g}"
-
-
-def _row(name: str, text: str) -> str:
-    return f"  {name:<12}{text}"

@@ -1,4 +1,4 @@
-"""``privlora export``: other forms of a trained adapter."""
+"""``privlora export`` and ``privlora push``: other forms of a trained adapter, and a release on the hub."""
 
 from __future__ import annotations
 
@@ -11,40 +11,32 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
-
-from privlora.cli.console import CHECKING, JsonOption, emit, loading, out, quiet_libraries, saying
+from privlora.cli.console import CHECKING, JsonOption, argument, finished_run, option, quiet_libraries, show
+from privlora.consoles import loading, saying
 from privlora.errors import ConfigError, RunError, Together
 from privlora.names import ADAPTER_FILES
-from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished, set_times
+from privlora.training.files import RunFolder, set_times
 
 if TYPE_CHECKING:
     from privlora.config import Settings
 
 
 def export(
-    run: Annotated[
-        Path | None, typer.Argument(metavar="RUN", help="Folder of a finished run.", show_default=False)
-    ] = None,
-    out_folder: Annotated[
-        Path | None, typer.Argument(metavar="OUT", help="New folder.", show_default=False)
-    ] = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="The same as OUT.", show_default=False)
-    ] = None,
-    merge: Annotated[
-        bool, typer.Option("--merge", help="The base model with the adapter merged in.")
-    ] = False,
-    as_lora: Annotated[bool, typer.Option("--as-lora", help="A copy of the plain peft adapter.")] = False,
+    run: Annotated[Path | None, argument("RUN", "Folder of a finished run.")] = None,
+    out_folder: Annotated[Path | None, argument("OUT", "New folder.")] = None,
+    output: Annotated[Path | None, option("The same as OUT.", "--output", "-o")] = None,
+    merge: Annotated[bool, option("The base model with the adapter merged in.", "--merge")] = False,
+    as_lora: Annotated[bool, option("A copy of the plain peft adapter.", "--as-lora")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's adapter as a whole model or a plain LoRA adapter, with its privacy report and ledger."""
     problems = Together()  # one that hides none of the others
     problems.of(None, lambda: _asked(run, out_folder, output, merge=merge, as_lora=as_lora))
     output = output or out_folder
-    if output is not None:
-        problems.of(None, _refuse_existing, output)
-    if run is not None and problems.fails(_refuse_unfit, RunFolder(run)):
+    if output is not None and output.exists():
+        wrong = RunError(f"{str(output)!r} exists already", fix="give a new folder; nothing is written over")
+        problems.found.append(wrong)
+    if run is not None and problems.fails(finished_run, run):
         problems.tell()  # at once
     kept = ["ledger.jsonl", *((*ADAPTER_FILES, "README.md") if as_lora else ())]
     with contextlib.ExitStack() as stack:
@@ -64,24 +56,9 @@ def export(
         for name in kept:
             if (release / name).exists():  # a run without privacy has no ledger
                 shutil.copyfile(release / name, temporary / name, follow_symlinks=False)
-        _write_report(report, temporary)
-        _set_times_by_the_ledger(folder, temporary)
+        _finish(report, folder, temporary)
     form = "merged model" if merge else "adapter"
-    if as_json:
-        emit({"output": str(output), "form": form})
-    else:
-        out().print(f"{form} in {output}")
-
-
-def _refuse_unfit(folder: RunFolder) -> None:
-    """Raise RunError for what is no run, or one that goes on."""
-    refuse_no_run(folder)
-    refuse_unfinished(folder)
-
-
-def _refuse_existing(output: Path) -> None:
-    if output.exists():
-        raise RunError(f"{str(output)!r} exists already", fix="give a new folder; nothing is written over")
+    show({"output": str(output), "form": form}, [f"{form} in {output}"], as_json)
 
 
 def _settings(folder: RunFolder) -> Settings:
@@ -94,9 +71,12 @@ def _settings(folder: RunFolder) -> Settings:
     return settings
 
 
-def _set_times_by_the_ledger(folder: RunFolder, exported: Path) -> None:
+def _finish(report: dict[str, Any], folder: RunFolder, exported: Path) -> None:
+    """Write the report, of these files, and set all times by the ledger."""
     from privlora.accounting import read_ledger
+    from privlora.reporting.seals import REPORT_NAME, text_with_files_of
 
+    (exported / REPORT_NAME).write_bytes(text_with_files_of(report, exported).encode())
     if folder.ledger.exists():
         set_times(exported, read_ledger(folder.ledger).created)
 
@@ -105,24 +85,19 @@ def _asked(
     run: Path | None, out_folder: Path | None, output: Path | None, *, merge: bool, as_lora: bool
 ) -> None:
     """Raise ConfigError for all that is missing or given twice, with a whole command."""
-    lacks = [
-        name
-        for name, there in {
-            "RUN": run is not None,
-            "OUT": out_folder is not None or output is not None,
-            "one of --merge and --as-lora": merge or as_lora,
-        }.items()
-        if not there
-    ]
-    *others, last = lacks or [""]
-    wrong = [f"{', '.join(others)} and {last} are missing" if others else f"{last} is missing"] * bool(lacks)
+    new = output or out_folder
+    there = {"RUN": run, "OUT": new, "one of --merge and --as-lora": merge or as_lora or None}
+    lacks = [name for name, given in there.items() if given is None]
+    wrong = []
+    if lacks:
+        some = ", ".join(lacks[:-1])
+        wrong.append(f"{some} and {lacks[-1]} are missing" if some else f"{lacks[0]} is missing")
     if out_folder is not None and output is not None:
         wrong.append("OUT and --output are both given")
     if merge and as_lora:
         wrong.append("--merge and --as-lora are both given")
     if not wrong:
         return
-    new = output or out_folder
     form = "--as-lora" if as_lora and not merge else "--merge"
     forms = "" if merge != as_lora else " for a whole model, or with --as-lora for a plain peft adapter"
     places = [shlex.quote(str(each)) for each in (run or Path("runs/run"), new or Path("exported"))]
@@ -146,12 +121,6 @@ def _release(folder: RunFolder) -> Iterator[tuple[Path, dict[str, Any]]]:
             yield found.place, found.report
     else:
         yield folder.release, report
-
-
-def _write_report(report: dict[str, Any], folder: Path) -> None:
-    from privlora.reporting.seals import REPORT_NAME, text_with_files_of
-
-    (folder / REPORT_NAME).write_bytes(text_with_files_of(report, folder).encode())
 
 
 def _write_merged(settings: Settings, release: Path, report: dict[str, Any], folder: Path) -> None:
@@ -201,3 +170,26 @@ def _new_folder(target: Path) -> Iterator[Path]:
     finally:
         if temporary is not None and temporary.exists():
             shutil.rmtree(temporary)
+
+
+def push(
+    run: Annotated[Path, argument("RUN", "Folder of a finished run.")],
+    repo: Annotated[str, argument("REPO", "owner/name on the hub.")],
+    base_model: Annotated[str | None, option("Hub name of a base that was a folder.", metavar="NAME")] = None,
+    public: Annotated[bool, option("For everybody to see; else its owner alone does.", "--public")] = False,
+    dry_run: Annotated[bool, option("Show what would be uploaded; send nothing.", "--dry-run")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Upload RUN/release, and nothing else, to the Hugging Face hub."""
+    folder = finished_run(run)
+    with quiet_libraries(told=True):
+        from privlora.reporting.pushing import push as push_release
+
+        pushed = push_release(folder, repo, private=not public, base_model=base_model, dry_run=dry_run)
+    lines = [f"{(folder.release / name).stat().st_size:>12}  {name}" for name in pushed.files]
+    if pushed.kind == "model":
+        lines.append("no tokenizer: it is the base model's, which is not changed")
+    unsent = f"nothing was sent; without --dry-run these go to {pushed.kind} {pushed.repo}"
+    lines.append(unsent if pushed.url is None else f"sent to {pushed.url}")
+    content = {"repo": pushed.repo, "kind": pushed.kind, "files": list(pushed.files), "url": pushed.url}
+    show(content, lines, as_json)

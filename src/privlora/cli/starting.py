@@ -2,63 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import Annotated, TypeVar
+from typing import Annotated
 
 import typer
 import yaml
 
-from privlora.cli.console import JsonOption, emit, err, loading, out, quiet_libraries
+from privlora.cli.console import JsonOption, argument, named, option, quiet_libraries, show
 from privlora.config import settings_from
-from privlora.errors import ConfigError, DataError, ModelError, PrivloraError, in_one
-
-_Given = TypeVar("_Given")
-_Found = TypeVar("_Found")
+from privlora.consoles import err, loading
+from privlora.errors import ConfigError, DataError, ModelError, Together
 
 
 def init(
-    data: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="DATA...", help="The private records: one file or several.", show_default=False
-        ),
-    ] = None,
-    model: Annotated[
-        str | None,
-        typer.Option("--model", help="Local folder or hub name of the base model.", show_default=False),
-    ] = None,
+    data: Annotated[list[str] | None, argument("DATA...", "The private records, in files.")] = None,
+    model: Annotated[str | None, option("Local folder or hub name of the base model.")] = None,
     output: Annotated[
-        Path | None,
-        typer.Option("--output", "-o", help="The YAML; the name of DATA unless given.", show_default=False),
+        Path | None, option("The YAML; the name of DATA unless given.", "--output", "-o")
     ] = None,
     epsilon: Annotated[float, typer.Option("--epsilon", help="The promise; smaller is stronger.")] = 3.0,
-    text: Annotated[
-        str | None, typer.Option("--text", help="Column of the whole text, or a format.", show_default=False)
-    ] = None,
-    prompt: Annotated[
-        str | None, typer.Option("--prompt", help="Column or format of the prompt.", show_default=False)
-    ] = None,
-    completion: Annotated[
-        str | None, typer.Option("--completion", help="Column or format of the answer.", show_default=False)
-    ] = None,
-    messages: Annotated[
-        str | None, typer.Option("--messages", help="Column of chat messages.", show_default=False)
-    ] = None,
-    user: Annotated[
-        str | None,
-        typer.Option("--user", help="Column of people: protect all records of one.", show_default=False),
-    ] = None,
+    text: Annotated[str | None, option("Column of the whole text, or a format.")] = None,
+    prompt: Annotated[str | None, option("Column or format of the prompt.")] = None,
+    completion: Annotated[str | None, option("Column or format of the answer.")] = None,
+    messages: Annotated[str | None, option("Column of chat messages.")] = None,
+    user: Annotated[str | None, option("Column of people: protect all records of one.")] = None,
     file_format: Annotated[
-        str, typer.Option("--format", help="Of the files, as data.format; auto: by their endings.")
+        str, typer.Option("--format", help="As data.format; auto: by the endings.")
     ] = "auto",
-    clients: Annotated[
-        bool,
-        typer.Option(
-            "--clients", help="Each file of DATA, or of a folder, is of one owner: a federation of them."
-        ),
-    ] = False,
+    clients: Annotated[bool, option("Each file is of one owner: a federation of them.", "--clients")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Propose the settings of a first run: reads DATA here, and writes a commented YAML that plan and train accept."""
@@ -71,23 +43,28 @@ def init(
     from privlora.starting.survey import refuse_no_files, survey
     from privlora.training.model_names import told_to_be_of_the_hub
 
-    wrong = _Wrong()
-    wrong.from_(refuse_epsilon, epsilon)
-    form = wrong.from_(format_of, file_format) or "auto"
+    problems = Together()
+    problems.of(None, refuse_epsilon, epsilon)
+    form = problems.of(None, format_of, file_format) or "auto"
     paths = tuple(data or ())
     if not paths:
-        wrong.append(ConfigError("no DATA is given", fix="`privlora init records.jsonl --model NAME`"))
-    owners = wrong.from_(owners_of, paths) if clients and paths else None
+        problems.found.append(
+            ConfigError("no DATA is given", fix="`privlora init records.jsonl --model NAME`")
+        )
+    owners = problems.of(None, owners_of, paths) if clients and paths else None
     paths = tuple(each.path for each in owners) if owners else paths
     if paths and (owners or not clients):
-        wrong.from_(lambda given: refuse_no_files(given, form), paths)
+        problems.of(None, refuse_no_files, paths, form)
         target = output or Path(f"{Asked(paths, epsilon, clients=owners or ()).stem}.yaml")
-        wrong.from_(refuse_existing, target)
+        problems.of(None, refuse_existing, target)
     if not model:
-        wrong.append(ConfigError("no model is given", fix="add --model with a local folder or a hub name"))
-    base = wrong.from_(look_at, model) if model else None
-    if wrong or base is None or model is None:
-        raise in_one(wrong)
+        problems.found.append(
+            ConfigError("no model is given", fix="add --model with a local folder or a hub name")
+        )
+    base = problems.of(None, look_at, model) if model else None
+    problems.tell()
+    assert base is not None
+    assert model is not None
     asked = Asked(paths, epsilon, user, output, owners or (), form)
     found = survey(paths, user, form)
     told = {"text": text, "prompt": prompt, "completion": completion, "messages": messages}
@@ -97,28 +74,18 @@ def init(
         notes.insert(0, assumed)
     words = ", ".join(Path(path).name for path in paths)
     command = "federate" if owners else "train"
-    content = checked_text(draft, top_of(target, words, command))
+    written = checked_text(draft, top_of(target, words, command))
     if base.unproven:
-        _refuse_unfit(content)
-    write_new(target, content)
-    shown = _example(content) if base.local and base.tokenizer is not None else []
+        _refuse_unfit(written)
+    write_new(target, written)
+    shown = _example(written) if base.local and base.tokenizer is not None else []
     following = [f"privlora plan {target}", f"privlora {command} {target}"]
-    if as_json:
-        emit(
-            {
-                "settings": str(target),
-                "groups": draft.content(),
-                "notes": notes,
-                "example": dict(shown),
-                "next": following,
-            }
-        )
-        return
-    for note in notes:
-        err().print(f"note: {note}")
-    out().print(f"{'settings:':<10}{target}")
-    for name, text in [*((f"{name}:", text) for name, text in shown), *(("next:", one) for one in following)]:
-        out().print(f"{name:<10}{text}")
+    content = {"settings": str(target), "groups": draft.content(), "notes": notes}
+    if not as_json:
+        for note in notes:
+            err().print(f"note: {note}")
+    rows = [("settings", str(target)), *shown, *(("next", one) for one in following)]
+    show({**content, "example": dict(shown), "next": following}, named(rows), as_json)
 
 
 def _example(content: str) -> list[tuple[str, str]]:
@@ -148,15 +115,3 @@ def _refuse_unfit(content: str) -> None:
     settings = settings_from(yaml.safe_load(content))
     load_skeleton(settings.model)
     look_at_model(settings)
-
-
-class _Wrong(list[PrivloraError]):
-    """All that is wrong with a command line, so that it is mended at once."""
-
-    def from_(self, call: Callable[[_Given], _Found], given: _Given) -> _Found | None:
-        """What a call gives; None, with its error kept, where it refuses."""
-        try:
-            return call(given)
-        except PrivloraError as error:
-            self.append(error)
-            return None

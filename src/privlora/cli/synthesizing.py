@@ -2,65 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
-import typer
-
-from privlora.cli.auditing import close, note, stoppable
-from privlora.cli.console import (
-    WITHIN,
-    JsonOption,
-    accounting,
-    counted,
-    emit,
-    err,
-    loading,
-    out,
-    quiet_libraries,
-)
-from privlora.cli.training import (
-    WRITING,
-    ConfigArgument,
-    OverridesArgument,
-    explained_stops,
-    observed,
-    show_choice,
-    show_data,
-    show_texts,
-)
+from privlora.cli import auditing, training
+from privlora.cli.console import JsonOption, accounting, counted, option, quiet_libraries, show, stoppable
+from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
+from privlora.consoles import err, loading
 from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, refuse_no_run
 from privlora.training.model_names import refuse_unknown_model
 from privlora.training.sources import refuse_first
-
-if TYPE_CHECKING:
-    from privlora.auditing.released_texts import TextAudit
 
 
 def synthesize(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     source: Annotated[
-        Path | None,
-        typer.Option(
-            "--from", help="A finished run: ask its adapter, at no further cost.", show_default=False
-        ),
+        Path | None, option("A finished run: ask its adapter, at no further cost.", "--from")
     ] = None,
     audit: Annotated[
-        bool,
-        typer.Option(
-            "--audit", help="Make them once more with canaries, not for release, and attack the texts."
-        ),
+        bool, option("Make them once more with canaries, not for release, and attack the texts.", "--audit")
     ] = False,
-    canaries: Annotated[int | None, typer.Option(help="With --audit; 200.", show_default=False)] = None,
+    canaries: Annotated[int | None, option("With --audit; 200.")] = None,
     confidence: Annotated[
-        float | None,
-        typer.Option(
-            min=0.5, max=0.999, help="With --audit: of the lower bound on epsilon; 0.95.", show_default=False
-        ),
+        float | None, option("With --audit: of the lower bound on epsilon; 0.95.", min=0.5, max=0.999)
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -73,20 +40,20 @@ def synthesize(
         problems.of(None, refuse_no_run, RunFolder(source.expanduser()))
     settings = problems.of(None, lambda: _publishing(load_settings(config, overrides or ()), source))
     if settings is not None:
-        problems.of(None, _refuse_early, settings, source is None and not audit)
+        # What the run itself refuses, before slow imports; where no step is taken here, of the model alone.
+        if source is None and not audit:
+            problems.of(None, refuse_first, settings)
+        else:
+            problems.of(None, refuse_unknown_model, settings.model.name)
     problems.tell()
     assert settings is not None
     if audit:
-        _audit(
-            settings,
-            200 if canaries is None else canaries,
-            0.95 if confidence is None else confidence,
-            as_json,
-        )
+        number, sure = 200 if canaries is None else canaries, 0.95 if confidence is None else confidence
+        show(*_audit(settings, number, sure), as_json)
         return
-    for option, value in (("--canaries", canaries), ("--confidence", confidence)):
+    for name, value in (("--canaries", canaries), ("--confidence", confidence)):
         if value is not None:
-            raise ConfigError(f"{option} goes with --audit", fix=f"add --audit, or remove {option}")
+            raise ConfigError(f"{name} goes with --audit", fix=f"add --audit, or remove {name}")
     folder = RunFolder(Path(settings.run.output))
     with quiet_libraries(told=True):
         with loading():
@@ -96,30 +63,13 @@ def synthesize(
         if source is None:
             with accounting(settings.privacy.steps):
                 plan = plan_run(settings)
-            result = observed(
-                folder,
-                plan,
-                settings,
-                lambda observer: synthesize_run(
-                    settings,
-                    observer=observer,
-                    on_data=show_data,
-                    on_choice=show_choice,
-                    progress=observer.on_texts,
-                ),
-            )
+            shows = {"on_data": training.show_data, "on_choice": training.show_choice}
+            with training.observed(folder, plan, settings) as observer:
+                result = synthesize_run(settings, observer=observer, progress=observer.on_texts, **shows)
         else:
-            with explained_stops(folder), counted(WRITING) as progress:
+            with training.explained_stops(folder), counted(training.WRITING) as progress:
                 result = synthesize_run(settings, progress=progress)
-    show_texts(folder, result, as_json)
-
-
-def _refuse_early(settings: Settings, trains: bool) -> None:
-    """What the run itself refuses, but before slow imports; of one that takes no steps of its own its model alone."""
-    if trains:
-        refuse_first(settings)
-        return
-    refuse_unknown_model(settings.model.name)
+    training.show_texts(folder, result, as_json)
 
 
 def _publishing(settings: Settings, source: Path | None) -> Settings:
@@ -142,14 +92,9 @@ def _publishing(settings: Settings, source: Path | None) -> Settings:
     return settings.model_copy(update={"synthesis": settings.synthesis.model_copy(update=updates)})
 
 
-def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) -> None:
-    """In a folder of its own, beside that of the texts which may be released."""
-    settings = settings.model_copy(
-        update={
-            "run": settings.run.model_copy(update={"output": f"{settings.run.output}-audit"}),
-            "data": settings.data.model_copy(update={"evaluation": None}),
-        }
-    )
+def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Found:
+    """In a folder of its own, next to that of the texts which may be released."""
+    settings = auditing.in_its_folder(settings, f"{settings.run.output}-audit")
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.page import at_most_of_canaries, write_texts_audit
@@ -158,15 +103,10 @@ def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) 
             from privlora.training.promise import plan_privacy
 
         settings, writer = settings_of_audit(settings)
-        folder = Path(settings.run.output)
         plan = plan_privacy(settings)[0] if settings.privacy.private else None
-        console = err()
         claim = "NOT PRIVATE: no clipping, no noise" if plan is None else plan.describe()
-        console.print(f"audit, not for release: {claim}; {canaries} canaries")
-        with (
-            stoppable("what was done is kept; run the same command again to go on"),
-            RichObserver(console, plan) as observer,
-        ):
+        err().print(f"audit, not for release: {claim}; {canaries} canaries")
+        with stoppable(auditing.KEPT), RichObserver(err(), plan) as observer:
             found, state, claimed = audit_texts(
                 settings,
                 writer,
@@ -175,37 +115,20 @@ def _audit(settings: Settings, canaries: int, confidence: float, as_json: bool) 
                 observer=observer,
                 progress=observer.on_texts,
             )
-        events = None if claimed is None else claimed.plan.phases
-        page, series = write_texts_audit(found, state, events, folder)
-    if as_json:
-        emit({**found.to_dict(), "page": str(page), "series": str(series), "output": str(folder)})
-        return
-    for line in _lines(found, at_most_of_canaries(found)):
-        out().print(line)
-    close(page)
-
-
-def _lines(found: TextAudit, most: str) -> Iterator[str]:
-    """most: what guesses could have shown, if that is to be said."""
-    inside, outside = found.included, found.canaries - found.included
-    claimed = found.epsilon_claimed
-    yield (
-        "claimed:     nothing"
-        if claimed is None
-        else f"claimed:     epsilon {claimed:.4f}, delta {found.delta:g}"
-    )
+        events, folder = None if claimed is None else claimed.plan.phases, Path(settings.run.output)
+        written = write_texts_audit(found, state, events, folder)
+    area, outside = found.area, found.canaries - found.included
     zero = "" if found.epsilon_lower else "; 0 proves nothing, only that this attack found nothing"
-    yield f"lower bound: epsilon {found.epsilon_lower:.4f} ({found.confidence:.0%} confidence{zero})"
-    yield (
+    lines = [
+        *auditing.claimed_and_bound(found, zero),
         f"exposure:    {found.exposure:.2f} bits (chance {found.chance:.2f}, most {found.ceiling:.2f}), "
-        f"AUC {found.area.value:.3f} ({found.area.low:.3f} to {found.area.high:.3f})"
-    )
-    yield (
-        f"recited:     {found.recited[0]} of {inside} canaries that were in, {found.recited[1]} of {outside} that "
-        f"were not, in {found.texts} texts"
-    )
-    yield f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries"
-    if most:
-        yield note(most)
-    if claimed is not None:
-        yield "VIOLATED: the texts leak more than the run claims" if found.violated else WITHIN
+        f"AUC {area.value:.3f} ({area.low:.3f} to {area.high:.3f})",
+        f"recited:     {found.recited[0]} of {found.included} canaries that were in, {found.recited[1]} of {outside} "
+        f"that were not, in {found.texts} texts",
+        f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries",
+        *auditing.note(at_most_of_canaries(found)),
+    ]
+    verdict = None
+    if found.epsilon_claimed is not None:
+        verdict = auditing.verdict_of(found.violated, "the texts leak more than the run claims")
+    return auditing.finished(found.to_dict(), lines, verdict, written, folder)

@@ -1,14 +1,12 @@
-"""``privlora train``, and going on with a run."""
+"""``privlora train`` and ``privlora resume``."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final
-
-import typer
+from typing import TYPE_CHECKING, Annotated, Any
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import event_or_phases
@@ -16,16 +14,18 @@ from privlora.cli.console import (
     JsonOption,
     Stopped,
     accounting,
+    argument,
     counted,
-    emit,
-    err,
-    loading,
-    out,
+    named,
+    option,
     processes,
     quiet_libraries,
+    refuse_alone,
+    show,
 )
 from privlora.config import Settings, kept_settings, load_settings
 from privlora.config.groups import IN_MEMORY
+from privlora.consoles import err, loading
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.training.files import RunFolder, no_run
 from privlora.training.sources import check_sources, refuse_first
@@ -36,14 +36,9 @@ if TYPE_CHECKING:
     from privlora.data.summary import DataSummary
     from privlora.training.progress import RichObserver
 
-ConfigArgument = Annotated[
-    Path, typer.Argument(metavar="CONFIG", help="YAML file of the run.", show_default=False)
-]
+ConfigArgument = Annotated[Path, argument("CONFIG", "YAML file of the run.")]
 OverridesArgument = Annotated[
-    list[str] | None,
-    typer.Argument(
-        metavar="[GROUP.KEY=VALUE]...", help="Settings that replace those of the file.", show_default=False
-    ),
+    list[str] | None, argument("[GROUP.KEY=VALUE]...", "Settings that replace those of the file.")
 ]
 
 
@@ -52,8 +47,7 @@ WRITING = "writing texts"
 
 
 ProfileOption = Annotated[
-    bool,
-    typer.Option("--profile", help="Leave a trace in private/ that shows where the time of a step goes."),
+    bool, option("Leave a trace in private/ that shows where the time of a step goes.", "--profile")
 ]
 
 
@@ -79,18 +73,9 @@ def train(
                 return
             with accounting(settings.privacy.steps):
                 plan = plan_run(settings)
-            result = observed(
-                folder,
-                plan,
-                settings,
-                lambda observer: train_run(
-                    settings,
-                    observer=observer,
-                    on_data=show_data,
-                    on_choice=show_choice,
-                    on_profile=show_profile if profile else None,
-                ),
-            )
+            shows = {"on_data": show_data, "on_choice": show_choice, **_profiled(profile)}
+            with observed(folder, plan, settings) as observer:
+                result = train_run(settings, observer=observer, **shows)
     _show(folder, result, as_json)
 
 
@@ -106,12 +91,46 @@ def _settings(config: Path, overrides: list[str] | None) -> Settings:
     return settings
 
 
+def resume(
+    run: Annotated[Path, argument("RUN", "Folder of the interrupted run.")],
+    data: Annotated[Path | None, option("Where the same records lie now.", metavar="FILE")] = None,
+    evaluation: Annotated[Path | None, option("Where the public ones lie.", metavar="FILE")] = None,
+    profile: ProfileOption = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Continue an interrupted run or federation with fresh noise; what was charged stays charged."""
+    from privlora.cli import federating
+
+    folder = RunFolder(run)
+    given: dict[str, Any] = {"records": data, "evaluation": evaluation}
+    moved = {name: path for name, path in given.items() if path is not None}
+    with processes() as ranks:
+        settings = ranks.same(lambda: load_run_settings(folder))
+        if settings.federation is not None:
+            refuse_alone("resume of a federation")
+            if moved:
+                fix = "leave --data and --evaluation out, and resume in the folder in which it was started"
+                raise ConfigError("a federation's records are its clients'", fix=fix)
+            if profile:
+                what = "a federation's steps are its clients', so there is nothing to profile here"
+                raise ConfigError(what, fix="leave --profile out")
+        if not ranks.first:
+            with quiet_libraries():
+                from privlora.api import resume_run
+
+                with explained_stops(folder):
+                    resume_run(folder.root, show_progress=False, **moved)
+        elif settings.federation is None:
+            go_on(folder, settings, as_json, moved, profile=profile)
+        else:
+            federating.go_on(folder, settings, as_json)
+
+
 def go_on(
     folder: RunFolder, settings: Settings, as_json: bool, moved: Mapping[str, Any], *, profile: bool = False
 ) -> None:
     """Resume a run, and show what it leaves. moved: files that lie elsewhere now, as `resume_run` takes them."""
     chosen = settings.synthesis
-    publish = chosen is not None and chosen.publish
     if is_over(folder):
         err().print(OVER)
     else:
@@ -132,25 +151,22 @@ def go_on(
             plan = None
             if settings.privacy.private:
                 plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
-            result = observed(
-                folder,
-                plan,
-                settings,
-                lambda observer: resume_run(
-                    folder.root,
-                    observer=observer,
-                    on_data=show_data,
-                    on_profile=show_profile if profile else None,
-                    progress=observer.on_texts,
-                    **moved,
-                ),
-            )
+            shows = {"on_data": show_data, **_profiled(profile), **moved}
+            with observed(folder, plan, settings) as observer:
+                result = resume_run(folder.root, observer=observer, progress=observer.on_texts, **shows)
             if profile and result.profile is None:
                 err().print("no step was taken, so there is no profile")
-    if publish:
+    if chosen is not None and chosen.publish:
         show_texts(folder, result, as_json)
     else:
         _show(folder, result, as_json)
+
+
+def _profiled(profile: bool) -> dict[str, Any]:
+    """To whoever may see the records."""
+    if not profile:
+        return {}
+    return {"on_profile": lambda page: err().print(f"PRIVATE, where the time of a step went: {page}")}
 
 
 def _refuse_moved(settings: Settings, moved: Mapping[str, Any]) -> None:
@@ -165,15 +181,6 @@ def _refuse_moved(settings: Settings, moved: Mapping[str, Any]) -> None:
         raise DataError(error.what, why=error.why, fix=fix) from None
 
 
-def go_on_beside(folder: RunFolder, moved: Mapping[str, Any]) -> None:
-    """The part in it of a process that is not the first of those that were started together."""
-    with quiet_libraries():
-        from privlora.api import resume_run
-
-        with explained_stops(folder):
-            resume_run(folder.root, show_progress=False, **moved)
-
-
 def load_run_settings(folder: RunFolder) -> Settings:
     """What the run was started with. Raises RunError if there is none."""
     if not folder.settings.exists():
@@ -181,20 +188,17 @@ def load_run_settings(folder: RunFolder) -> Settings:
     return kept_settings(folder.settings)
 
 
-_WORDS: Final = " (its words: docs/glossary.md)"
-
-
-def observed(
-    folder: RunFolder, plan: Plan | None, settings: Settings, start: Callable[[RichObserver], Result]
-) -> Result:
-    """What ``start`` gives, with the run on the screen."""
+@contextlib.contextmanager
+def observed(folder: RunFolder, plan: Plan | None, settings: Settings) -> Iterator[RichObserver]:
+    """Inside, the run is on the screen, after its plan."""
     from privlora.training.progress import RichObserver, unit_of
 
-    console = err()
-    words = "NOT PRIVATE: no clipping, no noise" if plan is None else f"plan: {plan.describe()}{_WORDS}"
-    console.print(words)
-    with explained_stops(folder), RichObserver(console, plan, unit_of(settings)) as observer:
-        return start(observer)
+    words = "NOT PRIVATE: no clipping, no noise"
+    if plan is not None:
+        words = f"plan: {plan.describe()} (its words: docs/glossary.md)"
+    err().print(words)
+    with explained_stops(folder), RichObserver(err(), plan, unit_of(settings)) as observer:
+        yield observer
 
 
 @contextlib.contextmanager
@@ -209,25 +213,17 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
     except (Interrupted, KeyboardInterrupt) as stop:
         if not folder.settings.exists():
             how = "goes on with what was measured" if folder.measured.exists() else "begins anew"
-            raise Stopped(
-                f"before the run started; nothing was released or spent, and the same command {how}"
-            ) from None
-        when = (
-            f"after {stop.counted or step} {stop.step}, which is saved"
-            if isinstance(stop, Interrupted)
-            else "before it could save"
-        )
+            when = f"before the run started; nothing was released or spent, and the same command {how}"
+            raise Stopped(when) from None
+        when = "before it could save"
+        if isinstance(stop, Interrupted):
+            when = f"after {stop.counted or step} {stop.step}, which is saved"
         raise Stopped(f"{when}. Continue with `privlora resume {folder.root}`") from None
     except torch.OutOfMemoryError:
-        raise RunError(
-            "out of device memory",
-            fix="lower run.tokens_per_micro_batch or set model.gradient_checkpointing"
-            + (
-                f" in {folder.settings}, then `privlora resume {folder.root}`"
-                if folder.settings.exists()
-                else ""
-            ),
-        ) from None
+        fix = "lower run.tokens_per_micro_batch or set model.gradient_checkpointing"
+        if folder.settings.exists():
+            fix += f" in {folder.settings}, then `privlora resume {folder.root}`"
+        raise RunError("out of device memory", fix=fix) from None
 
 
 def show_data(summary: DataSummary, settings: Settings) -> None:
@@ -242,32 +238,22 @@ def show_choice(why: str) -> None:
     err().print(f"chosen: {why}")
 
 
-def show_profile(page: Path) -> None:
-    """To whoever may see the records."""
-    err().print(f"PRIVATE, where the time of a step went: {page}")
+def places_of(folder: RunFolder, release: Path, **first: str) -> dict[str, str | None]:
+    """Of what a run leaves; None for what is not there. first: what was released."""
+    ledger = str(folder.ledger) if folder.ledger.exists() else None
+    return {**first, "ledger": ledger, "report": str(release / "report.html")}
 
 
 def _show(folder: RunFolder, result: Result, as_json: bool) -> None:
-    places = {
-        "adapter": str(result.release),
-        "ledger": str(folder.ledger) if folder.ledger.exists() else None,
-        "report": str(result.release / "report.html"),
-    }
-    if result.profile is not None:
-        places["profile"] = str(result.profile)
-    statement, words = _statement(folder, result)
-    said = result.report.get("answers")
-    if as_json:
-        emit({**places, "steps": result.steps, "answers": said, **statement})
-        return
     from privlora.reporting.wording import spoken
 
-    for line in spoken(said):
-        out().print(line)
-    for name, place in places.items():
-        if place is not None:
-            out().print(f"{name + ':':<10}{place}")
-    out().print(f"{'promise:':<10}{words}")
+    places = places_of(folder, result.release, adapter=str(result.release))
+    if result.profile is not None:
+        places["profile"] = str(result.profile)
+    statement, promise = _statement(folder, result)
+    said = result.report.get("answers")
+    lines = (*spoken(said), *named([*places.items(), ("promise", promise)]))
+    show({**places, "steps": result.steps, "answers": said, **statement}, lines, as_json)
 
 
 def show_texts(folder: RunFolder, result: Result, as_json: bool) -> None:
@@ -277,24 +263,15 @@ def show_texts(folder: RunFolder, result: Result, as_json: bool) -> None:
 
     report = read_report(folder.report)
     facts, quality = report["texts"], report["quality"]
-    places = {
-        "texts": str(folder.texts),
-        "ledger": str(folder.ledger) if folder.ledger.exists() else None,
-        "report": str(result.release / "report.html"),
-    }
-    statement, words = _statement(folder, result)
-    shown = {name: value for name, value in quality.items() if not name.endswith("_per_text")}
-    if as_json:
-        emit({**places, "count": facts["count"], "column": facts["column"], "quality": shown, **statement})
-        return
-    for name, place in places.items():
-        if place is not None:
-            out().print(f"{name + ':':<10}{place}")
-    out().print(
-        f"{'figures:':<10}{facts['count']} texts, perplexity {number(quality['perplexity'])} under the base model, "
-        f"distinct pairs of words {number(quality['distinct']['2'], 3)}, near copies {quality['near_copies']:.1%}"
+    places = places_of(folder, result.release, texts=str(folder.texts))
+    statement, promise = _statement(folder, result)
+    figures = (
+        f"{facts['count']} texts, perplexity {number(quality['perplexity'])} under the base model, distinct pairs of "
+        f"words {number(quality['distinct']['2'], 3)}, near copies {quality['near_copies']:.1%}"
     )
-    out().print(f"{'promise:':<10}{words}")
+    shown = {name: value for name, value in quality.items() if not name.endswith("_per_text")}
+    content = {**places, "count": facts["count"], "column": facts["column"], "quality": shown, **statement}
+    show(content, named([*places.items(), ("figures", figures), ("promise", promise)]), as_json)
 
 
 def _statement(folder: RunFolder, result: Result) -> tuple[dict[str, Any], str]:

@@ -8,19 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from privlora.cli.console import (
-    JsonOption,
-    Stopped,
-    counted,
-    emit,
-    err,
-    loading,
-    out,
-    phased,
-    quiet_libraries,
-)
+from privlora.cli.console import JsonOption, Stopped, counted, emit, phased, quiet_libraries
 from privlora.cli.training import OverridesArgument
 from privlora.config import Settings, load_settings, read_yaml, settings_from
+from privlora.consoles import err, loading, out
 from privlora.data.records import is_data_file_name, refuse_missing
 from privlora.errors import ConfigError
 from privlora.lab.diagnostics.choosing import FIGURES, chosen_figures, chosen_rows
