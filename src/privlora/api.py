@@ -29,6 +29,7 @@ from privlora.errors import ConfigError, RunError, Together, named
 from privlora.result import Result
 from privlora.training.files import AUDITED, RunFolder, no_run
 from privlora.training.loggers import refuse_missing_loggers
+from privlora.training.observer import Observer, refuse_no_observer
 from privlora.training.ranks import refuse_several, several_processes
 from privlora.training.sources import refuse_first
 
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     import torch
 
     from privlora.data.summary import DataSummary
-    from privlora.federated.rounds import RoundObserver
+    from privlora.federated.history import RoundObserver
     from privlora.federated.run import Federated
-    from privlora.training.loop import Observer
     from privlora.training.texts.final_texts import Progress
 
 
@@ -96,7 +96,7 @@ def fine_tune(
     problems = Together()
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    problems.of(None, _refuse_no_observer, observer)
+    problems.of(None, refuse_no_observer, observer)
     callbacks = problems.of([], callbacks_of, callbacks)
     path, records = records_of(problems, data, "data", needed=True)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
@@ -116,7 +116,7 @@ def fine_tune(
     settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
     if not several_processes():  # of which the first one looks, once they have joined
         looked = Together()
-        looked.of(None, _refuse_who_cannot_be_told, settings, observer)
+        looked.of(None, refuse_missing_loggers, settings.run.report_to)
         looked.of(None, lambda: refuse_first(settings, records, evaluation_records, **there))
         looked.tell()
     with loading_for_a_call(show_progress, observer):
@@ -290,6 +290,7 @@ def train_run(
     from privlora.training.cycles import bands_of
     from privlora.training.torch_ranks import joined
 
+    refuse_no_observer(observer)
     told = checked_callbacks(callbacks)
     given = Given(
         *(model, tokenizer, records, evaluation, generator, observer, told),
@@ -298,7 +299,7 @@ def train_run(
 
     def begin() -> tuple[Settings, Plan | None]:
         settings.refuse_a_federation()
-        _refuse_who_cannot_be_told(settings, observer)
+        refuse_missing_loggers(settings.run.report_to)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             raise ConfigError(
                 "synthesis.source names a finished run, and this run would train on records of its own",
@@ -311,11 +312,10 @@ def train_run(
         refuse_what_was_in_memory(located, records, evaluation, generator)
         refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
         plan = plan_run(located, model)
-        warn = getattr(observer, "on_warning", None)  # observers of old have none
         bands = 1 if plan is None else bands_of(plan)
         for odd in (far_rate(located, bands), located.privacy.mostly_empty):
-            if warn is not None and odd is not None:
-                warn(odd)
+            if observer is not None and odd is not None:
+                observer.on_warning(odd)
         return located, plan
 
     with joined() as ranks:
@@ -352,7 +352,7 @@ def resume_run(
     problems = Together()
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    problems.of(None, _refuse_no_observer, observer)
+    problems.of(None, refuse_no_observer, observer)
     problems.of(None, refuse_no_folder, "root", root)
     places = dict[str, Any]()
     if records is not None:
@@ -377,7 +377,7 @@ def resume_run(
         settings = _settings_of(folder, places)
         if settings.federation is not None:
             raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
-        _refuse_who_cannot_be_told(settings, observer)
+        refuse_missing_loggers(settings.run.report_to)
         if on_profile is not None:
             refuse_without_steps(settings)
         if settings.synthesis is not None and settings.synthesis.source is not None:
@@ -449,23 +449,6 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
         ).to_dict()
     refuse_other_settings(folder, fixed(settings, hyper))
     read_choice(folder)  # which refuses another one than the run's
-
-
-def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:
-    """Before anything is charged: an observer without its methods, a logger without its package."""
-    refuse_missing_loggers(settings.run.report_to)
-    if observer is not None:
-        from privlora.training.callbacks import refuse_no_observer
-
-        refuse_no_observer(observer, settings)
-
-
-def _refuse_no_observer(observer: Any) -> None:
-    """`refuse_no_observer`, before settings are known; without any, nothing slow is imported."""
-    if observer is not None:
-        from privlora.training.callbacks import refuse_no_observer
-
-        refuse_no_observer(observer)
 
 
 def callbacks_of(callbacks: Any) -> Sequence[Any]:

@@ -27,7 +27,7 @@ from privlora.training.sources import refuse_first
 if TYPE_CHECKING:
     import torch
 
-    from privlora.training.loop import Observer
+    from privlora.training.observer import Observer
     from privlora.training.texts.final_texts import Progress
 
 
