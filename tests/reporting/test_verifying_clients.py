@@ -55,7 +55,12 @@ def _book(path: Path, charges: int, plan: Plan = PLAN, *, closed: bool = True) -
 def _report(books: Mapping[str, Book | None], of: str | None, **facts: Any) -> dict[str, Any]:
     """Of a federation whose clients add noise in full, unless ``facts`` say otherwise."""
     rows = [
-        {"name": name, "rounds_answered": book.summary.charges if book else 0, **_of_a_client(book)}
+        {
+            "name": name,
+            "rounds_asked": 3,
+            "rounds_answered": book.summary.charges if book else 0,
+            **_of_a_client(book),
+        }
         for name, book in books.items()
     ]
     own = {
@@ -91,10 +96,19 @@ def test_the_statement_is_that_of_who_released_most(books: dict[str, Book]) -> N
 
 def test_who_gave_no_ledger_released_no_more_than_is_stated(books: dict[str, Book]) -> None:
     report = _report({**books, "east": None}, "north")
-    report["federation"]["clients"][-1]["rounds_answered"] = 3
     check_clients(report, books, books["north"])
-    report["federation"]["clients"][-1]["rounds_answered"] = 4
-    with pytest.raises(PrivacyError, match="'east' answered in more rounds than the statement has releases"):
+    more = _report({**books, "east": None}, "north")
+    more["federation"]["clients"][-1]["rounds_asked"] = 4
+    with pytest.raises(PrivacyError, match="'east' took part in more rounds than the stated ledger has"):
+        check_clients(more, books, books["north"])
+    longer = {"federation": report["federation"] | {"local_steps": 2}}
+    longer["federation"]["clients"] = [
+        {**row, "rounds_answered": 0} for row in longer["federation"]["clients"]
+    ]
+    with pytest.raises(PrivacyError, match="'east' took part in more rounds"):
+        check_clients(longer, books, books["north"])
+    report["federation"]["clients"][2]["rounds_answered"] = 2
+    with pytest.raises(PrivacyError, match="'west' took part in more rounds than its ledger has"):
         check_clients(report, books, books["north"])
 
 

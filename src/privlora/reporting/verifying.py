@@ -53,7 +53,6 @@ from privlora.reporting.seals import (
     ANNEX,
     CARD_NAME,
     HTML_NAME,
-    LARGEST,
     LEDGER,
     MADE_ANEW,
     REPORT_NAME,
@@ -125,7 +124,6 @@ def verify(
     finished; ConfigError for a hash that is none.
     """
     folder = _Release(release_at(path))
-    _refuse_an_export(folder)
     if base is not None:
         try:
             import_module("torch")
@@ -142,18 +140,20 @@ def verify(
             )
     with tempfile.TemporaryDirectory(prefix="privlora-") as root:
         copied = _Release(Path(root))
+        _refuse_an_export(folder, copied)
         with within():
             return _Verification(folder, copied).of(annex_hash, public_key, base)
 
 
-def _refuse_an_export(folder: _Release) -> None:
+def _refuse_an_export(folder: _Release, copied: _Release) -> None:
     """Raise RunError for what holds no page, and nothing but the report, the card and what the report names."""
     root = folder.root
-    if root.name in ("release", "not-private") or (root / HTML_NAME).exists() or not folder.report.exists():
+    if root.name in ("release", "not-private") or (root / HTML_NAME).exists():
         return
     try:
         here = {path.name for path in root.iterdir()} - {*_OF_HUBS}
-        report = json.loads(folder.report.read_bytes()) if folder.report.stat().st_size <= LARGEST else {}
+        copy_file(folder, REPORT_NAME, copied)
+        report = json.loads(copied.report.read_bytes())
         if not seals_itself(report) or here != {REPORT_NAME, CARD_NAME, *report["files"]}:
             return
     except Exception:  # noqa: BLE001 - of which the checks speak
