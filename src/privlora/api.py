@@ -282,12 +282,13 @@ def train_run(
     on_profile: where it is given, the run's steps are profiled, and it is told of the trace, also of a run that stops
     early. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
     """
-    from privlora.methods import far_rate
+    from privlora.methods import CHOICES, far_rate, find_row
     from privlora.profiling import refuse_without_steps
     from privlora.rehearsals.choosing import plan_run
     from privlora.running import Given, train_and_publish
     from privlora.training.callbacks import checked_callbacks
     from privlora.training.cycles import bands_of
+    from privlora.training.texts.synthetic_texts import refuse_unusable_texts
     from privlora.training.torch_ranks import joined
 
     refuse_no_observer(observer)
@@ -312,6 +313,8 @@ def train_run(
         refuse_what_was_in_memory(located, records, evaluation, generator)
         refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
         plan = plan_run(located, model)
+        if located.synthesis is not None and generator is None and located.method.name not in CHOICES:
+            refuse_unusable_texts(located, find_row(located.method.name))
         bands = 1 if plan is None else bands_of(plan)
         for odd in (far_rate(located, bands), located.privacy.mostly_empty):
             if observer is not None and odd is not None:
