@@ -95,6 +95,12 @@ def test_a_report_without_end_is_not_read(
     assert "FAILED  report" in shown.out
 
 
+def test_nothing_inside_a_release_is_taken_for_its_run(run: Path) -> None:
+    private = verifying._Release(run / "release").private
+    assert not private.exists()
+    assert not private.is_relative_to(run)
+
+
 def test_an_annex_is_of_a_run_and_not_of_its_release(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shown = call(capsys, "annex", run / "release")
     assert shown.code == 2

@@ -131,12 +131,6 @@ class Plan:
         object.__setattr__(self, "phases", joined)
 
     @property
-    def affordable(self) -> int:
-        """Of how many numbers of steps epsilon is computed in about a minute at most."""
-        kinds = {event for event, _ in self.phases}
-        return _MOST_COSTS if len(kinds) == 1 else int(4 * _MOST_RANGES / ranges(kinds))
-
-    @property
     def steps(self) -> int:
         """How many releases, in all phases together."""
         return sum(count for _, count in self.phases)
@@ -325,7 +319,6 @@ _FIRST_DAY: Final = date(
     2000, 1, 1
 )  # files are given it as their time, which systems do not take before 1970
 _MOST_RANGES: Final = 128.0  # of a plan, half of what `epsilon` adds up with other runs
-_MOST_COSTS: Final = 256  # numbers of steps
 
 
 _RUN: Final = re.compile("[0-9a-f-]{8,64}")

@@ -373,6 +373,8 @@ def prepare(
     early = None if ready is None else load_clients(*ready, own, evaluation)  # before the weights
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
+    if ready is not None and ready[0].data.max_length != settings.data.max_length:
+        early = None  # its configuration did not say how much the model reads
     _warn_of_counts(settings, own)
     sizes = {name: len(given) for name, given in own.items()}
     whose = None if fresh else lambda data: refuse_others(folder, identify(data, loaded, sizes))
