@@ -1,6 +1,6 @@
 """One call in Python: ``fine_tune``, ``federate``; and what is behind the command line.
 
-Slow imports are inside of functions, so that what is wrong with the arguments is told before torch is loaded.
+Slow imports are inside of functions, so that what is wrong with the arguments is reported before torch is loaded.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def fine_tune(
     ``output/not-private`` where nothing protects the records.
 
     model: a local folder, a hub name, or a loaded transformers model. The module is not wrapped; when this returns,
-        also by an exception, it is exactly as before. tokenizer: of a loaded model; of others, in the place of theirs.
+        also by an exception, it is exactly as before. tokenizer: of a loaded model; of others, instead of theirs.
     data: a file as a string or a ``Path``, a list of ``Path``, or ``hf://name:split``; or records: any iterable of
         mappings (a ``datasets.Dataset`` or a streaming one, too), a ``pandas.DataFrame``, or a list of strings, which
         are texts and never names of files. evaluation: PUBLIC records of the same form.
@@ -76,16 +76,16 @@ def fine_tune(
         expected_batch_size=64, public_dataset_size=10_000)``.
     columns: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
     adapter: fields of AdapterSettings, or a ``peft.LoraConfig`` of which nothing is set that means nothing here. run:
-        fields of RunSettings. method: a row's name or fields of MethodSettings.
+        fields of RunSettings. method: a method's name or fields of MethodSettings.
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
-        writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
+        writes the texts, instead of ``synthesis["callable"]``: a function from a list of prompts to a list of
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
     auto: True: what is not given of sizes, learning rate, clip norm, metric, rank and layers is what ``privlora init``
         writes. Or fields of AutoSettings, for settings that are "auto", as ``privacy["steps"]``.
     loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
         gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
     callbacks: functions that are called with a `PublicEvent`, or objects of ``transformers.TrainerCallback``. They are
-        told public numbers alone, and may end the run as Ctrl-C does, to be resumed. observer: see `Observer`.
+        given public numbers alone, and may end the run as Ctrl-C does, to be resumed. observer: see `Observer`.
     profile: leave a trace in ``output/private/profile`` that shows where the time of a step goes. The run is the same.
     show_progress: show the run on standard error. None: unless there is an observer, or PRIVLORA_PROGRESS=0 in the
         environment. A terminal shows all that ``privlora train`` shows; a notebook or a log, which may be passed on,
@@ -167,7 +167,7 @@ def federate(
         ``clients`` where ``data`` names them. Rounds of several kinds: ``phases=[dict(rounds=4, local_steps=3), …]``.
     privacy: as in `fine_tune`, without steps, which follow; public_dataset_size and expected_batch_size are of all
         clients together.
-    method: a row's name or fields of MethodSettings; None takes what goes with the rule.
+    method: a method's name or fields of MethodSettings; None takes what goes with the rule.
     For the rest see `fine_tune`.
 
     Raises PrivloraError subclasses that say what to mend.
@@ -277,10 +277,10 @@ def train_run(
     there before anything was charged is replaced.
 
     records, evaluation: in memory, instead of data.path and data.evaluation. generator, callbacks: see `fine_tune`.
-    on_data: told what the records are, which is private, once they are found fit. on_choice: told which row the run
-    takes and why, where method.name stands for several, and how long micro-batches are, where that is auto.
-    on_profile: where it is given, the run's steps are profiled, and it is told of the trace, also of a run that stops
-    early. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
+    on_data: given what the records are, which is private, once they are found fit. on_choice: given which method the
+    run takes and why, where method.name stands for several, and how long micro-batches are, where that is auto.
+    on_profile: where it is given, the run's steps are profiled, and it is given the trace, also of a run that stops
+    early. progress: given (done, all) while texts are written, where they are the release (synthesis.publish).
     """
     from privlora.methods import CHOICES, far_rate, find_row
     from privlora.profiling import refuse_without_steps
@@ -434,7 +434,7 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
 
 
 def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
-    """Before the model is loaded. A name that stands for several rows is another one than the run's."""
+    """Before the model is loaded. A name that stands for several methods is another one than the run's."""
     from privlora.methods import CHOICES, find_row
     from privlora.rehearsals.kept import read_choice
     from privlora.training.cycles import bands_to_come
@@ -442,14 +442,17 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
 
     method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
     if method.name not in CHOICES:
-        row = find_row(method.name)
-        hyper = row.resolve(
-            method,
-            settings.adapter.init,
-            privacy.steps,
-            private=privacy.private,
-            bands=bands_to_come(privacy),
-        ).to_dict()
+        hyper = (
+            find_row(method.name)
+            .resolve(
+                method,
+                settings.adapter.init,
+                privacy.steps,
+                private=privacy.private,
+                bands=bands_to_come(privacy),
+            )
+            .to_dict()
+        )
     refuse_other_settings(folder, fixed(settings, hyper))
     read_choice(folder)  # which refuses another one than the run's
 

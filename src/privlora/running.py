@@ -71,7 +71,7 @@ from privlora.training.texts.final_texts import Progress, final_texts
 
 @dataclass(frozen=True)
 class Given:
-    """What a caller hands over beside settings, and what it wants to be told: see ``train_run``."""
+    """What a caller hands over besides settings, and what it wants to hear of: see ``train_run``."""
 
     model: torch.nn.Module | None
     tokenizer: Any
@@ -121,16 +121,16 @@ def train_and_publish(
         )
     refuse_unlike_processes(model, ranks)
     length, settings = settings.data.max_length, fitted(settings, model)
-    early = early if settings.data.max_length == length else None  # no configuration told it before
+    early = early if settings.data.max_length == length else None  # no configuration said it before
     folder = RunFolder(Path(settings.run.output))
     ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
     reached = coverage(adapter_for(settings, model))
     if given.on_choice is not None and (reached["left_out"] or reached["experts"]):
         given.on_choice(f"target_modules, {coverage_in_words(reached)}")
-    row = None if settings.method.name in CHOICES else find_row(settings.method.name)
+    method = None if settings.method.name in CHOICES else find_row(settings.method.name)
     has_auto = (
-        row is not None and row.weighed and settings.data.label is None and settings.data.chosen is None
+        method is not None and method.weighed and settings.data.label is None and settings.data.chosen is None
     )
     by_default = settings.method.learning_rate is None and not (settings.auto and settings.auto.choose)
     if fresh and given.on_choice is not None and settings.privacy.private and by_default and has_auto:
@@ -252,7 +252,7 @@ def train_and_publish(
 
 @contextmanager
 def _resumable(settings: Settings, given: Given) -> Iterator[None]:
-    """Whoever stops what is inside is told how to go on."""
+    """Whoever stops what is inside reads how to go on."""
     try:
         yield
     except Interrupted as stop:

@@ -224,9 +224,9 @@ class DataSettings(Group):
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss and answers in the report. Never private ones."""
     unchecked: bool = False
-    """Train even if the records do not fit the settings. That is, there are more than twice or fewer than half as many
-    units as the public number, or most have no token to train on or are cut to less than half by max_length. This
-    setting is published like every other."""
+    """Train even if the records do not fit the settings. That is: more than twice or fewer than half as many units as
+    the public number; most without a token to train on; or most cut to less than half by max_length. This setting is
+    published like every other."""
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -753,8 +753,8 @@ class MethodSettings(Group):
     """One of the method's optimizers; null: its first."""
     learning_rate: Annotated[float | None, OrAuto] = Field(default=None, gt=0)
     """Of the optimizer, at its height. Null: the method's own, which falls with the root of privacy.steps where noise
-    is added to gradients. auto: the best in rehearsals on the public records auto.file. Without a file, auto takes the
-    rate at which noise alone moves the model's predictions of its own texts by 0.1 nats a token."""
+    is added to gradients. auto: the best in rehearsals on the public records auto.file. Without a file: the rate at
+    which noise alone moves the model's predictions of its own texts by 0.1 nats a token."""
     relative_rate: bool | None = None
     """Whether learning_rate is relative: the share of the frozen weights' norms by which the noise of one step moves
     them together. With span-prism it is the length of one step. So one rate serves models of other widths, depths and
@@ -832,7 +832,7 @@ class RunSettings(Group):
     tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = MICRO_BATCH
     """Bound on rows x padded length of one pass through the model. Rows that are shorter than what their gradients take
     count as that long. Memory and speed, not results. auto: as many as fit in the memory that is free when a run
-    starts, by its public settings alone; the workers of a study share it. Federations need a number. Diagnoses, shadow
+    starts, by public settings alone. The workers of a study share it. Federations need a number. Diagnoses, shadow
     adapters and audits by gradients take the default."""
     checkpoint_every: int = Field(default=20, ge=1)
     """Steps from one checkpoint to the next, ten minutes at most; what a crash loses of them stays charged."""
@@ -842,8 +842,7 @@ class RunSettings(Group):
     report_to: list[Literal["jsonl", "tensorboard", "wandb", "trackio"]] = Field(default=[])
     """Where else public numbers go: steps, epsilon, learning rate, held-out loss. jsonl writes release/metrics.jsonl
     and tensorboard private/tensorboard, both while a run goes on. wandb and trackio get all of it when the run has
-    ended: the time at which a number comes would show how long a step took. Read by `train`, `resume` and
-    `synthesize`."""
+    ended, since the time of each number would show how long a step took. Read by `train`, `resume` and `synthesize`."""
     log_every: int = Field(default=10, ge=1)
     """Steps from one line of report_to and of `Result.history` to the next."""
     show_private_loss: bool = False
@@ -1098,7 +1097,7 @@ class Settings(Group):
         if auto.all and self.federation is None:  # of a file or a call it has become what it stands for
             yield Wrong(
                 "auto.all is of what a file or a call leaves out, which groups that are made already do "
-                "not tell",
+                "not show",
                 "give plain mappings, or what is to be auto in auto.choose",
                 "auto.all",
             )

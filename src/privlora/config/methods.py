@@ -551,7 +551,7 @@ def wrong_for_method(
         ]
     if (
         clipping in CLIPPINGS and clipping not in method.clippings
-    ):  # what is no clipping at all is told elsewhere
+    ):  # what is no clipping at all is reported elsewhere
         found.append(("clipping", cannot_clip(name, clipping, method.clippings)))
     if chosen.get("relative_rate") is True and not method.has_weight_unit:
         found.append(("relative_rate", no_unit(name)))
@@ -595,8 +595,7 @@ def no_unit(method: str) -> ConfigError:
     """Of a method whose learning rate cannot be in the size of the frozen weights."""
     return ConfigError(
         f"method.relative_rate=true cannot be used with method {method!r}",
-        why="what it releases belongs to no single module, so no module's frozen weight says how far a step may move "
-        "it; ignored, the rate would be one in entries",
+        why="what it releases belongs to no single module, so no frozen weight says how far a step may move it",
         fix="remove relative_rate, and give a learning_rate in entries; or choose another method, such as prism or "
         "dp-adamw",
     )
