@@ -382,11 +382,8 @@ def _beside_default(settings: Settings, bands: int) -> tuple[float, float, bool]
         return None
     method = find_row(settings.method.name)
     relative = method.is_relative(settings.method.relative_rate)
-    return (
-        rate,
-        method.rate_of(privacy.steps, private=privacy.private, relative=relative, bands=bands),
-        relative,
-    )
+    default = method.rate_of(privacy.steps, private=privacy.private, relative=relative, bands=bands)
+    return rate, default, relative
 
 
 def far_rate(settings: Settings, bands: int = 1) -> str | None:
