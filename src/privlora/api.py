@@ -442,17 +442,14 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
 
     method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
     if method.name not in CHOICES:
-        hyper = (
-            find_row(method.name)
-            .resolve(
-                method,
-                settings.adapter.init,
-                privacy.steps,
-                private=privacy.private,
-                bands=bands_to_come(privacy),
-            )
-            .to_dict()
-        )
+        chosen = find_row(method.name)
+        hyper = chosen.resolve(
+            method,
+            settings.adapter.init,
+            privacy.steps,
+            private=privacy.private,
+            bands=bands_to_come(privacy),
+        ).to_dict()
     refuse_other_settings(folder, fixed(settings, hyper))
     read_choice(folder)  # which refuses another one than the run's
 
