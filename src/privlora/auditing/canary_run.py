@@ -42,8 +42,9 @@ from privlora.training.files import AUDIT_MARK as MARK
 from privlora.training.files import AUDITED, RunFolder, write_atomically
 from privlora.training.fitting import in_default_micro_batches, with_micro_batches
 from privlora.training.inputs import Data, SharedRecordsError, check_sources, fitted, load_data
-from privlora.training.loop import Observer, finish_training
+from privlora.training.loop import finish_training
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.observer import Observer
 from privlora.training.promise import plan_privacy
 from privlora.training.sources import check_columns
 from privlora.training.takeover import make_room, refuse_if_spent

@@ -44,9 +44,10 @@ from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.fitting import with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted, load_data, text_column, tokenise
-from privlora.training.loop import Observer, finish_training
+from privlora.training.loop import finish_training
 from privlora.training.misfits import refuse_unused_texts, texts_evolve
 from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.observer import Observer
 from privlora.training.texts.final_texts import Progress, final_texts, gather_texts
 
 _FILE: Final = "canaries.json"
