@@ -11,8 +11,8 @@ import pytest
 from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
 
 from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.auditing.asked import OF_TEXTS
 from privlora.auditing.bounds import Floats
-from privlora.auditing.kinds import OF_TEXTS
 from privlora.auditing.page import write_shadows
 from privlora.auditing.shadows import audit_shadows, judge_shadows
 from privlora.auditing.text_canaries import TEXT_CANARIES

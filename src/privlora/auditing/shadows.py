@@ -9,7 +9,7 @@ records, so each is one trial, and counts of right guesses bound the epsilon of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,17 +17,20 @@ import torch
 
 from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon
 from privlora.accounting.events import StepEvent
+from privlora.auditing.asked import LEAST_LIKELY, OF_SHADOWS, check_kind
 from privlora.auditing.bounds import (
     Errors,
     Floats,
     accuracy_mu,
     gaussian_epsilon,
+    judged_errors,
     largest_refuted,
     rate_at_least,
     threshold_epsilon,
 )
-from privlora.auditing.kinds import LEAST_LIKELY, OF_SHADOWS, check_kind
+from privlora.auditing.canary_scores import GRID, TOO_MUCH, epsilon_at, with_mu
 from privlora.auditing.membership import MembershipResult, judge_membership
+from privlora.auditing.rerun import Rerun
 from privlora.auditing.text_canaries import (
     add_records,
     continued,
@@ -42,20 +45,14 @@ from privlora.errors import ConfigError
 from privlora.methods import find_method
 from privlora.precision import own_context
 from privlora.randomness import private_generator
-from privlora.rehearsals.settling import settled
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
-from privlora.training.fitting import in_default_micro_batches
-from privlora.training.inputs import check_sources, fitted, load_data
-from privlora.training.models import check_model, given_or_loaded
+from privlora.training.inputs import load_data
 
 _TOKENS = 32  # of a canary, at most: its loss is a mean over tokens
 _PILOT = 5  # one adapter in five sets the threshold that judges the others
 _FEWEST = 20
 _DELTA = 1e-5  # of the bound, for a run that claims nothing
-_TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
-_GRID = 5e-3  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
-_EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
 
 
 @dataclass(frozen=True)
@@ -88,13 +85,14 @@ class ShadowAudit:
     members: Floats
     non_members: Floats
 
+    @property
+    def guessed(self) -> str:
+        return f"{self.judged} adapters"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the scores of single adapters."""
-        facts = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("event", "result", "members", "non_members")
-        }
+        apart = ("event", "result", "members", "non_members")
+        facts = {name: value for name, value in vars(self).items() if name not in apart}
         return {**facts, "mechanism": self.event and self.event.describe(), **asdict(self.result)}
 
 
@@ -129,12 +127,8 @@ def audit_shadows(
         ConfigError: fewer than 20 adapters, another kind, or a setting that does not go with many adapters.
     """
     _refuse(settings, adapters, kind, temperature)
-    settings = in_default_micro_batches(settings)  # many take each step together
-    check_sources(settings, records)
-    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
-    settings = fitted(settings, model)
-    check_model(settings, model, tokenizer)
-    settings = settled(settings, model, tokenizer)
+    run = Rerun.of(settings, model, tokenizer, records, usual=False)  # many take each step together
+    settings, model, tokenizer = run.settings, run.model, run.tokenizer
     data = load_data(settings, tokenizer, records, model=model)
     drawn = int(private_generator().integers(2**62)) if seed is None else seed
     length = min(_TOKENS, settings.data.max_length)
@@ -207,12 +201,7 @@ def _errors(members: Floats, non_members: Floats) -> Errors:
     """Of the threshold half-way between the medians of a pilot, on all other adapters."""
     pilot = max(1, len(members) // _PILOT)
     threshold = (np.median(members[:pilot]) + np.median(non_members[:pilot])) / 2
-    return Errors(
-        int((non_members[pilot:] > threshold).sum()),
-        len(non_members) - pilot,
-        int((members[pilot:] <= threshold).sum()),
-        len(members) - pilot,
-    )
+    return judged_errors(non_members, members, pilot, threshold=float(threshold))
 
 
 def _refuted(event: StepEvent, steps: int, errors: Errors, confidence: float) -> bool:
@@ -221,7 +210,7 @@ def _refuted(event: StepEvent, steps: int, errors: Errors, confidence: float) ->
     As for ``accuracy_mu``, one Clopper-Pearson bound serves both worlds.
     """
     accuracy = rate_at_least(errors.correct, errors.absent + errors.present, confidence)
-    return 2 * accuracy - 1 > delta_curve([(event, steps)], [0.0], grid=_GRID)[0]
+    return 2 * accuracy - 1 > delta_curve([(event, steps)], [0.0], grid=GRID)[0]
 
 
 def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float, confidence: float) -> float:
@@ -230,21 +219,16 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
     Of independent trials, as many with the canary as without.
     """
 
-    def with_mu(mu: float) -> StepEvent:
-        return replace(event, noise_multiplier=1 / mu)
+    def refuted(mu: float) -> bool:
+        return _refuted(with_mu(event, mu), steps, errors, confidence)
 
-    claimed = largest = 1 / event.noise_multiplier
-    violated = _refuted(event, steps, errors, confidence)
-    while (
-        _refuted(with_mu(largest), steps, errors, confidence)
-        and rough_epsilon({with_mu(largest / 0.8): steps}) < _TOO_MUCH
-    ):
+    claim = largest = 1 / event.noise_multiplier
+    while refuted(largest) and rough_epsilon({with_mu(event, largest / 0.8): steps}) < TOO_MUCH:
         largest /= 0.8
-    mu = largest_refuted(
-        lambda mu: _refuted(with_mu(mu), steps, errors, confidence), largest, tolerance=largest / 200
-    )
-    mu = max(mu, claimed) if violated else mu  # the search may be too coarse to find it
-    return epsilon([(with_mu(mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
+    mu = largest_refuted(refuted, largest, tolerance=largest / 200)
+    if _refuted(event, steps, errors, confidence):
+        mu = max(mu, claim)  # the search may be too coarse to find it
+    return epsilon_at(mu, event, steps, delta)
 
 
 def _least_likely(length: int, model: torch.nn.Module, tokenizer: Any, seed: int) -> Example:

@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privlora.auditing.kinds import NEW_TOKEN, check_kind
+from privlora.auditing.asked import NEW_TOKEN, check_kind
 from privlora.auditing.new_tokens import first_new_token, new_tokens
 from privlora.data.examples import IGNORED, Example, Examples
 from privlora.data.units import Units

@@ -9,8 +9,14 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from privlora.auditing.asked import refuse_few, settings_of_finished
-from privlora.auditing.kinds import GRADIENT, OF_ONE_RUN, OF_SHADOWS, check_kind
+from privlora.auditing.asked import (
+    GRADIENT,
+    OF_ONE_RUN,
+    OF_SHADOWS,
+    check_kind,
+    refuse_few,
+    settings_of_finished,
+)
 from privlora.cli.console import (
     WITHIN,
     JsonOption,
@@ -185,7 +191,8 @@ def _finished(
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.finished_run import audit_finished
-            from privlora.auditing.page import at_most_of_finished, write_finished
+            from privlora.auditing.page import at_most as at_most_of_finished
+            from privlora.auditing.page import write_finished
 
         console = err()
         with stoppable("nothing was written; an audit keeps no state, so run the command again"):
@@ -256,7 +263,8 @@ def _one_run(
             from privlora.accounting import read_ledger
             from privlora.auditing.canary_run import audit_run, read_state
             from privlora.auditing.exposure import exposure_of_scores
-            from privlora.auditing.page import at_most_of_canaries, bits_of, write_one_run
+            from privlora.auditing.page import at_most as at_most_of_canaries
+            from privlora.auditing.page import bits_of, write_one_run
             from privlora.training.progress import RichObserver
             from privlora.training.promise import plan_privacy
 
@@ -323,7 +331,8 @@ def _shadows(
     RunFolder(folder).refuse_if_used()
     with quiet_libraries(told=True):
         with loading():
-            from privlora.auditing.page import at_most_of_shadows, write_shadows
+            from privlora.auditing.page import at_most as at_most_of_shadows
+            from privlora.auditing.page import write_shadows
             from privlora.auditing.shadows import audit_shadows
 
         with (
@@ -374,8 +383,8 @@ def _federation(
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.federation import audit_federation
-            from privlora.auditing.federation_page import at_most_of_rounds, write_federation
-            from privlora.auditing.page import PAGE
+            from privlora.auditing.page import PAGE, write_federation
+            from privlora.auditing.page import at_most as at_most_of_rounds
 
         with (
             stoppable("nothing was written; such an audit keeps no state, so run the command again"),
