@@ -18,11 +18,12 @@ from privlora.accounting import read_ledger
 from privlora.auditing.canary_run import audit_run, read_state
 from privlora.auditing.canary_scores import CanaryState
 from privlora.auditing.exposure import exposure_of_scores
-from privlora.auditing.new_tokens import first_new_token, new_tokens
 from privlora.auditing.page import write_one_run
 from privlora.auditing.text_canaries import (
     TEXT_CANARIES,
     continued,
+    first_new_token,
+    new_tokens,
     record_losses,
     room_for,
     text_canaries,

@@ -73,7 +73,13 @@ def audit_run(
         if kind == GRADIENT:
             _train_with_gradients(run, data, state, observer)
         else:
-            _train_with_texts(run, data, state, observer, kind, temperature, begins)
+            if not run.texts.exists():
+                length = min(_TEXT_TOKENS, run.settings.data.max_length)
+                drawn = text_canaries(
+                    kind, canaries, length, run.tokenizer, state.seed, run.model, temperature, begins
+                )
+                run.keep_texts([_told(each, run.tokenizer) for each in drawn])
+            _train_with_texts(run, kind, data, state, observer)
     plan = read_ledger(run.folder.ledger).plan
     return judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
 
@@ -121,27 +127,8 @@ def _train_with_gradients(run: Rerun, data: Data, state: CanaryState, observer: 
 
 
 def _train_with_texts(
-    run: Rerun,
-    data: Data,
-    state: CanaryState,
-    observer: Observer | None,
-    kind: str,
-    temperature: float | None,
-    begins: Sequence[np.ndarray],
+    run: Rerun, kind: str, data: Data, state: CanaryState, observer: Observer | None
 ) -> None:
-    if not run.texts.exists():
-        length = min(_TEXT_TOKENS, run.settings.data.max_length)
-        drawn = text_canaries(
-            kind,
-            len(state.scores),
-            length,
-            run.tokenizer,
-            state.seed,
-            model=run.model,
-            temperature=temperature,
-            public=begins,
-        )
-        run.keep_texts([_told(each, run.tokenizer) for each in drawn])
     # As they were first drawn: where a model wrote them, another processor may round to other words.
     texts = data.examples.like(run.read_texts(_examples))
     included = [text for text, chosen in zip(texts, state.included, strict=True) if chosen]

@@ -92,14 +92,13 @@ def write_one_run(
     written += ", behind the beginnings of public records" if public else ""
     members, others = state.scores[state.included], state.scores[~state.included]
     exposure = exposure_of_scores(members, others)
-    rows = _bounds(audit)
+    rows: list[tuple[str, ...]] = []
     if audit.epsilon_signals is not None:
         rows.append(("by the signals of all canaries together", f"ε ≥ {number(audit.epsilon_signals)}"))
     rows += [
         ("guesses", f"{audit.correct} right of {audit.guesses}, on {audit.canaries} canaries ({written})"),
         ("AUC of the scores", number(audit.area)),
         *_exposure(exposure.mean, exposure.chance, exposure.ceiling, len(members)),
-        ("audited", describe_events(events)),
     ]
     more = {"kind": kind, "temperature": temperature, "public_prefixes": public, **bits_of(exposure)}
     return _write(
@@ -110,7 +109,7 @@ def write_one_run(
         heading="Audit of one run by its canaries",
         by=str(root),
         scores={"canaries": (members, others)},
-        tables=[("Numbers", (), rows)],
+        tables=_numbers(audit, rows, events),
         notes="canaries",
         kind=kind,
     )
@@ -124,8 +123,8 @@ def bits_of(exposure: ExposureReport) -> dict[str, float]:
 def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
     """The page and the JSON of ``privlora audit CONFIG --shadows N``. Raises RunError if nothing can be written."""
     adapters = audit.result.members + audit.result.non_members
-    rows = [
-        *_bounds(audit),
+    events = None if audit.event is None else [(audit.event, audit.steps)]
+    rows: list[tuple[str, ...]] = [
         ("guesses", f"{audit.correct} right of {audit.judged}"),
         ("AUC", _interval(audit.result.area)),
         ("adapters", f"{adapters}, half of them with the canary ({audit.kind})"),
@@ -134,11 +133,11 @@ def write_shadows(audit: ShadowAudit, root: Path) -> tuple[Path, Path]:
     return _write(
         audit,
         root,
-        None if audit.event is None else [(audit.event, audit.steps)],
+        events,
         heading="Audit of one configuration by shadow adapters",
         by=f"{audit.method} · {root}",
         scores={"canaries": (audit.members, audit.non_members)},
-        tables=[("Numbers", (), rows)],
+        tables=_numbers(audit, rows, events),
         notes="shadows",
     )
 
@@ -152,16 +151,13 @@ def write_texts_audit(
     """
     inside, outside = audit.included, audit.canaries - audit.included
     recited = f"{audit.recited[0]} of {inside} in, {audit.recited[1]} of {outside} out"
-    rows = [
-        *_bounds(audit),
+    rows: list[tuple[str, ...]] = [
         ("guesses", f"{audit.correct} right of {audit.guesses}, on {audit.canaries} canaries"),
         ("AUC of the scores", _interval(audit.area)),
         *_exposure(audit.exposure, audit.chance, audit.ceiling, inside),
         ("recited, five words in a row", recited),
         ("texts", str(audit.texts)),
     ]
-    if events is not None:
-        rows.append(("audited", describe_events(events)))
     return _write(
         audit,
         root,
@@ -169,7 +165,7 @@ def write_texts_audit(
         heading="What the texts give away about canaries",
         by=str(root),
         scores={"canaries": (state.scores[state.included], state.scores[~state.included])},
-        tables=[("Numbers", (), rows)],
+        tables=_numbers(audit, rows, events),
         notes="texts",
     )
 
@@ -219,12 +215,16 @@ def _claimed(audit: Audit) -> str:
     return f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"
 
 
-def _bounds(audit: OneRunAudit | ShadowAudit | TextAudit) -> list[tuple[str, ...]]:
-    return [
+def _numbers(
+    audit: OneRunAudit | ShadowAudit | TextAudit, rows: list[tuple[str, ...]], events: Events | None
+) -> list[Table]:
+    bounds: list[tuple[str, ...]] = [
         ("claimed by the plan", _claimed(audit)),
         (f"lower bound, {audit.confidence:.0%} confidence", f"ε ≥ {number(audit.epsilon_lower)}"),
         ("the same without assuming the plan's kind of release", f"ε ≥ {number(audit.epsilon_lower_plain)}"),
     ]
+    audited = [] if events is None else [("audited", describe_events(events))]
+    return [("Numbers", (), [*bounds, *rows, *audited])]
 
 
 def _exposure(mean: float, chance: float, ceiling: float, inside: int) -> list[tuple[str, str]]:

@@ -361,10 +361,9 @@ def _marks(settings: Settings, tokenizer: Any) -> list[Mark]:
     whole = federation_of(settings).privacy_model == "client"
     texts = tokenise([{"text": _CANARY}, {"text": _MIRROR}], settings.data, tokenizer)
     canary, mirror = ([int(token) for token in example.input_ids] for example in texts)
-    marks = opposites(canary, mirror, 1.0 if whole else _LOUD * max(1.0, settings.privacy.clip_norm))
-    if whole:
-        marks = marks[0], Mark(marks[1].ids, 0.0, 0)
-    return list(marks)
+    factor = 1.0 if whole else _LOUD * max(1.0, settings.privacy.clip_norm)
+    loud_one, opposite = opposites(canary, mirror, factor)
+    return [loud_one, Mark(opposite.ids, 0.0, 0) if whole else opposite]
 
 
 def _rounds_alike(settings: Settings, server: Server) -> bool:
@@ -381,11 +380,9 @@ def _rounds_alike(settings: Settings, server: Server) -> bool:
 
 
 def _moved(before: Tensors, after: Tensors) -> View:
-    found = {}
-    for name, tensor in after.items():
-        old = before.get(name)
-        found[name] = _flat(tensor)
-        if old is not None and old.shape == tensor.shape:
+    found = {name: _flat(tensor) for name, tensor in after.items()}
+    for name, old in before.items():
+        if name in after and old.shape == after[name].shape:
             found[name] = found[name] - _flat(old)
     return found
 

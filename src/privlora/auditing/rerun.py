@@ -47,7 +47,9 @@ class Rerun:
         cls, settings: Settings, model: torch.nn.Module | None, tokenizer: Any, records: Any, *, usual: bool
     ) -> Rerun:
         """Before any record is read. usual: whether a step takes the memory that is counted for one. Raises what a
-        run's own start does."""
+        run's own start does, and ConfigError for records to evaluate on."""
+        if settings.data.evaluation is not None:
+            raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")
         check_sources(settings, records)
         model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
         asked = fitted(settings, model)
@@ -134,5 +136,3 @@ def refuse_settings(settings: Settings) -> None:
             "for canaries yet",
             fix="remove privacy.max_batch_size and privacy.sampling for the audit",
         )
-    if settings.data.evaluation is not None:
-        raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")

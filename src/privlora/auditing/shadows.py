@@ -17,7 +17,7 @@ import torch
 
 from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon
 from privlora.accounting.events import StepEvent
-from privlora.auditing.asked import LEAST_LIKELY, OF_SHADOWS, check_kind
+from privlora.auditing.asked import OF_SHADOWS, check_kind
 from privlora.auditing.bounds import (
     Errors,
     Floats,
@@ -31,16 +31,8 @@ from privlora.auditing.bounds import (
 from privlora.auditing.canary_scores import GRID, TOO_MUCH, epsilon_at, with_mu
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.rerun import Rerun
-from privlora.auditing.text_canaries import (
-    add_records,
-    continued,
-    record_losses,
-    room_for,
-    text_canaries,
-    usable_tokens,
-)
+from privlora.auditing.text_canaries import add_records, record_losses, room_for, text_canaries
 from privlora.config import Settings
-from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.methods import find_method
 from privlora.precision import own_context
@@ -116,8 +108,7 @@ def audit_shadows(
 
     Args:
         settings: of the run under audit; private or not.
-        kind: one of auditing.text_canaries; or ``least-likely``, a random token and after it, time and again, the one
-            that the base model thinks least likely.
+        kind: one of auditing.text_canaries.
         temperature: of ``text_canaries``.
         model, tokenizer, records: instead of those that ``settings`` name; a model needs its tokenizer.
         seed: of the canary; None: of the operating system. Batches and noise are never seeded.
@@ -132,10 +123,7 @@ def audit_shadows(
     data = load_data(settings, tokenizer, records, model=model)
     drawn = int(private_generator().integers(2**62)) if seed is None else seed
     length = min(_TOKENS, settings.data.max_length)
-    if kind == LEAST_LIKELY:
-        canary = _least_likely(length, model, tokenizer, drawn)
-    else:
-        (canary,) = text_canaries(kind, 1, length, tokenizer, drawn, model=model, temperature=temperature)
+    (canary,) = text_canaries(kind, 1, length, tokenizer, drawn, model=model, temperature=temperature)
     examples, units = add_records(data.examples, data.units, [canary])
     each = adapters // 2
     members = torch.ones(2 * each, len(units), dtype=torch.bool)
@@ -166,17 +154,17 @@ def judge_shadows(
 ) -> ShadowAudit:
     """Guess, count and bound, from as many scores with the canary as without. event: of one step, as claimed."""
     planned, delta = settings.privacy.steps, settings.privacy.delta or _DELTA
-    alone, steps = (None, planned) if event is None else event.releases(planned)
-    errors = _errors(members, non_members)
-    claimed, most = None if alone is None else epsilon([(alone, steps)], delta), None
-    if alone is None:
-        lower, violated = gaussian_epsilon(accuracy_mu(errors, confidence), delta), False
+    errors, violated, claimed, most = _errors(members, non_members), False, None, None
+    if event is None:
+        lower = gaussian_epsilon(accuracy_mu(errors, confidence), delta)
     else:
+        alone, steps = event.releases(planned)
+        claimed = epsilon([(alone, steps)], delta)
         violated = _refuted(alone, steps, errors, confidence)
         lower = epsilon_of_errors(alone, steps, errors, delta, confidence)
         best = errors.if_none()
         if not _refuted(alone, steps, best, confidence):
-            most = min(epsilon_of_errors(alone, steps, best, delta, confidence), claimed or 0.0)
+            most = min(epsilon_of_errors(alone, steps, best, delta, confidence), claimed)
     return ShadowAudit(
         method=settings.method.name,
         kind=kind,
@@ -231,15 +219,6 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
     return epsilon_at(mu, event, steps, delta)
 
 
-def _least_likely(length: int, model: torch.nn.Module, tokenizer: Any, seed: int) -> Example:
-    start = text_canaries("random-tokens", 1, 1, tokenizer, seed)[0].input_ids
-    (row,) = continued(
-        model, usable_tokens(tokenizer, model), start[None], length, lambda logits: logits.argmin(-1)
-    )
-    found = row.astype(np.int32)
-    return Example(found, found.copy())
-
-
 def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | None) -> None:
     coordinates = find_method(settings.method.name).coordinates  # rows of votes take no steps
     if coordinates.dense or coordinates.forward_only:
@@ -252,5 +231,3 @@ def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | N
     check_kind(kind, temperature, OF_SHADOWS)
     if adapters < _FEWEST:
         raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")
-    if settings.data.evaluation is not None:
-        raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")
