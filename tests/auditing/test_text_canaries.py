@@ -329,7 +329,9 @@ def test_canaries_behind_public_records_are_an_audit_of_their_own(tmp_path: Path
     texts = [
         f"the {word} of this lies where anybody may read it, and says little" for word in ("door", "roof")
     ]
-    go([{"text": text} for text in texts])
+    with pytest.raises(ConfigError, match="no public record has"):
+        go([{"text": "short"}])
+    go([{"text": text} for text in texts])  # which is mended in the same folder
     kept = json.loads((tmp_path / "a/private/canaries.json").read_text())
     tokens = [tiny_tokenizer()(text)["input_ids"] for text in texts]
     prefix = kept[0]["labels"].count(IGNORED)

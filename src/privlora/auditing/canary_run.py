@@ -68,17 +68,19 @@ def audit_run(
     if begins:
         digest = sha256(repr([ids.tolist() for ids in begins]).encode()).hexdigest()
         planted += f" behind public prefixes {digest}"
-    state = run.open(planted, canaries)
+
+    def plant(seed: int) -> list[dict[str, Any]] | None:
+        if kind == GRADIENT:
+            return None
+        length = min(_TEXT_TOKENS, run.settings.data.max_length)
+        drawn = text_canaries(kind, canaries, length, run.tokenizer, seed, run.model, temperature, begins)
+        return [_told(each, run.tokenizer) for each in drawn]
+
+    state = run.open(planted, canaries, plant)
     with unchanged_afterwards(run.model):
         if kind == GRADIENT:
             _train_with_gradients(run, data, state, observer)
         else:
-            if not run.texts.exists():
-                length = min(_TEXT_TOKENS, run.settings.data.max_length)
-                drawn = text_canaries(
-                    kind, canaries, length, run.tokenizer, state.seed, run.model, temperature, begins
-                )
-                run.keep_texts([_told(each, run.tokenizer) for each in drawn])
             _train_with_texts(run, kind, data, state, observer)
     plan = read_ledger(run.folder.ledger).plan
     return judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)

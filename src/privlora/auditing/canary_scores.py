@@ -35,12 +35,7 @@ from privlora.accounting.events import (
     TruncatedPoissonSampling,
 )
 from privlora.auditing.asked import refuse_few
-from privlora.auditing.bounds import (
-    curve_floor,
-    largest_refuted,
-    one_run_epsilon,
-    one_run_refutes,
-)
+from privlora.auditing.bounds import curve_floor, largest_refuted, one_run_epsilon, one_run_refutes
 from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
@@ -116,6 +111,16 @@ def unreadable(path: Path, error: Exception, unknown: str) -> RunError:
     )
 
 
+def other_sampling() -> ConfigError:
+    """Of a run whose units are not drawn each by itself."""
+    return ConfigError(
+        "an audit needs plain Poisson sampling",
+        why="a canary could push another unit out of a truncated batch, and passes of balls in bins have no bound for "
+        "canaries yet",
+        fix="remove privacy.max_batch_size and privacy.sampling for the audit",
+    )
+
+
 class CanaryMechanism(Instrument):
     """A mechanism with canaries among its units; scores each release before the state moves on.
 
@@ -133,12 +138,7 @@ class CanaryMechanism(Instrument):
     ) -> None:
         sampling = inner.event.sampling
         if isinstance(sampling, TruncatedPoissonSampling | BallsInBinsSampling):
-            raise ConfigError(
-                "an audit needs plain Poisson sampling",
-                why="a canary could push another unit out of a truncated batch, and how often one of a pass is seen "
-                "has no bound here yet",
-                fix="remove privacy.max_batch_size and privacy.sampling for the audit",
-            )
+            raise other_sampling()
         super().__init__(inner)
         self._canaries, self._state, self._saved = canaries, state, saved
         self._known: Vector | None = None  # of the last batch: the records' part, which the attacker knows

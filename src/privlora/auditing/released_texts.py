@@ -157,20 +157,22 @@ def audit_texts(
     run = Rerun.of(settings, model, tokenizer, records, usual=True)
     settings, tokenizer, folder = run.settings, run.tokenizer, run.folder
     data = load_data(settings, tokenizer, records, model=run.model)
+    wide = settings.data.model_copy(update={"max_length": 10**6})
+
+    def fits(text: str) -> bool:
+        (example,) = tokenise([{column: text}], wide, tokenizer)
+        return len(example.input_ids) <= settings.data.max_length
+
     with unchanged_afterwards(run.model):
         parts = build_parts(settings, run.model, PublicStart(tokenizer, generator))
         with parts.adapter:
-            state = run.open(_kind(writer), canaries)
-            if not run.texts.exists():
-                wide = settings.data.model_copy(update={"max_length": 10**6})
 
-                def fits(text: str) -> bool:
-                    (example,) = tokenise([{column: text}], wide, tokenizer)
-                    return len(example.input_ids) <= settings.data.max_length
-
+            def plant(seed: int) -> dict[str, Any]:
                 begins = _first_texts(parts, writer, tokenizer, canaries)
-                ends = draw_canaries(begins, canaries, state.seed, fits)
-                run.keep_texts({"public": begins, "canaries": [asdict(canary) for canary in ends]})
+                drawn = draw_canaries(begins, canaries, seed, fits)
+                return {"public": begins, "canaries": [asdict(canary) for canary in drawn]}
+
+            state = run.open(_kind(writer), canaries, plant)
             drawn, public = run.read_texts(_canaries)
             included = [c.text for c, chosen in zip(drawn, state.included, strict=True) if chosen]
             run.train(parts, _with_records(data, settings, column, tokenizer, included), observer)

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from privlora.auditing.canary_scores import CanaryState, unreadable
+from privlora.auditing.canary_scores import CanaryState, other_sampling, unreadable
 from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
 from privlora.mechanisms import Mechanism
@@ -70,8 +70,9 @@ class Rerun:
         """What canaries that are texts are, whether they are in or not."""
         return self.folder.private / "canaries.json"
 
-    def open(self, kind: str, canaries: int) -> CanaryState:
-        """The canaries of this folder: drawn, or those of an audit with the same settings. kind: what they are.
+    def open(self, kind: str, canaries: int, plant: Callable[[int], Any]) -> CanaryState:
+        """The canaries of this folder: drawn, or those of an audit with the same settings. kind: what they are. plant:
+        from their seed, what ``texts`` holds, or None where they are no texts. If it fails, nothing is written.
 
         An audit with other settings that failed before anything was charged is replaced. Raises RunError where the
         folder holds another run, or nothing can be written.
@@ -95,18 +96,18 @@ class Rerun:
             )
         make_room(folder, [state, marked, self.texts], _GO_ON)
         drawn = CanaryState.draw(canaries)
+        texts = plant(drawn.seed)
         folder.create(protects=self.settings.privacy.protects)
         write_atomically(folder.release / AUDIT_MARK, mark)
         drawn.save(state)
+        if texts is not None:
+            write_atomically(self.texts, json.dumps(texts, ensure_ascii=False) + "\n")
         # Last: from here on there is an audit to resume.
         write_atomically(folder.settings, kept)
         return drawn
 
-    def keep_texts(self, content: Any) -> None:
-        write_atomically(self.texts, json.dumps(content, ensure_ascii=False) + "\n")
-
     def read_texts(self, parse: Callable[[Any], _Found]) -> _Found:
-        """What ``parse`` makes of what was kept. Raises RunError for a file that is damaged."""
+        """What ``parse`` makes of what was planted. Raises RunError for a file that is damaged."""
         try:
             return parse(json.loads(self.texts.read_text(encoding="utf-8")))
         except (OSError, ValueError, KeyError, TypeError) as error:
@@ -130,9 +131,4 @@ class Rerun:
 def refuse_settings(settings: Settings) -> None:
     """Raise ConfigError for settings that no audit by canaries goes with."""
     if settings.privacy.max_batch_size is not None or settings.privacy.sampling != "poisson":
-        raise ConfigError(
-            "an audit needs plain Poisson sampling",
-            why="a canary could push another unit out of a truncated batch, and passes of balls in bins have no bound "
-            "for canaries yet",
-            fix="remove privacy.max_batch_size and privacy.sampling for the audit",
-        )
+        raise other_sampling()
