@@ -28,15 +28,15 @@ All of the group `{group}`. Other names are refused, and so are settings of anot
 """
 TOP = f"""# Settings
 
-Every setting of a run's YAML, from the words that stand beside it in the source. The same in a terminal:
-`privlora settings`, `privlora settings privacy`, `privlora settings privacy.delta`; by words of what one means,
-`privlora settings gradient checkpointing`. Aliases (`*name`) are refused. A name that is not listed here is
-refused; one that another tool uses is answered with what it is called here. `null` leaves a setting to the method.
-All that is wrong with a file and with `group.name=value` on the command line is told at once, and where it stands;
-with it what is not there of the model, its layers, the files and their columns, and lines that hold no record that
-can be used.
+Every setting of a run's YAML. The same in a terminal: `privlora settings`, `privlora settings privacy`,
+`privlora settings privacy.delta`; by words, `privlora settings gradient checkpointing`.
 
-Editors complete and explain them by [{FILE}]({FILE}) (JSON Schema): put it beside your YAML, as
+Names that are not listed here and aliases (`*name`) are refused; a name of another tool is answered with the one
+here. `null` leaves a setting to the method. All that is wrong with a file and with `group.name=value` on the command
+line is reported at once, with its place. So is what is not there of the model, its layers, the files and their
+columns, and lines without a usable record.
+
+Editors complete and explain them by [{FILE}]({FILE}) (JSON Schema). Put it next to your YAML, as
 `privlora settings --schema > {FILE}` does, and begin the YAML with
 `# yaml-language-server: $schema={FILE}`. `privlora init` writes that line where the file is there.
 """

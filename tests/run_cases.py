@@ -27,7 +27,7 @@ from privlora.api import Result, fine_tune, resume_run
 from privlora.mechanisms import NoiseSource, Release
 from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import digest_of
-from privlora.training.loop import Observer, StepReport
+from privlora.training.observer import Observer, StepReport
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PUBLIC = [{"text": f"visitor {i} left at {i % 7} with a dog."} for i in range(4)]
@@ -104,7 +104,7 @@ def bind_again(root: Path) -> None:
         save_file(tensors, path, metadata=known | {"identity": digest_of(path.with_name("identity.json"))})
 
 
-class StopAt:
+class StopAt(Observer):
     """Sends SIGINT to this process from inside a run."""
 
     def __init__(self, step: int, during: str = "step") -> None:
@@ -120,10 +120,6 @@ class StopAt:
 
     def on_private_loss(self, step: int, loss: float) -> None:
         raise AssertionError("nobody asked for it")
-
-    def on_public_work(self, what: str, done: int, total: int) -> None: ...
-
-    def on_warning(self, what: str) -> None: ...
 
 
 def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:

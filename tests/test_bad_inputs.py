@@ -248,7 +248,7 @@ FILES = {
     ),
     "an alias of nothing": (
         b"a: *Zqsecret\n",
-        "line 1 holds an alias. Fix: write out what stands behind each &name, in the place of its *name",
+        "line 1 holds an alias. Fix: write out what stands behind each &name, instead of its *name",
     ),
     "a tag": (b"a: !Zq'sec'ret x\n", "line 1 is not valid YAML"),
     "an alias": (b"a: &x [Zq]\nb:\n  c: *x\n", "line 3 holds an alias"),

@@ -16,6 +16,7 @@ from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, load_settings
 from privlora.coordinates import OneFactorCoordinates
 from privlora.errors import ConfigError
 from privlora.methods import METHODS, SPACES, build, find_method, find_row
+from privlora.training.observer import Observer
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVATE: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3}
@@ -101,14 +102,10 @@ def test_every_row_goes_on_after_an_interruption(
     class Stop(Exception):
         pass
 
-    class StopsAfterTwo:
+    class StopsAfterTwo(Observer):
         def on_step(self, report: Any) -> None:
             if report.step == 2:
                 raise Stop
-
-        def on_evaluation(self, step: int, loss: float) -> None: ...
-
-        def on_private_loss(self, step: int, loss: float) -> None: ...
 
     model, tokenizer = tiny_model(), tiny_tokenizer()
     private = PRIVATE if METHODS[name].private else {"private": False}

@@ -22,6 +22,7 @@ from privlora.errors import DataError, PrivacyError, RunError
 from privlora.screen import Screen, tell_records
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
+from privlora.training.observer import Observer
 from privlora.training.progress import WRITING
 from privlora.training.takeover import OVER
 
@@ -163,12 +164,7 @@ def test_a_silent_call_shows_no_bars_of_others_and_gives_them_back(
 def test_a_call_may_be_silent(
     said: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    class Quiet:
-        def on_step(self, report: Any) -> None: ...
-
-        def on_evaluation(self, step: int, loss: float) -> None: ...
-
-    more = {"argument": {"show_progress": False}, "observer": {"observer": Quiet()}}.get(said, {})
+    more = {"argument": {"show_progress": False}, "observer": {"observer": Observer()}}.get(said, {})
     if said == "environment":
         monkeypatch.setenv(VARIABLE, "0")
     call(tmp_path / "run", **more)

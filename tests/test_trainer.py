@@ -205,7 +205,7 @@ def test_what_transformers_sets_by_itself_is_not_told(tmp_path: Path) -> None:
         ),
         ({"num_train_epochs": 2, "max_steps": -1}, r"num_train_epochs=2.*set max_steps=10 and leave"),
         ({"max_steps": None}, r"has no max_steps.*set max_steps=15"),
-        ({"packing": True}, "packing is set.*could not be told apart"),
+        ({"packing": True}, "packing is set.*could not be separated"),
         ({"group_by_length": True}, "one probability"),
         ({"load_best_model_at_end": True}, "one adapter"),
         ({"neftune_noise_alpha": 5}, "can be foreseen"),

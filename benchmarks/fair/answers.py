@@ -78,7 +78,7 @@ def plain(data: str) -> dict[str, Any]:
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
     """As docs/results.md has it."""
-    yield "| row | steps x batch | loss | right answers |"
+    yield "| method | steps x batch | loss | right answers |"
     yield "|---|---|---|---|"
     for line in lines:
         cell = line["cell"]

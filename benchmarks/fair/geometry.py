@@ -74,7 +74,7 @@ def table(path: Path) -> Iterator[str]:
         of.setdefault(cell["row"], {})[cell["start"]] = runs
     for title, rows in found.items():
         starts = list(dict.fromkeys(start for of in rows.values() for start in of))
-        yield f"\n{title}\n\n| row | {' | '.join(starts)} |\n|---{'|---' * len(starts)}|"
+        yield f"\n{title}\n\n| method | {' | '.join(starts)} |\n|---{'|---' * len(starts)}|"
         for row, of in rows.items():
             yield f"| {row} | {' | '.join(_cell(of.get(start)) for start in starts)} |"
 

@@ -66,7 +66,7 @@ def read(results: Path) -> dict[Place, dict[str, dict[int, tuple[np.ndarray, np.
 
 def trials(results: Path) -> Iterator[str]:
     """At the best rate, the mean of the choosing seeds; a star where that is the largest or the least that was run."""
-    yield f"| model | task | row | {' | '.join(COLUMNS)} |"
+    yield f"| model | task | method | {' | '.join(COLUMNS)} |"
     yield "|---" * (3 + len(COLUMNS)) + "|"
     for (model, task, row), of in read(results).items():
         cells = [_least(of.get(layers)) for layers in COLUMNS]
@@ -81,7 +81,7 @@ def others(results: Path) -> str:
 
 def reported(results: Path) -> Iterator[str]:
     """At the rate that the choosing seeds chose, the other seeds on their records, and in brackets at the default."""
-    yield f"| model | task | row | {' | '.join(LEAST)} |"
+    yield f"| model | task | method | {' | '.join(LEAST)} |"
     yield "|---" * (3 + len(LEAST)) + "|"
     for (model, task, row), of in read(results).items():
         if all(any(report is not None for _, report in of[layers].values()) for layers in LEAST):
@@ -96,7 +96,7 @@ def standing(results: Path) -> Iterator[str]:
     for cell, runs in tables.by_cell(results / "layers.jsonl", seeds=len(tables.SEEDS)):
         if cell.get("start") == start:
             tasks[cell["model"]][cell["task"]][cell["row"]] = runs
-    yield "| model | row | own best rate | behind the first | one multiple | default rate |"
+    yield "| model | method | own best rate | behind the first | one multiple | default rate |"
     yield "|---|---|---|---|---|---|"
     for model, of in sorted(tasks.items()):
         for each in tables.standings(of, sorted(set.intersection(*map(set, of.values())))):

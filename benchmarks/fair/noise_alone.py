@@ -135,7 +135,7 @@ def kept(
 def table(lines: list[dict[str, Any]], fair: list[dict[str, Any]]) -> Iterator[str]:
     """As docs/choosing.md has it: the mean and the least over tasks."""
     shares = kept(lines, fair)
-    yield "| row | epsilon | tasks | " + " | ".join(f"{aim:g}" for aim in AIMS) + " |"
+    yield "| method | epsilon | tasks | " + " | ".join(f"{aim:g}" for aim in AIMS) + " |"
     yield "|---" * (3 + len(AIMS)) + "|"
     for row, epsilon in dict.fromkeys((row, epsilon) for row, epsilon, _ in shares):
         of = [shares[row, epsilon, aim] for aim in AIMS]

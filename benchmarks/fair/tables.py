@@ -175,7 +175,7 @@ def tables(found: dict[Group, dict[str, dict[str, Runs]]]) -> Iterator[tuple[str
             continue
         kept = {t: tasks[t] for t in names}
         lines = [
-            "| row | own best rate | behind the first | one multiple | default rate | "
+            "| method | own best rate | behind the first | one multiple | default rate | "
             + " | ".join(names)
             + " |",
             "|---" * (5 + len(names)) + "|",

@@ -19,14 +19,15 @@ from privlora.accounting import Plan
 from privlora.config import Settings, settings_from
 from privlora.data.partition import cut
 from privlora.demo import model_path, private_records
-from privlora.federated.history import Round
+from privlora.federated.history import Round, RoundObserver
 from privlora.federated.plans import federation_of
 from privlora.federated.secure import Collector, Identity, Participant, Terms, Turn
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.inputs import load_data
-from privlora.training.loop import StepReport, finish_training
+from privlora.training.loop import finish_training
 from privlora.training.models import unchanged_afterwards
+from privlora.training.observer import Observer, StepReport
 from privlora.training.promise import plan_privacy
 
 Spent = tuple[float, float]
@@ -38,7 +39,7 @@ def now() -> Spent:
 
 
 @dataclass
-class Watch:
+class Watch(Observer, RoundObserver):
     """When rounds or steps ended. The time up to the first of them, in which records are read, is nobody's."""
 
     times: list[Spent] = field(default_factory=list)
@@ -49,10 +50,6 @@ class Watch:
 
     def on_step(self, report: StepReport) -> None:
         self.times.append(now())
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
-
-    def on_private_loss(self, step: int, loss: float) -> None: ...
 
     def each(self, parts: int = 1) -> list[Spent]:
         """Of every round but the first; of a part of one, where a round has several."""

@@ -87,7 +87,7 @@ class Task:
         rows = dict.fromkeys(row for place in places for row in self.losses[place])
         ranked = sorted(rows, key=lambda r: self.losses[first][r].mean if r in self.losses[first] else 1e9)
         lines = [
-            "| row |"
+            "| method |"
             + "".join(f" {head} |" for head in heads)
             + f" hardest tenth, {heads[0]} | accuracy, {heads[0]} |",
             "|" + "---|" * (3 + len(heads)),
@@ -101,7 +101,7 @@ class Task:
 
     def rates_table(self) -> list[str]:
         places = sorted(self.rates, key=lambda place: (place[0] is None, place[0] or 0.0, place[1]))
-        lines = ["Learning rates:", "", "| row |" + "".join(f" {_epsilon(e)}, {m} |" for e, m in places)]
+        lines = ["Learning rates:", "", "| method |" + "".join(f" {_epsilon(e)}, {m} |" for e, m in places)]
         lines.append("|" + "---|" * (1 + len(places)))
         for row in dict.fromkeys(row for place in places for row in self.rates[place]):
             found = (self.rates[place].get(row) for place in places)

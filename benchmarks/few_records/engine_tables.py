@@ -86,7 +86,7 @@ def sketches_table(found: dict[str, Any], setting: str = "chosen") -> list[str]:
 
 
 def whole_table(found: dict[str, Any]) -> list[str]:
-    lines = ["| row | `adapter.r` | coordinates | G | CPU seconds of a step |", "|---|---|---|---|---|"]
+    lines = ["| method | `adapter.r` | coordinates | G | CPU seconds of a step |", "|---|---|---|---|---|"]
     for row in found["whole"]["rows"]:
         cells = (
             row["method"],

@@ -1,6 +1,6 @@
 """One call in Python: ``fine_tune``, ``federate``; and what is behind the command line.
 
-Slow imports are inside of functions, so that what is wrong with the arguments is told before torch is loaded.
+Slow imports are inside of functions, so that what is wrong with the arguments is reported before torch is loaded.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from privlora.errors import ConfigError, RunError, Together, named
 from privlora.result import Result
 from privlora.training.files import AUDITED, RunFolder, no_run
 from privlora.training.loggers import refuse_missing_loggers
+from privlora.training.observer import Observer, refuse_no_observer
 from privlora.training.ranks import refuse_several, several_processes
 from privlora.training.sources import refuse_first
 
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     import torch
 
     from privlora.data.summary import DataSummary
-    from privlora.federated.rounds import RoundObserver
+    from privlora.federated.history import RoundObserver
     from privlora.federated.run import Federated
-    from privlora.training.loop import Observer
     from privlora.training.texts.final_texts import Progress
 
 
@@ -68,7 +68,7 @@ def fine_tune(
     ``output/not-private`` where nothing protects the records.
 
     model: a local folder, a hub name, or a loaded transformers model. The module is not wrapped; when this returns,
-        also by an exception, it is exactly as before. tokenizer: of a loaded model; of others, in the place of theirs.
+        also by an exception, it is exactly as before. tokenizer: of a loaded model; of others, instead of theirs.
     data: a file as a string or a ``Path``, a list of ``Path``, or ``hf://name:split``; or records: any iterable of
         mappings (a ``datasets.Dataset`` or a streaming one, too), a ``pandas.DataFrame``, or a list of strings, which
         are texts and never names of files. evaluation: PUBLIC records of the same form.
@@ -76,16 +76,16 @@ def fine_tune(
         expected_batch_size=64, public_dataset_size=10_000)``.
     columns: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
     adapter: fields of AdapterSettings, or a ``peft.LoraConfig`` of which nothing is set that means nothing here. run:
-        fields of RunSettings. method: a row's name or fields of MethodSettings.
+        fields of RunSettings. method: a method's name or fields of MethodSettings.
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
-        writes the texts, in the place of ``synthesis["callable"]``: a function from a list of prompts to a list of
+        writes the texts, instead of ``synthesis["callable"]``: a function from a list of prompts to a list of
         answers, or an object with ``random`` and ``vary``. It is never given anything private.
     auto: True: what is not given of sizes, learning rate, clip norm, metric, rank and layers is what ``privlora init``
         writes. Or fields of AutoSettings, for settings that are "auto", as ``privacy["steps"]``.
     loading: further fields of ModelSettings (dtype, device, quantization, device_map, attn_implementation, revision,
         gradient_checkpointing); of a loaded model only gradient_checkpointing has an effect.
     callbacks: functions that are called with a `PublicEvent`, or objects of ``transformers.TrainerCallback``. They are
-        told public numbers alone, and may end the run as Ctrl-C does, to be resumed. observer: see `Observer`.
+        given public numbers alone, and may end the run as Ctrl-C does, to be resumed. observer: see `Observer`.
     profile: leave a trace in ``output/private/profile`` that shows where the time of a step goes. The run is the same.
     show_progress: show the run on standard error. None: unless there is an observer, or PRIVLORA_PROGRESS=0 in the
         environment. A terminal shows all that ``privlora train`` shows; a notebook or a log, which may be passed on,
@@ -96,7 +96,7 @@ def fine_tune(
     problems = Together()
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    problems.of(None, _refuse_no_observer, observer)
+    problems.of(None, refuse_no_observer, observer)
     callbacks = problems.of([], callbacks_of, callbacks)
     path, records = records_of(problems, data, "data", needed=True)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
@@ -116,7 +116,7 @@ def fine_tune(
     settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
     if not several_processes():  # of which the first one looks, once they have joined
         looked = Together()
-        looked.of(None, _refuse_who_cannot_be_told, settings, observer)
+        looked.of(None, refuse_missing_loggers, settings.run.report_to)
         looked.of(None, lambda: refuse_first(settings, records, evaluation_records, **there))
         looked.tell()
     with loading_for_a_call(show_progress, observer):
@@ -167,7 +167,7 @@ def federate(
         ``clients`` where ``data`` names them. Rounds of several kinds: ``phases=[dict(rounds=4, local_steps=3), …]``.
     privacy: as in `fine_tune`, without steps, which follow; public_dataset_size and expected_batch_size are of all
         clients together.
-    method: a row's name or fields of MethodSettings; None takes what goes with the rule.
+    method: a method's name or fields of MethodSettings; None takes what goes with the rule.
     For the rest see `fine_tune`.
 
     Raises PrivloraError subclasses that say what to mend.
@@ -277,19 +277,21 @@ def train_run(
     there before anything was charged is replaced.
 
     records, evaluation: in memory, instead of data.path and data.evaluation. generator, callbacks: see `fine_tune`.
-    on_data: told what the records are, which is private, once they are found fit. on_choice: told which row the run
-    takes and why, where method.name stands for several, and how long micro-batches are, where that is auto.
-    on_profile: where it is given, the run's steps are profiled, and it is told of the trace, also of a run that stops
-    early. progress: told (done, all) while texts are written, where they are the release (synthesis.publish).
+    on_data: given what the records are, which is private, once they are found fit. on_choice: given which method the
+    run takes and why, where method.name stands for several, and how long micro-batches are, where that is auto.
+    on_profile: where it is given, the run's steps are profiled, and it is given the trace, also of a run that stops
+    early. progress: given (done, all) while texts are written, where they are the release (synthesis.publish).
     """
-    from privlora.methods import far_rate
+    from privlora.methods import CHOICES, far_rate, find_row
     from privlora.profiling import refuse_without_steps
     from privlora.rehearsals.choosing import plan_run
     from privlora.running import Given, train_and_publish
     from privlora.training.callbacks import checked_callbacks
     from privlora.training.cycles import bands_of
+    from privlora.training.texts.synthetic_texts import refuse_unusable_texts
     from privlora.training.torch_ranks import joined
 
+    refuse_no_observer(observer)
     told = checked_callbacks(callbacks)
     given = Given(
         *(model, tokenizer, records, evaluation, generator, observer, told),
@@ -298,7 +300,7 @@ def train_run(
 
     def begin() -> tuple[Settings, Plan | None]:
         settings.refuse_a_federation()
-        _refuse_who_cannot_be_told(settings, observer)
+        refuse_missing_loggers(settings.run.report_to)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             raise ConfigError(
                 "synthesis.source names a finished run, and this run would train on records of its own",
@@ -311,11 +313,12 @@ def train_run(
         refuse_what_was_in_memory(located, records, evaluation, generator)
         refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
         plan = plan_run(located, model)
-        warn = getattr(observer, "on_warning", None)  # observers of old have none
+        if located.synthesis is not None and generator is None and located.method.name not in CHOICES:
+            refuse_unusable_texts(located, find_row(located.method.name))
         bands = 1 if plan is None else bands_of(plan)
         for odd in (far_rate(located, bands), located.privacy.mostly_empty):
-            if warn is not None and odd is not None:
-                warn(odd)
+            if observer is not None and odd is not None:
+                observer.on_warning(odd)
         return located, plan
 
     with joined() as ranks:
@@ -352,7 +355,7 @@ def resume_run(
     problems = Together()
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    problems.of(None, _refuse_no_observer, observer)
+    problems.of(None, refuse_no_observer, observer)
     problems.of(None, refuse_no_folder, "root", root)
     places = dict[str, Any]()
     if records is not None:
@@ -377,7 +380,7 @@ def resume_run(
         settings = _settings_of(folder, places)
         if settings.federation is not None:
             raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
-        _refuse_who_cannot_be_told(settings, observer)
+        refuse_missing_loggers(settings.run.report_to)
         if on_profile is not None:
             refuse_without_steps(settings)
         if settings.synthesis is not None and settings.synthesis.source is not None:
@@ -431,7 +434,7 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
 
 
 def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
-    """Before the model is loaded. A name that stands for several rows is another one than the run's."""
+    """Before the model is loaded. A name that stands for several methods is another one than the run's."""
     from privlora.methods import CHOICES, find_row
     from privlora.rehearsals.kept import read_choice
     from privlora.training.cycles import bands_to_come
@@ -439,8 +442,8 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
 
     method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
     if method.name not in CHOICES:
-        row = find_row(method.name)
-        hyper = row.resolve(
+        chosen = find_row(method.name)
+        hyper = chosen.resolve(
             method,
             settings.adapter.init,
             privacy.steps,
@@ -449,23 +452,6 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
         ).to_dict()
     refuse_other_settings(folder, fixed(settings, hyper))
     read_choice(folder)  # which refuses another one than the run's
-
-
-def _refuse_who_cannot_be_told(settings: Settings, observer: Any) -> None:
-    """Before anything is charged: an observer without its methods, a logger without its package."""
-    refuse_missing_loggers(settings.run.report_to)
-    if observer is not None:
-        from privlora.training.callbacks import refuse_no_observer
-
-        refuse_no_observer(observer, settings)
-
-
-def _refuse_no_observer(observer: Any) -> None:
-    """`refuse_no_observer`, before settings are known; without any, nothing slow is imported."""
-    if observer is not None:
-        from privlora.training.callbacks import refuse_no_observer
-
-        refuse_no_observer(observer)
 
 
 def callbacks_of(callbacks: Any) -> Sequence[Any]:

@@ -1,4 +1,4 @@
-"""One call in Python: ``synthesize``, texts in the place of an adapter; and what is behind ``privlora synthesize``."""
+"""One call in Python: ``synthesize``, texts instead of an adapter; and what is behind ``privlora synthesize``."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from privlora.training.sources import refuse_first
 if TYPE_CHECKING:
     import torch
 
-    from privlora.training.loop import Observer
+    from privlora.training.observer import Observer
     from privlora.training.texts.final_texts import Progress
 
 
@@ -69,9 +69,9 @@ def synthesize(
         adapter is asked at no further cost; what it was trained on and how is known from there, so of the rest
         ``columns``, ``loading``, ``tokenizer``, ``run`` and ``progress`` may be given.
     synthesis: fields of SynthesisSettings, for example ``dict(preset="clinical-note", seeds=100, samples=500)``.
-    method: a row's name or fields of MethodSettings; None: aug-pe.
+    method: a method's name or fields of MethodSettings; None: aug-pe.
     generator: see ``fine_tune``. It is never given anything private.
-    progress: told (done, all) while texts are written.
+    progress: given (done, all) while texts are written.
     For the rest see ``fine_tune``.
 
     Raises PrivloraError subclasses that say what to mend.

@@ -1,5 +1,5 @@
-"""Arguments of a call in Python, as settings and as records. All of it without torch, so that mistakes are told before
-it is loaded."""
+"""Arguments of a call in Python, as settings and as records. All of it without torch, so that mistakes are reported
+before it is loaded."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def not_a_tokenizer(name: str, tokenizer: Any) -> ConfigError | None:
 def records_of(
     problems: Together, data: Any, name: str, *, needed: bool = False
 ) -> tuple[str | list[str] | None, list[Mapping[str, Any]] | None]:
-    """`given_records` of an argument, or nothing for None, unless it is needed; what is wrong with it is kept beside
+    """`given_records` of an argument, or nothing for None, unless it is needed; what is wrong with it is kept with
     other problems."""
     instead: tuple[str | list[str], list[Mapping[str, Any]] | None] = (IN_MEMORY, None)
     if data is None and needed:

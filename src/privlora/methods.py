@@ -143,7 +143,7 @@ SPACES: dict[str, Space] = {
 
 @dataclass(frozen=True)
 class Method(MethodFacts):
-    """One row of the table, with the classes of its space."""
+    """One method of the table, with the classes of its space."""
 
     def __post_init__(self) -> None:
         if self.space not in SPACES:
@@ -178,9 +178,9 @@ class Method(MethodFacts):
         return self.rate_falls and not (self.charges_projections or self.coordinates.forward_only)
 
     def is_relative(self, asked: bool | None) -> bool:
-        """Whether a run's learning rate is in the size of the frozen weights: as asked, else as the row has it.
+        """Whether a run's learning rate is in the size of the frozen weights: as asked, else as the method has it.
 
-        Raises ConfigError where the row's modules have no unit of their own.
+        Raises ConfigError where the method's modules have no unit of their own.
         """
         relative = self.relative_rate if asked is None else asked
         if relative and SPACES[self.space].weight_unit is None:
@@ -192,8 +192,8 @@ class Method(MethodFacts):
     ) -> float:
         """The default learning rate of a run of so many steps, to three digits.
 
-        relative: as a share of the frozen weights' norms, or in entries; None: as the row has it. bands: of the run's
-        noise, whose sums leave room for larger steps.
+        relative: as a share of the frozen weights' norms, or in entries; None: as the method has it. bands: of the
+        run's noise, whose sums leave room for larger steps.
         """
         rate = self.learning_rate
         if self.is_relative(relative):
@@ -212,7 +212,7 @@ class Method(MethodFacts):
         *,
         private: bool = True,
     ) -> dict[str, float]:
-        """All settings of one of the row's optimizers: given, else the row's for such a run, else the optimizer's own.
+        """All settings of one of its optimizers: given, else the method's for such a run, else the optimizer's own.
 
         Where hold_out is above 0, what it chooses before each step, which is what was not given, is left out.
 
@@ -223,10 +223,10 @@ class Method(MethodFacts):
         for name in given:
             if name not in own:
                 raise no_setting(self.name, optimizer, name, tuple(own))
-        row = {**self.settings, **self.init_settings.get(init or self.init, {})}
+        usual = {**self.settings, **self.init_settings.get(init or self.init, {})}
         if not private:
-            row |= self.noiseless_settings
-        complete = {name: given.get(name, row.get(name, default)) for name, default in own.items()}
+            usual |= self.noiseless_settings
+        complete = {name: given.get(name, usual.get(name, default)) for name, default in own.items()}
         free = [name for name in _CHOSEN if name not in given]
         if not complete.get("hold_out"):
             return complete
@@ -244,7 +244,7 @@ class Method(MethodFacts):
     def resolve(
         self, chosen: MethodSettings, init: str | None, steps: int, *, private: bool = True, bands: int = 1
     ) -> Hyperparameters:
-        """The settings that a run uses: what was chosen, else this row's defaults. bands: of its noise, as planned.
+        """The settings that a run uses: what was chosen, else this method's defaults. bands: of its noise, as planned.
 
         Raises ConfigError.
         """
@@ -333,20 +333,20 @@ METHODS, VOTE_METHODS = _with_classes(methods.METHODS), _with_classes(methods.VO
 
 
 def find_method(name: str) -> Method:
-    """The row called ``name``, which releases gradients. Raises ConfigError."""
-    row = find_row(name)
-    if row.releases != "gradients":
+    """The method called ``name``, which releases gradients. Raises ConfigError."""
+    method = find_row(name)
+    if method.releases != "gradients":
         raise ConfigError(
-            f"method {name!r} releases {row.called} on public texts and no gradients, which are needed here",
+            f"method {name!r} releases {method.called} on public texts and no gradients, which are needed here",
             why="it has no private steps to federate, diagnose or attack",
             fix=f"one of {', '.join(METHODS)}; `privlora train`, `synthesize` and `compare` take {name}",
         )
-    return row
+    return method
 
 
 def find_row(name: str) -> Method:
-    """The row called ``name``, whatever it releases. Raises ConfigError."""
-    rows = {**METHODS, **VOTE_METHODS}
+    """The method called ``name``, whatever it releases. Raises ConfigError."""
+    known = {**METHODS, **VOTE_METHODS}
     if name in CHOICES:
         among = CHOICES[name].rows
         raise ConfigError(
@@ -354,9 +354,9 @@ def find_row(name: str) -> Method:
             why="the choice is made on public texts before a run of `privlora train` or `synthesize` begins",
             fix=f"set method.name to one of {', '.join(among)}",
         )
-    if name not in rows:  # a row that a user adds may be called what another tool calls something else
+    if name not in known:  # a method that a user adds may be called what another tool calls something else
         raise unknown_method(name)
-    return rows[name]
+    return known[name]
 
 
 _FAR, _HOPELESS, _ROUNDING = 8, 1000, 1e-9  # as a factor
@@ -376,26 +376,27 @@ def refuse_hopeless_rate(settings: Settings) -> None:
 
 
 def _beside_default(settings: Settings, bands: int) -> tuple[float, float, bool] | None:
-    """A given learning rate, the row's default for such a run, and whether both are in the size of the weights."""
+    """A given learning rate, the method's default for such a run, and whether both are in the size of the weights."""
     rate, privacy = settings.method.learning_rate, settings.privacy
     if rate is None or settings.method.name in CHOICES:
         return None
-    row = find_row(settings.method.name)
-    relative = row.is_relative(settings.method.relative_rate)
-    return rate, row.rate_of(privacy.steps, private=privacy.private, relative=relative, bands=bands), relative
+    method = find_row(settings.method.name)
+    relative = method.is_relative(settings.method.relative_rate)
+    default = method.rate_of(privacy.steps, private=privacy.private, relative=relative, bands=bands)
+    return rate, default, relative
 
 
 def far_rate(settings: Settings, bands: int = 1) -> str | None:
     """In a sentence that a learning rate is eight times the method's default for such a run, or an eighth, or farther.
 
-    bands: of the run's noise, as planned. None for a rate that is nearer, one that is left to the row or to rehearsals,
-    and where a row is yet to be chosen.
+    bands: of the run's noise, as planned. None for a rate that is nearer, one that is left to the method or to
+    rehearsals, and where a method is yet to be chosen.
     """
     found = _beside_default(settings, bands)
     if found is None:
         return None
     rate, default, relative = found
-    row, privacy, times = find_row(settings.method.name), settings.privacy, rate / default
+    method, privacy, times = find_row(settings.method.name), settings.privacy, rate / default
     if max(times, 1 / times) <= _FAR * (1 - _ROUNDING):
         return None
     ratio = max(times, 1 / times)
@@ -404,7 +405,7 @@ def far_rate(settings: Settings, bands: int = 1) -> str | None:
     unit = " (relative)" if relative else ""
     end = "noise would drown what is learnt" if times > 1 else "the run would hardly learn"
     return (
-        f"method.learning_rate {rate:g} is {far} the method's default ({default:g}{unit} for {row.name} and "
+        f"method.learning_rate {rate:g} is {far} the method's default ({default:g}{unit} for {method.name} and "
         f"{privacy.steps} steps): is it meant? Rates of other tools are of other rules, and {end}. Leave it out for "
         "the default"
     )
@@ -419,7 +420,8 @@ def _start_of(method: Method) -> Callable[..., Coordinates]:
 
 
 def _refuse_start(method: Method, init: str) -> None:
-    """Raise ConfigError for an adapter.init that the row's coordinates do not have, as far as no adapter is needed."""
+    """Raise ConfigError for an adapter.init that the method's coordinates do not have, as far as no adapter is
+    needed."""
     start = _start_of(method)
     if start is factor_start:
         refuse_tangent_start(init)
@@ -428,8 +430,8 @@ def _refuse_start(method: Method, init: str) -> None:
 
 
 def uses_lora_alpha(name: str) -> bool:
-    """Whether what a row learns depends on lora_alpha: its adapter's factors themselves are moved."""
-    # Else it is not known which row will be taken, or votes train by ordinary steps.
+    """Whether what a method learns depends on lora_alpha: its adapter's factors themselves are moved."""
+    # Else it is not known which method will be taken, or votes train by ordinary steps.
     return name not in METHODS or _start_of(METHODS[name]) is factor_start
 
 
@@ -448,11 +450,11 @@ def build(
     subspaces: Subspaces | None = None,
     relative_rate: bool = False,
 ) -> tuple[Coordinates, Optimizer]:
-    """The coordinates and the optimizer of a row on an adapter; ``None`` takes the row's default.
+    """The coordinates and the optimizer of a method on an adapter; ``None`` takes its default.
 
     settings: of the optimizer, by name. subspaces: where init=public-gradient starts. relative_rate: whether the rates
-    that its steps are given are in the size of the frozen weights; else in entries, whatever the row's default is in.
-    Raises ConfigError for an optimizer or a setting that the row does not have.
+    that its steps are given are in the size of the frozen weights; else in entries, whatever the method's default is
+    in. Raises ConfigError for an optimizer or a setting that the method does not have.
     """
     relative = method.is_relative(relative_rate)
     chosen = method.choose_optimizer(optimizer)

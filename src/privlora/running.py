@@ -50,7 +50,7 @@ from privlora.training.identity import (
 )
 from privlora.training.inputs import Data, fitted, load_all
 from privlora.training.loggers import Service, loggers
-from privlora.training.loop import Interrupted, Observer, finish_training, train_beside
+from privlora.training.loop import Interrupted, finish_training, train_beside
 from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import (
     adapter_for,
@@ -59,6 +59,7 @@ from privlora.training.models import (
     refuse_other_logits,
     unchanged_afterwards,
 )
+from privlora.training.observer import Observer
 from privlora.training.progress import WRITING
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks
@@ -70,7 +71,7 @@ from privlora.training.texts.final_texts import Progress, final_texts
 
 @dataclass(frozen=True)
 class Given:
-    """What a caller hands over beside settings, and what it wants to be told: see ``train_run``."""
+    """What a caller hands over besides settings, and what it wants to hear of: see ``train_run``."""
 
     model: torch.nn.Module | None
     tokenizer: Any
@@ -96,7 +97,8 @@ def train_and_publish(
     settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
 ) -> Result:
     """All of a run in its first process; the others of ``ranks`` take their share of every batch."""
-    begins = getattr(given.observer, "on_phase", None) or (lambda _: None)
+    observer = given.observer or Observer()
+    begins = observer.on_phase
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)
     sources = given.records, given.evaluation
@@ -119,22 +121,22 @@ def train_and_publish(
         )
     refuse_unlike_processes(model, ranks)
     length, settings = settings.data.max_length, fitted(settings, model)
-    early = early if settings.data.max_length == length else None  # no configuration told it before
+    early = early if settings.data.max_length == length else None  # no configuration said it before
     folder = RunFolder(Path(settings.run.output))
     ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
     reached = coverage(adapter_for(settings, model))
     if given.on_choice is not None and (reached["left_out"] or reached["experts"]):
         given.on_choice(f"target_modules, {coverage_in_words(reached)}")
-    row = None if settings.method.name in CHOICES else find_row(settings.method.name)
+    method = None if settings.method.name in CHOICES else find_row(settings.method.name)
     has_auto = (
-        row is not None and row.weighed and settings.data.label is None and settings.data.chosen is None
+        method is not None and method.weighed and settings.data.label is None and settings.data.chosen is None
     )
     by_default = settings.method.learning_rate is None and not (settings.auto and settings.auto.choose)
     if fresh and given.on_choice is not None and settings.privacy.private and by_default and has_auto:
         given.on_choice(DEFAULT_RATE)
     asked = settings.run.tokens_per_micro_batch
-    told = getattr(given.observer, "on_public_work", None) or (lambda *_: None)
+    told = observer.on_public_work
     over = not fresh and is_over(folder)
 
     def split() -> tuple[Settings, Fitted | None]:
@@ -206,9 +208,8 @@ def train_and_publish(
             if settings.privacy.private and known is None:
                 known = read_ledger(folder.ledger).plan
             reported = loggers(settings.run.report_to, folder, settings.run.label)
-            if (begin := getattr(given.observer, "on_run", None)) is not None:
-                begin(known, settings)
-            warn = getattr(given.observer, "on_warning", lambda _: None)  # observers of old have none
+            observer.on_run(known, settings)
+            warn = observer.on_warning
             if fresh and (Path(settings.model.name) / folder.report.name).is_file():
                 warn(
                     "the base model comes from a run of privlora. Of records that were in that one, too, the epsilons "
@@ -216,10 +217,10 @@ def train_and_publish(
                 )
             with (
                 _resumable(settings, given),
-                watching(given.observer, given.callbacks, reported, known, settings) as (observer, heard),
+                watching(observer, given.callbacks, reported, known, settings) as (all_of_them, heard),
                 profiled(folder, parts.adapter.device, settings.privacy.steps, given.on_profile) as traces,
             ):
-                finish_training(parts, data, folder, plan, observer=observer, ranks=ranks)
+                finish_training(parts, data, folder, plan, observer=all_of_them, ranks=ranks)
             rows = _rows(parts, folder, known) if reported else []
             services = [one for one in reported if isinstance(one, Service)]
             for logger in reported:
@@ -251,7 +252,7 @@ def train_and_publish(
 
 @contextmanager
 def _resumable(settings: Settings, given: Given) -> Iterator[None]:
-    """Whoever stops what is inside is told how to go on."""
+    """Whoever stops what is inside reads how to go on."""
     try:
         yield
     except Interrupted as stop:

@@ -19,7 +19,7 @@ from privlora.rounding import rounded_up
 from privlora.starting.numbers import to_one_digit
 from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder
-from privlora.training.loop import Observer
+from privlora.training.observer import Observer
 from privlora.training.progress import WRITING, RichObserver, unit_of
 from privlora.training.takeover import OVER, is_over
 

@@ -257,6 +257,7 @@ def test_lines_that_no_run_writes_are_refused(path, steps, line, reason):
         (b'"method": "prism"', b'"method":  "prism"'),
         (b'"type": "plan"', b'"type": "pl\\u0061n"'),
         (b'"run_id": "', b'"run_id": 7, "was": "'),
+        (b'"created": "2', b'"created": "1'),
         (b"}\n", b"} \n"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -78,6 +79,26 @@ def test_an_export_is_told_from_a_release(
     shown = call(capsys, "verify", copy)
     assert shown.code == 1
     assert "FAILED  files" in shown.out
+
+
+@pytest.mark.skipif(not hasattr(os, "mkfifo"), reason="there are no pipes")
+@pytest.mark.parametrize(
+    "endless", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "zero"]
+)
+def test_a_report_without_end_is_not_read(
+    run: Path, endless: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(run / "release/ledger.jsonl", tmp_path)
+    endless(tmp_path / "privacy_report.json")
+    shown = call(capsys, "verify", tmp_path)
+    assert shown.code == 1
+    assert "FAILED  report" in shown.out
+
+
+def test_nothing_inside_a_release_is_taken_for_its_run(run: Path) -> None:
+    private = verifying._Release(run / "release").private
+    assert not private.exists()
+    assert not private.is_relative_to(run)
 
 
 def test_an_annex_is_of_a_run_and_not_of_its_release(run: Path, capsys: pytest.CaptureFixture[str]) -> None:

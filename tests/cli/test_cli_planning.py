@@ -566,7 +566,7 @@ PUBLIC_TROUBLE = {
     ),
     "too few texts": (
         ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
-        "has 12 different texts, 12 of which are not used, and 20 are needed",
+        "has 12 different texts that are not used yet, and 20 are needed",
     ),
     "too few for all steps": (["synthesis.seeds=4", "synthesis.variations=1"], "and 36 are needed"),
     "too few for rounds of votes": (

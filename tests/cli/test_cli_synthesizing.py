@@ -263,16 +263,10 @@ def test_an_embedding_that_is_not_there_is_refused_before_anything_is_charged(
 def test_a_file_too_small_for_all_rounds_is_refused_before_the_first(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """40 texts at first and 20 in each of 2 rounds; the run goes on where the file grows."""
+    """40 texts at first and 20 in each of 2 rounds: said before there is a folder."""
     config = write_config(folder, settings(model, folder, synthesis={**TEXTS, "seeds": 20}))
-    refused = call(capsys, "synthesize", config, f"synthesis.file={folder / 'public.jsonl'}")
-    assert refused.code == 2
-    assert "60 different texts, 20 of which are not used, and 40 are needed" in refused.err
-    assert read_ledger(folder / "run/release/ledger.jsonl").charges == 0
-    write_records(folder / "public.jsonl", 90, make=public)
-    ended = call(capsys, "resume", folder / "run")
-    assert ended.code == 0, ended.err
-    assert read_ledger(folder / "run/release/ledger.jsonl").charges == 2
+    more = ["synthesize", config, f"synthesis.file={folder / 'public.jsonl'}"]
+    refuses(capsys, folder, more, "60 different texts that are not used yet, and 80 are needed", quiet=False)
 
 
 def test_runs_without_an_adapter_cannot_be_asked(

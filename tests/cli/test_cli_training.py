@@ -29,7 +29,7 @@ from privlora.accounting import read_ledger
 from privlora.config import load_settings, settings_from
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
-from privlora.training.loop import StepReport
+from privlora.training.observer import StepReport
 from privlora.training.progress import RichObserver
 from privlora.training.takeover import is_over
 

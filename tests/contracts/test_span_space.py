@@ -34,6 +34,7 @@ from privlora.stacked.parts import stack_parts
 from privlora.training.assembly import build_parts
 from privlora.training.checkpoint import load_checkpoint
 from privlora.training.files import RunFolder
+from privlora.training.observer import Observer
 
 pytestmark = pytest.mark.usefixtures("span")
 assert span  # the fixture
@@ -81,14 +82,10 @@ def test_the_noise_on_weights_is_measured(case: Case) -> None:
         assert found[site.name]["measured"] == pytest.approx(0.5 * float(expected) ** 0.5, rel=0.5)
 
 
-class DiesAfterTwo:
+class DiesAfterTwo(Observer):
     def on_step(self, report: Any) -> None:
         if report.step == 2:
             os.kill(os.getpid(), signal.SIGKILL)
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
-
-    def on_private_loss(self, step: int, loss: float) -> None: ...
 
 
 def test_a_run_that_is_killed_goes_on_and_is_reported_and_exported(tmp_path: Path) -> None:

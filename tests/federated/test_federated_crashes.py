@@ -19,7 +19,7 @@ from run_cases import in_a_child
 from privlora.config import Settings
 from privlora.errors import PrivacyError, RunError
 from privlora.federated.client import Client
-from privlora.federated.history import STOPPED, History
+from privlora.federated.history import STOPPED, History, RoundObserver
 from privlora.federated.messages import Reply, Request
 from privlora.federated.session import Session, Work
 from privlora.federated.turn import Turn
@@ -206,13 +206,11 @@ def test_one_server_at_a_time(tmp_path: Path) -> None:
         run(settings, fresh=False)
 
 
-class _Stop:
+class _Stop(RoundObserver):
     """Asks the server to stop after its first round."""
 
     def on_round(self, done: Any, rounds: int) -> None:
         os.kill(os.getpid(), signal.SIGINT)
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon
 from privlora.config import FederationSettings, Settings, settings_from
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
-from privlora.federated.history import History
+from privlora.federated.history import History, RoundObserver
 from privlora.federated.ledgers import keep_ledgers
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import rates
@@ -465,7 +465,7 @@ def test_an_owner_accepts_or_refuses_the_plan_as_a_whole(tmp_path: Path) -> None
 # --- from beginning to end ---
 
 
-class StopAfter:
+class StopAfter(RoundObserver):
     """Ends the server's process, as it seems, after a round."""
 
     def __init__(self, number: int) -> None:
@@ -474,8 +474,6 @@ class StopAfter:
     def on_round(self, done: Any, rounds: int) -> None:
         if done.step == self.number:
             raise KeyboardInterrupt
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
 
 
 def federated_twice(folder: Path, rule: str, stop: int) -> tuple[Settings, Any]:

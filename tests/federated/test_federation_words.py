@@ -14,7 +14,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import epsilon
 from privlora.config import Settings
-from privlora.federated.history import Round
+from privlora.federated.history import Round, RoundObserver
 from privlora.federated.plans import client_plan, federation_of, server_plan
 from privlora.federated.progress import RoundProgress
 from privlora.federated.run import federate
@@ -182,16 +182,12 @@ def test_a_terminal_shows_beside_the_last_round_what_goes_on() -> None:
     assert "local step 2 of 3 done" in said
 
 
-class _Hearing:
+class _Hearing(RoundObserver):
     """What an observer is told of rounds."""
 
     def __init__(self) -> None:
         self.phases = list[tuple[str, int | None, int | None]]()
         self.steps = list[tuple[int, int]]()
-
-    def on_round(self, done: Round, rounds: int) -> None: ...
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
 
     def on_phase(self, what: str, answered: int | None, asked: int | None) -> None:
         self.phases.append((what, answered, asked))

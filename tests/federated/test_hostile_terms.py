@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 from dataclasses import replace
@@ -14,7 +15,7 @@ import torch
 import yaml
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
 
-from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, epsilon, read_ledger
+from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, accountants, epsilon, read_ledger
 from privlora.config import PhaseSettings, Settings, settings_from
 from privlora.config.one_place import MICRO_BATCH
 from privlora.data.rendering import portions
@@ -373,6 +374,13 @@ def plan_of(settings: Settings) -> Plan:
     plan = client_plan(with_local_method(settings))
     assert plan is not None
     return plan
+
+
+def test_terms_that_take_minutes_to_price_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(accountants, "process_time", itertools.count(0, 1000).__next__)
+    settings = settings_of("tan", NAMES, privacy={"noise_multiplier": 3.2123})
+    with pytest.raises(PrivacyError, match="more epsilons are asked for"):
+        Limits(max_epsilon=1e3, max_delta=0.1).refuse_terms(settings, plan_of(settings))
 
 
 def test_units_do_not_add_up(tmp_path: Path) -> None:

@@ -231,6 +231,8 @@ LEDGERS: dict[str, Callable[[str], str]] = {
     "none": lambda text: "",
     "no ledger": lambda text: "{}\n[]\n",
     "not even text": lambda text: "\udcff\0\n",
+    "and more": lambda text: text + "what the record says",
+    "and half a character": lambda text: text + "\ud800",
     "deep": lambda text: "[" * 10**5 + "\n",
     "cut": lambda text: "".join(text.splitlines(keepends=True)[:-2]),
     "of another plan": other_plan,

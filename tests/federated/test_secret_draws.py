@@ -22,7 +22,7 @@ from privlora.accounting import ledger
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.federated import local
-from privlora.federated.history import Aside, Round
+from privlora.federated.history import Aside, Round, RoundObserver
 from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import client_plan, server_plan, with_local_method
 from privlora.federated.progress import RoundProgress
@@ -172,14 +172,12 @@ def test_clients_are_not_drawn_otherwise_than_the_ledger_charges(tmp_path: Path)
     assert not federation.exchange.requests("train")
 
 
-class Rounds:
+class Rounds(RoundObserver):
     def __init__(self) -> None:
         self.seen: list[Round] = []
 
     def on_round(self, done: Round, rounds: int) -> None:
         self.seen.append(done)
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
 
 
 @pytest.mark.parametrize("trusted", [True, False])

@@ -12,6 +12,7 @@ from typing import Any
 from privlora.api import Result, federate, fine_tune, resume_run
 from privlora.demo import model_path, private_records
 from privlora.training.loop import Interrupted
+from privlora.training.observer import Observer
 
 NOTES = private_records(64, seed=1)
 HELD_OUT = private_records(8, seed=2)
@@ -61,7 +62,7 @@ def _run(records: Any, output: Path, **groups: Any) -> Result:
 
 
 def _interrupted(output: Path) -> Result:
-    class Stop:
+    class Stop(Observer):
         def on_step(self, report: Any) -> None:
             if report.step == 2:
                 signal.raise_signal(signal.SIGINT)

@@ -27,6 +27,7 @@ from privlora.mechanisms import Release
 from privlora.methods import METHODS, SPACES, VOTE_METHODS, build, find_method, make_optimizer
 from privlora.optimizers import Optimizer, weight_units
 from privlora.reporting.wording import method_table
+from privlora.training.observer import Observer
 
 RANK, TAU = 4, 0.3
 IN_SPAN = "tangent-coefficients"
@@ -321,14 +322,10 @@ class Stop(Exception):
     pass
 
 
-class StopAfterTwo:
+class StopAfterTwo(Observer):
     def on_step(self, report: Any) -> None:
         if report.step == 2:
             raise Stop
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
-
-    def on_private_loss(self, step: int, loss: float) -> None: ...
 
 
 def begun(folder: Path, method: dict[str, Any], observer: Any = None) -> Any:

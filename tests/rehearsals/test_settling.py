@@ -662,7 +662,7 @@ def test_a_run_takes_what_was_settled_and_resumes_with_it(public: Path, tmp_path
     resume_run(tmp_path / "run", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
     report = json.loads(folder.report.read_text("utf-8"))
     assert report["method"]["choice"] == found
-    assert "public records in the place of private ones" in " ".join(
+    assert "public records instead of private ones" in " ".join(
         (folder.release / "report.html").read_text("utf-8").split()
     )
 

@@ -29,7 +29,7 @@ from privlora.reporting.card import card
 from privlora.reporting.facts import gather
 from privlora.reporting.page import render
 from privlora.reporting.wording import privacy_table, sentence
-from privlora.training.loop import StepReport
+from privlora.training.observer import StepReport
 from privlora.training.progress import RichObserver
 
 HISTOGRAM = StepEvent(PoissonSampling(1.0), 4.0)

@@ -298,7 +298,7 @@ def test_a_file_gives_each_text_once(tmp_path: Path) -> None:
     assert sorted([*first, *second]) == sorted(texts)
     assert first != texts[:8]
     assert resumed.vary(["anything"] * 12) == second
-    with pytest.raises(DataError, match="20 different texts, 0 of which are not used, and 1 are needed"):
+    with pytest.raises(DataError, match="0 different texts that are not used yet, and 1 are needed"):
         generator.random(1)
 
 

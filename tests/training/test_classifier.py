@@ -47,6 +47,7 @@ from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
 from privlora.training.model_checks import refuse_coupled_texts, refuse_too_short
 from privlora.training.models import unchanged_afterwards
+from privlora.training.observer import Observer
 
 every_family = pytest.mark.parametrize("family", FAMILIES)
 METHODS_TRIED = ("prism", "dp-adamw", "ffa", "lora-rite")
@@ -252,7 +253,7 @@ def test_a_run_leaves_a_classifier(tmp_path: Path) -> None:
 def test_a_run_goes_on_where_it_stopped(tmp_path: Path) -> None:
     from privlora.training.loop import Interrupted
 
-    class Stop:
+    class Stop(Observer):
         def on_step(self, report: Any) -> None:
             if report.step == 2:
                 raise KeyboardInterrupt

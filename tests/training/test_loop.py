@@ -24,13 +24,14 @@ from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import load_checkpoint
 from privlora.training.files import read_lines
 from privlora.training.gradients import micro_batch_gradients
-from privlora.training.loop import Interrupted, StepReport
+from privlora.training.loop import Interrupted
+from privlora.training.observer import Observer, StepReport
 from privlora.training.promise import sampler
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 
-class Watcher:
+class Watcher(Observer):
     def __init__(self) -> None:
         self.steps: list[StepReport] = []
         self.evaluations: list[int] = []

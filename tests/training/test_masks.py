@@ -20,7 +20,7 @@ from torch import Tensor
 
 from privlora.api import fine_tune
 from privlora.mechanisms import GaussianMechanism, Release
-from privlora.training.loop import StepReport
+from privlora.training.observer import Observer, StepReport
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -146,11 +146,9 @@ def global_states() -> list[Any]:
     return [torch.get_rng_state().tolist(), random.getstate(), name, words.tolist(), rest]
 
 
-class Fails:
+class Fails(Observer):
     def on_step(self, report: StepReport) -> None:
         raise RuntimeError("no")
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
 
 
 @pytest.mark.parametrize("where", DROPPING)

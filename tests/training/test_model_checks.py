@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,9 +11,11 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from run_cases import assert_same, fingerprint
+from cli_cases import save_tiny_model
+from run_cases import PRIVACY, assert_same, fingerprint
 from tiny_models import FAMILIES, VOCAB, set_checkpointing, tiny_model, tiny_tokenizer
 
+from privlora import fine_tune
 from privlora.adapters import LowRankAdapter
 from privlora.config import ModelSettings, settings_from
 from privlora.data.examples import Example, Examples
@@ -454,3 +457,17 @@ def test_attention_that_is_not_there_is_told_in_one_line(tmp_path: Any) -> None:
     with pytest.raises(ConfigError, match=r"flex_attention does not train here.*sdpa or eager") as caught:
         load_model(settings)
     assert "\n" not in str(caught.value)
+
+
+def test_a_token_beyond_the_model_is_refused_before_a_run_has_a_folder(tmp_path: Path) -> None:
+    model = save_tiny_model(tmp_path / "model")
+    tokenizer = hf.AutoTokenizer.from_pretrained(model)
+    tokenizer.add_tokens(["zzqq"])
+    tokenizer.save_pretrained(model)
+    records = tmp_path / "records.jsonl"
+    records.write_text(
+        "".join(f'{{"text": "a note {number}"}}\n' for number in range(19)) + '{"text": "zzqq"}\n'
+    )
+    with pytest.raises(DataError, match="a token that the model does not know"):
+        fine_tune(model, records, privacy=PRIVACY, output=tmp_path / "run")
+    assert not (tmp_path / "run").exists()

@@ -18,7 +18,7 @@ from rich.console import Console
 from privlora.accounting import Plan, PoissonSampling, StepEvent, epsilon
 from privlora.config import RunSettings, settings_from
 from privlora.training import progress
-from privlora.training.loop import StepReport
+from privlora.training.observer import StepReport
 from privlora.training.progress import RichObserver
 
 EVENT = StepEvent(PoissonSampling(0.01), 1.0)

@@ -25,7 +25,8 @@ from privlora.cli import main
 from privlora.mechanisms import NoiseSource
 from privlora.training import assembly, step
 from privlora.training.files import RunFolder
-from privlora.training.loop import Interrupted, StepReport
+from privlora.training.loop import Interrupted
+from privlora.training.observer import Observer, StepReport
 from privlora.training.promise import sampler
 
 PUBLIC = [{"text": f"a public note, number {i}."} for i in range(3)]
@@ -61,7 +62,7 @@ def ruled_by(clock: Clock) -> Iterator[pytest.MonkeyPatch]:
         yield patch
 
 
-class Stops:
+class Stops(Observer):
     """Sends SIGINT to this process after these steps."""
 
     def __init__(self, steps: tuple[int, ...]) -> None:
@@ -70,10 +71,6 @@ class Stops:
     def on_step(self, report: StepReport) -> None:
         if report.step in self.steps:
             os.kill(os.getpid(), signal.SIGINT)
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
-
-    def on_private_loss(self, step: int, loss: float) -> None: ...
 
 
 def trained(

@@ -31,7 +31,7 @@ from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, VOTE_METHODS, build
 from privlora.training.checkpoint import read_mark
-from privlora.training.loop import StepReport
+from privlora.training.observer import Observer, StepReport
 from privlora.training.ranks import OneProcess, Ranks, RankStopped, deal
 from privlora.training.shared_step import SharedStep
 from privlora.training.step import Step
@@ -458,7 +458,7 @@ def test_kill_9_of_any_process_at_random_moments(bench: Bench, tmp_path: Path) -
         check_finished(folder, log, bench.continue_or_start(folder))
 
 
-class SignalTo:
+class SignalTo(Observer):
     """Signals another process of the run, whose id stands in a file, after a step."""
 
     def __init__(self, number: int, step: int, file: Path) -> None:

@@ -13,7 +13,7 @@ import time
 import pytest
 from rich.console import Console
 
-from privlora.training.loop import StepReport
+from privlora.training.observer import StepReport
 from privlora.training.progress import RichObserver
 from privlora.training.stopping import exit_code, interrupting, stop_on_signal
 

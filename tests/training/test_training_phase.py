@@ -14,12 +14,12 @@ from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon, rea
 from privlora.errors import PrivacyError
 from privlora.rehearsals import choosing
 from privlora.training.files import RunFolder, append_line
-from privlora.training.loop import StepReport
+from privlora.training.observer import Observer, StepReport
 
 VOTES = StepEvent(PoissonSampling(1.0), noise_multiplier=6.0)
 
 
-class Breaks:
+class Breaks(Observer):
     """An observer who pulls the plug once, and notes the steps and rates that it saw."""
 
     def __init__(self, at: int) -> None:
@@ -30,10 +30,6 @@ class Breaks:
         if report.step == self.at:
             self.at = 0
             raise RuntimeError("pulled")
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
-
-    def on_private_loss(self, step: int, loss: float) -> None: ...
 
 
 def test_training_is_the_last_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

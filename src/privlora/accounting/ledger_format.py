@@ -131,12 +131,6 @@ class Plan:
         object.__setattr__(self, "phases", joined)
 
     @property
-    def affordable(self) -> int:
-        """Of how many numbers of steps epsilon is computed in about a minute at most."""
-        kinds = {event for event, _ in self.phases}
-        return _MOST_COSTS if len(kinds) == 1 else int(4 * _MOST_RANGES / ranges(kinds))
-
-    @property
     def steps(self) -> int:
         """How many releases, in all phases together."""
         return sum(count for _, count in self.phases)
@@ -321,8 +315,10 @@ def _parsed(line: bytes) -> Any:
     return record
 
 
+_FIRST_DAY: Final = date(
+    2000, 1, 1
+)  # files are given it as their time, which systems do not take before 1970
 _MOST_RANGES: Final = 128.0  # of a plan, half of what `epsilon` adds up with other runs
-_MOST_COSTS: Final = 256  # numbers of steps
 
 
 _RUN: Final = re.compile("[0-9a-f-]{8,64}")
@@ -348,7 +344,10 @@ class _Reader:
             raise PrivacyError("is not a plan with a version and the identifier of a run")
         if record["type"] != "plan" or schema != SCHEMA_VERSION:
             raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION}")
-        self._created = date.fromisoformat(record["created"]).strftime("%Y-%m-%d")
+        created = date.fromisoformat(record["created"])
+        if created < _FIRST_DAY:
+            raise PrivacyError("is of a day before there were ledgers")
+        self._created = created.isoformat()
         self._run_id, self._versions = record["run_id"], record["versions"]
         if not _are_versions(self._versions):
             raise PrivacyError("names no versions of what computed epsilon")

@@ -27,8 +27,8 @@ from privlora.precision import own_context
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.inputs import Data, SharedRecordsError, load_data
-from privlora.training.loop import Observer
 from privlora.training.models import unchanged_afterwards
+from privlora.training.observer import Observer
 from privlora.training.sources import check_columns
 
 _TEXT_TOKENS = 32  # the loss is a mean over tokens: more of them dilute what each gives away

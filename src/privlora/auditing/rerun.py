@@ -19,8 +19,9 @@ from privlora.training.assembly import Parts
 from privlora.training.files import AUDIT_MARK, AUDITED, RunFolder, write_atomically
 from privlora.training.fitting import in_default_micro_batches, with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted
-from privlora.training.loop import Observer, finish_training
+from privlora.training.loop import finish_training
 from privlora.training.models import check_model, given_or_loaded
+from privlora.training.observer import Observer
 from privlora.training.promise import plan_privacy
 from privlora.training.takeover import make_room
 

@@ -21,8 +21,7 @@ from privlora.training.files import RunFolder
 from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
-    from privlora.federated.history import Round
-    from privlora.federated.rounds import RoundObserver
+    from privlora.federated.history import Round, RoundObserver
     from privlora.federated.run import Federated
 
 

@@ -48,7 +48,7 @@ class OrAuto:
 
 
 class OrTrue:
-    """In an annotation: a file may say true in the place of the group, which is gone once the file is read."""
+    """In an annotation: a file may say true instead of the group, which is gone once the file is read."""
 
     @staticmethod
     def __get_pydantic_json_schema__(core: CoreSchema, handler: GetJsonSchemaHandler) -> dict[str, Any]:
@@ -60,20 +60,20 @@ class AutoSettings(Group):
     """How settings are found that are auto: from public numbers and PUBLIC texts alone, so that it costs no epsilon."""
 
     all: bool = Field(default=False, strict=True)
-    """Whatever is not given becomes what `privlora init` writes: steps, expected_batch_size, clip_norm, right_weight
-    and learning_rate auto, metric_power 1, rank 8 and target_modules auto, and for 500 units or fewer clipping
-    automatic; each where it goes with what is given."""
+    """Whatever is not given becomes what `privlora init` writes, where it goes with what is given. That is auto for
+    steps, expected_batch_size, clip_norm, right_weight, learning_rate and target_modules, metric_power 1 and rank 8.
+    For 500 units or fewer it is clipping automatic."""
     passes: float = Field(default=PASSES, gt=0, le=1000)
-    """With privacy.steps or expected_batch_size auto: how often a unit takes part in the run, in expectation. More
-    passes take more time, and their noise is divided among more units a step."""
+    """With privacy.steps or expected_batch_size auto: how often a unit takes part in the run, on average. More passes
+    take more time, and their noise is divided among more units a step."""
     file: str | list[str] | None = None
-    """PUBLIC records of the form that the group data describes, for what is rehearsed: method.learning_rate,
-    method.right_weight and privacy.clip_norm. Never private ones, and others than those of data.evaluation."""
+    """PUBLIC records of the form that the group data describes. They choose method.learning_rate, method.right_weight
+    and privacy.clip_norm. Never private ones, and others than those of data.evaluation."""
     limit: int = Field(default=2000, ge=32)
     """How many records of file to use at most, from the first on."""
     choose: list[Literal["right_weight", "clip_norm", "learning_rate"]] = Field(default=[])
-    """What is chosen before the run begins, by rehearsals on file; without a file on texts that the model writes, the
-    learning rate by noise alone. auto in a setting's own place says the same."""
+    """What is chosen before the run begins, by rehearsals on file. Without a file it is chosen on texts that the model
+    writes, the learning rate by noise alone. auto in a setting's own place says the same."""
 
     @field_validator("file", mode="before")
     @classmethod
@@ -191,22 +191,22 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     if not isinstance(own, Mapping) or own.get("all") is not True:
         return values
     if values.get("federation") is not None:
-        return values  # which is told where groups are held against each other
+        return values  # which is refused where groups are held against each other
     rest = {name: value for name, value in own.items() if name != "all"}
     filled = {**values, "auto": rest}
     data, adapter, method, privacy = (
         values.get(name) or {} for name in ("data", "adapter", "method", "privacy")
     )
     if not all(isinstance(group, Mapping) for group in (data, adapter, method, privacy)) or not privacy:
-        return filled  # which is told where groups are checked
+        return filled  # which is refused where groups are checked
     privacy, method, adapter = dict(privacy), dict(method), dict(adapter)
     filled["privacy"] = privacy
     _unless_given(privacy, "steps", AUTO)
     if privacy.get("sample_rate") is None:
         _unless_given(privacy, "expected_batch_size", AUTO)
     name = method.get("name", "prism")
-    row = facts_of(name) if isinstance(name, str) else None
-    if row is None or not row.weighed or privacy.get("private", True) is not True:
+    facts = facts_of(name) if isinstance(name, str) else None
+    if facts is None or not facts.weighed or privacy.get("private", True) is not True:
         return filled
     filled |= {"method": method, "adapter": adapter}
     fresh = adapter.get("init") is None  # else an adapter of its own rank and layers may go on
@@ -215,13 +215,13 @@ def with_all_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     texts = data.get("label") is None and data.get("chosen") is None and values.get("synthesis") is None
     units, learnt = _number(privacy.get("public_dataset_size")), privacy.get("clip_quantile") is not None
     if _positive(units) and units <= VERY_NOISY:
-        if not learnt and privacy.get("clip_norm") is None and "automatic" in row.clippings:
+        if not learnt and privacy.get("clip_norm") is None and "automatic" in facts.clippings:
             _unless_given(method, "clipping", "automatic")
     elif texts:
         if not learnt and method.get("clipping") not in _OF_ONE_LENGTH:
             _unless_given(privacy, "clip_norm", AUTO)
-        optimizer = method.get("optimizer") or row.optimizer
-        known = row.settings_of(optimizer) if optimizer in row.optimizers else ()
+        optimizer = method.get("optimizer") or facts.optimizer
+        known = facts.settings_of(optimizer) if optimizer in facts.optimizers else ()
         if fresh:
             _unless_given(adapter, "target_modules", EITHER)
         if fresh and privacy.get("bands") in (None, 1) and "metric_power" in known:
@@ -261,7 +261,7 @@ def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
     filled = {name: dict(group) if isinstance(group, Mapping) else group for name, group in values.items()}
     own = filled.get("auto") or {}
     if not isinstance(own, dict):
-        return values  # which is told where the group is checked
+        return values  # which is refused where the group is checked
     filled["auto"] = own
     for group, name in asked:
         if name in REHEARSED:
@@ -275,7 +275,7 @@ def without_auto(values: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> None:
-    """Put numbers in the place of the sizes that are auto."""
+    """Put numbers instead of the sizes that are auto."""
     units, passes = _number(privacy.get("public_dataset_size")), _number(own.get("passes", PASSES))
     if not _positive(units):
         raise Wrong(
@@ -286,11 +286,11 @@ def _size(privacy: dict[str, Any], own: Mapping[str, Any], names: list[str]) -> 
     if "sample_rate" in privacy and "expected_batch_size" in names:
         raise Wrong(
             "sample_rate follows from expected_batch_size and public_dataset_size",
-            "remove sample_rate, or give it in the place of expected_batch_size",
+            "remove sample_rate, or give it instead of expected_batch_size",
             "privacy.sample_rate",
         )
     if not _positive(passes):
-        passes = PASSES  # what is wrong is told where the group is checked
+        passes = PASSES  # what is wrong is refused where the group is checked
     batch, steps = _number(privacy.get("expected_batch_size")), _number(privacy.get("steps"))
     if _positive(rate := _number(privacy.get("sample_rate"))):
         batch = rate * units

@@ -50,7 +50,7 @@ Countable = Annotated[int, AfterValidator(countable)]
 
 
 class Truth:
-    """Stands for true or false where neither is a value, so that no setting takes it and each is told."""
+    """Stands for true or false where neither is a value, so that no setting takes it and each is reported."""
 
     def __init__(self, value: bool) -> None:
         self.value = value

@@ -90,8 +90,8 @@ class PhaseSettings(Group):
     local_steps: Countable = Field(default=1, ge=1)
     """As federation.local_steps."""
     expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
-    """Of all clients together, what sums of these rounds are divided by; null: privacy.expected_batch_size. With it
-    goes the sampling rate of these rounds, expected_batch_size / public_dataset_size."""
+    """Of all clients together, what sums of these rounds are divided by; null: privacy.expected_batch_size. The
+    sampling rate of these rounds is expected_batch_size / public_dataset_size."""
 
 
 _OF_A_ROUND: Final = 10  # clients whose draws take as long as a round by itself
@@ -108,22 +108,22 @@ class FederationSettings(Group):
     clients: int | list[ClientSettings] = Field(union_mode="left_to_right")
     """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals."""
     split: Literal["iid", "dirichlet", "column"] = "iid"
-    """How data.path is cut: at random; by label with proportions from Dirichlet(alpha); or one client for each value of
-    a column, in the order of the values, where clients is the number of values."""
+    """How data.path is cut. iid: at random. dirichlet: by label, with proportions from Dirichlet(alpha). column: one
+    client for each value of a column, in the order of the values; clients is their number."""
     column: str | None = None
     """Column that split=dirichlet or split=column goes by."""
     alpha: float | None = Field(default=None, gt=0)
     """Of split=dirichlet: small values give each client few labels."""
     rounds: Countable = Field(ge=1)
-    """How many; where there are phases, the sum of theirs, which nobody gives."""
+    """How many; with phases it is the sum of theirs, and not given."""
     local_steps: Countable = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
     phases: list[PhaseSettings] | None = Field(default=None, min_length=1, max_length=MOST_PHASES)
-    """In the place of rounds and local_steps: rounds of several kinds, in their order, each as “- {rounds: 4,
+    """Instead of rounds and local_steps: rounds of several kinds, in their order, each as “- {rounds: 4,
     local_steps: 3, expected_batch_size: 128}”."""
     clients_per_round: int | None = Field(default=None, ge=1)
-    """How many train in a round, each equally often; null: all. With trusted_server the expected number of clients that
-    it draws in secret, each with the same probability."""
+    """How many train in a round, each equally often; null: all. With trusted_server: how many it draws in secret on
+    average, each with the same probability."""
     rule: str = JOINT
     """How what clients send is put together (``privlora federate --list-rules``)."""
     privacy_model: Literal["record", "client"] = "record"
@@ -134,9 +134,9 @@ class FederationSettings(Group):
     secure_aggregation: bool | None = None
     """Whether the server sees sums only; null: where the rule or the privacy model needs it."""
     survivors: int | None = Field(default=None, ge=1)
-    """t: how many clients of a round have to be in a secure sum, else the round is void; where noise is distributed,
-    the statement counts on their noise. Above two thirds of them, so that a server cannot open single answers with the
-    help of the others. Null: all of them, so that a round in which a client drops out is void."""
+    """t: how many clients of a round have to be in a secure sum; else the round is void. Where noise is distributed,
+    the statement counts on their noise. More than two thirds, so that a server cannot open single answers with the help
+    of the others. Null: all, so that a round in which a client drops out is void."""
     weights: list[float] | None = None
     """PUBLIC weights of the clients, in their order; null: equal. Never the private numbers of records."""
     oversampling: int = Field(default=0, ge=0)
@@ -250,14 +250,14 @@ class FederationSettings(Group):
         if values.keys() & {"rounds", "local_steps"}:
             raise Wrong(
                 "phases say rounds and local_steps of each kind of round, so rounds and local_steps "
-                "beside them would be a second timetable",
+                "too would be a second timetable",
                 "remove rounds and local_steps, or phases",
                 "phases",
             )
         try:
             phases = [PhaseSettings.model_validate(phase) for phase in values["phases"]]
         except (ValidationError, TypeError):
-            return {**values, "rounds": 1}  # found again, and told, where each phase is checked
+            return {**values, "rounds": 1}  # found again, and reported, where each phase is checked
         return {**values, "phases": phases, "rounds": max(1, sum(phase.rounds for phase in phases))}
 
     @field_validator("clients", mode="before")

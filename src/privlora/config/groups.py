@@ -59,19 +59,19 @@ class ModelSettings(Group):
     gradient_checkpointing: Literal["none", "reentrant", "non-reentrant"] = "none"
     """Recompute activations in the backward pass to save memory; per-example gradients stay exact."""
     dropout: bool = False
-    """Run the base model in training mode, with its own dropout. Off by default: dropout masks are one more thing that
-    must stay secret. adapter.lora_dropout works either way."""
+    """Run the base model in training mode, with its own dropout. Off by default, since dropout masks must stay secret.
+    adapter.lora_dropout works either way."""
     device: str = "auto"
     """A torch device, such as cpu or cuda:0; auto takes a GPU if there is one."""
     fully_shard: bool = False
-    """Spread the frozen weights over all processes of the run (torch's FSDP2), for a base that no device holds alone.
-    Of one process, all of them are its own."""
+    """Spread the frozen weights over all processes of the run (torch's FSDP2), for a base that no device holds
+    alone."""
     revision: str | None = None
     """Hub revision, so that a run can be repeated."""
     quantization: Literal["4bit", "8bit"] | None = None
-    """Pack the frozen weights with bitsandbytes: 4bit is QLoRA's (nf4, computed in bfloat16, its scales packed too).
-    With 8bit each unit goes through the model by itself, since such layers mix rows. Packed otherwise: give a folder
-    that is packed already, or a loaded model. The adapter stays as it is."""
+    """Pack the frozen weights with bitsandbytes. 4bit is QLoRA's packing: nf4, computed in bfloat16, its scales packed
+    too. With 8bit each unit goes through the model by itself, since such layers mix rows. For another packing give a
+    folder that is packed already, or a loaded model. The adapter stays as it is."""
     attn_implementation: (
         Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None
     ) = None
@@ -79,8 +79,8 @@ class ModelSettings(Group):
     device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str] | None = (
         None
     )
-    """Spread the base over several devices, as transformers does: auto, balanced, balanced_low_0, sequential, or a
-    mapping from names of modules to devices. All of it has to fit: nothing may lie on a disk meanwhile."""
+    """Spread the base over several devices, as transformers does, or by a mapping from names of modules to devices. All
+    of it has to fit: nothing may lie on a disk meanwhile."""
 
     @property
     def packing(self) -> Mapping[str, Any] | None:
@@ -102,10 +102,10 @@ class AdapterSettings(Group):
     lora_alpha: float = Field(default=16.0, gt=0)
     """The update is scaled by lora_alpha / r. Of no effect on training where no factor plays a part (prism)."""
     target_modules: str | list[str] = "all-linear"
-    """all-linear; feed-forward (the linear layers outside of attention, by the names of the modules that they are in);
-    auto, which is feed-forward where names tell it from attention and no token is sent to experts, else all-linear; a
-    list of name endings; or a regular expression over whole module names. The words leave out layers that cannot be
-    adapted and those narrower than r: a plan and the report name them."""
+    """Which layers are adapted. all-linear: all linear ones. feed-forward: those outside of attention, by the names of
+    their modules. auto: feed-forward where names show it and no token is sent to experts, else all-linear. Or a list of
+    name endings, or a regular expression over whole module names. The words leave out layers that cannot be adapted and
+    those narrower than r: a plan and the report name them."""
     exclude_modules: list[str] = Field(default=[])
     """Name endings of layers that are left out of target_modules."""
     layers_to_transform: list[int] | None = None
@@ -113,15 +113,15 @@ class AdapterSettings(Group):
     lora_dropout: float = Field(default=0.0, ge=0, lt=1)
     """Dropout on the adapter's inputs. Its masks are drawn from secret randomness."""
     use_rslora: bool = False
-    """Scale by lora_alpha / sqrt(r) in the place of lora_alpha / r."""
+    """Scale by lora_alpha / sqrt(r) instead of lora_alpha / r."""
     init: str | None = None
-    """Start of the adapter; null takes the method's own. random (the update is zero, as in LoRA), w0-subspace (a zero
-    update inside the top singular vectors of the frozen weights), spectral-split (the update starts as the top part of
-    the frozen weights; the exported rank is 2r), public-gradient (a zero update inside the top singular vectors of the
-    mean gradient on public_text), or the folder of an adapter that was trained on other data."""
+    """Start of the adapter; null takes the method's own. random: a zero update, as in LoRA. w0-subspace: a zero update
+    inside the top singular vectors of the frozen weights. spectral-split: the top part of the frozen weights; the
+    exported rank is 2r. public-gradient: a zero update inside the top singular vectors of the mean gradient on
+    public_text. Or the folder of an adapter that was trained on other data."""
     public_text: str | list[str] | None = None
-    """PUBLIC records for init=public-gradient, of the form that the group data describes, the first 384. Never private
-    ones."""
+    """PUBLIC records for init=public-gradient, of the form that the group data describes. The first 384 are read. Never
+    private ones."""
 
     @field_validator("target_modules", mode="before")
     @classmethod
@@ -162,7 +162,7 @@ class DataSettings(Group):
     """Of the files; auto: by their endings. text: one record a line; paragraphs: one between blank lines."""
     task: str | None = None
     """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It brings
-    prompt and completion from the records' usual columns, loss_on=completion, and its metric in `privlora evaluate`."""
+    prompt and completion, loss_on=completion, and its metric in `privlora evaluate`."""
     text: str | None = None
     """Column that holds the whole text, or a format such as "{title}\\n{body}"."""
     prompt: str | None = None
@@ -170,64 +170,63 @@ class DataSettings(Group):
     completion: str | None = None
     """Column or format of the answer, or column of a list of messages, of which the assistant's are learnt."""
     template: Literal["auto", "chat", "none"] = "auto"
-    """How prompt and completion meet. auto: as turns of a user and an assistant where there is a chat template; what a
+    """How prompt and completion meet. auto: as turns of a user and an assistant where there is a chat template. What a
     format like "Question: {q}\\nAnswer:" makes is a turn, too, unless it writes control tokens itself. chat: the
-    same, and a tokenizer without one is refused. none, and auto without one: as they stand, with a newline between if
-    neither has white space there. A task's are as none."""
+    same, and a tokenizer without a template is refused. none, and auto without a template: as they stand, with a
+    newline between if neither has white space there. A task's are as none."""
     messages: str | None = None
     """Column of chat messages, rendered by the tokenizer's chat template."""
     tools: str | None = "tools"
     """Column with the tools that a chat may call, for the chat template; records need not have it."""
     chosen: str | None = None
-    """Column or format of the better one of two answers to prompt, and rejected of the other: the run then learns the
+    """Column or format of the better one of two answers to prompt; rejected names the other. The run then learns the
     preference (DPO). Without prompt both are columns of chat messages. A record is a unit with both of its answers."""
     rejected: str | None = None
     """Column or format of the answer that was not chosen."""
     dpo_beta: float | None = Field(default=None, gt=0, le=10)
-    """With chosen: how fast the loss of a preference falls as the model leaves the base model, which is the reference.
-    Null is 0.1."""
+    """With chosen: how fast the loss of a preference falls as the model leaves the base model. Null is 0.1."""
     label: str | None = None
     """Column of a label. The run then trains a classifier (AutoModelForSequenceClassification) on text, or on the pair
-    text and text_pair: the model's last layer learns with the adapter, under the same clipping and noise. With task,
-    write label: texts and labels are the task's own."""
+    text and text_pair. The last layer learns with the adapter, under the same clipping and noise. With task, write
+    label: texts and labels are the task's own."""
     labels: Labels | None = None
-    """All labels that there can be: names, as ["no", "yes"]; a name for each number that records hold, as
-    {0: negative, 1: positive}; how many, if they hold the numbers from 0 on; or score, of a number. PUBLIC, since a
-    label that a single record has would show that record."""
+    """All labels that there can be. PUBLIC, since a label that a single record has would show that record. Names, as
+    ["no", "yes"]; a name for each number, as {0: negative, 1: positive}; how many, if records hold the numbers from 0
+    on; or score, of a number."""
     text_pair: str | None = None
     """Column or format of the second text of a pair, with label."""
     chat_template: str | None = None
-    """A chat template instead of the tokenizer's: a file, which is read once, the template itself, or the name of one
-    of several that the tokenizer has. It is public: reports tell its SHA-256. The tokenizer itself stays as it is."""
+    """A chat template instead of the tokenizer's: a file, the template itself, or the name of one of several that the
+    tokenizer has. It is public: reports give its SHA-256. The tokenizer itself stays as it is."""
     chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(default={})
-    """What the template is told beside messages, as {enable_thinking: false}."""
+    """What the template is given besides messages, as {enable_thinking: false}."""
     split_special_tokens: bool = True
-    """Read control tokens that a record spells, as "<|im_end|>", as its text, so that none forges a turn. Set it to
-    false for texts that a chat template has already rendered."""
+    """Read control tokens that a record spells, as "<|im_end|>", as text, so that none forges a turn. Set it to false
+    for texts that a chat template has already rendered."""
     loss_on: Literal["all", "completion"] = "all"
-    """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns). Unless given,
-    completion where settings name a completion or messages."""
+    """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns). The default
+    is completion where settings name a completion or messages."""
     max_length: int = Field(default=512, ge=2)
     """Longest text in tokens. The default gives way to a model's smaller limit."""
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
     """What stays of a longer text: its first tokens, or its last ones."""
     chunk: bool = False
-    """Divide texts that are longer than max_length into chunks of like length, and train on all of them; else they are
-    cut. All chunks of a text are one unit, with one clip and one charge, and with unit=user they are the user's."""
+    """Divide texts that are longer than max_length into chunks of like length, and train on all of them. Else they are
+    cut. All chunks of a text are one unit, with one clip and one charge; with unit=user they are the user's."""
     max_chunks: int = Field(default=8, ge=1)
-    """How many of a record's chunks take part in a step at most, drawn anew each time; with unit=user
-    privacy.max_records_per_user counts chunks, and this is not read."""
+    """How many of a record's chunks take part in a step at most, drawn anew each time. Not read with unit=user, where
+    privacy.max_records_per_user counts chunks."""
     add_eos: bool = True
     """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first ``limit`` records. If one of them is removed, a later one takes its place, so the run protects
+    """Use only the first ``limit`` records. If one of them is removed, a later one takes its place. So the run protects
     against replacing a record, not against adding or removing one. Refused with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss and answers in the report. Never private ones."""
     unchecked: bool = False
-    """Train even if the records do not fit the settings: more than twice or fewer than half as many units as the public
-    number, most of them without a token to train on, or most of them cut to less than half by max_length. This setting
-    is published like every other."""
+    """Train even if the records do not fit the settings. That is: more than twice or fewer than half as many units as
+    the public number; most without a token to train on; or most cut to less than half by max_length. This setting is
+    published like every other."""
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -509,13 +508,13 @@ class PrivacySettings(Group):
     """At most 1 / public_dataset_size, better far below it."""
     clip_norm: Annotated[float, OrAuto] = Field(default=1.0, ge=CLIP_NORMS[0], le=CLIP_NORMS[1])
     """C: bound on the norm of one unit's gradient over all modules. auto: a quarter of the median norm of the public
-    records auto.file; without a file of texts that the model writes itself. For whole texts, not for labels."""
+    records auto.file, or without a file of texts that the model writes. auto is for whole texts, not for labels."""
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
     """Clip at this quantile of the units' gradient norms (0.5: the median), learnt privately from clip_norm on. Epsilon
     stays the same: 0.5 % more noise pays for it. Null clips at clip_norm."""
     steps: Annotated[Countable, OrAuto] = Field(ge=1)
-    """T: number of optimizer steps, each of them one noisy release. There are no epochs in private training. auto:
-    what public_dataset_size and auto.passes leave room for, fewer and larger steps rather than many small ones."""
+    """T: number of optimizer steps, each of them one noisy release. There are no epochs in private training. auto: few
+    large steps, as public_dataset_size and auto.passes leave room for."""
     expected_batch_size: Annotated[float | None, OrAuto] = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
     """b = q N: mean number of units in a step. Give it with public_dataset_size, or with sample_rate. auto: see
     steps."""
@@ -533,12 +532,12 @@ class PrivacySettings(Group):
     """Public cap on the units of a batch (truncated Poisson sampling, accounted as such)."""
     sampling: Literal["poisson", "balls-in-bins"] = "poisson"
     """How batches are drawn. poisson: each unit by a coin of its own, in each step. balls-in-bins: each unit in exactly
-    one of every 1/q steps, a pass, and dealt anew for each: less noise at the same epsilon, best with steps that make
-    whole passes."""
+    one of every 1/q steps, a pass, and dealt anew for each. That takes less noise at the same epsilon, best with steps
+    that make whole passes."""
     bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] | Literal["auto"] = 1
-    """Above 1: a step's noise takes back a part of that of the bands - 1 steps before it, and batches are drawn from as
-    many classes of units in turn (DP-BandMF). auto: as many as leave least noise in the sums of steps. Noise of
-    bands - 1 steps is kept, in float64."""
+    """Above 1: a step's noise takes back a part of that of the bands - 1 steps before it (DP-BandMF). Batches are drawn
+    from as many classes of units in turn. auto: as many as leave least noise in the sums of steps. Noise of bands - 1
+    steps is kept, in float64."""
     insecure_noise_seed: int | None = None
     """For tests: repeatable noise. The run is stamped NOT PRIVATE."""
 
@@ -635,7 +634,7 @@ class PrivacySettings(Group):
         if self.max_batch_size is not None and self.public_dataset_size is None:
             yield Wrong(
                 "max_batch_size needs public_dataset_size: its cost depends on both",
-                "give public_dataset_size in the place of sample_rate or expected_batch_size",
+                "give public_dataset_size instead of sample_rate or expected_batch_size",
                 "max_batch_size",
             )
         elif self.max_batch_size is not None and self.max_batch_size < self.b:
@@ -746,32 +745,32 @@ class PrivacySettings(Group):
 
 
 class MethodSettings(Group):
-    """A row of the table of methods (``privlora methods``) and its settings; null takes the row's default."""
+    """A method of the table (``privlora methods``) and its settings; null takes the method's default."""
 
     name: str = "prism"
-    """A row, or auto, which chooses one on public texts."""
+    """A method, or auto, which chooses one on public texts."""
     optimizer: str | None = None
-    """One of the row's optimizers; null: its first."""
+    """One of the method's optimizers; null: its first."""
     learning_rate: Annotated[float | None, OrAuto] = Field(default=None, gt=0)
-    """Of the optimizer, at its height. Null: the row's own, which falls with the root of privacy.steps where noise is
-    added to gradients. auto: the best in rehearsals on the public records auto.file; without a file the one at which
-    the run's noise alone moves the model's predictions of its own texts by 0.1 nats a token."""
+    """Of the optimizer, at its height. Null: the method's own, which falls with the root of privacy.steps where noise
+    is added to gradients. auto: the best in rehearsals on the public records auto.file. Without a file: the rate at
+    which noise alone moves the model's predictions of its own texts by 0.1 nats a token."""
     relative_rate: bool | None = None
     """Whether learning_rate is relative: the share of the frozen weights' norms by which the noise of one step moves
-    all of them together (span-prism: the length of one step), so that one rate serves models of other widths, depths
-    and weight scales. Else it is in entries: about how far noise moves each number. Epsilon is the same. Null: the
-    row's own, true for prism and span-prism."""
+    them together. With span-prism it is the length of one step. So one rate serves models of other widths, depths and
+    weight scales. Else it is in entries: about how far noise moves each number. Epsilon is the same. Null: the method's
+    own, true for prism and span-prism."""
     schedule: Literal["constant", "linear", "cosine"] | None = None
     """How the learning rate goes on after the warm-up; linear and cosine fall towards 0."""
     warmup_steps: int | None = Field(default=None, ge=0)
-    """Steps in which the learning rate rises from 0; null: the row's share of all steps."""
+    """Steps in which the learning rate rises from 0; null: the method's share of all steps."""
     averaging: float | None = Field(default=None, ge=0, lt=1)
     """Decay of the moving average of Z that is exported; 0 exports the last iterate."""
     clipping: Literal["flat", "automatic", "spectral", "normalized", "per-module"] | None = None
-    """How a unit's gradient is brought to clip_norm. flat scales down longer ones; automatic scales all to about
-    clip_norm; spectral first brings up weak modules and directions, then clips as flat does; normalized scales all to
-    it but those that vanish beside public gradients (methods with public texts); per-module scales each module's part
-    down to clip_norm / sqrt(modules). Epsilon is the same."""
+    """How a unit's gradient is brought to clip_norm; epsilon is the same. flat: longer ones are scaled down. automatic:
+    all are scaled to about clip_norm. spectral: weak modules and directions are brought up first, then as flat.
+    normalized: all are scaled to it but those far below public gradients (methods with public texts). per-module: each
+    module's part is scaled down to clip_norm / sqrt(modules)."""
 
     # With a title, which reports use: arguments of optimizers, whose constructors hold the defaults. An optimizer that
     # has no such argument refuses the setting.
@@ -789,11 +788,11 @@ class MethodSettings(Group):
     """prism: rank of the memory of what truncating to rank r cuts off, as a multiple of adapter.r; 0 keeps nothing."""
     right_weight: Annotated[float | None, OrAuto] = Field(default=None, title="right weight", gt=0, le=10)
     """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none.
-    auto: how long gradients are, at the start, in a direction that rotates V, beside one within the subspaces; 0.25 to
-    1, on the public records auto.file, without a file on texts that the model writes itself."""
+    auto, 0.25 to 1: how long gradients are at the start in a direction that rotates V, compared with one within the
+    subspaces. It looks at the public records auto.file, or without a file at texts that the model writes."""
     metric_power: float | None = Field(default=None, title="metric power", ge=0, le=2)
     """prism: directions of the update count in proportion to this power of their singular values, in clipping and in
-    steps, so that what has grown moves on faster; 0 counts all alike."""
+    steps. So what has grown moves on faster; 0 counts all alike."""
     perturbation: float | None = Field(default=None, title="λ", gt=0, le=1)
     """dp-zo: how far from the adapter, to both sides along the step's direction, losses are compared."""
     alpha: float | None = Field(default=None, title="α", ge=0, le=1)
@@ -803,15 +802,15 @@ class MethodSettings(Group):
     top_k: int | None = Field(default=None, title="directions", ge=0)
     """pe-sgd: how many leading directions of the public gradients' span are used; 0: all, one a public text."""
     hold_out: float | None = Field(default=None, title="held out to choose", ge=0, le=0.5)
-    """pe-sgd: which part of the public gradients is held out at a time, in private's place, to choose before each step
-    those of alpha, ridge and top_k that are not given. Costs no epsilon. 0 chooses nothing."""
+    """pe-sgd: which part of the public gradients is held out at a time, as if it were private. It chooses before each
+    step those of alpha, ridge and top_k that are not given. Costs no epsilon. 0 chooses nothing."""
     beside: float | None = Field(default=None, title="kept beside the span", ge=0, le=1)
-    """guided-prism, pdp-sgd: how much counts what is released beside the span of public gradients; 1: as much as what
-    lies along it."""
+    """guided-prism, pdp-sgd: how much counts what is released outside of the span of public gradients; 1: as much as
+    what lies along it."""
     embedding_clip: float | None = Field(default=None, title="embedding clip", gt=0)
     """gep: norm to which the part of a gradient in the span is clipped. clip_norm scales both parts alike."""
     residual_clip: float | None = Field(default=None, title="residual clip", gt=0)
-    """gep: norm to which the part beside the span is clipped."""
+    """gep: norm to which the part outside of the span is clipped."""
 
 
 OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_fields.items() if field.title}
@@ -831,22 +830,21 @@ class RunSettings(Group):
     label: str | None = None
     """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = MICRO_BATCH
-    """Bound on rows x padded length of one pass through the model; rows that are shorter than what their gradients take
+    """Bound on rows x padded length of one pass through the model. Rows that are shorter than what their gradients take
     count as that long. Memory and speed, not results. auto: as many as fit in the memory that is free when a run
-    starts, by its public settings alone; the workers of a study share that. Federations need a number;
-    diagnoses, shadow adapters and audits by gradients take the default."""
+    starts, by public settings alone. The workers of a study share it. Federations need a number. Diagnoses, shadow
+    adapters and audits by gradients take the default."""
     checkpoint_every: int = Field(default=20, ge=1)
     """Steps from one checkpoint to the next, ten minutes at most; what a crash loses of them stays charged."""
     evaluate_every: int | None = Field(default=None, ge=0)
-    """Steps between evaluations on the public evaluation records. Null: about ten times in runs of 20 steps and more,
-    and before and after training only in shorter ones, as 0 does in all."""
+    """Steps between evaluations on the public evaluation records. Null: about ten times in runs of 20 steps and more.
+    Shorter runs evaluate before and after training only, and so do all with 0."""
     report_to: list[Literal["jsonl", "tensorboard", "wandb", "trackio"]] = Field(default=[])
-    """Where public numbers go beside the report (steps, epsilon, learning rate, held-out loss): jsonl writes
-    release/metrics.jsonl, tensorboard private/tensorboard, both while a run goes on; wandb and trackio get all of it
-    when the run has ended, since a service that notes when each number comes learns how long each step took. Read by
-    `train`, `resume` and `synthesize`."""
+    """Where else public numbers go: steps, epsilon, learning rate, held-out loss. jsonl writes release/metrics.jsonl
+    and tensorboard private/tensorboard, both while a run goes on. wandb and trackio get all of it when the run has
+    ended, since the time of each number would show how long a step took. Read by `train`, `resume` and `synthesize`."""
     log_every: int = Field(default=10, ge=1)
-    """Steps from one row of report_to and of `Result.history` to the next."""
+    """Steps from one line of report_to and of `Result.history` to the next."""
     show_private_loss: bool = False
     """Show the training loss on the screen. It is private data: only for people who may see the records."""
 
@@ -866,7 +864,7 @@ class RunSettings(Group):
 
     @property
     def max_tokens(self) -> int:
-        """tokens_per_micro_batch; the default in the place of ``auto`` where nobody has chosen."""
+        """tokens_per_micro_batch; the default instead of ``auto`` where nobody has chosen."""
         return MICRO_BATCH if self.tokens_per_micro_batch == "auto" else self.tokens_per_micro_batch
 
 
@@ -923,12 +921,13 @@ class Settings(Group):
         given = values.get("federation") if isinstance(values, Mapping) else None
         if not isinstance(given, Mapping):
             return values
-        # Clients of any form but a number have paths of their own, or are an error that is told where they are checked.
+        # Clients of any form but a number have paths of their own, or are an error that is raised where they are
+        # checked.
         steps, own = None, not isinstance(given.get("clients"), int)
         try:
             federation = FederationSettings(**given)
         except (ValidationError, TypeError):
-            pass  # found again, and told, where the group is checked
+            pass  # found again, and reported, where the group is checked
         else:
             steps = sum(federation.steps_of_a_client)
         # Before the groups themselves, whose checks would advise other values.
@@ -1098,7 +1097,7 @@ class Settings(Group):
         if auto.all and self.federation is None:  # of a file or a call it has become what it stands for
             yield Wrong(
                 "auto.all is of what a file or a call leaves out, which groups that are made already do "
-                "not tell",
+                "not show",
                 "give plain mappings, or what is to be auto in auto.choose",
                 "auto.all",
             )

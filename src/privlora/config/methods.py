@@ -164,17 +164,16 @@ _SETTINGS: Final = frozenset(
 
 @dataclass(frozen=True)
 class MethodFacts:
-    """One row. ``private`` is False for baselines that never clip or add noise.
+    """One method. ``private`` is False for baselines that never clip or add noise.
 
-    space: a name in SPACES. settings: what the row sets otherwise than its optimizer does (Optimizer.settings holds the
-    defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
+    space: a name in SPACES. settings: what the method sets otherwise than its optimizer does (Optimizer.settings holds
+    the defaults); init_settings: what it sets otherwise again for some starts; noiseless_settings: without noise, where
     nothing is averaged either. public_texts: the texts whose gradients the space leans on, if it does, which stay as
     they are or evolve from step to step. releases: what is noised, gradients in that space, or votes on public texts,
     after which the adapter learns the texts without noise. tunes_writer: whether votes tune the model that writes the
     texts, which then is the one that is trained, by trl. learning_rate: in entries. relative_rate: whether the default
     is relative instead (SpaceFacts.relative): relative_learning_rate, or learning_rate over the space's usual unit.
-    revision: raised when defaults change, so that no study
-    takes runs with the old ones for runs with the new.
+    revision: raised when defaults change, so that no study takes runs with the old ones for runs with the new.
     """
 
     name: str
@@ -220,7 +219,7 @@ class MethodFacts:
 
         Rules move by the rate times about one standard deviation of noise in every coordinate, so after T steps noise
         has moved each by rate * sqrt(T), whatever the batch; and it is that which best rates have in common
-        (docs/choosing.md). Of rows that lean on public texts it was not measured, and they keep one rate.
+        (docs/choosing.md). Of methods that lean on public texts it was not measured, and they keep one rate.
         """
         return self.private and self.public_texts is None and self.releases == "gradients"
 
@@ -235,7 +234,7 @@ class MethodFacts:
         return self.optimizers[0]
 
     def choose_optimizer(self, name: str | None) -> str:
-        """``name``, or the default for None. Raises ConfigError for one that the row does not have."""
+        """``name``, or the default for None. Raises ConfigError for one that the method does not have."""
         chosen = name or self.optimizer
         if chosen not in self.optimizers:
             raise no_optimizer(self.name, chosen, self.optimizers)
@@ -245,8 +244,8 @@ class MethodFacts:
 _OF_SPANS = ("normalized", "flat")
 
 METHODS: dict[str, MethodFacts] = {
-    row.name: row
-    for row in (
+    method.name: method
+    for method in (
         MethodFacts(
             name="prism",
             summary="clip and noise in the tangent space of the rank-r update; no factor plays a part",
@@ -453,8 +452,8 @@ METHODS: dict[str, MethodFacts] = {
 
 
 VOTE_METHODS: dict[str, MethodFacts] = {
-    row.name: row
-    for row in (
+    method.name: method
+    for method in (
         MethodFacts(
             name="aug-pe",
             summary="records vote for the nearest public texts, which evolve; then ordinary AdamW on the last of them",
@@ -476,17 +475,18 @@ VOTE_METHODS: dict[str, MethodFacts] = {
         ),
     )
 }
-"""Rows whose private phase is rounds of votes on public texts. Their space and optimizer are those of the ordinary
+"""Methods whose private phase is rounds of votes on public texts. Their space and optimizer are those of the ordinary
 training that follows on the last texts, which is post-processing: no gradient of a private record is taken."""
 
 
 @dataclass(frozen=True)
 class Choice:
-    """A name that stands for one of several rows: which of them a run takes, it finds on public texts before it begins.
+    """A name that stands for one of several methods: which of them a run takes, it finds on public texts before it
+    begins.
 
     rows: in their order; of those that do equally well the first is taken. All are the same Gaussian mechanism to the
-    accountant, so the noise is the same whichever is taken. clipping: of a row where the settings name none, if not the
-    row's own.
+    accountant, so the noise is the same whichever is taken. clipping: of a method where the settings name none, if not
+    its own.
     """
 
     name: str
@@ -508,7 +508,7 @@ CHOICES: dict[str, Choice] = {
         ),
     )
 }
-"""Names in the place of a row. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
+"""Names that stand for methods. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
 
 
 def known_methods() -> list[str]:
@@ -532,28 +532,28 @@ def wrong_for_method(
     name = chosen.get("name", "prism")
     if not isinstance(name, str) or (federated and "name" not in chosen):
         return []
-    row = facts_of(name)
-    if row is None:
+    method = facts_of(name)
+    if method is None:
         return []
     found = list[tuple[str, ConfigError]]()
-    if private and not row.private:
+    if private and not method.private:
         found.append(("name", adds_no_noise(name)))
     optimizer, clipping = chosen.get("optimizer"), chosen.get("clipping")
-    if isinstance(optimizer, str) and optimizer not in row.optimizers:
-        found.append(("optimizer", no_optimizer(name, optimizer, row.optimizers)))
+    if isinstance(optimizer, str) and optimizer not in method.optimizers:
+        found.append(("optimizer", no_optimizer(name, optimizer, method.optimizers)))
     elif optimizer is None or isinstance(optimizer, str):
-        used = optimizer or row.optimizer
-        own = row.settings_of(used)
+        used = optimizer or method.optimizer
+        own = method.settings_of(used)
         found += [
             (each, no_setting(name, used, each, own))
             for each, value in chosen.items()
             if value is not None and each in _SETTINGS and each not in own
         ]
     if (
-        clipping in CLIPPINGS and clipping not in row.clippings
-    ):  # what is no clipping at all is told elsewhere
-        found.append(("clipping", cannot_clip(name, clipping, row.clippings)))
-    if chosen.get("relative_rate") is True and not row.has_weight_unit:
+        clipping in CLIPPINGS and clipping not in method.clippings
+    ):  # what is no clipping at all is reported elsewhere
+        found.append(("clipping", cannot_clip(name, clipping, method.clippings)))
+    if chosen.get("relative_rate") is True and not method.has_weight_unit:
         found.append(("relative_rate", no_unit(name)))
     return found
 
@@ -592,11 +592,10 @@ def cannot_clip(method: str, clipping: str, known: tuple[str, ...]) -> ConfigErr
 
 
 def no_unit(method: str) -> ConfigError:
-    """Of a row whose learning rate cannot be in the size of the frozen weights."""
+    """Of a method whose learning rate cannot be in the size of the frozen weights."""
     return ConfigError(
         f"method.relative_rate=true cannot be used with method {method!r}",
-        why="what it releases belongs to no single module, so no module's frozen weight says how far a step may move "
-        "it; ignored, the rate would be one in entries",
+        why="what it releases belongs to no single module, so no frozen weight says how far a step may move it",
         fix="remove relative_rate, and give a learning_rate in entries; or choose another method, such as prism or "
         "dp-adamw",
     )

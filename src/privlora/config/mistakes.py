@@ -27,7 +27,7 @@ Place = tuple[Any, ...]
 _HIDDEN: Final = frozenset(("path", "evaluation", "public_text", "file"))
 """A Python caller may have put records where these name files, so what they hold is never shown."""
 _MOST: Final = 20
-"""Mistakes of a file that are told: a file of something else is no page of names."""
+"""Mistakes of a file that are reported: a file of something else is no page of names."""
 _MAIN: Final = {
     "model": "name",
     "data": "path",
@@ -64,7 +64,7 @@ _STAND_INS: Final[Mapping[str, Mapping[str, Any]]] = {
         "public_dataset_size": 10**9,
     },
 }
-"""Instead of settings that are needed, while what is told of the others is looked for: they contradict nothing."""
+"""Instead of settings that are needed, while what is wrong with the others is looked for: they contradict nothing."""
 _ARGUMENTS: Final = {
     ("data", "path"): "data",
     ("data", "evaluation"): "evaluation",
@@ -267,7 +267,7 @@ def is_shown(group: str, value: object) -> bool:
 
 
 def _known(values: Mapping[str, Any], found: _Found) -> dict[str, Any]:
-    """The groups and settings that there are; the others are told."""
+    """The groups and settings that there are; the others are reported."""
     groups, rest, origin = settings_by_group(), dict[str, Any](), found.origin
     for group, inner in values.items():
         where = origin.where((group,))
@@ -295,7 +295,7 @@ def _known(values: Mapping[str, Any], found: _Found) -> dict[str, Any]:
                 what = f"{called} is of type {type(inner).__name__}, not a mapping of settings"
                 fix = f"pass a mapping, as {called}=dict({_MAIN.get(group, 'name')}=...)"
             found.add(what, fix, (group,))
-    if rest.get("federation") is not None:  # here, so that each is told next to what else is wrong
+    if rest.get("federation") is not None:  # here, so that each is reported next to what else is wrong
         for one in misplaced(of_mapping(rest)):
             own, name = one.place.split(".")
             if name == "steps":  # which may be those that follow

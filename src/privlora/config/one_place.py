@@ -16,7 +16,7 @@ MICRO_BATCH: Final = 4096
 
 METRIC_AND_RULE: Final = (
     "method.metric_power goes with federation.rule=joint alone: a metric follows the update from step to step, and "
-    "clients move beside a base that stays for a round",
+    "clients move from a base that stays for a round",
     "remove metric_power, or set federation.rule=joint, whose steps all clients take together",
 )
 """Why, and how to mend it."""

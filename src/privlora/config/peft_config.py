@@ -1,4 +1,4 @@
-"""A peft.LoraConfig in the place of the group adapter: what means the same is carried over, the rest is refused."""
+"""A peft.LoraConfig instead of the group adapter: what means the same is carried over, the rest is refused."""
 
 from __future__ import annotations
 

@@ -38,7 +38,7 @@ class _PlainLoader(yaml.SafeLoader):
         event = self.peek_event()
         self._values, self._depth = self._values + 1, self._depth + 1
         if isinstance(event, yaml.AliasEvent):
-            fix = "write out what stands behind each &name, in the place of its *name"
+            fix = "write out what stands behind each &name, instead of its *name"
             raise UnboundedError("an alias", fix, event.start_mark)
         for number, most, what in (
             (self._values, _VALUES, f"more than {_VALUES} values"),

@@ -146,7 +146,7 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
             fix="""put quotes inside those of the shell, as 'data.text="{title}"'""",
         ) from None
     section = merged.setdefault(group, {})
-    if isinstance(section, dict):  # else the file holds no group there, which is told
+    if isinstance(section, dict):  # else the file holds no group there, which is reported
         section[name] = parsed
     return group, name
 

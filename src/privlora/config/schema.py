@@ -15,7 +15,7 @@ from privlora.config.reference import groups, meanings, purpose
 
 DRAFT: Final = "https://json-schema.org/draft/2020-12/schema"
 FILE: Final = "privlora.schema.json"
-"""Its name in the docs, and where `privlora init` looks for it beside what it writes."""
+"""Its name in the docs, and where `privlora init` looks for it next to what it writes."""
 
 _ONE_PLACE: Final[dict[str, Any]] = {
     # A federation brings its steps, and its clients their files.

@@ -67,8 +67,8 @@ class SynthesisSettings(Group):
     """
 
     generator: Literal["model", "file", "endpoint", "callable"] = "model"
-    """Who writes: the model that is trained, as it is at that step; a public file, each of whose texts is used once; a
-    server that speaks OpenAI's protocol; or a Python function or object of your own."""
+    """Who writes. model: the one that is trained, as it is at that step. file: a public one, each of whose texts is
+    used once. endpoint: a server that speaks OpenAI's protocol. callable: a Python function or object of your own."""
     file: str | list[str] | None = None
     """PUBLIC records of generator=file, in any form that data.path may have. Never private ones."""
     column: str = "text"
@@ -80,18 +80,18 @@ class SynthesisSettings(Group):
     api_key_env: str | None = None
     """Environment variable that holds the endpoint's key. The key itself is never written down."""
     callable: str | None = None
-    """Of generator=callable, as module:name: a function from a list of prompts to a list of answers, or an object with
+    """Of generator=callable, as module:name. A function from a list of prompts to a list of answers, or an object with
     random and vary."""
     preset: Preset | None = None
     """Kind of text that prompts ask for; null: text, which is any."""
     random_prompt: str | None = None
-    """In the place of a preset: the request for a fresh text; without chat, the words before one."""
+    """Instead of a preset: the request for a fresh text; without chat, the words before one."""
     variation_prompt: str | None = None
     """With random_prompt: the request for a variation. {text} is the text, {tone} one of nine tones; null takes a
     general one."""
     chat: bool | None = None
-    """Whether texts are asked for, or beginnings gone on with. Null: of a model whether its tokenizer has a chat
-    template, else true."""
+    """Whether texts are asked for, or beginnings gone on with. Null: true, but of a model whether its tokenizer has a
+    chat template."""
     seeds: int = Field(default=100, ge=1)
     """K: texts that are kept at each choice."""
     variations: int = Field(default=1, ge=0)
@@ -105,15 +105,15 @@ class SynthesisSettings(Group):
     warm_start_epochs: int = Field(default=0, ge=0)
     """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
     warm_start_learning_rate: float | None = Field(default=None, gt=0)
-    """Of these epochs; null: method.learning_rate, or the row's own."""
+    """Of these epochs; null: method.learning_rate, or the method's own."""
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
     evolution: Literal["variations", "fresh"] = "variations"
-    """What takes the place of texts that are not kept: variations of those that are; or fresh texts (L = infinity), for
-    which pe-sgd keeps none, since its model has moved, and aug-pe keeps those with votes."""
+    """What takes the place of texts that are not kept. variations: of those that are. fresh: new texts (L = infinity);
+    pe-sgd then keeps none, since its model has moved, and aug-pe keeps those with votes."""
     embedding: str | None = None
-    """Rows that release votes: a PUBLIC sentence-transformers model, in which texts are near each other. Null: the base
-    model's own hidden states."""
+    """Methods that release votes: a PUBLIC sentence-transformers model, in which texts are near each other. Null: the
+    base model's own hidden states."""
     nearest: int = Field(default=1, ge=1)
     """aug-pe: for how many of the nearest texts a record votes."""
     selection: Literal["rank", "probability"] = "rank"
@@ -127,12 +127,12 @@ class SynthesisSettings(Group):
     dpo_learning_rate: float = Field(default=8e-7, gt=0)
     """popri: of AdamW in a round, which falls to 0. The default is for 8 billion parameters; small models need more."""
     epochs: int = Field(default=4, ge=0)
-    """Rows that release votes: ordinary epochs on the last texts, which cost no epsilon. 0 with popri: the adapter is
-    the one that preferences tuned."""
+    """Methods that release votes: ordinary epochs on the last texts, which cost no epsilon. 0 with popri: the adapter
+    is the one that preferences tuned."""
     samples: int | None = Field(default=None, ge=1)
     """privlora synthesize: how many texts are released; null for as many as a population has."""
     publish: bool = False
-    """Release the texts as a data set in the place of an adapter; privlora synthesize sets it."""
+    """Release the texts as a data set instead of an adapter; privlora synthesize sets it."""
     source: str | None = None
     """privlora synthesize --from: a finished run, whose adapter is asked for the texts at no further cost."""
 

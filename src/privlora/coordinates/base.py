@@ -105,7 +105,7 @@ class Coordinates(ABC):
     def event_layers(self) -> tuple[tuple[int, int], ...]:
         return self.event_layers_of(lambda: self.adapter)
 
-    # What is remembered of releases beside the state: something with state_dict and load_state_dict, for checkpoints.
+    # What is remembered of releases besides the state: something with state_dict and load_state_dict, for checkpoints.
     memory: Any = None
 
     def expect(self, law: ReleaseLaw) -> None:  # noqa: B027 - most coordinates are the same under any
@@ -120,7 +120,7 @@ class Coordinates(ABC):
         """Called once before the gradients of a batch are taken: PUBLIC work at the present state."""
 
     def rows_at_once(self) -> int | None:
-        """PUBLIC: a bound on the rows of a micro-batch, beside that on its tokens; None: there is no need of one."""
+        """PUBLIC: a bound on the rows of a micro-batch, besides that on its tokens; None: there is no need of one."""
         return None
 
     def encode(self, captured: Captured) -> Captured:
@@ -166,7 +166,7 @@ class Coordinates(ABC):
         """PUBLIC. The norm below which a unit is not brought up to the clipping norm by normalising."""
         raise ConfigError(
             f"{type(self).__name__} cannot normalise units",
-            why="no public gradient tells there which norms are only rounding, and those must not be brought up",
+            why="no public gradient shows which norms are only rounding, and those must not be brought up",
             fix="set method.clipping=flat or automatic",
         )
 

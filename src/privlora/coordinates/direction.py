@@ -1,4 +1,4 @@
-"""One random direction a step: units are told by how their losses differ along it, and no gradient is taken."""
+"""One random direction a step: units are described by how their losses differ along it, and no gradient is taken."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class DirectionCoordinates(FactorCoordinates):
     noise are of c, so a unit moves a release by C at most whatever z is: it is public, and anybody may foresee it.
     What is released stands for the gradient c z of theta (``estimate``).
 
-    theta is never stepped there and back: what the model computes with is made beside it, so no bit of theta depends
+    theta is never stepped there and back: what the model computes with is another tensor, so no bit of theta depends
     on who was in a batch. Each unit goes through the model by itself, because a difference of nearly equal losses
     enlarges what company in a micro-batch rounds.
 

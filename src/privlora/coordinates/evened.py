@@ -34,7 +34,7 @@ def root_factors(grams: Tensor) -> tuple[Tensor, Tensor]:
     depend on a basis. All float64. Zero, with R = 0, where squares of t's entries are below what the dtype of the
     Gram matrix holds. Entries must be finite.
     """
-    # The Gram matrix's rounding in float32, 1e-7 of the largest value, is small beside _LEAST^2.
+    # The Gram matrix's rounding in float32, 1e-7 of the largest value, is small next to _LEAST^2.
     values, vectors = decomposed(torch.linalg.eigh, grams.double())
     top = values[..., -1:]
     seen = top > 1e8 * torch.finfo(grams.dtype).tiny
@@ -60,7 +60,7 @@ Sums = list[tuple[Tensor, Tensor]]
 """Weighted sums of units' gradients: one (P (L, m, r), Q (L, n, r)) a group of L equal modules."""
 
 # Units whose products are added up in the gradients' own precision; beyond that in float64. In float32 the sum of more
-# that pull alike would round by what is not small beside the slack of spectral clipping.
+# that pull alike would round by what is not small next to the slack of spectral clipping.
 _TOGETHER = 16
 # Squares of norms are differences, which rounding may make too small: none counts as less than this part of the larger
 # one. A module's two sides together are a fourth of it at least, if they are those of one gradient.

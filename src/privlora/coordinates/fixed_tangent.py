@@ -39,7 +39,7 @@ class FixedTangentCoordinates(TangentCoordinates):
         if any(adapter.rank != 2 * point.rank for point in points):
             raise ConfigError(
                 f"an adapter of rank {adapter.rank} cannot hold tangent vectors at points of rank {points[0].rank}",
-                why="a base of rank r and what moves beside it have rank 2r together",
+                why="a base of rank r and what moves have rank 2r together",
                 fix="make the adapter with twice the rank of the base",
             )
         adapter.columns = (

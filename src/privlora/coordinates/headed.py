@@ -1,4 +1,4 @@
-"""Coordinates of a classifier: those of its adapter in any space, and beside them the entries of its last layer."""
+"""Coordinates of a classifier: those of its adapter in any space, and the entries of its last layer."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ class ProjectedCoordinates(Coordinates):
         if adapter.dropout:
             raise ConfigError(
                 "adapter.lora_dropout does not go with projected gradients",
-                why="dropout would thin out the gradient of the whole layer, not that of an adapter beside it",
+                why="dropout would thin out the gradient of the whole layer, not that of an adapter alone",
                 fix="set adapter.lora_dropout=0",
             )
         # Own copies. Update them in place, never rebind them: optimizers hold views.

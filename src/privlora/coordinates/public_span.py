@@ -116,7 +116,7 @@ class PublicGradients:
     def times(self, vectors: Tensor | Rows) -> Tensor:
         """G h for each h of (units, p): (units, N) float64. No bit of one depends on the others, see above.
 
-        NaN where h is not finite. In each block of columns h is rounded to 2^-18 of its largest entry there; beside
+        NaN where h is not finite. In each block of columns h is rounded to 2^-18 of its largest entry there; with
         float64 matrices, to 2^-54 and G to 2^-48, in pieces for each of which the same holds.
         """
         given = vectors if isinstance(vectors, Rows) else Rows([vectors])

@@ -24,7 +24,7 @@ from privlora.coordinates.tangent import TangentCoordinates
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, Product
 
-_BYTES = 2**27  # of gradients beside those of public texts, unless an eighth of theirs is more
+_BYTES = 2**27  # of gradients besides those of public texts, unless an eighth of theirs is more
 _TILE = 8  # columns of a matrix product that kernels take at a time
 _NUMBER = 4  # bytes of one of a unit's
 _SPAN = "span."  # of a span's parts, among those of what processes share
@@ -64,7 +64,7 @@ def rows_of(space: Coordinates, captured: Captured) -> Rows:
 
 
 def rows_beside(entries: int, kept: int, copies: int) -> int:
-    """How many gradients of ``entries`` float32 numbers, each ``copies`` times, go beside ``kept`` bytes of them."""
+    """How many gradients of ``entries`` float32 numbers, each ``copies`` times, go next to ``kept`` bytes of them."""
     return max(1, max(_BYTES, kept // 8) // (entries * _NUMBER * copies))
 
 

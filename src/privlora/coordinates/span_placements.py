@@ -1,4 +1,4 @@
-"""Other places for clipping and noise beside the span of public gradients: before the projection, and on both parts."""
+"""Other places for clipping and noise than the span of public gradients: before the projection, and on both parts."""
 
 from __future__ import annotations
 

@@ -13,7 +13,8 @@ from privlora.data.examples import IGNORED, Answers, Examples
 from privlora.errors import ConfigError, PrivacyError
 from privlora.stages import COLLATE, staged
 
-# What a micro-batch costs beside its tokens, as so many tokens more: kernels that are started, modules that are called.
+# What a micro-batch costs besides its tokens, as so many tokens more: kernels that are started, modules that are
+# called.
 _OVERHEAD, _OVERHEAD_OF_GPUS = 96, 1024
 
 
@@ -164,7 +165,7 @@ def micro_batches(
 
     def kind(unit: int) -> tuple[int, int]:
         width = 0 if own_width is None else own_width(lengths[unit])
-        # What no column is left for has no padding by itself, and would have some beside a shorter unit.
+        # What no column is left for has no padding by itself, and would have some next to a shorter unit.
         return width, unit if own_width is not None and width <= lengths[unit] else -1
 
     for _, alike in groupby(order, key=kind):

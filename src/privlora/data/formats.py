@@ -97,7 +97,7 @@ def _head(file: Path) -> bytes:
     try:
         with gzip.open(file) if is_zipped(file) else open(file, "rb") as stream:
             return stream.read(_HEAD)
-    except (OSError, zlib.error, EOFError):  # told where it is read
+    except (OSError, zlib.error, EOFError):  # reported where it is read
         return b""
 
 
@@ -112,7 +112,7 @@ def is_zipped(file: Path) -> bool:
 def read_placed(file: Path, format: Format) -> Iterator[Placed]:
     """The records of a file or folder that is there, in order; ``.gz`` is unpacked on the fly. format: not ``auto``.
 
-    Damage that is of no record, as that of a compressed file, is told once, and ends the file.
+    Damage that is of no record, as that of a compressed file, is reported once, and ends the file.
     """
     if format in ("parquet", "arrow"):
         yield from _read_arrow(file, format)
@@ -192,7 +192,7 @@ def _read_jsonl(stream: Iterable[str]) -> Iterator[Placed]:
         except (_Twice, RecursionError) as error:
             yield number, _NO_RECORD[type(error)]
         except ValueError:
-            # Only which line: the error itself holds it, and a column in it tells how long a record is.
+            # Only which line: the error itself holds it, and a column in it says how long a record is.
             as_python = line.lstrip().startswith("{'")
             fix = "write each record with json.dumps(record)" if as_python else "mend or remove the line"
             yield number, DataError("this is not JSON", fix=fix)

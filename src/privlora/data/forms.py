@@ -111,7 +111,7 @@ def is_usual(column: str) -> bool:
 
 
 def are_names(columns: Iterable[str], rows: Sequence[Mapping[str, Any]] | None = None) -> bool:
-    """Whether all columns may be shown that records share: as names of one word; or of several, beside one that tables
+    """Whether all columns may be shown that records share: as names of one word; or of several, with one that tables
     usually have. Of a table without a header, a person's name has two words, too.
 
     rows: records of a table whose first line the columns are. That line may be a record, and is none where a column of

@@ -96,7 +96,7 @@ def _encode(
         shorter = encode([texts[at] for at in long], truncation=True, max_length=max_length)
         if max(map(len, shorter["input_ids"])) > max_length:
             raise ConfigError(
-                f"data.max_length={max_length} leaves no room for a text beside the tokenizer's special tokens",
+                f"data.max_length={max_length} leaves no room for a text next to the tokenizer's special tokens",
                 fix="raise it",
             )
         for place, at in enumerate(long):

@@ -1,6 +1,6 @@
 """Reading private records from memory, local files or a hub dataset.
 
-Errors name files, lines and columns, never contents. What may be a record in the place of a file's name is not shown
+Errors name files, lines and columns, never contents. What may be a record instead of a file's name is not shown
 either, and the hub is asked only for what is written with ``hf://``.
 """
 
@@ -76,7 +76,7 @@ MOST_CHARACTERS: Final = 10_000_000
 """Of one text: tokenizers need minutes for more, of which a model would read a few thousand tokens."""
 
 Broken = Callable[[DataError], None]
-"""Is told what of a file cannot be read as a record, and may raise."""
+"""Is given what of a file cannot be read as a record, and may raise."""
 
 
 def _refuse(error: DataError) -> NoReturn:
@@ -114,9 +114,9 @@ def iterate_records(
         format: ``auto`` goes by the file's ending; of JSON, lines and a list are told apart by how the file begins.
             ``text`` is one record a non-blank line and ``paragraphs`` one between blank lines (both as column "text").
         limit: keep only the first ``limit`` records.
-        broken: is told what of a file that is there cannot be read as a record, and may raise. What it does not raise
+        broken: is given what of a file that is there cannot be read as a record, and may raise. What it does not raise
             for counts as no record (`privlora.data.formats` says how far the others stay as they are).
-        look: whether a file's beginning may tell its format, beside its ending. Not for a client of a federation: no
+        look: whether a file's beginning may show its format, besides its ending. Not for a client of a federation: no
             record may decide how the others are read.
 
     Yields:
@@ -156,8 +156,8 @@ def no_records(sources: Sequence[str]) -> DataError:
 
 
 def refuse_missing(path: str | list[str], *, format: Format = "auto", look: bool = False) -> None:
-    """Raise what ``load_records`` would of a file that is not there or cannot be told, without reading or asking. look:
-    whether files may be read for it."""
+    """Raise what ``load_records`` would of a file that is not there or of no known format, without reading or asking.
+    look: whether files may be read for it."""
     for source in [path] if isinstance(path, str) else path:
         if not source.startswith(HUB):
             local_file(source, format, look=look)
@@ -262,7 +262,7 @@ def _rows_of_table(data: Any) -> Iterable[Any]:
 
 
 def without_arrays(value: Any) -> Any:
-    """Lists and Python's own numbers in the place of what numpy or torch holds, also inside; else the same value."""
+    """Lists and Python's own numbers instead of what numpy or torch holds, also inside; else the same value."""
     if isinstance(value, Mapping):
         found = {key: without_arrays(part) for key, part in value.items()}
         return found if any(found[key] is not part for key, part in value.items()) else value
@@ -275,7 +275,7 @@ def without_arrays(value: Any) -> Any:
 
 
 SHOWN: Final = 5
-"""Places of one mistake that are told."""
+"""Places of one mistake that are named."""
 _BLANKS: Final = 2  # in a path that is shown
 NULL: Final = "None"
 NAN: Final = "NaN"

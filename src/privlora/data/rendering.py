@@ -69,7 +69,7 @@ Piece = tuple[str, bool]
 """A text, and whether a record says it; else the settings do."""
 
 Apply = Callable[..., str]
-"""A chat template: messages, whether an answer is asked for, tools, and what else it is told, to a text."""
+"""A chat template: messages, whether an answer is asked for, tools, and what else it is given, to a text."""
 
 
 def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None:
@@ -276,7 +276,7 @@ class _Talk:
     """A record's messages on their way through a chat template.
 
     While they are rendered, other characters stand for the control tokens that they spell, so that what the
-    template writes itself can be told from it. own: what the record tells the template beside them. told: what the
+    template writes itself can be known from it. own: what else the record gives the template. told: what the
     settings tell it.
     """
 
@@ -318,8 +318,8 @@ class _Talk:
             raise RecordError(
                 self.number,
                 f"{self.whose} asks for what these messages, or the template itself, do not have",
-                fix="mend the template: a message has role and content and what else the record says of it; what the "
-                "template is told beside is data.chat_template_kwargs",
+                fix="mend the template: a message has role and content and what else the record says of it; "
+                "data.chat_template_kwargs gives the template more",
             ) from None
         except TemplateError:
             raise RecordError(
@@ -521,7 +521,7 @@ def tools_of(record: Mapping[str, Any], number: int, column: str | None) -> list
 
 
 def _of_its_own(value: Any, number: int, whose: str) -> Any:
-    """As if the record were the only one of its source. Raises DataError where that cannot be told."""
+    """As if the record were the only one of its source. Raises DataError where that is not known."""
     if not is_json(value):
         raise RecordError(
             number,
@@ -541,7 +541,7 @@ def _of_its_own(value: Any, number: int, whose: str) -> Any:
 
 
 def _told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
-    """What a record tells its template beside messages, in the column that TRL reads. Raises DataError."""
+    """What a record gives its template besides messages, in the column that TRL reads. Raises DataError."""
     told = record.get("chat_template_kwargs")
     if not isinstance(told, Mapping):
         return {}
@@ -596,7 +596,7 @@ def with_role(message: Any) -> Any:
 
 def _refuse_unspoken(message: Any, number: int, whose: str) -> None:
     """Raise DataError for a message, with a role where it has a known one, of which nobody speaks or nothing is said.
-    whose: of which one it is told."""
+    whose: of which one it is said."""
     role, speaker = (message.get(key) if isinstance(message, Mapping) else None for key in ("role", "from"))
     speaks = role is None and isinstance(speaker, str) and _SHAREGPT.get(speaker, speaker) in ROLES
     said = "value" if speaks else "content"

@@ -108,7 +108,7 @@ def _tojson(
     separators: tuple[str, str] | None = None,
     sort_keys: bool = False,
 ) -> str:
-    """As transformers has it, in the place of Jinja's, which escapes HTML."""
+    """As transformers has it, instead of Jinja's, which escapes HTML."""
     return json.dumps(x, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)
 
 

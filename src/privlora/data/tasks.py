@@ -64,7 +64,7 @@ class Question:
     gold: int | float | str | None
     """The label's number, the score, the number or the letter (A to E); None if a math record does not tell."""
     source: str | None
-    """Which data set of a mixture it is from, if the record tells."""
+    """Which data set of a mixture it is from, if the record says."""
 
 
 _PAIR = ("sentence1", "sentence2")

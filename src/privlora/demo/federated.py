@@ -20,7 +20,7 @@ from privlora.demo import model_path
 from privlora.demo.clinics import CLINICS, clinic_records
 from privlora.demo.run import fresh_folder
 from privlora.evaluation import evaluate_next_token
-from privlora.federated.history import Round
+from privlora.federated.history import Round, RoundObserver
 from privlora.federated.messages import SUM, Reply
 from privlora.federated.plans import client_plan, with_local_method
 from privlora.federated.run import federate, refuse_without_flower
@@ -62,7 +62,7 @@ class Seen:
                 self.vectors[reply.client] = reply.tensors[SUM].numpy().copy()
 
 
-class Progress:
+class Progress(RoundObserver):
     """A line now and then."""
 
     def __init__(self, console: Console) -> None:

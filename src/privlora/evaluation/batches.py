@@ -95,6 +95,6 @@ def rotary_kinds(config: Any) -> list[Mapping[str, Any]]:
 
 
 def takes_positions(model: Any) -> bool:
-    """Whether the model is told the positions of its tokens (some derive them from the attention mask)."""
+    """Whether the model is given the positions of its tokens (some derive them from the attention mask)."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
     return "position_ids" in inspect.signature(base.forward).parameters

@@ -17,7 +17,7 @@ from privlora.losses import batch_logits, class_losses
 
 @dataclass(frozen=True)
 class ClassResult:
-    """loss_per_example: mean cross-entropy in nats, or mean squared error of scores; its standard error beside it.
+    """loss_per_example: mean cross-entropy in nats, or mean squared error of scores, and its standard error.
 
     metrics: of classes accuracy, f1 (of class 1; of more than two the mean over classes) and matthews_correlation; of
     scores pearson and spearman.
@@ -29,7 +29,7 @@ class ClassResult:
     examples: int
 
     def to_dict(self) -> dict[str, float]:
-        """With the metrics beside the loss."""
+        """With the metrics and the loss."""
         return {
             "loss_per_example": self.loss_per_example,
             "standard_error": self.standard_error,

@@ -25,7 +25,7 @@ from privlora.randomness import counter_generator
 
 @dataclass(frozen=True)
 class Sampling:
-    """Draws from the model in the place of its most probable tokens.
+    """Draws from the model instead of its most probable tokens.
 
     Prompt i has a stream of uniforms of its own, one for each token, so that what it draws depends on no other prompt
     and no batch, and torch's own generators are neither read nor moved.
@@ -203,7 +203,7 @@ class _Draw(LogitsProcessor):
 
 
 class _Heard(StoppingCriteria):
-    """Stops nothing, and tells how many prompts are answered."""
+    """Stops nothing, and reports how many prompts are answered."""
 
     def __init__(self, told: Callable[[int], None], answered: int, start: int, most: int) -> None:
         self._told, self._answered, self._start, self._most = told, answered, start, most

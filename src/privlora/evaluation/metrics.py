@@ -39,7 +39,7 @@ def matthews_correlation(gold: np.ndarray, predicted: np.ndarray) -> float:
 
 
 def pearson(gold: np.ndarray, predicted: np.ndarray) -> float:
-    """Linear correlation; 0 if either is constant (a constant answer tells nothing)."""
+    """Linear correlation; 0 if either is constant (a constant answer says nothing)."""
     if np.ptp(gold) == 0 or np.ptp(predicted) == 0:
         return 0.0
     return float(np.corrcoef(gold, predicted)[0, 1])

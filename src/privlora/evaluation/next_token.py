@@ -20,7 +20,7 @@ class NextTokenResult:
     """Losses are in nats.
 
     loss_per_token: total loss over total label tokens. loss_per_example: mean over examples of each one's mean loss,
-    which is what training minimises; its standard error beside it. accuracy: fraction of label tokens that are the
+    which is what training minimises, and its standard error. accuracy: fraction of label tokens that are the
     most probable one.
     """
 

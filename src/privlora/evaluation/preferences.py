@@ -18,7 +18,7 @@ from privlora.losses import log_likelihoods, margins, preference_losses
 
 @dataclass(frozen=True)
 class PreferenceResult:
-    """loss_per_example: mean loss in nats, 0.693 where the model is the reference; its standard error beside it.
+    """loss_per_example: mean loss in nats, 0.693 where the model is the reference, and its standard error.
 
     accuracy: share of records whose chosen answer gained more over the reference than the rejected one. reward_margin:
     the mean of what it gained more, times beta.

@@ -41,6 +41,22 @@ class Round:
         return Round(self.step, (), (), 0, 0, None if self.void is None else "nothing came of it")
 
 
+class RoundObserver:
+    """Whoever wants to see a federation go on overrides what it wants to hear of. All of it is public."""
+
+    def on_round(self, done: Round, rounds: int) -> None:
+        """A round is over, and saved. done: names nobody where a trusted server drew in secret (`Round.untold`)."""
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        """Held-out loss after round ``step``, before `on_round` reports that round."""
+
+    def on_phase(self, what: str, answered: int | None, asked: int | None) -> None:
+        """What is done now, and how many clients have answered; None where that is a secret."""
+
+    def on_local_step(self, done: int, steps: int) -> None:
+        """How far clients that train in this process are."""
+
+
 def why_void(rounds: Sequence[Round]) -> str:
     """The reasons of void rounds in words, each once whatever its round; the first few of many. "" for none."""
     found = sorted({_OF_A_ROUND.sub("", one.void) for one in rounds if one.void is not None})

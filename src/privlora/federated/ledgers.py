@@ -115,7 +115,10 @@ def _right(name: str, text: str, plan: Plan, least: int) -> LedgerSummary:
     """Raises PrivloraError for a text that is not the ledger of a client which answered so often."""
     if len(text) > _FIRST + _LINE * (plan.steps + 1):
         raise RunError("it is longer than a ledger of this plan can be", fix="look at that client")
-    summary = parse_ledger(Path(name), text.encode(errors="replace"))[0]
+    content = text.encode(errors="replace")
+    summary, _, size = parse_ledger(Path(name), content)
+    if size < len(content):  # it is published as it is given
+        raise RunError("something lies behind its last whole line", fix="look at that client")
     if not alike(summary.plan.to_dict(), plan.to_dict()):
         raise PrivacyError("it is of another plan than was agreed on", fix="look at that client")
     if not summary.closed:

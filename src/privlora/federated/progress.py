@@ -9,15 +9,15 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from privlora.federated.history import Round
+from privlora.federated.history import Round, RoundObserver
 from privlora.training.progress import IN_WORDS, bar_of, fitting, layouts, losses_drawn, pace
 
 _LINES = 10  # plain lines of a federation
 _SMOOTHING = 0.7
 
 
-class RoundProgress:
-    """Implements `privlora.federated.rounds.RoundObserver` on a rich console; a context manager around the rounds.
+class RoundProgress(RoundObserver):
+    """Rounds on a rich console; a context manager around them.
 
     What it shows is public: numbers of clients, steps and bytes, and the loss on public records. How long a round takes
     is not: it is shown on a terminal alone, and no line elsewhere follows a clock. What goes on inside of a round is

@@ -6,9 +6,9 @@ The same lines drive clients of this process, of Flower's simulation and of othe
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Final
 
 from privlora.accounting import Ledger, Plan
 from privlora.config import Settings
@@ -16,7 +16,7 @@ from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
-from privlora.federated.history import STOPPED, Aside, History, Round, why_void
+from privlora.federated.history import STOPPED, Aside, History, Round, RoundObserver, why_void
 from privlora.federated.messages import Exchange, Reply, Request, refuse_unlisted
 from privlora.federated.plans import client_rate, federation_of, public_settings
 from privlora.federated.schedule import participants, secret_participants
@@ -49,26 +49,6 @@ NOTHING_LACKED: Final = (
 )
 
 
-class RoundObserver(Protocol):
-    """Whoever wants to see a federation go on."""
-
-    def on_round(self, done: Round, rounds: int) -> None:
-        """A round is over, and saved. done: names nobody where a trusted server drew in secret (`Round.untold`)."""
-
-    def on_evaluation(self, step: int, loss: float) -> None:
-        """Held-out loss after round ``step``, before `on_round` is told of that round."""
-
-
-Tell = Callable[[str, int | None, int | None], None]
-"""(what is done now, how many clients have answered, of how many), or None and None where that is a secret."""
-
-
-def teller(observer: object) -> Tell:
-    """``observer.on_phase``, which an observer may have beside the others: it is told of what goes on in a round, and
-    of nothing that is not public."""
-    return getattr(observer, "on_phase", None) or (lambda *_: None)
-
-
 @dataclass
 class Rounds:
     """A federation's server at work.
@@ -85,7 +65,7 @@ class Rounds:
     plan: Plan | None = None
     ledger: Ledger | None = None
     evaluation: Examples | None = None
-    observer: RoundObserver | None = None
+    observer: RoundObserver = field(default_factory=RoundObserver)
     _roster: dict[str, PublicIdentity] = field(default_factory=dict, init=False)
 
     def serve(self) -> dict[str, str]:
@@ -165,7 +145,7 @@ class Rounds:
             self.plan,
             self.ledger,
             self._aside,
-            teller(self.observer),
+            self.observer.on_phase,
         )
         before = self.server.states()
         void, answered = None, asked
@@ -183,14 +163,13 @@ class Rounds:
         return done
 
     def _show(self, done: Round) -> None:
-        if self.observer is not None:
-            shown = done if self.ledger is None else done.untold()
-            self.observer.on_round(shown, federation_of(self.settings).rounds)
+        shown = done if self.ledger is None else done.untold()
+        self.observer.on_round(shown, federation_of(self.settings).rounds)
 
     def _join(self) -> None:
         """Every client agrees to the public settings, or the federation does not begin."""
         size = federation_of(self.settings).size
-        teller(self.observer)(f"asking {size} clients to join", None, None)
+        self.observer.on_phase(f"asking {size} clients to join", None, None)
         terms = public_settings(self.settings).to_yaml()
         values = {"run": self.history.run, "settings": terms}
         names = federation_of(self.settings).names
@@ -244,12 +223,11 @@ class Rounds:
         rows = read_lines(self.folder.evaluations)
         if not self.evaluation or any(row["step"] == step for row in rows):
             return
-        teller(self.observer)("measuring the held-out loss", None, None)
+        self.observer.on_phase("measuring the held-out loss", None, None)
         with self.server.exported() as model:
             result = evaluate_next_token(model, self.evaluation)
         append_line(self.folder.evaluations, {"step": step, **finite(result.to_dict())})
-        if self.observer is not None:
-            self.observer.on_evaluation(step, result.loss_per_example)
+        self.observer.on_evaluation(step, result.loss_per_example)
 
 
 def shortfall(rounds: Sequence[Round]) -> str | None:

@@ -16,7 +16,7 @@ from privlora.data.records import load_records
 from privlora.errors import PrivacyError, RunError, Together
 from privlora.federated.client import Client, answer_all
 from privlora.federated.facts import federation_facts
-from privlora.federated.history import ROUNDS, History, rounds_begun
+from privlora.federated.history import ROUNDS, History, RoundObserver, rounds_begun
 from privlora.federated.joint import JointServer
 from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
@@ -32,7 +32,7 @@ from privlora.federated.plans import (
     server_plan,
     with_local_method,
 )
-from privlora.federated.rounds import RoundObserver, Rounds, teller
+from privlora.federated.rounds import Rounds
 from privlora.federated.server import RuleServer, Server
 from privlora.federated.sources import Records, records_of, refuse_missing_sources
 from privlora.federated.used import refuse_used
@@ -147,7 +147,7 @@ def _serve(
         history,
         plan=plan,
         evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
-        observer=observer,
+        observer=observer or RoundObserver(),
     )
     ledgers = _to_the_end(rounds, own)
     released = None if own is None else read_ledger(folder.ledger)
@@ -205,11 +205,12 @@ def federate(
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
-    teller(observer)("loading the model, and reading the clients' records", None, None)
+    observer = observer or RoundObserver()
+    observer.on_phase("loading the model, and reading the clients' records", None, None)
     here = prepare(settings, model, tokenizer, records=records, evaluation=evaluation, fresh=fresh)
     loaded, tokenizer, settings = here.workplace.loaded
     # How many local steps are taken in a round would tell how many clients a trusted server drew.
-    told = None if federation_of(settings).trusted_server else getattr(observer, "on_local_step", None)
+    told = None if federation_of(settings).trusted_server else observer.on_local_step
     shared = {here.run: Workplace(public_settings(settings), loaded, tokenizer, told)}
     clients = {
         name: Client(name, here.place_of(name), records=own, workplaces=shared, limits=ANYTHING)
@@ -372,6 +373,8 @@ def prepare(
     early = None if ready is None else load_clients(*ready, own, evaluation)  # before the weights
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
+    if ready is not None and ready[0].data.max_length != settings.data.max_length:
+        early = None  # its configuration did not say how much the model reads
     _warn_of_counts(settings, own)
     sizes = {name: len(given) for name, given in own.items()}
     whose = None if fresh else lambda data: refuse_others(folder, identify(data, loaded, sizes))

@@ -38,8 +38,8 @@ _DONE: Final[Mapping[str, str]] = {
 class Turn:
     """One round. roster: public keys of all clients, where sums are secure. plan: of each client's ledger. ledger: a
     trusted server's own. aside: takes what the log may not say, where a trusted server draws in secret. tell: is shown
-    what goes on (`rounds.Tell`). down, up: bytes so far. sent: how many clients were sent tensors, in the largest
-    stage."""
+    what goes on (`RoundObserver.on_phase`). down, up: bytes so far. sent: how many clients were sent
+    tensors, in the largest stage."""
 
     settings: Settings
     exchange: Exchange

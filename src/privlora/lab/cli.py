@@ -202,7 +202,7 @@ def diagnose(
         emit({"public": found.public, **places})
         return
     out().print(f"page:    {page}\nseries:  {series}")
-    out().print(f"pictures: {len(pictures)} PNG files beside them")
+    out().print(f"pictures: {len(pictures)} PNG files next to them")
     if not found.public:
         out().print(
             "PRIVATE: computed from the records with seeded noise, which protects nobody; do not publish any of it "

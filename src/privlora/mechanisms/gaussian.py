@@ -129,7 +129,7 @@ class GaussianMechanism(Mechanism):
             )
         if adaptive is not None and coordinates.draws is not None:
             raise ConfigError(
-                "the clipping norm cannot be adapted beside a random projection",
+                "the clipping norm cannot be adapted with a random projection",
                 why="the count is not projected, so the projection's event would not cover it",
                 fix="leave privacy.clip_quantile out, or use another method",
             )

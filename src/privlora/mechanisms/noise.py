@@ -16,7 +16,7 @@ from privlora.errors import PrivacyError
 from privlora.mechanisms.discrete import discrete_gaussian
 from privlora.randomness import counter_generator, private_key
 
-# Entries of one stream: long beside the making of a generator, short beside what threads share out. Another size is
+# Entries of one stream: long next to the making of a generator, short next to what threads share out. Another size is
 # another reproducible sequence.
 _BLOCK = 2**17
 

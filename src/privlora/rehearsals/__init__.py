@@ -1,1 +1,1 @@
-"""Which row a run takes: trials on public texts alone, before any record is read."""
+"""Which method a run takes: trials on public texts alone, before any record is read."""

@@ -1,7 +1,7 @@
-"""Which row a run takes whose ``method.name`` stands for several: the one that does best in trials on public texts.
+"""Which method a run takes whose ``method.name`` stands for several: the one that does best in trials on public texts.
 
 The choice is made before a record plays a part in it, from public texts, settings and the public seed alone, so it
-costs no epsilon: whatever follows is the guarantee of the row that was taken. All rows of a choice are the same
+costs no epsilon: whatever follows is the guarantee of the method that was taken. All methods of a choice are the same
 mechanism to the accountant, so the noise is found before and stays.
 """
 
@@ -30,14 +30,14 @@ REHEARSALS: Final = 3
 """With how many draws of noise each method is rehearsed at its best learning rate."""
 
 CHOICE, PLAIN = "auto", "prism"
-"""What is advised on where settings name no row of public texts, with the clipping that the choice gives its rows; and
-what such a row is compared with."""
+"""What is advised on where settings name no method with public texts, with the clipping that the choice gives its
+methods; and what such a method is compared with."""
 
 
 def rows_of_choice(settings: Settings) -> list[Settings]:
-    """The run's settings with each row that ``method.name`` stands for, in their order.
+    """The run's settings with each method that ``method.name`` stands for, in their order.
 
-    Raises ConfigError for settings that one of the rows does not have, or without public texts.
+    Raises ConfigError for settings that one of the methods does not have, or without public texts.
     """
     name = settings.method.name
     refuse_bands(settings.privacy, f"method {name!r}, whose rehearsals have independent noise")
@@ -54,10 +54,10 @@ def rows_of_choice(settings: Settings) -> list[Settings]:
 
 
 def rows_to_advise_on(settings: Settings) -> list[Settings]:
-    """The run's settings with PRISM, and with the row of public texts that they name, or else those of ``auto``.
+    """The run's settings with PRISM, and with the method of public texts that they name, or else those of ``auto``.
 
-    Of a choice the rows that it stands for. A row that settings do not name takes its defaults, or what ``auto`` gives
-    it.
+    Of a choice the methods that it stands for. A method that settings do not name takes its defaults, or what ``auto``
+    gives it.
     """
     own = settings.method.name
     if own in CHOICES:
@@ -80,7 +80,8 @@ def rows_to_advise_on(settings: Settings) -> list[Settings]:
 def with_row(
     settings: Settings, row: str, learning_rate: float | None = None, clipping: str | None = None
 ) -> Settings:
-    """The settings of a run that takes ``row``, without what it would not read. learning_rate: None keeps it.
+    """The settings of a run that takes the method ``row``, without what it would not read. learning_rate: None keeps
+    it.
 
     clipping: where the settings name none.
     """
@@ -88,7 +89,7 @@ def with_row(
     updates: dict[str, Any] = {"name": row}
     warm = None if settings.synthesis is None else settings.synthesis.warm_start_learning_rate
     if settings.method.name in CHOICES and (settings.method.learning_rate or warm) is not None:
-        # One number for several rows is in what all of them understand.
+        # One number for several methods is in what all of them understand.
         updates["relative_rate"] = settings.method.relative_rate or False
     if learning_rate is not None:
         updates["learning_rate"] = learning_rate
@@ -103,7 +104,7 @@ def with_row(
 
 
 def plan_run(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
-    """What a run will release and cost, whichever row it takes; None in the non-private mode. See ``plan_privacy``.
+    """What a run will release and cost, whichever method it takes; None in the non-private mode. See ``plan_privacy``.
 
     Raises ConfigError for all that is wrong with the settings as far as they tell it alone, before a model is loaded.
     """
@@ -124,7 +125,7 @@ def choose(
     generator: Any = None,
     told: Told = lambda what, done, total: None,
 ) -> Chosen:
-    """The row and the learning rate of a run on ``settings``, whose ``method.name`` stands for several rows.
+    """The method and the learning rate of a run on ``settings``, whose ``method.name`` stands for several.
 
     noise_multiplier: sigma of the run's plan. generator: of synthesis.generator=callable, in Python. The model is given
     back as it was.
@@ -158,7 +159,7 @@ def rehearse(
     generator: Any,
     told: Told,
 ) -> tuple[list[dict[str, Outcome]], dict[str, Any]]:
-    """For each number of records: row -> how it did; and on what, as a report keeps it."""
+    """For each number of records: method -> how it did; and on what, as a report keeps it."""
     public = PublicStart(tokenizer, generator)
     spans = [row.method.name for row in rows if find_method(row.method.name).public_texts]
     texts = split_texts(settings, model, public, spans[-1], told)
@@ -181,7 +182,7 @@ def better(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def verdict(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """Loss and rate of each row, the best one first, and its lead over the next with the lead's standard error.
+    """Loss and rate of each method, the best one first, and its lead over the next with the lead's standard error.
 
     The error is over held-out texts and draws of noise, both of which are paired; None where one of the two is single.
     """
@@ -208,8 +209,8 @@ def _still(settings: Settings) -> Settings:
 
 def _warm_rate(settings: Settings) -> float:
     assert settings.synthesis is not None
-    row, chosen = find_method(settings.method.name), settings.method
-    own = row.rate_of(1, private=False, relative=row.is_relative(chosen.relative_rate))
+    method, chosen = find_method(settings.method.name), settings.method
+    own = method.rate_of(1, private=False, relative=method.is_relative(chosen.relative_rate))
     return settings.synthesis.warm_start_learning_rate or chosen.learning_rate or own
 
 

@@ -200,13 +200,13 @@ def _why_row(facts: Mapping[str, Any]) -> str:
     lost = " and ".join(f"{_loss(row['loss'])} with {row['name']}" for row in others)
     error = facts["standard_error"]
     found = (
-        f"{facts['row']}, because with {facts['in_place_of_records']} public texts in the place of records the loss on "
+        f"{facts['row']}, because with {facts['in_place_of_records']} public texts instead of records the loss on "
         f"{facts['held_out']} others was {_loss(best['loss'])} after the run, against {lost}"
         + (f" (± {error:.2g})" if error is not None else "")
         + f"; at learning rate {best['learning_rate']:.3g}, over {facts['draws']} draws of noise"
     )
     if best["loss"] is None or best["loss"] >= facts["untrained"]:
-        found += f". No method did better than no training ({_loss(facts['untrained'])}), so these texts hardly tell"
+        found += f". No method did better than no training ({_loss(facts['untrained'])}), so these texts say little"
     return found
 
 
@@ -215,14 +215,14 @@ def _why_settings(facts: Mapping[str, Any]) -> str:
     if facts["rows"]:
         best = facts["rows"][0]
         words = (
-            f"learning rate {best['learning_rate']:.3g}, because with {facts['in_place_of_records']} public records in "
-            f"the place of private ones, for all steps at the run's noise and {facts['drawn']:g} records a step, on "
+            f"learning rate {best['learning_rate']:.3g}, because with {facts['in_place_of_records']} public records "
+            f"instead of private ones, for all steps at the run's noise and {facts['drawn']:g} records a step, on "
             f"{facts['held_out']} others {of_rates(facts)}"
         )
         if best["loss"] is None or best["loss"] >= facts["untrained"]:
             words += (
-                f". No rate did better than no training ({_loss(facts['untrained'])}), so these records hardly "
-                "tell"
+                f". No rate did better than no training ({_loss(facts['untrained'])}), so these records say "
+                "little"
             )
         said.append(words)
     return "; and ".join(said)
@@ -256,7 +256,8 @@ def _with_spread(row: Mapping[str, Any]) -> str:
 
 
 def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
-    """Write why a new run took its row; None: it was named, and what a start that failed left goes. Raises RunError."""
+    """Write why a new run took its method; None: it was named, and what a start that failed left goes. Raises
+    RunError."""
     if chosen is not None:
         write_atomically(folder.choice, chosen.text)
     elif folder.choice.exists():
@@ -264,8 +265,8 @@ def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
 
 
 def read_choice(folder: RunFolder) -> dict[str, Any] | None:
-    """The facts that a run kept; None of a run that named its row. Raises RunError if they are damaged, or others than
-    it began with."""
+    """The facts that a run kept; None of a run that named its method. Raises RunError if they are damaged, or others
+    than it began with."""
     if not folder.choice.exists():
         return None
     from privlora.training.identity import refuse_another_choice  # torch and transformers

@@ -38,7 +38,7 @@ _MOST_PASSES: Final = 100.0
 
 @dataclass(frozen=True)
 class Pace:
-    """tokens: of each record that was timed. step, record: seconds that a step takes beside its records, and more for
+    """tokens: of each record that was timed. step, record: seconds that a step takes besides its records, and more for
     each of them."""
 
     tokens: int

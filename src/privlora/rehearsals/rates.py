@@ -32,7 +32,7 @@ def settle_rate(start: float, attempt: Attempt, untrained: float) -> tuple[float
     """The rate to take, and of each that was tried, in order, its losses, (draws, held).
 
     start: tried with its double and its half, and so on with the neighbours of the best, with one draw each, until two
-    worse ones lie around it; then a root of two beside the best, towards the better neighbour. Then, from the best
+    worse ones lie around it; then a root of two from the best, towards the better neighbour. Then, from the best
     downwards, each rate and the next smaller one are tried with more draws, until the larger is steady, does better in
     their mean, and the standard error of its lead is a small part of its gain. It is taken where it leads by more than
     that error, and else the smaller one. No more than MOST_TRIALS.
@@ -90,9 +90,9 @@ def paired_error(ahead: Tensor) -> float:
 def equal_rates(chosen: float, tried: Mapping[float, Tensor], untrained: float) -> tuple[float, float] | None:
     """The smallest and the largest of the rates around ``chosen`` that trials do not tell from it, itself included.
 
-    A rate is told from it where it is not steady, or its mean differs by more than the lead's standard error, in the
-    draws that both have. Where that is a single draw, one draw differs from the next as much as in the pair that has
-    most of them. None where every rate had a single draw.
+    A rate is separate from it where it is not steady, or its mean differs by more than the lead's standard error, in
+    the draws that both have. Where that is a single draw, one draw differs from the next as much as in the pair that
+    has most of them. None where every rate had a single draw.
     """
     ahead = {
         rate: losses[: len(tried[chosen])] - tried[chosen][: len(losses)] for rate, losses in tried.items()

@@ -63,10 +63,10 @@ class Recommendation:
     """by_passes: at the settings' epsilon, divided into steps and batch as ``auto`` does, and the settings' own.
     by_epsilon: at their steps and batch. untrained: the loss of the same public records before; None where nothing was
     rehearsed. public: how many public records stood for private ones. rates: which ones were rehearsed for the
-    settings' own size, as a report keeps them. bounds: what those of ``run_sizes`` did, in sentences.
-    relative_rate: whether learning rates are in the size of the frozen weights. by_noise: whether the run finds its own
-    by noise alone, so that those of sizes are the row's defaults. pace: of the steps that were timed. budget: minutes
-    that a run may take; fitting: the most passes that it has room for, None where it has room for none."""
+    settings' own size, as a report keeps them. bounds: what those of ``run_sizes`` did, in sentences. relative_rate:
+    whether learning rates are in the size of the frozen weights. by_noise: whether the run finds its own by noise
+    alone, so that those of sizes are the method's defaults. pace: of the steps that were timed. budget: minutes that a
+    run may take; fitting: the most passes that it has room for, None where it has room for none."""
 
     units: float
     delta: float
@@ -104,11 +104,11 @@ def recommend(
     or fewer it has. Raises ConfigError where there is no noise, or no target to compare by.
     """
     privacy = settings.privacy
-    find_method(settings.method.name)  # refuses rows of votes, and names of several rows
+    find_method(settings.method.name)  # refuses methods of votes, and names of several methods
     if not privacy.private or privacy.target_epsilon is None:
         raise ConfigError(
             "sizes are compared at one privacy.target_epsilon, and these settings have none",
-            fix="give target_epsilon in the place of noise_multiplier or private=false",
+            fix="give target_epsilon instead of noise_multiplier or private=false",
         )
     refuse_unrehearsed(settings)
     texts = None
@@ -204,7 +204,7 @@ def _sized(
     *,
     own: bool = False,
 ) -> Size:
-    privacy, row = settings.privacy, find_method(settings.method.name)
+    privacy, method = settings.privacy, find_method(settings.method.name)
     steps, batch = steps or privacy.steps, batch or privacy.b
     given = settings.method.learning_rate
     passes = steps * batch / privacy.n
@@ -212,7 +212,7 @@ def _sized(
     blank = Size(epsilon, passes, steps, batch, 0.0, 0.0, given or 0.0, own=own, divided=divided)
     plan, _ = plan_privacy(_of_size(settings, blank))
     sigma, bands = plan.event.noise_multiplier, bands_of(plan)
-    rate = row.rate_of(steps, relative=row.is_relative(settings.method.relative_rate), bands=bands)
+    rate = method.rate_of(steps, relative=method.is_relative(settings.method.relative_rate), bands=bands)
     return replace(
         blank,
         learning_rate=rate if given is None else given,

@@ -41,7 +41,7 @@ from privlora.training.misfits import refuse_unrehearsed
 from privlora.training.models import unchanged_afterwards
 from privlora.training.promise import plan_privacy
 
-_FEWEST = 16  # records in the place of private ones, and held out
+_FEWEST = 16  # records instead of private ones, and held out
 _MOST_HELD = 256
 _NORMS = 128  # records whose gradients are measured
 _SMALLEST_BATCH = 8
@@ -74,8 +74,8 @@ def settle(
 
     The clip norm is a quarter of the median norm of public records at the start, to two digits: what matters is that
     most records are clipped, since rules divide by the noise, which is in proportion to it (docs/clipping.md). The
-    learning rate is found from the row's default on (``settle_rate``). Without auto.file the model's own texts stand
-    in the place of public records, whose gradients are shorter than those of texts that it would not write, and the
+    learning rate is found from the method's default on (``settle_rate``). Without auto.file the model's own texts are
+    taken instead of public records, whose gradients are shorter than those of texts that it would not write, and the
     learning rate is that of ``noise_alone``. measured: see `kept.measuring`.
 
     Raises DataError where there are too few public records.
@@ -259,7 +259,7 @@ def try_rates(
                 rate, losses = settle_rate(start, attempt, untrained)
             else:
                 rate, losses = start, {start: attempt(start, 0)[None]}
-    total = max(done + 1, usual)  # as it was told last; no more are needed
+    total = max(done + 1, usual)  # as it was said last; no more are needed
     told(what, total, total)
     return Tried(rate, losses, drawn)
 
@@ -290,7 +290,7 @@ def _split(records: Examples, seed: int) -> tuple[Examples, Examples]:
         raise DataError(
             f"auto.file holds {len(usable)} different records with a token to learn, and {2 * _FEWEST} are needed",
             why="the choice would follow from single records",
-            fix="give more PUBLIC records of the form of the private ones, or a number in the place of auto",
+            fix="give more PUBLIC records of the form of the private ones, or a number instead of auto",
         )
     order = counter_generator(seed, stream=_SPLIT).permutation(len(usable)).tolist()
     count = max(_FEWEST, min(len(usable) // 4, _MOST_HELD))
@@ -308,7 +308,7 @@ def median_norm(
     told: Told = lambda what, done, total: None,
     of: str = "the texts",
 ) -> float:
-    """Of gradients at the start, before they are clipped, in the coordinates of the row. of: the texts, in words.
+    """Of gradients at the start, before they are clipped, in the coordinates of the method. of: the texts, in words.
 
     Raises DataError where none has a gradient.
     """
@@ -374,7 +374,7 @@ def _at_the_start(
     what: str,
     measure: Callable[[Coordinates, Captured, str], Tensor],
 ) -> Tensor:
-    """What ``measure`` finds of the first texts' gradients, (..., texts). It is told how units are clipped. what: is
+    """What ``measure`` finds of the first texts' gradients, (..., texts). It is given how units are clipped. what: is
     done, in words."""
     some = texts.like(list(texts)[:_NORMS])
     found: list[Tensor] = []

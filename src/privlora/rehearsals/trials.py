@@ -1,6 +1,6 @@
-"""Short private trainings on public texts alone: how a row would do on as many records, before any record is read.
+"""Short private trainings on public texts alone: how a method would do on as many records, before any record is read.
 
-Some public texts stand in the place of records, others span where the row leans on such texts, the rest are held out;
+Some public texts stand for records, others span where the method leans on such texts, the rest are held out;
 what counts is the held-out loss after all steps of the run, at its noise. Nothing private is read and nothing is
 released, so noise and batches follow from the public seed, protect nobody, and are charged to nobody.
 """
@@ -36,18 +36,18 @@ from privlora.training.texts.warm_start import warm_start
 Told = Callable[[str, int, int], None]
 """What is being done, how much of it is done, and all of it; public."""
 
-_WIDTH: Final = 3.0  # of the grid of learning rates: powers of it times a row's own
+_WIDTH: Final = 3.0  # of the grid of learning rates: powers of it times a method's own
 _FARTHEST: Final = 4  # powers up or down
 MORE_TEXTS: Final = 400
-"""Public texts beside the population: half stand for records, half are held out."""
+"""Public texts besides the population: half stand for records, half are held out."""
 _FEWEST = 8  # texts of each of the three kinds
 _STREAM: Final = 2**63 + 2**61  # of the public seed: apart from choices of texts and from warm starts
 
 
 @dataclass(frozen=True)
 class Texts:
-    """All public. spanning: the population, where a row leans on one. records:
-    in the place of private ones. held: what is evaluated."""
+    """All public. spanning: the population, where a method leans on one. records:
+    instead of private ones. held: what is evaluated."""
 
     spanning: Sequence[str]
     records: Examples
@@ -79,8 +79,8 @@ class Noise:
 
 @dataclass(frozen=True)
 class Outcome:
-    """Of one row at one rate. losses: (draws of noise, held-out texts), in nats per token. tried: how many rates were,
-    to find this one."""
+    """Of one method at one rate. losses: (draws of noise, held-out texts), in nats per token. tried: how many rates
+    were, to find this one."""
 
     row: str
     learning_rate: float
@@ -97,9 +97,9 @@ def split_texts(
 ) -> Texts:
     """The first population and `MORE_TEXTS` more, half of them held out.
 
-    Where a file has fewer texts left, the population gives away its last, until half of all texts are beside it.
+    Where a file has fewer texts left, the population gives away its last, until half of all texts are outside of it.
 
-    row: one that leans on public texts. Raises DataError where there are too few.
+    row: a method that leans on public texts. Raises DataError where there are too few.
     """
     assert settings.synthesis is not None
     writing = public.texts(settings, model, find_method(row))
@@ -129,7 +129,7 @@ def start_losses(model: torch.nn.Module, texts: Texts) -> Tensor:
 
 
 def number_of_trials(rows: Sequence[Settings], draws: int, counts: int = 1) -> int:
-    """That ``try_rows`` makes at least: more where a row's best learning rate is far from its own."""
+    """That ``try_rows`` makes at least: more where a method's best learning rate is far from its own."""
     return counts * sum((3 if row.method.learning_rate is None else 1) + draws - 1 for row in rows)
 
 
@@ -143,11 +143,11 @@ def try_rows(
     draws: int,
     told: Told,
 ) -> list[dict[str, Outcome]]:
-    """For each noise: row -> how it did. Everything follows from the texts, the settings and run.seed.
+    """For each noise: method -> how it did. Everything follows from the texts, the settings and run.seed.
 
-    rows: a run's settings with each row, without texts that evolve. Without a learning rate of the settings, a row is
-    tried with the first draw of noise at its own, and at three times and a third of it and so on as long as that is
-    better; then at the best with ``draws``. Draws, batches and texts are the same for all rows.
+    rows: a run's settings with each method, without texts that evolve. Without a learning rate of the settings, a
+    method is tried with the first draw of noise at its own, and at three times and a third of it and so on as long as
+    that is better; then at the best with ``draws``. Draws, batches and texts are the same for all methods.
     """
     found: list[dict[str, Outcome]] = [{} for _ in noises]
     done, total = 0, number_of_trials(rows, draws, len(noises)) * rows[0].privacy.steps
@@ -234,7 +234,7 @@ def trials_of(
 
 
 def trial_step(parts: Parts, records: Examples, noise: Noise, draw: int) -> Step:
-    """The run's step on public texts in the place of its records, drawn and noised by the public seed.
+    """The run's step on public texts instead of its records, drawn and noised by the public seed.
 
     A step's mean has the noise of the run, whatever the number of texts: with fewer than N of them, batches stay as
     large as the run's as far as there are texts, and sigma shrinks with batches that cannot.

@@ -24,7 +24,7 @@ def meaning_of_noise() -> str:
 
 
 def advice(found: Recommendation) -> list[str]:
-    """Sentences about what the settings' own size is worth beside the others."""
+    """Sentences about what the settings' own size is worth next to the others."""
     own = next(size for size in found.by_passes if size.own)
     lines = []
     better = [
@@ -79,7 +79,7 @@ def advice(found: Recommendation) -> list[str]:
             lines.append(f"Of {_named(own)}: {of_rates(found.rates)}.")
         if best.loss is not None and best.loss >= found.untrained:
             lines.append(
-                "No size did better than no training, so these records hardly tell: give some that the base model does "
+                "No size did better than no training, so these records say little: give some that the base model does "
                 "not know by heart, of the kind of the private ones."
             )
         if found.public < found.units / 10:

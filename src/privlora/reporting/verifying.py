@@ -8,6 +8,7 @@ annex's hash, kept apart from the folder, or a signature shows that.
 from __future__ import annotations
 
 import json
+import os
 import re
 import tempfile
 from collections.abc import Callable, Mapping
@@ -53,7 +54,6 @@ from privlora.reporting.seals import (
     ANNEX,
     CARD_NAME,
     HTML_NAME,
-    LARGEST,
     LEDGER,
     MADE_ANEW,
     REPORT_NAME,
@@ -112,7 +112,7 @@ class _Release(RunFolder):
 
     @property
     def private(self) -> Path:
-        return self.root / "no-private-folder"
+        return Path(os.devnull) / "private"  # whatever lies in a release is no folder of its run
 
 
 def verify(
@@ -125,7 +125,6 @@ def verify(
     finished; ConfigError for a hash that is none.
     """
     folder = _Release(release_at(path))
-    _refuse_an_export(folder)
     if base is not None:
         try:
             import_module("torch")
@@ -142,18 +141,20 @@ def verify(
             )
     with tempfile.TemporaryDirectory(prefix="privlora-") as root:
         copied = _Release(Path(root))
+        _refuse_an_export(folder, copied)
         with within():
             return _Verification(folder, copied).of(annex_hash, public_key, base)
 
 
-def _refuse_an_export(folder: _Release) -> None:
+def _refuse_an_export(folder: _Release, copied: _Release) -> None:
     """Raise RunError for what holds no page, and nothing but the report, the card and what the report names."""
     root = folder.root
-    if root.name in ("release", "not-private") or (root / HTML_NAME).exists() or not folder.report.exists():
+    if root.name in ("release", "not-private") or (root / HTML_NAME).exists():
         return
     try:
         here = {path.name for path in root.iterdir()} - {*_OF_HUBS}
-        report = json.loads(folder.report.read_bytes()) if folder.report.stat().st_size <= LARGEST else {}
+        copy_file(folder, REPORT_NAME, copied)
+        report = json.loads(copied.report.read_bytes())
         if not seals_itself(report) or here != {REPORT_NAME, CARD_NAME, *report["files"]}:
             return
     except Exception:  # noqa: BLE001 - of which the checks speak

@@ -240,10 +240,10 @@ class FileGenerator(_Resumable):
         left = self.left
         if count > left:
             raise DataError(
-                f"synthesis.file has {len(self._texts)} different texts, {left} of which are not used, and {count} are "
-                "needed",
-                fix="give a larger public file, or lower synthesis.seeds or variations, or raise evolve_every; a run "
-                "that has begun goes on once more texts stand at the end of its file",
+                f"synthesis.file has {left} different texts that are not used yet, and {count} are needed: seeds x "
+                "(1 + variations) at first, and seeds x variations whenever texts evolve",
+                fix="give a larger public file, lower synthesis.seeds or variations, or raise evolve_every; a run that "
+                "has begun goes on once more texts stand at the end of its file",
             )
 
 

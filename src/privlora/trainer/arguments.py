@@ -51,7 +51,7 @@ WITHOUT_EFFECT: Final = frozenset(_WITHOUT_EFFECT_NAMES.split())
 """They change speed, memory or the screen elsewhere, and nothing that a run leaves."""
 
 _MIXED: Final = (
-    "examples of one row could not be told apart, and each record's gradient has to be clipped by itself"
+    "examples of one row could not be separated, and each record's gradient has to be clipped by itself"
 )
 _ONE_PROBABILITY: Final = (
     "each record joins a step with one probability, whatever its length: epsilon counts on it"
@@ -98,13 +98,13 @@ _LOADING: Final = ("dtype", "attn_implementation", "revision", "device_map")
 
 
 class PrivateConfig:
-    """What a private run takes in the place of SFTConfig: its names where they mean the same, and those of privacy.
+    """What a private run takes instead of SFTConfig: its names where they mean the same, and those of privacy.
 
         PrivateConfig(output_dir="runs/notes", target_epsilon=3, delta=1e-5, public_dataset_size=10_000,
                       expected_batch_size=64, max_steps=200)
 
     Fields of the group privacy by their own names (target_epsilon or noise_multiplier, delta, public_dataset_size,
-    expected_batch_size or sample_rate, clip_norm, unit, user_column, ...), method (a row's name or a mapping), and
+    expected_batch_size or sample_rate, clip_norm, unit, user_column, ...), method (a method's name or a mapping), and
     those of SFTConfig that ``arguments.RENAMED`` and ``TRANSLATED`` list. Others are refused by name, with the reason.
 
     Raises ConfigError.
@@ -164,7 +164,7 @@ def names_for(args: Any) -> dict[tuple[Any, ...], str]:
 
 
 def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any, *, sized: bool = False) -> Groups:
-    """From a `PrivateConfig`, an SFTConfig or TrainingArguments, with what the trainer was given beside it. sized:
+    """From a `PrivateConfig`, an SFTConfig or TrainingArguments, with what else the trainer was given. sized:
     whether sizes follow from other numbers where none is given.
 
     Of the latter two, a field at its default counts as not given: the defaults here are those of the settings.

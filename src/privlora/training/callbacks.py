@@ -20,7 +20,8 @@ from privlora.accounting import Plan
 from privlora.config import Settings
 from privlora.errors import ConfigError, PrivloraError, RunError, reason_of
 from privlora.training.loggers import Logger
-from privlora.training.loop import Interrupted, Observer, StepReport
+from privlora.training.loop import Interrupted
+from privlora.training.observer import Observer, StepReport
 from privlora.training.public_rows import spent
 
 _log = logging.getLogger(__name__)
@@ -146,35 +147,7 @@ def _takes(function: Any, arguments: int, **named: Any) -> bool:
     return True
 
 
-_ASKED: Final = {
-    "on_step": (1, lambda settings: True),
-    "on_evaluation": (2, lambda settings: True),
-    "on_private_loss": (2, lambda settings: settings.run.show_private_loss),
-    "on_public_work": (3, lambda settings: settings.synthesis is not None),
-}
-_BY_ALL: Final = ("on_step", "on_evaluation")
-"""Of these, what is called whatever the settings are."""
-
-
-def refuse_no_observer(observer: Any, settings: Settings | None = None) -> None:
-    """Raise ConfigError, before anything is charged, for what lacks a method that this run will call; where settings
-    are not known yet, that every run will."""
-    if observer is None:
-        return
-    for method, (arguments, asked) in _ASKED.items():
-        if method not in _BY_ALL if settings is None else not asked(settings):
-            continue
-        found = getattr(observer, method, None)
-        if isinstance(observer, type) or not callable(found) or not _takes(found, arguments):
-            raise ConfigError(
-                f"observer is {_kind(observer)}, without a method {method} that takes {arguments} "
-                f"argument{'s' * (arguments > 1)}",
-                why="it would fail after a step that is charged",
-                fix="give an object with the methods of privlora.training.loop.Observer, or callbacks=[a function]",
-            )
-
-
-class Callbacks:
+class Callbacks(Observer):
     """An observer that tells callbacks and loggers.
 
     An error in one of them loses no step: the run stops as by Ctrl-C, and ``failed`` says why.
@@ -225,13 +198,6 @@ class Callbacks:
         numbers = {"epsilon": spent(self._plan, step), "held_out_loss": loss}
         self._to_log(numbers)
         self._tell("evaluation", "on_evaluate", loss)
-
-    def on_private_loss(self, step: int, loss: float) -> None:
-        """Private, and so told nobody."""
-
-    def on_public_work(self, what: str, done: int, total: int) -> None: ...
-
-    def on_warning(self, what: str) -> None: ...
 
     def on_end(self) -> None:
         """Training is over, or was stopped and is saved."""
@@ -346,53 +312,37 @@ def public_arguments(settings: Settings) -> SimpleNamespace:
     )
 
 
-class Several:
-    """An observer that tells several others, in their order."""
+class Several(Observer):
+    """An observer that gives others all that it hears, in their order."""
 
-    def __init__(self, observers: Sequence[Any]) -> None:
-        self._observers = observers
+    def __init__(self, observers: Sequence[Observer]) -> None:
+        def each(method: str) -> Callable[..., None]:
+            def heard(*arguments: Any) -> None:
+                for observer in observers:
+                    getattr(observer, method)(*arguments)
 
-    def on_start(self, done: int, stop: Callable[[], None]) -> None:
-        self._each("on_start", done, stop)
+            return heard
 
-    def on_step(self, report: StepReport) -> None:
-        self._each("on_step", report)
-
-    def on_evaluation(self, step: int, loss: float) -> None:
-        self._each("on_evaluation", step, loss)
-
-    def on_private_loss(self, step: int, loss: float) -> None:
-        self._each("on_private_loss", step, loss)
-
-    def on_public_work(self, what: str, done: int, total: int) -> None:
-        self._each("on_public_work", what, done, total)
-
-    def on_warning(self, what: str) -> None:
-        self._each("on_warning", what)
-
-    def _each(self, method: str, *arguments: Any) -> None:
-        for observer in self._observers:
-            told = getattr(observer, method, None)  # an observer need not have what a run does not ask for
-            if told is not None:
-                told(*arguments)
+        for method in vars(Observer):
+            if method.startswith("on_"):
+                setattr(self, method, each(method))
 
 
 @contextmanager
 def watching(
-    observer: Observer | None,
+    observer: Observer,
     callbacks: Sequence[Any],
     loggers: Sequence[Logger],
     plan: Plan | None,
     settings: Settings,
-) -> Iterator[tuple[Observer | None, Callbacks]]:
+) -> Iterator[tuple[Observer, Callbacks]]:
     """An observer for the steps that are taken inside, which tells all of these, and what tells callbacks and loggers.
 
     Raises RunError in the place of Interrupted where an error in one of them is why the run stopped.
     """
     heard = Callbacks(callbacks, loggers, plan, settings)
-    all_of_them: Observer = heard if observer is None else Several((observer, heard))
     try:
-        yield all_of_them if callbacks or loggers else observer, heard
+        yield Several((observer, heard)) if callbacks or loggers else observer, heard
     except Interrupted:
         heard.on_end()
         if heard.failed is not None:

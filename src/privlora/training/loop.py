@@ -10,7 +10,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite, log
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import torch
 
@@ -27,6 +27,7 @@ from privlora.training.cycles import kept_cycles
 from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
+from privlora.training.observer import Observer, StepReport
 from privlora.training.ranks import OneProcess, Ranks, RankStopped
 from privlora.training.shared_step import SharedStep
 from privlora.training.stopping import stop_on_signal
@@ -37,41 +38,6 @@ _log = logging.getLogger(__name__)
 
 _LATEST: Final = 600.0  # s from one checkpoint to the next, where steps take long
 _NOISE: Final = "noise"  # PRIVATE part of a checkpoint, of runs with privacy.bands
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What is shown to whoever trains while a run goes on: no loss, no count."""
-
-    step: int
-    steps: int
-    learning_rate: float | None
-    """None of rounds of votes, which train nothing."""
-    seconds: float
-    """PRIVATE, unlike the rest: a step takes as long as the batch that was drawn is large. Never publish it."""
-    clip_norm: float | None = None
-    """As it stands after the step; None in the non-private mode."""
-
-
-class Observer(Protocol):
-    """Whoever wants to see a run go on. One with ``on_start(done, stop)`` is told how many steps are done before the
-    next one is charged, and ends the run by calling ``stop()``, as Ctrl-C does. One with ``on_run(plan, settings)`` is
-    told before that what the run is; plan: None in the non-private mode."""
-
-    def on_step(self, report: StepReport) -> None: ...
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
-
-    def on_private_loss(self, step: int, loss: float) -> None:
-        """Only called when run.show_private_loss is set; ``loss`` is private data."""
-
-    def on_public_work(self, what: str, done: int, total: int) -> None:
-        """How far work on public things is, also within a step: public texts, or what is found out about the model.
-        An observer needs it in runs with a group synthesis alone."""
-
-    def on_warning(self, what: str) -> None:
-        """Only called where something is odd that does not stop the run: public texts that are copies, steps that were
-        charged and lost."""
 
 
 def _steps(first: int, last: int) -> str:
@@ -107,8 +73,8 @@ def train(
     """
     privacy, run = parts.settings.privacy, parts.settings.run
     ranks = ranks or OneProcess()
-    run_id = NO_RUN
-    if observer is not None and parts.texts is not None:
+    run_id, observer = NO_RUN, observer or Observer()
+    if parts.texts is not None:
         parts.texts.tell, parts.texts.warn = observer.on_public_work, observer.on_warning
     if ledger is not None:
         run_id = ledger.run_id
@@ -123,9 +89,8 @@ def train(
             why="the ledger accepts the plan's events in their order only",
             fix="make the releases of the earlier phases first",
         )
-    warn = getattr(observer, "on_warning", None)  # observers of old have none
-    if warn is not None and done > saved and parts.ballot is None:
-        warn(
+    if done > saved and parts.ballot is None:
+        observer.on_warning(
             f"{_steps(saved + 1, done)} charged and not saved when the run broke off: they count for epsilon and train "
             "nothing. run.checkpoint_every bounds how many that may be"
         )
@@ -180,7 +145,7 @@ def train(
                     save(step)
                 raise
 
-        _start(observer, done, stop)
+        observer.on_start(done, stop.set)
         for step in range(done + 1, privacy.steps + 1):
             started = time.perf_counter()
             if (heard := listener()) is not None:
@@ -192,12 +157,11 @@ def train(
                 if kept < step - 1:
                     save(step - 1)  # of this step nothing is released
                 raise
-            shown = observer if run.show_private_loss else None
+            shown = observer if run.show_private_loss else Observer()
             _keep_private_loss(folder, mark(step), losses, one.halved, shown)
-            if observer is not None:
-                seconds = time.perf_counter() - started
-                rate, clip_norm = parts.learning_rate(step), _clip_norm(parts)
-                observer.on_step(StepReport(step, privacy.steps, rate, seconds, clip_norm))
+            seconds = time.perf_counter() - started
+            rate, clip_norm = parts.learning_rate(step), _clip_norm(parts)
+            observer.on_step(StepReport(step, privacy.steps, rate, seconds, clip_norm))
             last = step == privacy.steps
             stopping = agree(step)
             late = time.monotonic() - saved_at >= _LATEST
@@ -242,13 +206,6 @@ def train_beside(parts: Parts, data: Data, ranks: Ranks) -> None:
             if stopping and step < steps:
                 raise Interrupted(step)
     wait()
-
-
-def _start(observer: Observer | None, done: int, stop: threading.Event) -> None:
-    """Tell an observer that wants to know that the next step is about to be taken."""
-    begin = getattr(observer, "on_start", None)
-    if begin is not None:
-        begin(done, stop.set)
 
 
 def _clip_norm(parts: Parts) -> float | None:
@@ -296,7 +253,7 @@ def _stops_among_texts(parts: Parts, stop: threading.Event, kept: int | None) ->
         parts.texts.tell = heard
 
 
-def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer: Observer | None) -> int:
+def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer: Observer) -> int:
     """``train`` of a row that releases votes: each round is a step of the ledger."""
     steps = parts.settings.privacy.steps
     publish = parts.settings.synthesis is not None and parts.settings.synthesis.publish
@@ -304,7 +261,7 @@ def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer:
     if ledger.charges == 0 and not publish:
         _evaluate(parts, data, folder, 0, observer)
     with stop_on_signal(_AFTER_ROUND) as stop:
-        _start(observer, ledger.charges, stop)
+        observer.on_start(ledger.charges, stop.set)
 
         def save() -> None:
             nonlocal begun
@@ -314,7 +271,7 @@ def _vote(parts: Parts, data: Data, folder: RunFolder, ledger: Ledger, observer:
             save_checkpoint(folder.checkpoint, parts.present(), Mark(charges, ledger.run_id, charge))
             if parts.ballot.over:
                 return
-            if observer is not None and not parts.ballot.waiting:
+            if not parts.ballot.waiting:
                 observer.on_step(StepReport(charges, steps, None, time.perf_counter() - begun))
             begun = time.perf_counter()
             if stop.is_set():
@@ -391,7 +348,7 @@ def load(parts: Parts, folder: RunFolder, run_id: str) -> int:
     return step
 
 
-def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: Observer | None) -> None:
+def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: Observer) -> None:
     """Held-out loss of what would be exported now, on public records, into release/."""
     before = read_lines(folder.evaluations)
     if not len(data.evaluation) or any(row["step"] == step for row in before):
@@ -401,21 +358,17 @@ def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: 
     result = evaluate_held_out(parts.adapter.model, data.evaluation, parts.adapter.without_terms)
     parts.coordinates.install()
     append_line(folder.evaluations, {"step": step, **finite(result.to_dict())})
-    if observer is not None:
-        observer.on_evaluation(step, result.loss_per_example)
-        warn = getattr(observer, "on_warning", None)  # observers of old have none
-        if warn is not None and not isfinite(result.loss_per_example) and not any(map(_astray, before)):
-            warn(
-                f"the public held-out loss after step {step} is not a finite number, so the model answers nothing of "
-                "use; steps go on, and each costs its epsilon. Fix: "
-                + (
-                    "stop, and begin a new run at a smaller method.learning_rate"
-                    if step
-                    else "check the base model"
-                )
-            )
-        if warn is not None and not step and (what := _worse_than_guessing(parts, result.loss_per_example)):
-            warn(what)
+    observer.on_evaluation(step, result.loss_per_example)
+    if not isfinite(result.loss_per_example) and not any(map(_astray, before)):
+        mend = (
+            "stop, and begin a new run at a smaller method.learning_rate" if step else "check the base model"
+        )
+        observer.on_warning(
+            f"the public held-out loss after step {step} is not a finite number, so the model answers nothing of use; "
+            f"steps go on, and each costs its epsilon. Fix: {mend}"
+        )
+    if not step and (what := _worse_than_guessing(parts, result.loss_per_example)):
+        observer.on_warning(what)
 
 
 def _worse_than_guessing(parts: Parts, loss: float) -> str | None:
@@ -443,14 +396,14 @@ def _astray(row: Mapping[str, Any]) -> bool:
 
 
 def _keep_private_loss(
-    folder: RunFolder, mark: Mark, losses: torch.Tensor, halved: int | None, observer: Observer | None
+    folder: RunFolder, mark: Mark, losses: torch.Tensor, halved: int | None, observer: Observer
 ) -> None:
     loss = float(losses.mean()) if len(losses) else None
     row = {"step": mark.step, "units": len(losses), "loss": loss, "charge": mark.charge}
     if halved is not None:
         row["tokens_per_micro_batch"] = halved
     append_line(folder.private_losses, row)
-    if observer is not None and loss is not None:
+    if loss is not None:
         observer.on_private_loss(mark.step, loss)
 
 

@@ -18,7 +18,7 @@ from rich.text import Text
 from privlora.accounting import Plan, epsilon
 from privlora.config import Settings
 from privlora.pages.numbers import duration
-from privlora.training.loop import StepReport
+from privlora.training.observer import Observer, StepReport
 
 _LINES = 10  # plain lines of a run
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
@@ -52,8 +52,8 @@ def accountant() -> Executor:
     return ThreadPoolExecutor(max_workers=1, thread_name_prefix="privlora-epsilon")
 
 
-class RichObserver:
-    """Implements `privlora.training.loop.Observer` on a rich console; a context manager around the run.
+class RichObserver(Observer):
+    """A run on a rich console; a context manager around it.
 
     Epsilon is what the steps so far have cost, exactly, rounded up: on every line that of its own step. For a live line
     it is composed in another thread, so that no step waits; the line appears once it is known. Where that takes longer

@@ -19,7 +19,8 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivacyError, PrivloraError
 from privlora.training.files import RunFolder
-from privlora.training.loop import Interrupted, StepReport
+from privlora.training.loop import Interrupted
+from privlora.training.observer import Observer, StepReport
 from privlora.training.step import Step
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
@@ -166,18 +167,12 @@ def test_a_signal_loses_no_step_that_no_checkpoint_has(tmp_path: Path) -> None:
     assert RunFolder(output).checkpoint.exists()
 
 
-class StopInLastStep:
+class StopInLastStep(Observer):
     """Raises SIGINT once the private half of the last step is taken."""
 
     def on_step(self, report: StepReport) -> None:
         if report.step == report.steps:
             signal.raise_signal(signal.SIGINT)
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
-    def on_private_loss(self, step: int, loss: float) -> None: ...
-    def on_warning(self, what: str) -> None: ...
-
-    def on_public_work(self, what: str, done: int, total: int) -> None: ...
 
 
 def test_a_signal_in_the_last_step_publishes_the_run(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from privlora.mechanisms import NoiseSource
 from privlora.synthesis.embeddings import hidden_states
 from privlora.synthesis.votes import Voters
 from privlora.training.files import RunFolder, read_lines
-from privlora.training.loop import Interrupted, StepReport
+from privlora.training.loop import Interrupted
+from privlora.training.observer import Observer, StepReport
 
 ROUNDS, K = 3, 3
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold.", "who": str(i % 4)} for i in range(12)]
@@ -101,7 +102,7 @@ def shop() -> Shop:
     return Shop()
 
 
-class Watch:
+class Watch(Observer):
     def __init__(self, stop_at: int = 0) -> None:
         self.steps: list[StepReport] = []
         self.stop_at = stop_at
@@ -110,12 +111,6 @@ class Watch:
         self.steps.append(report)
         if report.step == self.stop_at:
             os.kill(os.getpid(), signal.SIGINT)
-
-    def on_evaluation(self, step: int, loss: float) -> None: ...
-
-    def on_public_work(self, what: str, done: int, total: int) -> None: ...
-
-    def on_warning(self, what: str) -> None: ...
 
     def on_private_loss(self, step: int, loss: float) -> None:
         raise AssertionError("votes have no loss")

@@ -20,9 +20,9 @@ from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.federated.flower.client_app import MakeClient, Place, make_client_app
 from privlora.federated.flower.logs import without_banner
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
+from privlora.federated.history import RoundObserver
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange
-from privlora.federated.rounds import RoundObserver
 from privlora.federated.run import Federated, prepare
 from privlora.federated.sources import Records
 

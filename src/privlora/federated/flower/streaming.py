@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from privlora.config import Settings
 from privlora.errors import RunError
-from privlora.federated.history import Round
+from privlora.federated.history import Round, RoundObserver
 from privlora.federated.plans import federation_of
 from privlora.federated.progress import in_bytes
 from privlora.rounding import rounded_up
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 
-class Told:
-    """Implements `privlora.federated.rounds.RoundObserver`: a line a round, and one for each held-out loss."""
+class Told(RoundObserver):
+    """A line a round, and one for each held-out loss."""
 
     def __init__(self, settings: Settings) -> None:
         self._secret = federation_of(settings).trusted_server

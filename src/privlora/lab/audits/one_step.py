@@ -111,7 +111,7 @@ def audit_step(
     """Play ``trials`` releases with and as many without the one canary.
 
     mechanism: built with ``Uncharged`` as its ledger. claimed: of one release; its sampling is left out of the game.
-    others: the rest of the batch, small beside C. twin: the mechanism built again in the same way, as a restarted
+    others: the rest of the batch, small next to C. twin: the mechanism built again in the same way, as a restarted
     process would; without it "replay" is not played.
 
     Raises ConfigError for fewer than 100 trials, which could not show anything.
@@ -171,7 +171,7 @@ def _play(
     canary: GradientCanaries,
     trials: int,
 ) -> _Scores:
-    """Releases of both worlds in turn, and the twin's beside them."""
+    """Releases of both worlds in turn, and the twin's."""
     adapter = mechanism.coordinates.adapter
     known: tuple[Captured, Captured, list[torch.Tensor], list[float]] | None = None
     products, replayed, sizes, energies = [], [], [], []

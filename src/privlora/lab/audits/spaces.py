@@ -171,7 +171,7 @@ def _flat(vector: Vector) -> Tensor:
 
 
 def _away(canaries: GradientCanaries, adapter: LowRankAdapter, side: str) -> GradientCanaries:
-    """The same beside the operands of one side: P = 0 beside the right ones, Q = 0 beside the left ones."""
+    """The same against the operands of one side: P = 0 against the right ones, Q = 0 against the left ones."""
     number = ("left", "right").index(side)
     rows, operands = getattr(canaries, side), (adapter.met_at(site)[number] for site in adapter.sites)
     pairs = [(r, t.to(r)) for r, t in zip(rows, operands, strict=True)]

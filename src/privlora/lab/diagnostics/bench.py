@@ -103,7 +103,7 @@ class Workbench:
     on_step: Callable[[], None] = lambda: None
 
     def factor_contender(self, pairs: FactorPairs, name: str = BASELINE) -> Contender:
-        """A row of the space "factors", DP-AdamW by default, on these factors."""
+        """A method of the space "factors", DP-AdamW by default, on these factors."""
         hyper = _hyper(self.settings, name, None)
         coordinates = FactorCoordinates(self.adapter, pairs, self.scale, self.dtype)
         optimizer = optimizer_of("factors", hyper, coordinates)
@@ -261,17 +261,17 @@ def copied(pairs: Iterable[tuple[Tensor, Tensor]]) -> FactorPairs:
 
 
 def _method(settings: Settings, name: str) -> MethodSettings:
-    """The run's own method settings if they are about this method, else the row's defaults."""
+    """The run's own method settings if they are about this method, else the method's defaults."""
     return settings.method if settings.method.name == name else MethodSettings(name=name)
 
 
 def _hyper(settings: Settings, name: str, optimizer: str | None) -> Hyperparameters:
-    chosen, row = _method(settings, name), find_method(name)
+    chosen, method = _method(settings, name), find_method(name)
     if optimizer is not None:
-        kind = SPACES[row.space].optimizers[optimizer]
+        kind = SPACES[method.space].optimizers[optimizer]
         foreign = set(OPTIMIZER_SETTINGS) - {*kind.settings, *kind.space_settings}
         chosen = chosen.model_copy(update={"optimizer": optimizer, **dict.fromkeys(foreign)})
-    return row.resolve(chosen, settings.adapter.init, settings.privacy.steps)
+    return method.resolve(chosen, settings.adapter.init, settings.privacy.steps)
 
 
 def _record_noise(trace: Trace, coordinates: Coordinates, noise: Vector) -> None:

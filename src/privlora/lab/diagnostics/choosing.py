@@ -1,4 +1,4 @@
-"""Which figures and methods are asked for, by their names: told before torch is loaded."""
+"""Which figures and methods are asked for, by their names: known before torch is loaded."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def chosen_figures(names: str | Iterable[str] | None) -> tuple[str, ...]:
 
 
 def chosen_rows(names: str | Iterable[str] | None) -> tuple[str, ...]:
-    """Rows of the table besides the baseline that clip and noise both factors; None: no more.
+    """Methods of the table besides the baseline that clip and noise both factors; None: no more.
 
     Raises ConfigError for any other name.
     """

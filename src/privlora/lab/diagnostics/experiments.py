@@ -64,7 +64,7 @@ def diagnose(
 
     public: whether the records are public; if not, so is nothing of the result: it is computed from the records with
     seeded noise. also: further methods on factors, for gauge-sensitivity and clipping. seed: of batches, noise and
-    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: told the steps done
+    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: given the steps done
     and those in all.
 
     Raises ConfigError, DataError and what loading a model and records raises.

@@ -85,7 +85,7 @@ class Clipping:
 def gauge_study(
     bench: Workbench, *, steps: int, gauges: tuple[float, ...] = GAUGES, also: tuple[str, ...] = ()
 ) -> GaugeStudy:
-    """Run the baseline, PRISM and the rows ``also`` from every gauge of the bench's start, with the plan's noise.
+    """Run the baseline, PRISM and the methods ``also`` from every gauge of the bench's start, with the plan's noise.
 
     gauges: positive, with 1 among them.
     """

@@ -30,7 +30,7 @@ class Choice:
 class Progress:
     """What is there of a study: its rows by cell, those of other settings left out.
 
-    Of rows for the same cell, the last one counts, but none that failed beside one that ended well: they may come from
+    Of rows for the same cell, the last one counts, but none that failed where one ended well: they may come from
     several files.
     """
 

@@ -206,18 +206,18 @@ class Study:
     @cached_property
     def _digests(self) -> dict[Place, str]:
         """Of the settings of each place, without rate and seed. What has its default is left out, so that a setting
-        that a later version adds changes nothing; a row whose defaults changed has another revision."""
+        that a later version adds changes nothing; a method whose defaults changed has another revision."""
         found = {}
         for place in self.places:
             settings = self.run_settings(Cell(*place, 1.0, 0))
             content = settings.model_dump(mode="json", exclude_defaults=True, exclude=_WITHOUT_EFFECT)
-            row = find_row(settings.method.name)
+            method = find_row(settings.method.name)
             # Of runs in entries it is left out, as of those that were before there was another unit.
             content["method"].pop("relative_rate", None)
-            if row.is_relative(settings.method.relative_rate):
+            if method.is_relative(settings.method.relative_rate):
                 content["method"]["relative_rate"] = True
-            if row.revision:
-                content["revision"] = row.revision
+            if method.revision:
+                content["revision"] = method.revision
             found[place] = _digest(content)
         return found
 
@@ -279,7 +279,7 @@ def slug(name: str) -> str:
 def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Arm:
     given = checked(_Named, {"name": item} if isinstance(item, str) else item, f"{source}: methods")
     try:
-        row = find_row(given.name)
+        method = find_row(given.name)
     except ConfigError as error:
         raise error.of(f"{source}: methods") from None
     own = given.model_extra or {}
@@ -294,7 +294,7 @@ def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Ar
             what = f"{source}: method {label!r} sets {group}.{min(others)}"
             why = "methods are compared on the same data, at the same privacy and the same number of steps"
             raise ConfigError(what, why=why, fix="set it in base or in a task")
-    private = row.private and overrides.get("privacy", {}).get("private", True) is not False
+    private = method.private and overrides.get("privacy", {}).get("private", True) is not False
     if private and not settings.epsilon:
         raise ConfigError(f"{source}: epsilon is missing or empty", fix="give target epsilons, as [1, 3]")
     return Arm(label, given.name, private, rates, given.learning_rate is not None, overrides)

@@ -200,7 +200,7 @@ def _seeds(seeds: list[int]) -> str:
 
 _MARKERS, _DASHES = "osD^vPX*", ("-", "--", "-.")
 _PANEL, _LINE = 2.6, 0.19  # inches: the height of a panel, and of a line of the legend
-_ACROSS, _NAMES = 3, 2  # panels beside each other, and names of the legend
+_ACROSS, _NAMES = 3, 2  # panels next to each other, and names of the legend
 
 
 @in_style

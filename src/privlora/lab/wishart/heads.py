@@ -115,7 +115,7 @@ def train_heads(
     """Train one head for each row of ``members``, from W = 0, by SGD on the cross-entropy.
 
     A head's result depends on its row of members, its seed and its place (which chooses its public projection), not on
-    the heads beside it.
+    the other heads.
 
     Args:
         data, settings: the same for all heads.

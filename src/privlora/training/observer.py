@@ -1,0 +1,63 @@
+"""Who is told how a run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from privlora.accounting import Plan
+from privlora.config import Settings
+from privlora.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What is shown to whoever trains while a run goes on: no loss, no count."""
+
+    step: int
+    steps: int
+    learning_rate: float | None
+    """None of rounds of votes, which train nothing."""
+    seconds: float
+    """PRIVATE, unlike the rest: a step takes as long as the batch that was drawn is large. Never publish it."""
+    clip_norm: float | None = None
+    """As it stands after the step; None in the non-private mode."""
+
+
+class Observer:
+    """Whoever wants to see a run go on overrides what it wants to hear of. By itself it is silent."""
+
+    def on_phase(self, what: str) -> None:
+        """Work before the first step or after the last one begins."""
+
+    def on_run(self, plan: Plan | None, settings: Settings) -> None:
+        """What the run is. plan: None in the non-private mode."""
+
+    def on_start(self, done: int, stop: Callable[[], None]) -> None:
+        """``done`` steps are over, and the next one is about to be charged. ``stop()`` ends the run as Ctrl-C does."""
+
+    def on_step(self, report: StepReport) -> None:
+        """A step was taken."""
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        """The held-out loss after a step, on public records."""
+
+    def on_private_loss(self, step: int, loss: float) -> None:
+        """Only called when run.show_private_loss is set; ``loss`` is private data."""
+
+    def on_public_work(self, what: str, done: int, total: int) -> None:
+        """How far work on public things is: public texts, or what is found out about the model. Also within a step."""
+
+    def on_warning(self, what: str) -> None:
+        """Something is odd that does not stop the run, such as public texts that are copies."""
+
+
+def refuse_no_observer(observer: Any) -> None:
+    """Raise ConfigError, before anything is charged, for what is no `Observer`."""
+    if observer is not None and not isinstance(observer, Observer):
+        raise ConfigError(
+            "observer is no privlora.training.observer.Observer",
+            why="it would fail after a step that is charged",
+            fix="derive its class from that one, or give callbacks=[a function]",
+        )
