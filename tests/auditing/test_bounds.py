@@ -8,18 +8,18 @@ import numpy as np
 import pytest
 from scipy.optimize import linprog
 from scipy.special import ndtr, ndtri
-from scipy.stats import binom, chi2
+from scipy.stats import binom, chi2, norm
 
 from privlora.accounting.accountants import delta_curve
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.auditing.bounds import (
     Errors,
+    Floor,
     accuracy_mu,
     curve_floor,
     epsilon_of_rates,
     gaussian_epsilon,
-    gaussian_floor,
     largest_refuted,
     one_run_epsilon,
     one_run_p_value,
@@ -33,6 +33,11 @@ from privlora.errors import ConfigError
 from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 
 DELTA = 1e-5
+
+
+def gaussian_floor(mu: float) -> Floor:
+    """Of mu-GDP: Phi(Phi^-1(a) - mu)."""
+    return lambda a: float(norm.cdf(norm.ppf(a) - mu))
 
 
 def test_clopper_pearson_by_hand() -> None:

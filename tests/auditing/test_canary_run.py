@@ -16,18 +16,19 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora.accounting import read_ledger
 from privlora.accounting.events import PoissonSampling, StepEvent, TruncatedPoissonSampling
 from privlora.adapters import LowRankAdapter
-from privlora.auditing import canary_run
-from privlora.auditing.canary_run import MARK, audit_run, read_state
+from privlora.auditing import canary_run, rerun
+from privlora.auditing.canary_run import audit_run, read_state
 from privlora.auditing.canary_scores import (
     CanaryMechanism,
     CanaryState,
     OneRunAudit,
+    _Game,
     _most,
     judge_canaries,
 )
 from privlora.auditing.canary_signals import Signals
 from privlora.auditing.gradient_canaries import alignments, draw_canaries
-from privlora.auditing.page import _verdict_of_canaries
+from privlora.auditing.page import verdict_of
 from privlora.auditing.text_canaries import add_records, record_losses, text_canaries
 from privlora.auditing.whitened import log_ratio
 from privlora.config import settings_from
@@ -41,7 +42,7 @@ from privlora.methods import METHODS, build
 from privlora.rehearsals import noise_alone
 from privlora.rehearsals.settling import settled
 from privlora.rounding import rounded_up
-from privlora.training.files import RunFolder
+from privlora.training.files import AUDIT_MARK, RunFolder
 from privlora.training.inputs import load_data
 from privlora.training.loop import Interrupted, finish_training
 from privlora.training.takeover import refuse_if_spent
@@ -176,15 +177,18 @@ def test_few_canaries_say_what_they_could_have_shown(guesses: int | None, enough
 
 def test_what_is_most_is_of_the_game_that_could_show_most() -> None:
     event = StepEvent(PoissonSampling(0.2), 1.0)
-    games = [(8, 0.95), (20, 0.95), (10, 0.9)]
-    alone = [_most([game], 40, event, 20) for game in games]
+    games = [
+        _Game(guesses, 40, confidence, event, 20)
+        for guesses, confidence in ((8, 0.95), (20, 0.95), (10, 0.9))
+    ]
+    alone = [_most([game]) for game in games]
     assert None not in alone
     assert len(set(alone)) == 3
-    assert _most(games, 40, event, 20) == _most(games[::-1], 40, event, 20) == max(alone)  # type: ignore[type-var]
+    assert _most(games) == _most(games[::-1]) == max(alone)  # type: ignore[type-var]
     ideal = judge_canaries(CanaryState(0, np.arange(20) < 10, -np.arange(20.0)), event, 20, 1e-3)  # plays two
     assert ideal.epsilon_most == ideal.epsilon_lower > 0
-    able = (200, 0.95)
-    assert _most([able], 400, event, 20) is _most([able, (2, 0.95)], 400, event, 20) is None
+    able = _Game(200, 400, 0.95, event, 20)
+    assert _most([able]) is _most([able, _Game(2, 400, 0.95, event, 20)]) is None
 
 
 def test_signals_that_convict_leave_nothing_that_could_not_have_been_shown() -> None:
@@ -205,18 +209,18 @@ def test_a_verdict_says_how_little_could_have_been_shown() -> None:
     event = StepEvent(PoissonSampling(0.2), 1.0)
     few = judge_canaries(simulated(event, 20, 40, 0), event, 20, 1e-3)
     assert few.epsilon_most is not None
-    said = _verdict_of_canaries(few)
+    said = verdict_of(few)
     assert said.endswith(
         f" Guesses on 40 canaries could show no more than ε ≥ {rounded_up(few.epsilon_most)}, had all been right: by "
         "them alone the claim could not be refuted."
     )
     shown = replace(few, epsilon_lower=1.1 * few.epsilon_most, epsilon_signals=1.1 * few.epsilon_most)
     assert shown.epsilon_lower < shown.epsilon_claimed
-    assert _verdict_of_canaries(shown).endswith(
+    assert verdict_of(shown).endswith(
         " by them alone the claim could not be refuted; the bound is that of the signals."
     )
-    assert "had all been right" not in _verdict_of_canaries(replace(few, epsilon_most=None))
-    assert "had all been right" not in _verdict_of_canaries(replace(few, violated=True))
+    assert "had all been right" not in verdict_of(replace(few, epsilon_most=None))
+    assert "had all been right" not in verdict_of(replace(few, violated=True))
 
 
 def test_a_run_with_too_little_noise_is_convicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -230,7 +234,7 @@ def test_a_run_with_too_little_noise_is_convicted(tmp_path: Path, monkeypatch: p
 def test_nothing_of_an_audit_looks_like_a_release(tmp_path: Path) -> None:
     audited(tmp_path / "a")
     left = {path.name for path in (tmp_path / "a" / "release").iterdir()}
-    assert left == {MARK, "ledger.jsonl"}
+    assert left == {AUDIT_MARK, "ledger.jsonl"}
     assert "AUDIT, not for release" in (tmp_path / "a" / "release" / "ledger.jsonl").read_text()
     state = read_state(tmp_path / "a")
     assert state.releases == 3
@@ -274,7 +278,7 @@ def test_tokens_are_chosen_before_records_are_read_and_the_audit_goes_on_with_ot
         order.append(f"records, {given.run.tokens_per_micro_batch}")
         return load_data(given, *args, **options)
 
-    monkeypatch.setattr(canary_run, "with_micro_batches", choose)
+    monkeypatch.setattr(rerun, "with_micro_batches", choose)
     monkeypatch.setattr(canary_run, "load_data", read)
     for _ in range(2):
         audited(tmp_path / "a", kind="codes", steps=1, tokens="auto")
@@ -296,7 +300,7 @@ def test_an_audit_takes_the_rate_that_the_run_would(
         rates.append(parts.hyper.learning_rate)
         finish_training(parts, *args, **options)
 
-    monkeypatch.setattr(canary_run, "finish_training", seen)
+    monkeypatch.setattr(rerun, "finish_training", seen)
     monkeypatch.setattr(noise_alone, "AIM", 0.01)  # which is far from the row's own rate
     for _ in range(2):
         audited(tmp_path / "a", kind=kind, rate="auto", steps=1)

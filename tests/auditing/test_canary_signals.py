@@ -13,7 +13,7 @@ from audit_cases import SPACES, SPANS, setting
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing import canary_scores, canary_signals
-from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, judge_canaries
+from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, _Game, judge_canaries
 from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.coordinates.span import flattened
@@ -102,11 +102,11 @@ def test_no_noise_at_all_is_judged_quickly() -> None:
 
 def test_signals_and_guesses_share_the_error(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = list[float]()
-    outcome, largest = canary_scores._outcome, Signals.largest_mu
+    of_game, largest = _Game.bound, Signals.largest_mu
 
-    def of_guesses(counts: tuple[int, int, int], event: StepEvent, steps: int, confidence: float) -> object:
-        asked.append(1 - confidence)
-        return outcome(counts, event, steps, confidence)
+    def of_guesses(self: _Game, correct: int) -> float:
+        asked.append(1 - self.confidence)
+        return of_game(self, correct)
 
     def of_signals(self: Signals, event: StepEvent, steps: int, confidence: float, most: float) -> float:
         asked.append(1 - confidence)
@@ -119,7 +119,7 @@ def test_signals_and_guesses_share_the_error(monkeypatch: pytest.MonkeyPatch) ->
         return bound(correct, guesses, canaries, delta, confidence)
 
     monkeypatch.setattr(canary_scores, "one_run_epsilon", of_plain)
-    monkeypatch.setattr(canary_scores, "_outcome", of_guesses)
+    monkeypatch.setattr(_Game, "bound", of_guesses)
     monkeypatch.setattr(Signals, "largest_mu", of_signals)
     event = StepEvent(PoissonSampling(0.2), 1.0)
     state = CanaryState.draw(100)

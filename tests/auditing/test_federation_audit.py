@@ -28,8 +28,8 @@ from privlora.auditing.federation import (
     bound_of,
     worlds_of,
 )
-from privlora.auditing.federation_page import at_most_of_rounds, write_federation
 from privlora.auditing.loud_records import Mark, loud, opposites
+from privlora.auditing.page import at_most, write_federation
 from privlora.auditing.rehearsal import Rehearsal, noise_counted_on, rehearsed, stage_of
 from privlora.config import Settings, settings_from
 from privlora.coordinates import FixedTangentCoordinates
@@ -113,7 +113,7 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
     both = replace(found, views=(few, other))
     assert (both.strongest, both.epsilon_most) == (few, other.epsilon_most)
     said = f"Guesses on 34 rounds could show no more than ε ≥ {rounded_up(other.epsilon_most)}"
-    assert said in at_most_of_rounds(both)
+    assert said in at_most(both)
     assert said in write_federation(both, tmp_path / "audit")[0].read_text()
     able = replace(weak, views=(few, replace(few, epsilon_most=2 * found.epsilon_claimed)))
     assert able.epsilon_most is None

@@ -87,7 +87,7 @@ def test_bad_scores_are_refused(members: list[float], others: list[float]) -> No
 
 
 def test_too_few_scores_and_odd_confidence_are_refused() -> None:
-    with pytest.raises(ConfigError, match="two scores"):
+    with pytest.raises(ConfigError, match="too few"):
         area_under_curve([1.0], [2.0, 3.0])
     with pytest.raises(ConfigError, match="confidence"):
         area_under_curve([1.0, 2.0], [2.0, 3.0], confidence=1.0)

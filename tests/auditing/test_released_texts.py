@@ -15,7 +15,7 @@ from tiny_models import byte_tokenizer, tiny_llama
 import privlora.auditing.released_texts as audits
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
-from privlora.auditing.canary_run import MARK
+from privlora.auditing import rerun
 from privlora.auditing.canary_scores import CanaryState
 from privlora.auditing.exposure import chance_exposure
 from privlora.auditing.page import write_texts_audit
@@ -24,6 +24,7 @@ from privlora.auditing.text_scores import Bigrams, Canary, draw_canaries, recite
 from privlora.config import Settings, settings_from
 from privlora.errors import ConfigError, GeneratorError, RunError
 from privlora.mechanisms import NoiseSource
+from privlora.training.files import AUDIT_MARK
 
 WORDS = [
     f"{first}{last}" for first in "bdfglmnprt" for last in ("ade", "ilo", "une", "ost", "ek", "ay", "oor")
@@ -201,7 +202,7 @@ def test_texts_that_copy_records_are_convicted(tmp_path: Path, monkeypatch: pyte
 def test_nothing_of_it_is_a_release(words: None, tmp_path: Path) -> None:
     found, state = audited(settings(tmp_path / "a"))
     folder = tmp_path / "a"
-    assert {path.name for path in (folder / "release").iterdir()} == {MARK, "ledger.jsonl"}
+    assert {path.name for path in (folder / "release").iterdir()} == {AUDIT_MARK, "ledger.jsonl"}
     ledger = read_ledger(folder / "release/ledger.jsonl")
     assert ledger.plan.dataset.startswith("AUDIT, not for release")
     assert ledger.charges == 1
@@ -226,9 +227,9 @@ def test_half_of_the_canaries_are_records_and_vote(
     words: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[Any] = []
-    finish = audits.finish_training
+    finish = rerun.finish_training
     monkeypatch.setattr(
-        audits,
+        rerun,
         "finish_training",
         lambda parts, data, *rest, **how: (seen.append(data), finish(parts, data, *rest, **how)),
     )
@@ -345,9 +346,9 @@ def test_without_privacy_it_shows_what_the_attack_can_find(
     assert found.epsilon_claimed is None
     assert not found.violated
     assert found.guesses == 12
-    assert {path.name for path in (tmp_path / "a/not-private").iterdir()} == {MARK}
+    assert {path.name for path in (tmp_path / "a/not-private").iterdir()} == {AUDIT_MARK}
     page, _ = write_texts_audit(found, state, None, tmp_path / "a")
-    assert "The run claims nothing" in page.read_text()
+    assert "Nothing is claimed" in page.read_text()
 
 
 def test_runs_that_cannot_be_audited_are_refused(tmp_path: Path) -> None:

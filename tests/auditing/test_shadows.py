@@ -11,8 +11,8 @@ import pytest
 from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
 
 from privlora.accounting.events import PoissonSampling, StepEvent
+from privlora.auditing.asked import OF_SHADOWS
 from privlora.auditing.bounds import Floats
-from privlora.auditing.kinds import OF_TEXTS
 from privlora.auditing.page import write_shadows
 from privlora.auditing.shadows import audit_shadows, judge_shadows
 from privlora.auditing.text_canaries import TEXT_CANARIES
@@ -141,7 +141,7 @@ def test_what_does_not_go_together_is_refused(config: Path, capsys: pytest.Captu
         "unknown canaries 'gradient'": ["--shadows=20", "--kind=gradient"],
     }.items():
         assert words in call(capsys, "audit", config, *options).err
-    assert tuple(TEXT_CANARIES) == OF_TEXTS
+    assert tuple(TEXT_CANARIES) == OF_SHADOWS
     chosen = load_settings(config)
     with pytest.raises(ConfigError, match="can show nothing"):
         audit_shadows(chosen, adapters=10)

@@ -18,11 +18,12 @@ from privlora.accounting import read_ledger
 from privlora.auditing.canary_run import audit_run, read_state
 from privlora.auditing.canary_scores import CanaryState
 from privlora.auditing.exposure import exposure_of_scores
-from privlora.auditing.new_tokens import first_new_token, new_tokens
 from privlora.auditing.page import write_one_run
 from privlora.auditing.text_canaries import (
     TEXT_CANARIES,
     continued,
+    first_new_token,
+    new_tokens,
     record_losses,
     room_for,
     text_canaries,
@@ -328,7 +329,9 @@ def test_canaries_behind_public_records_are_an_audit_of_their_own(tmp_path: Path
     texts = [
         f"the {word} of this lies where anybody may read it, and says little" for word in ("door", "roof")
     ]
-    go([{"text": text} for text in texts])
+    with pytest.raises(ConfigError, match="no public record has"):
+        go([{"text": "short"}])
+    go([{"text": text} for text in texts])  # which is mended in the same folder
     kept = json.loads((tmp_path / "a/private/canaries.json").read_text())
     tokens = [tiny_tokenizer()(text)["input_ids"] for text in texts]
     prefix = kept[0]["labels"].count(IGNORED)

@@ -17,7 +17,7 @@ from run_cases import PRIVACY, RECORDS, STEPS, Bench, StopAt, check_finished, si
 from privlora.accounting import compose_ledgers, read_ledger
 from privlora.accounting.events import BallsInBinsSampling
 from privlora.api import resume_run
-from privlora.auditing.canary_run import refuse_settings
+from privlora.auditing.rerun import refuse_settings
 from privlora.config import PrivacySettings, checked, settings_from
 from privlora.config.auto import in_whole_passes
 from privlora.data.sampling import BallsInBinsSampler

@@ -1,14 +1,51 @@
-"""Whether a finished run and the files to attack it with are there: asked before slow imports."""
+"""What may be asked of an audit: known before slow imports."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Final
 
 from privlora.config import Settings, kept_settings
 from privlora.data.records import refuse_missing
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, no_run
+
+GRADIENT: Final = "gradient"
+NEW_TOKEN: Final = "new-token"
+LEAST_LIKELY: Final = "least-likely"
+OF_TEXTS: Final = ("random-tokens", "codes", "sampled", "prefix-suffix", NEW_TOKEN)
+OF_ONE_RUN: Final = (GRADIENT, *OF_TEXTS)
+OF_SHADOWS: Final = (*OF_TEXTS, LEAST_LIKELY)
+_WITH_TEMPERATURE: Final = ("sampled", "prefix-suffix")
+_WITH_PREFIXES: Final = ("prefix-suffix", NEW_TOKEN)
+
+
+def check_kind(
+    kind: str, temperature: float | None, kinds: Sequence[str] = OF_TEXTS, *, prefixes: bool = False
+) -> None:
+    """Raise ConfigError for a kind that is none of ``kinds``, a temperature that is out of range or not its own, or
+    prefixes for a kind without any."""
+    if kind not in kinds:
+        raise ConfigError(f"unknown canaries {kind!r}", fix=f"one of {', '.join(kinds)}")
+    for option, given, owners in (
+        ("--prefixes", prefixes, _WITH_PREFIXES),
+        ("--temperature", temperature is not None, _WITH_TEMPERATURE),
+    ):
+        if given and kind not in owners:
+            raise ConfigError(
+                f"{option} does not go with canaries of the kind {kind!r}",
+                fix=f"leave it out, or give --kind {' or '.join(owners)}",
+            )
+    if temperature is not None and not 0.05 <= temperature <= 100:
+        raise ConfigError(f"temperature {temperature} is out of range", fix="give 0.05 to 100; 1 is usual")
+
+
+def refuse_few(canaries: int) -> None:
+    """Raise ConfigError for fewer than 20."""
+    if canaries < 20:
+        raise ConfigError(f"{canaries} canaries can show nothing", fix="use 500 or more")
 
 
 def settings_of_finished(
@@ -36,27 +73,15 @@ def settings_of_finished(
         )
     settings = kept_settings(folder.settings)
     settings.refuse_labels("an audit")
-    given = {"--members": members, "--non-members": non_members}
     if members is not None and members == non_members:
         raise ConfigError(
             "--members and --non-members name the same file, of which no attack could tell anything",
             fix="give records that took part, and others of their kind that did not",
         )
-    files = [
-        ("--secrets", secrets, "jsonl"),
-        *((name, file, settings.data.format) for name, file in given.items()),
-    ]
-    for option, file, form in files:
-        if file is None:
-            continue
+    for option, file in (("--secrets", secrets), ("--members", members), ("--non-members", non_members)):
         try:
-            refuse_missing(file, format=form)
+            if file is not None:
+                refuse_missing(file, format="jsonl" if option == "--secrets" else settings.data.format)
         except DataError as error:
             raise error.of(option) from None
     return settings
-
-
-def refuse_few(canaries: int) -> None:
-    """Raise ConfigError for fewer than 20."""
-    if canaries < 20:
-        raise ConfigError(f"{canaries} canaries can show nothing", fix="use 500 or more")

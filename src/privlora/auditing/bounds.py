@@ -27,7 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 from scipy.optimize import brentq
-from scipy.special import ndtr, ndtri
+from scipy.special import ndtri
 from scipy.stats import beta, binom
 
 from privlora.accounting.projection.gaussian import gaussian_delta
@@ -95,7 +95,10 @@ def threshold_epsilon(errors: Errors, delta: float, confidence: float) -> float:
 
     Each rate gets its Clopper-Pearson bound at half of the error probability.
     """
-    return epsilon_of_rates(*_rates_at_most(errors, confidence), delta)
+    each = 1 - (1 - confidence) / 2
+    false_positive_rate = rate_at_most(errors.false_positives, errors.absent, each)
+    false_negative_rate = rate_at_most(errors.false_negatives, errors.present, each)
+    return epsilon_of_rates(false_positive_rate, false_negative_rate, delta)
 
 
 def accuracy_mu(errors: Errors, confidence: float) -> float:
@@ -210,11 +213,6 @@ def signals_mu(signal: float, expected: float, energy: float, dimensions: int, c
     return max(0.0, (signal * math.sqrt(least / energy) - float(ndtri(1 - 0.9 * error))) / expected)
 
 
-def gaussian_floor(mu: float) -> Floor:
-    """Of mu-GDP: Phi(Phi^-1(a) - mu)."""
-    return lambda a: float(ndtr(ndtri(a) - mu))
-
-
 def curve_floor(epsilons: Floats, deltas: Floats) -> Floor:
     """Of a mechanism that is (epsilons[k], deltas[k])-DP for every k, in both orders of every pair of neighbours.
 
@@ -242,14 +240,6 @@ def largest_refuted(refuted: Callable[[float], bool], largest: float, tolerance:
         else:
             high = middle
     return low
-
-
-def _rates_at_most(errors: Errors, confidence: float) -> tuple[float, float]:
-    each = 1 - (1 - confidence) / 2
-    return (
-        rate_at_most(errors.false_positives, errors.absent, each),
-        rate_at_most(errors.false_negatives, errors.present, each),
-    )
 
 
 def _check_counts(hits: int, trials: int) -> None:

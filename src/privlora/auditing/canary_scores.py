@@ -35,12 +35,7 @@ from privlora.accounting.events import (
     TruncatedPoissonSampling,
 )
 from privlora.auditing.asked import refuse_few
-from privlora.auditing.bounds import (
-    curve_floor,
-    largest_refuted,
-    one_run_epsilon,
-    one_run_refutes,
-)
+from privlora.auditing.bounds import curve_floor, largest_refuted, one_run_epsilon, one_run_refutes
 from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
@@ -56,9 +51,9 @@ _CHUNK = 16  # canaries that join a sum at a time
 _SIGNALS_SHARE = 0.8  # of the error probability, for the signals where there are any; the rest is for guesses
 _PLANNED_SHARE = 0.8  # of what is left for guesses, for those that suit a correct run
 _FRACTIONS = (0.2, 0.02, 0.05, 0.1, 0.15, 0.3, 0.5)  # of the canaries, to be guessed; the first if none helps
-_GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
+GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
 _EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
-_TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
+TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
 
 
 @dataclass
@@ -116,6 +111,16 @@ def unreadable(path: Path, error: Exception, unknown: str) -> RunError:
     )
 
 
+def other_sampling() -> ConfigError:
+    """Of a run whose units are not drawn each by itself."""
+    return ConfigError(
+        "an audit needs plain Poisson sampling",
+        why="a canary could push another unit out of a truncated batch, and passes of balls in bins have no bound for "
+        "canaries yet",
+        fix="remove privacy.max_batch_size and privacy.sampling for the audit",
+    )
+
+
 class CanaryMechanism(Instrument):
     """A mechanism with canaries among its units; scores each release before the state moves on.
 
@@ -133,12 +138,7 @@ class CanaryMechanism(Instrument):
     ) -> None:
         sampling = inner.event.sampling
         if isinstance(sampling, TruncatedPoissonSampling | BallsInBinsSampling):
-            raise ConfigError(
-                "an audit needs plain Poisson sampling",
-                why="a canary could push another unit out of a truncated batch, and how often one of a pass is seen "
-                "has no bound here yet",
-                fix="remove privacy.max_batch_size and privacy.sampling for the audit",
-            )
+            raise other_sampling()
         super().__init__(inner)
         self._canaries, self._state, self._saved = canaries, state, saved
         self._known: Vector | None = None  # of the last batch: the records' part, which the attacker knows
@@ -224,6 +224,10 @@ class OneRunAudit:
     area: float
     violated: bool
 
+    @property
+    def guessed(self) -> str:
+        return f"{self.canaries} canaries"
+
     def to_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -243,48 +247,46 @@ def judge_canaries(
     are guessed, which convicts a run with far too little noise. They and the signals share the error probability, and
     the largest bound is told.
     """
-    canaries = len(state.scores)
-    right = right_guesses(state)
+    canaries, right = len(state.scores), right_guesses(state)
     event, steps = event.releases(steps)
     error, signals = 1 - confidence, 0.0
     together = state.signals if state.signals is not None and state.signals.dimensions else None
     if together is not None:
         of_signals = 1 - error * _SIGNALS_SHARE
-        signals = together.largest_mu(event, steps, of_signals, _TOO_MUCH)
+        signals = together.largest_mu(event, steps, of_signals, TOO_MUCH)
         error *= 1 - _SIGNALS_SHARE
-    games: dict[int, float] = {} if guesses is None else {guesses: 1.0}
     if guesses is None:
         planned = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE)
-        games = {planned: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
-        if len(games) == 1:
-            games = {planned: 1.0}
-    outcomes = []
-    for guessed, share in games.items():
-        half = guessed // 2
-        outcomes.append((_outcome((right(half), 2 * half, canaries), event, steps, 1 - error * share), share))
-    best = max((outcome for outcome, _ in outcomes), key=lambda outcome: outcome.mu)
+        shares = {planned: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
+    else:
+        shares = {guesses: 1.0}
+    if len(shares) == 1:
+        shares = dict.fromkeys(shares, 1.0)
+    played = []
+    for guessed, share in shares.items():
+        game = _Game(2 * (guessed // 2), canaries, 1 - error * share, event, steps)
+        correct = right(game.guesses // 2)
+        plain = one_run_epsilon(correct, game.guesses, canaries, delta, 1 - (1 - confidence) * share)
+        played.append((game, correct, game.bound(correct), plain))
+    violated = signals > 1 / event.noise_multiplier or any(
+        game.refutes(correct) for game, correct, _, _ in played
+    )
+    game, correct, bound, _ = max(played, key=lambda each: each[2])
+    most, claimed = _most([each[0] for each in played]), epsilon([(event, steps)], delta)
     members, others = state.scores[state.included], state.scores[~state.included]
 
-    def epsilon_at(mu: float) -> float:
-        return _epsilon(replace(event, noise_multiplier=1 / mu), steps, delta) if mu else 0.0
+    def epsilon_of(mu: float) -> float:
+        return epsilon_at(mu, event, steps, delta)
 
-    claimed = epsilon([(event, steps)], delta)
-    violated = signals > 1 / event.noise_multiplier or any(outcome.violated for outcome, _ in outcomes)
-    most = _most(
-        [(2 * (guessed // 2), 1 - error * share) for guessed, share in games.items()], canaries, event, steps
-    )
     return OneRunAudit(
         canaries=canaries,
-        guesses=best.counts[1],
-        correct=best.counts[0],
-        epsilon_lower=epsilon_at(max(best.mu, signals)),
-        epsilon_lower_plain=max(
-            one_run_epsilon(*outcome.counts, delta, 1 - (1 - confidence) * share)
-            for outcome, share in outcomes
-        ),
-        epsilon_signals=None if together is None else epsilon_at(signals),
+        guesses=game.guesses,
+        correct=correct,
+        epsilon_lower=epsilon_of(max(bound, signals)),
+        epsilon_lower_plain=max(plain for *_, plain in played),
+        epsilon_signals=None if together is None else epsilon_of(signals),
         epsilon_claimed=claimed,
-        epsilon_most=None if most is None or violated else min(epsilon_at(most), claimed),
+        epsilon_most=None if most is None or violated else min(epsilon_of(most), claimed),
         delta=delta,
         confidence=confidence,
         area=area_under_curve(members, others).value,
@@ -303,32 +305,42 @@ def right_guesses(state: CanaryState) -> Callable[[int], int]:
 
 
 @dataclass(frozen=True)
-class _Outcome:
-    """counts: right guesses, guesses, canaries. mu: largest 1 / noise_multiplier that they refute, 0 if none."""
+class _Game:
+    """So many guesses on canaries, judged at a confidence. event, steps: what is claimed."""
 
-    counts: tuple[int, int, int]
-    mu: float
-    violated: bool
+    guesses: int
+    canaries: int
+    confidence: float
+    event: StepEvent
+    steps: int
+
+    def refutes(self, correct: int, mu: float | None = None) -> bool:
+        """Whether so many right are too many for the claim, or for a noise multiplier of 1 / mu."""
+        event = self.event if mu is None else with_mu(self.event, mu)
+        floor = _floor(event, self.steps)
+        return one_run_refutes(floor, correct, self.guesses, self.canaries, self.confidence)
+
+    def largest_mu(self, correct: int, largest: float) -> float:
+        """Largest 1 / noise_multiplier, at most ``largest``, that is refuted; 0 if none is."""
+        return largest_refuted(lambda mu: self.refutes(correct, mu), largest, tolerance=largest / 200)
+
+    def bound(self, correct: int) -> float:
+        """The same, also beyond the claim where that is refuted."""
+        claim = largest = 1 / self.event.noise_multiplier
+        if not self.refutes(correct):
+            return self.largest_mu(correct, largest)
+        while rough_epsilon({with_mu(self.event, largest / 0.8): self.steps}) < TOO_MUCH:
+            largest /= 0.8
+        # The search may be too coarse to find the claim, which is refuted.
+        return max(self.largest_mu(correct, largest), claim)
 
 
-def _outcome(counts: tuple[int, int, int], event: StepEvent, steps: int, confidence: float) -> _Outcome:
-    largest = 1 / event.noise_multiplier
-    violated = one_run_refutes(_floor(event, steps), *counts, confidence)
-    while violated and rough_epsilon({replace(event, noise_multiplier=0.8 / largest): steps}) < _TOO_MUCH:
-        largest /= 0.8
-    found = _largest_mu(event, steps, counts, confidence, largest)
-    # What is claimed is refuted itself, and the search may be too coarse to find it.
-    return _Outcome(counts, max(found, 1 / event.noise_multiplier) if violated else found, violated)
-
-
-def _most(games: Sequence[tuple[int, float]], canaries: int, event: StepEvent, steps: int) -> float | None:
-    """Largest 1 / noise_multiplier that guesses refute in any of the games, of (guesses, confidence), if all are right;
-    None if they refute the plan itself."""
-    best = [((guesses, guesses, canaries), confidence) for guesses, confidence in games]
-    if any(one_run_refutes(_floor(event, steps), *counts, confidence) for counts, confidence in best):
+def _most(games: Sequence[_Game]) -> float | None:
+    """Largest 1 / noise_multiplier that guesses refute in any of the games, if all are right; None if they refute the
+    plan itself."""
+    if any(game.refutes(game.guesses) for game in games):
         return None
-    largest = 1 / event.noise_multiplier
-    return max(_largest_mu(event, steps, counts, confidence, largest) for counts, confidence in best)
+    return max(game.largest_mu(game.guesses, 1 / game.event.noise_multiplier) for game in games)
 
 
 def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: float) -> int:
@@ -349,29 +361,24 @@ def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: flo
         half = max(1, round(fraction * canaries / 2))
         tail = max(1, round(fraction * simulated / 2))
         accuracy = (present[order[-tail:]].mean() + (~present[order[:tail]]).mean()) / 2
-        counts = round(2 * half * float(accuracy)), 2 * half, canaries
-        bounds[2 * half] = _largest_mu(event, steps, counts, confidence, 1 / sigma)
+        game = _Game(2 * half, canaries, confidence, event, steps)
+        bounds[2 * half] = game.largest_mu(round(2 * half * float(accuracy)), 1 / sigma)
     return max(bounds, key=lambda guesses: bounds[guesses])
 
 
-def _largest_mu(
-    event: StepEvent, steps: int, counts: tuple[int, int, int], confidence: float, largest: float
-) -> float:
-    """Largest 1 / noise_multiplier, at most ``largest``, that is refuted; 0 if none is."""
-
-    def refuted(mu: float) -> bool:
-        return one_run_refutes(_floor(replace(event, noise_multiplier=1 / mu), steps), *counts, confidence)
-
-    return largest_refuted(refuted, largest, tolerance=largest / 200)
+def with_mu(event: StepEvent, mu: float) -> StepEvent:
+    """With a noise multiplier of 1 / mu."""
+    return replace(event, noise_multiplier=1 / mu)
 
 
-def _epsilon(event: StepEvent, steps: int, delta: float) -> float:
-    return epsilon([(event, steps)], delta, grid=_EPSILON_GRID)
+def epsilon_at(mu: float, event: StepEvent, steps: int, delta: float) -> float:
+    """Epsilon of ``steps`` such events with a noise multiplier of 1 / mu; 0 for no mu."""
+    return epsilon([(with_mu(event, mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
 
 
 @lru_cache(maxsize=512)
 def _floor(event: StepEvent, steps: int) -> Callable[[float], float]:
     """The curve of a whole plan as ``one_run_refutes`` wants it."""
-    top = min(_TOO_MUCH, max(4.0, rough_epsilon({event: steps})))
+    top = min(TOO_MUCH, max(4.0, rough_epsilon({event: steps})))
     epsilons = top * np.linspace(0, 1, _POINTS) ** 1.5
-    return curve_floor(epsilons, np.array(delta_curve([(event, steps)], list(epsilons), grid=_GRID)))
+    return curve_floor(epsilons, np.array(delta_curve([(event, steps)], list(epsilons), grid=GRID)))

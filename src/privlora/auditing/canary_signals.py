@@ -87,10 +87,7 @@ class Signals:
         energy = max(self.energy, 1e-200)
         found = signals_mu(self.signal * mean, self.expected * mean, energy, self.dimensions, confidence)
         largest = 1 / event.noise_multiplier
-        while (
-            found > largest
-            and rough_epsilon({StepEvent(event.sampling, 1 / largest, event.projections): steps}) < most
-        ):
+        while found > largest and rough_epsilon({replace(event, noise_multiplier=1 / largest): steps}) < most:
             largest /= 0.8
         return min(found, largest)
 
@@ -100,17 +97,8 @@ class Signals:
     @classmethod
     def from_metadata(cls, metadata: Mapping[str, str]) -> Signals:
         """Raises ValueError for what is no number. Those of a file that has none are zero."""
-
-        def number(name: str) -> str:
-            return metadata.get(f"signals.{name}", "0")
-
-        return cls(
-            float(number("drawn")),
-            float(number("signal")),
-            float(number("expected")),
-            float(number("energy")),
-            int(number("dimensions")),
-        )
+        none = asdict(cls()).items()
+        return cls(**{name: type(zero)(metadata.get(f"signals.{name}", "0")) for name, zero in none})
 
 
 def added_by(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Vector:

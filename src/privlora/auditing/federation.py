@@ -15,10 +15,11 @@ Weights and thresholds are learnt on the first trials and judged on the others, 
 
 from __future__ import annotations
 
+import itertools
 import math
 import tempfile
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,7 @@ from privlora.auditing.rehearsal import (
     noise_counted_on,
     rehearsed,
     stage_of,
+    with_noise,
 )
 from privlora.config import Settings
 from privlora.errors import ConfigError, PrivacyError
@@ -114,9 +116,9 @@ class FederationAudit:
         return most if most < self.epsilon_claimed else None
 
     @property
-    def most_judged(self) -> int:
-        """Rounds that are guessed by the statistic of epsilon_most."""
-        return self._most.most_judged
+    def guessed(self) -> str:
+        """By the statistic of epsilon_most."""
+        return f"{self._most.most_judged} rounds"
 
     @property
     def _most(self) -> ViewAudit:
@@ -177,54 +179,40 @@ def audit_federation(
     rounds = 2 * math.ceil(trials / max(1, len(stage.victims) // 2))
     chosen = rehearsed(settings, stage, rounds=rounds, sampled=sampled)
     workplace = Workplace(chosen, model, tokenizer)
-    with tempfile.TemporaryDirectory(prefix="privlora-audit-", dir=_memory()) as folder:
+    # In memory where there is such a folder: what is written in an audit need not survive it.
+    memory = "/dev/shm" if Path("/dev/shm").is_dir() else None
+    with tempfile.TemporaryDirectory(prefix="privlora-audit-", dir=memory) as folder:
         along = _contributions(settings, stage, Path(folder) / "quiet", workplace)
         scores = {view: Scores(along[view], min(_PILOT, trials // 4)) for view in stage.attackers}
         worlds = worlds_of(chosen, stage, Path(folder), workplace)
-        try:
-            for done, pair in enumerate(_trials(worlds, trials), start=1):
-                for seen in pair:
-                    for view, kept in scores.items():
-                        kept.take(getattr(seen, view), present=seen.present)
-                if progress is not None:
-                    progress(done, trials)
-            statement, played = worlds[0].statement(), worlds[0].rounds
-        finally:
-            for world in worlds:
-                world.close()
+        for done, pair in enumerate(_trials(worlds, trials), start=1):
+            for seen in pair:
+                for view, kept in scores.items():
+                    kept.take(getattr(seen, view), present=seen.present)
+            if progress is not None:
+                progress(done, trials)
+        statement, played = worlds[0].statement(), worlds[0].rounds
     plan = statement.plan
-    event, releases = plan.phases[-1][0], statement.charges / played
+    event, delta, releases = plan.phases[-1][0], plan.delta, statement.charges / played
     claimed = epsilon([(event, math.ceil(releases))], plan.delta) if releases else 0.0
     shares = _VIEWS if len(scores) > 1 else dict.fromkeys(scores, 1.0)
+    least = max(1, math.ceil(releases))
     views = tuple(
-        _judge(
-            kept,
-            stage,
-            view,
-            event,
-            max(1, math.ceil(releases)),
-            plan.delta,
-            1 - (1 - confidence) * shares[view],
-        )
+        _judge(kept, stage, view, event, least, delta, 1 - (1 - confidence) * shares[view])
         for view, kept in scores.items()
     )
     return FederationAudit(
-        views,
-        event,
-        releases,
-        claimed,
-        plan.delta,
-        confidence,
-        trials,
-        federation_of(settings).rule,
-        plan.unit,
-        noise_counted_on(settings),
+        views=views,
+        event=event,
+        releases=releases,
+        epsilon_claimed=claimed,
+        delta=delta,
+        confidence=confidence,
+        trials=trials,
+        rule=federation_of(settings).rule,
+        unit=plan.unit,
+        noise=noise_counted_on(settings),
     )
-
-
-def _memory() -> str | None:
-    """A folder in memory where there is one: what is written in an audit need not survive it."""
-    return "/dev/shm" if Path("/dev/shm").is_dir() else None
 
 
 def worlds_of(settings: Settings, stage: Stage, folder: Path, workplace: Workplace) -> list[Rehearsal]:
@@ -236,25 +224,24 @@ def worlds_of(settings: Settings, stage: Stage, folder: Path, workplace: Workpla
     for present in (False, True):
         own, seed = settings, settings.privacy.insecure_noise_seed
         if seed is not None and present:  # other noise than in the other world
-            privacy = settings.privacy.model_copy(update={"insecure_noise_seed": seed + 104729})
-            own = settings.model_copy(update={"privacy": privacy})
-        found.append(
-            Rehearsal(
-                own, stage, folder / str(int(present)), workplace, dict.fromkeys(stage.victims, present)
-            )
-        )
+            own = with_noise(settings, seed + 104729)
+        alone = dict.fromkeys(stage.victims, present)
+        found.append(Rehearsal(own, stage, folder / str(int(present)), workplace, alone))
     return found
 
 
 def _trials(worlds: list[Rehearsal], trials: int) -> Iterator[tuple[Seen, Seen]]:
-    """So many pairs of rounds without and with the canary."""
+    """So many pairs of rounds without and with the canary. The worlds are closed behind the last."""
     waiting: dict[bool, list[Seen]] = {False: [], True: []}
-    for _ in range(trials):
-        while not all(waiting.values()):
-            for world in worlds:
-                for seen in world.play():
+    try:
+        for _ in range(trials):
+            while not all(waiting.values()):
+                for seen in itertools.chain.from_iterable(world.play() for world in worlds):
                     waiting[seen.present].append(seen)
-        yield waiting[False].pop(), waiting[True].pop()
+            yield waiting[False].pop(), waiting[True].pop()
+    finally:
+        for world in worlds:
+            world.close()
 
 
 def _contributions(
@@ -278,12 +265,7 @@ def _contributions(
         method = method.model_copy(update={"learning_rate": 0.1, "relative_rate": False, **changes})
     quiet = quiet.model_copy(update={"privacy": privacy, "method": method})
     place = Workplace(quiet, *workplace.loaded[:2])
-    worlds = worlds_of(quiet, stage, folder, place)
-    try:
-        absent, present = next(_trials(worlds, 1))
-    finally:
-        for world in worlds:
-            world.close()
+    ((absent, present),) = _trials(worlds_of(quiet, stage, folder, place), 1)
     found = {}
     for view in stage.attackers:
         one, other = getattr(absent, view), getattr(present, view)
@@ -305,6 +287,18 @@ def _contributions(
     return found
 
 
+@dataclass
+class _World:
+    """Of each trial: products with what the canary adds, energies, and of those not learnt from the fitted rule's
+    scores. sums, squares: of what was seen in those that are learnt from."""
+
+    products: list[list[float]] = field(default_factory=list)
+    energies: list[float] = field(default_factory=list)
+    learnt: list[float] = field(default_factory=list)
+    sums: dict[str, Any] = field(default_factory=dict)
+    squares: dict[str, Any] = field(default_factory=dict)
+
+
 class Scores:
     """Of all trials of one view, as they come: worlds False and True.
 
@@ -313,58 +307,50 @@ class Scores:
 
     def __init__(self, along: View, pilot: int) -> None:
         self._along = {name: t for name, t in along.items() if bool(t.any())}
-        self.pilot = pilot
         self._sizes = np.array([float(t @ t) for t in self._along.values()])
-        self._sums: dict[bool, list[View]] = {False: [], True: []}
+        self.pilot, self.middle = pilot, 0.0
         self._rule: View | None = None
-        self.middle = 0.0
-        self._products: dict[bool, list[list[float]]] = {False: [], True: []}
-        self._energies: dict[bool, list[float]] = {False: [], True: []}
-        self._learnt: dict[bool, list[float]] = {False: [], True: []}
+        self._worlds = {False: _World(), True: _World()}
 
     def take(self, seen: View, *, present: bool) -> None:
-        self._products[present].append([float(seen[name] @ t) for name, t in self._along.items()])
-        self._energies[present].append(sum(float(seen[name] @ seen[name]) for name in self._along))
-        if len(self._products[present]) <= self.pilot:
-            self._learn(seen, present)
+        world = self._worlds[present]
+        world.products.append([float(seen[name] @ t) for name, t in self._along.items()])
+        world.energies.append(sum(float(seen[name] @ seen[name]) for name in self._along))
+        if len(world.products) <= self.pilot:
+            for name, tensor in seen.items():
+                world.sums[name] = world.sums.get(name, 0) + tensor
+                world.squares[name] = world.squares.get(name, 0) + tensor.square()
             return
         if self._rule is None:
             self._rule = self._fit()
-        self._learnt[present].append(float(sum(float(seen[name] @ t) for name, t in self._rule.items())))
+        world.learnt.append(float(sum(float(seen[name] @ t) for name, t in self._rule.items())))
 
     def worlds(self) -> dict[str, tuple[Floats, Floats, int]]:
         """Of each statistic: scores without and with the canary, and how many of the first are for learning."""
-        products = [np.array(self._products[world]) for world in (False, True)]
+        worlds = self._worlds.values()
+        products = [np.array(world.products) for world in worlds]
         variances = products[0][: self.pilot].var(axis=0)
         floor = 1e-12 * np.square(np.abs(products[0]).max(axis=0)) + 1e-300
         weights = self._sizes / np.maximum(variances, floor)
         absent, present = (each @ weights for each in products)
-        fitted = (np.array(self._learnt[False]), np.array(self._learnt[True]))
+        learnt = [np.array(world.learnt) for world in worlds]
+        energies = [np.array(world.energies) for world in worlds]
         return {
             "alignment": (absent, present, self.pilot),
-            "learnt": (*fitted, 0),
-            "energy": (np.array(self._energies[False]), np.array(self._energies[True]), self.pilot),
+            "learnt": (learnt[0], learnt[1], 0),
+            "energy": (energies[0], energies[1], self.pilot),
         }
-
-    def _learn(self, seen: View, present: bool) -> None:
-        sums = self._sums[present]
-        if not sums:
-            sums += [{name: torch.zeros_like(t) for name, t in seen.items()} for _ in range(2)]
-        for name, tensor in seen.items():
-            sums[0][name] += tensor
-            sums[1][name] += tensor.square()
 
     def _fit(self) -> View:
         """Difference of means over variance, entry by entry, less what puts the middle of both worlds at zero."""
-        rule, middle = {}, 0.0
-        for name in self._sums[False][0]:
-            means = [self._sums[world][0][name] / self.pilot for world in (False, True)]
-            squares = [self._sums[world][1][name] / self.pilot for world in (False, True)]
+        rule = {}
+        for name in self._worlds[False].sums:
+            means = [world.sums[name] / self.pilot for world in self._worlds.values()]
+            squares = [world.squares[name] / self.pilot for world in self._worlds.values()]
             spread = (squares[0] - means[0].square() + squares[1] - means[1].square()) / 2
             floor = 1e-12 * float((squares[0] + squares[1]).mean()) + 1e-300
             rule[name] = (means[1] - means[0]) / spread.clamp_min(floor)
-            middle += float(rule[name] @ (means[0] + means[1])) / 2
-        self.middle = middle
+            self.middle += float(rule[name] @ (means[0] + means[1])) / 2
         return rule
 
 
@@ -378,19 +364,8 @@ def _judge(
         shared = 1 - (1 - confidence) * _STATISTICS[name]
         bound, most = (bound_of(event, releases, each, delta, shared) for each in (errors, errors.if_none()))
         judged, guesses = (absent[pilot:], present[pilot:]), errors.absent + errors.present
-        found.append(
-            ViewAudit(
-                stage.attackers[view],
-                view,
-                bound,
-                most,
-                name,
-                errors.correct,
-                guesses,
-                guesses,
-                judged,
-            )
-        )
+        who = stage.attackers[view]
+        found.append(ViewAudit(who, view, bound, most, name, errors.correct, guesses, guesses, judged))
     best = max(found, key=lambda audit: audit.epsilon_lower)
     able = max(found, key=lambda audit: audit.epsilon_most)
     return replace(best, epsilon_most=able.epsilon_most, most_judged=able.judged)

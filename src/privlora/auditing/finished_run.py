@@ -5,7 +5,7 @@ Everything is measured twice, on the base model and with the run's adapter: only
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -18,7 +18,6 @@ from privlora.auditing.bounds import Floats, one_run_epsilon
 from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.text_canaries import record_losses
-from privlora.config import Settings
 from privlora.data.examples import Examples
 from privlora.data.records import load_records, text_of
 from privlora.errors import DataError
@@ -71,18 +70,14 @@ class Membership:
 
     def to_dict(self) -> dict[str, Any]:
         """Without the scores of single records."""
-        return {
-            **asdict(self.result),
-            "epsilon_lower": self.epsilon_lower,
-            "epsilon_most": self.epsilon_most,
-            "correct": self.correct,
-            "guesses": self.guesses,
-        }
+        own = ("epsilon_lower", "epsilon_most", "correct", "guesses")
+        return {**asdict(self.result), **{name: getattr(self, name) for name in own}}
 
 
 @dataclass(frozen=True)
 class FinishedAudit:
-    """epsilon: what the run claims at delta, None for a run without a statement. leakage, membership: before, after."""
+    """epsilon: what the run claims at delta, None for a run without a statement. leakage, membership: of the stages
+    "before" and "after"; None where they were not asked for."""
 
     run: str
     model: str
@@ -92,41 +87,45 @@ class FinishedAudit:
     confidence: float
     unit: str
     summary: LedgerSummary | None
-    leakage: tuple[Leakage, Leakage] | None
-    membership: tuple[Membership, Membership] | None
+    leakage: dict[str, Leakage] | None
+    membership: dict[str, Membership] | None
+
+    @property
+    def epsilon_claimed(self) -> float | None:
+        return self.epsilon
+
+    @property
+    def epsilon_lower(self) -> float:
+        """By guesses about members, 0 without any."""
+        return self.membership["after"].epsilon_lower if self.membership else 0.0
 
     @property
     def epsilon_most(self) -> float | None:
         """What guesses about members could have shown at most; None where they could have refuted the claim."""
         if self.epsilon is None or self.membership is None:
             return None
-        most = self.membership[1].epsilon_most
+        most = self.membership["after"].epsilon_most
         return most if most < self.epsilon else None
+
+    @property
+    def guessed(self) -> str:
+        result = self.membership["after"].result if self.membership else None
+        return f"{2 * min(result.members, result.non_members) if result else 0} records"
 
     @property
     def violated(self) -> bool:
         """The run gave away more than it claims."""
-        if self.epsilon is None or self.membership is None:
-            return False
-        return self.membership[1].epsilon_lower > self.epsilon
+        return self.epsilon is not None and self.epsilon_lower > self.epsilon
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; facts about private records."""
-        facts = {
-            name: getattr(self, name) for name in ("run", "model", "method", "epsilon", "delta", "confidence")
-        }
-        stages = ("before", "after")
+        apart = ("summary", "leakage", "membership")
         return {
-            **facts,
-            "unit": self.unit,
+            **{name: value for name, value in vars(self).items() if name not in apart},
             "epsilon_most": self.epsilon_most,
             "violated": self.violated,
-            "secrets": None
-            if self.leakage is None
-            else {stage: asdict(found) for stage, found in zip(stages, self.leakage, strict=True)},
-            "membership": None
-            if self.membership is None
-            else {stage: found.to_dict() for stage, found in zip(stages, self.membership, strict=True)},
+            "secrets": self.leakage and {stage: asdict(x) for stage, x in self.leakage.items()},
+            "membership": self.membership and {stage: x.to_dict() for stage, x in self.membership.items()},
         }
 
 
@@ -168,62 +167,49 @@ def audit_finished(
     settings = settings_of_finished(root, secrets=secrets, members=members, non_members=non_members)
     folder = RunFolder(Path(root))
     # A member is one record, with one loss.
-    settings = settings.model_copy(update={"data": settings.data.model_copy(update={"chunk": False})})
+    data = settings.data.model_copy(update={"chunk": False})
     summary = read_ledger(folder.ledger) if settings.privacy.private else None
-    stated = summary is not None and not summary.plan.insecure_noise
     delta = summary.plan.delta if summary is not None else _DELTA
+    stated = None if summary is None or summary.plan.insecure_noise else summary
     planted = read_secrets(secrets) if secrets is not None else None
-    files = None if members is None or non_members is None else (members, non_members)
-    found = _measure(folder, settings, planted, files, limit, on_stage)
-    leakage, losses = found
+    on_stage("loading the model")
+    model, tokenizer = load_model(settings.model)
+    examples = None
+    if members is not None and non_members is not None:
+        on_stage("reading the records")
+        records = [load_records(path, format=data.format, limit=limit) for path in (members, non_members)]
+        examples = [tokenise(each, data, tokenizer) for each in records]
+        _refuse_shared(*examples)
+    leakage: dict[str, Leakage] = {}
+    losses: dict[str, list[Floats]] = {}
+    for stage, read in (("before", "the base model"), ("after", "the adapter")):
+        if stage == "after":
+            model = with_adapter(model, folder.release)
+        if planted is not None:
+            on_stage(f"secrets under {read}")
+            report = measure_exposure(planted, log_likelihood_scorer(model, tokenizer))
+            extracted = sum(greedy_extraction(model, tokenizer, planted))
+            leakage[stage] = Leakage(report.mean, report.chance, report.ceiling, extracted, len(planted))
+        if examples is not None:
+            on_stage(f"members under {read}")
+            losses[stage] = [record_losses(model, each) for each in examples]
+    membership = None
+    if losses:  # the loss itself before the training, and how much it fell after
+        before = [-each for each in losses["before"]]
+        fall = [one - other for one, other in zip(*losses.values(), strict=True)]
+        scores = {"before": before, "after": fall}
+        membership = {stage: _judge(each[0], each[1], delta, confidence) for stage, each in scores.items()}
     return FinishedAudit(
         run=str(root),
         model=settings.model.name,
         method=settings.method.name,
-        epsilon=summary.epsilon() if summary is not None and stated else None,
+        epsilon=None if stated is None else stated.epsilon(),
         delta=delta,
         confidence=confidence,
         unit=settings.privacy.unit,
-        summary=summary if stated else None,
-        leakage=leakage,
-        membership=None if losses is None else _memberships(losses, delta, confidence),
-    )
-
-
-_Losses = tuple[tuple[Floats, Floats], tuple[Floats, Floats]]  # (members, others) before, and after
-
-
-def _measure(
-    folder: RunFolder,
-    settings: Settings,
-    planted: Sequence[Secret] | None,
-    files: tuple[str, str] | None,
-    limit: int | None,
-    on_stage: Callable[[str], None],
-) -> tuple[tuple[Leakage, Leakage] | None, _Losses | None]:
-    on_stage("loading the model")
-    model, tokenizer = load_model(settings.model)
-    examples = None
-    if files is not None:
-        on_stage("reading the records")
-        records = [load_records(path, format=settings.data.format, limit=limit) for path in files]
-        examples = [tokenise(each, settings.data, tokenizer) for each in records]
-        _refuse_shared(*examples)
-    leakages, losses = [], []
-    for stage in ("the base model", "the adapter"):
-        if stage == "the adapter":
-            model = with_adapter(model, folder.release)
-        if planted is not None:
-            on_stage(f"secrets under {stage}")
-            report = measure_exposure(planted, log_likelihood_scorer(model, tokenizer))
-            extracted = sum(greedy_extraction(model, tokenizer, planted))
-            leakages.append(Leakage(report.mean, report.chance, report.ceiling, extracted, len(planted)))
-        if examples is not None:
-            on_stage(f"members under {stage}")
-            losses.append(tuple(record_losses(model, each) for each in examples))
-    return (
-        (leakages[0], leakages[1]) if leakages else None,
-        ((losses[0][0], losses[0][1]), (losses[1][0], losses[1][1])) if losses else None,
+        summary=stated,
+        leakage=leakage or None,
+        membership=membership,
     )
 
 
@@ -234,15 +220,6 @@ def _refuse_shared(members: Examples, non_members: Examples) -> None:
             why="no attack tells a record from itself, so that a run which gives away everything would look safe",
             fix="give records that took part, and others of their kind that did not",
         )
-
-
-def _memberships(losses: _Losses, delta: float, confidence: float) -> tuple[Membership, Membership]:
-    """By the loss itself before the training, and by how much it fell after."""
-    (member, other), (member_after, other_after) = losses
-    return (
-        _judge(-member, -other, delta, confidence),
-        _judge(member - member_after, other - other_after, delta, confidence),
-    )
 
 
 def _judge(members: Floats, non_members: Floats, delta: float, confidence: float) -> Membership:

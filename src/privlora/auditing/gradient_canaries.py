@@ -75,10 +75,7 @@ def draw_canaries(
     spread: over all modules alike; else each canary lies in one module, all modules in turn, which takes less memory.
     site: in this module alone. A canary that is large everywhere hides a module that escapes clipping, so play each.
     """
-    members: list[Tensor] = []
-    left: list[Tensor] = []
-    right: list[Tensor] = []
-    sizes: list[Tensor] = []
+    canaries = GradientCanaries(count, [], [], [], [])
     number = len(adapter.sites)
     for s, each in enumerate(adapter.sites):
         if site is not None:
@@ -87,14 +84,13 @@ def draw_canaries(
             here = torch.arange(count)
         else:
             here = torch.arange(min(s, count), count, number)  # none where modules are more than canaries
-        members.append(here)
-        for rows, side in ((each.m, left), (each.n, right)):
-            side.append(
-                torch.nn.functional.normalize(torch.randn(len(here), rows, generator=generator), dim=1)
-            )
+        canaries.members.append(here)
+        for rows, side in ((each.m, canaries.left), (each.n, canaries.right)):
+            drawn = torch.randn(len(here), rows, generator=generator)
+            side.append(torch.nn.functional.normalize(drawn, dim=1))
         part = norm / number**0.5 if spread and site is None else norm
-        sizes.append(torch.full((len(here),), part, dtype=torch.float64))
-    return GradientCanaries(count, members, left, right, sizes)
+        canaries.sizes.append(torch.full((len(here),), part, dtype=torch.float64))
+    return canaries
 
 
 def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured, Tensor, Tensor]:

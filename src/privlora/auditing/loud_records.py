@@ -68,10 +68,7 @@ def loud(model: torch.nn.Module, marks: Sequence[Mark]) -> Iterator[None]:
         still = hidden.detach()
         return (still + factors * (hidden - still), *args[1:])
 
-    handles = [
-        model.register_forward_pre_hook(note, with_kwargs=True),
-        head.register_forward_pre_hook(scale),
-    ]
+    handles = [model.register_forward_pre_hook(note, with_kwargs=True), head.register_forward_pre_hook(scale)]
     try:
         yield
     finally:

@@ -20,6 +20,7 @@ from privlora.errors import ConfigError
 
 Floats = NDArray[np.float64]
 Scores = Sequence[float] | Floats
+_LOW_RATES = (0.01, 0.1)  # of false positives
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def roc_curve(members: Scores, non_members: Scores) -> RocCurve:
     Raises:
         ConfigError: there is no score on one side, or a score is NaN.
     """
-    positive, negative = _checked(members, "member"), _checked(non_members, "non-member")
+    positive, negative = _checked(members, non_members, least=1)
     unique = np.unique(np.concatenate([positive, negative]))[::-1]
     thresholds = np.concatenate([[np.inf], unique])
 
@@ -94,9 +95,7 @@ def area_under_curve(members: Scores, non_members: Scores, *, confidence: float 
     Raises:
         ConfigError: there are fewer than two scores on one side, a score is NaN, or confidence is not in (0, 1).
     """
-    positive, negative = _checked(members, "member"), _checked(non_members, "non-member")
-    if min(len(positive), len(negative)) < 2:
-        raise ConfigError("an interval needs two scores on each side", fix="train more models")
+    positive, negative = _checked(members, non_members, least=2)
     if not 0 < confidence < 1:
         raise ConfigError(f"confidence={confidence} is not in (0, 1)", fix="0.95 is usual")
     ranks = rankdata(np.concatenate([positive, negative]))
@@ -121,48 +120,42 @@ def held_out_balanced_accuracy(members: Scores, non_members: Scores, *, seed: in
 
     seed: public, of the split. Raises ConfigError with fewer than two scores on one side, or a NaN.
     """
-    positive, negative = _checked(members, "member"), _checked(non_members, "non-member")
-    if min(len(positive), len(negative)) < 2:
-        raise ConfigError("a held-out threshold needs two scores on each side", fix="train more models")
+    positive, negative = _checked(members, non_members, least=2)
     generator = np.random.default_rng(seed)
     halves = [np.array_split(generator.permutation(scores), 2) for scores in (positive, negative)]
     found = []
     for chosen, judged in ((0, 1), (1, 0)):
         curve = roc_curve(halves[0][chosen], halves[1][chosen])
-        best = int(np.argmax(curve.true_positive_rates - curve.false_positive_rates))
-        threshold = curve.thresholds[best]
+        threshold = curve.thresholds[np.argmax(curve.true_positive_rates - curve.false_positive_rates)]
         found.append(((halves[0][judged] >= threshold).mean() + (halves[1][judged] < threshold).mean()) / 2)
     return float(np.mean(found))
 
 
-def judge_membership(
-    members: Scores,
-    non_members: Scores,
-    *,
-    confidence: float = 0.95,
-    false_positive_rates: Sequence[float] = (0.01, 0.1),
-    seed: int = 0,
-) -> MembershipResult:
+def judge_membership(members: Scores, non_members: Scores, *, confidence: float = 0.95) -> MembershipResult:
     """All of the above for one attack. Raises ConfigError as they do."""
     curve = roc_curve(members, non_members)
     return MembershipResult(
         area=area_under_curve(members, non_members, confidence=confidence),
         balanced_accuracy=curve.balanced_accuracy,
-        held_out_balanced_accuracy=held_out_balanced_accuracy(members, non_members, seed=seed),
-        true_positive_rates=tuple((rate, curve.true_positive_rate(rate)) for rate in false_positive_rates),
+        held_out_balanced_accuracy=held_out_balanced_accuracy(members, non_members),
+        true_positive_rates=tuple((rate, curve.true_positive_rate(rate)) for rate in _LOW_RATES),
         members=len(members),
         non_members=len(non_members),
     )
 
 
-def _checked(scores: Scores, name: str) -> Floats:
-    found = np.asarray(scores, dtype=np.float64).ravel()
-    if not len(found):
-        raise ConfigError(f"there is no {name} score", fix="score at least one model of each kind")
-    if np.isnan(found).any():
+def _checked(members: Scores, non_members: Scores, *, least: int) -> tuple[Floats, Floats]:
+    """Both sides, (scores,). Raises ConfigError for fewer than ``least`` on one, or a NaN."""
+    positive, negative = (np.asarray(scores, np.float64).ravel() for scores in (members, non_members))
+    if min(len(positive), len(negative)) < least:
         raise ConfigError(
-            f"a {name} score is NaN",
+            f"{len(positive)} scores of members and {len(negative)} of non-members are too few",
+            fix=f"score at least {least} models of each kind",
+        )
+    if np.isnan(positive).any() or np.isnan(negative).any():
+        raise ConfigError(
+            "a score is NaN",
             why="leaving it out would favour or hurt the attack",
             fix="find out why the model's loss is not a number",
         )
-    return found
+    return positive, negative

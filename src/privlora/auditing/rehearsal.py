@@ -43,7 +43,6 @@ from privlora.federated.workplace import Workplace
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.inputs import tokenise
 from privlora.training.models import unchanged_afterwards
-from privlora.training.state import States
 
 _COMMON = "an old archive of letters "
 _CANARY, _MIRROR, _PLAIN = _COMMON + "was read", _COMMON + "is lost to us", "rain fell on the hills"
@@ -160,7 +159,10 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
         "rounds": rounds,
         "clients_per_round": None,
         "survivors": len(stage.names) - len(stage.silent) if federation.distributed else None,
-        **{"split": "iid", "column": None, "alpha": None, "weights": None},
+        "split": "iid",
+        "column": None,
+        "alpha": None,
+        "weights": None,
     }
     content["privacy"] |= {
         "target_epsilon": None,
@@ -206,31 +208,25 @@ class _Wire:
         return replies
 
 
-class _Watched(Server):
+class _Watched:
     """The server, and what it takes in."""
 
     def __init__(self, server: Server) -> None:
-        self._server, self.parts, self.stages = server, server.parts, server.stages
+        self._server = server
         self.taken: list[tuple[str, Tensors]] = []
-
-    def tensors(self, stage: str) -> Tensors:
-        return self._server.tensors(stage)
-
-    def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
-        return self._server.expected(stage, number)
 
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         self.taken.append((stage, dict(message)))
         self._server.add(stage, message, weight)
 
-    def close(self, stage: str, number: int, present: int) -> None:
-        self._server.close(stage, number, present)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._server, name)
 
-    def states(self) -> States:
-        return self._server.states()
 
-    def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        self._server.take_states(states)
+def with_noise(settings: Settings, seed: int) -> Settings:
+    """``settings`` with noise of another seed, for tests."""
+    privacy = settings.privacy.model_copy(update={"insecure_noise_seed": seed})
+    return settings.model_copy(update={"privacy": privacy})
 
 
 @dataclass(frozen=True)
@@ -268,9 +264,10 @@ class Rehearsal:
         with unchanged_afterwards(model):
             parts = build_parts(settings, model, PublicStart(tokenizer))
             parts.adapter.detach()
-            self._server = _Watched(server_of(settings, parts, self._plan))
+            server = server_of(settings, parts, self._plan)
+        self._server: Any = _Watched(server)
         self._start = {group: dict(state) for group, state in self._server.states().items()}
-        self._alike = _rounds_alike(settings, self._server)
+        self._alike = _rounds_alike(settings, server)
         self._run, self._number, self._ran, self._told = "", 1, 0, settings
         self._ledger: Ledger | None = None
 
@@ -284,16 +281,8 @@ class Rehearsal:
             self._join()
         before = self._public()
         self._wire.seen, self._server.taken = [], []
-        turn = Turn(
-            self._told,
-            self._wire,
-            self._server,
-            self._run,
-            self._number,
-            self._roster,
-            self._plan,
-            self._ledger,
-        )
+        who = self._run, self._number, self._roster
+        turn = Turn(self._told, self._wire, self._server, *who, self._plan, self._ledger)
         answered: Sequence[str] = self.stage.names
         with loud(self._workplace.loaded[0], self._marks):
             for stage in self._server.stages:
@@ -332,8 +321,7 @@ class Rehearsal:
         self._run, self._number, self._ran = secrets.token_hex(8), 1, self._ran + 1
         settings, seed = self.settings, self.settings.privacy.insecure_noise_seed
         if seed is not None:  # else all runs had the same noise
-            privacy = settings.privacy.model_copy(update={"insecure_noise_seed": seed + 7919 * self._ran})
-            settings = settings.model_copy(update={"privacy": privacy})
+            settings = with_noise(settings, seed + 7919 * self._ran)
         self._told = settings  # masks depend on all that clients agreed to
         values = {"run": self._run, "settings": public_settings(settings).to_yaml()}
         for client in self._clients.values():
@@ -373,10 +361,9 @@ def _marks(settings: Settings, tokenizer: Any) -> list[Mark]:
     whole = federation_of(settings).privacy_model == "client"
     texts = tokenise([{"text": _CANARY}, {"text": _MIRROR}], settings.data, tokenizer)
     canary, mirror = ([int(token) for token in example.input_ids] for example in texts)
-    marks = opposites(canary, mirror, 1.0 if whole else _LOUD * max(1.0, settings.privacy.clip_norm))
-    if whole:
-        marks = marks[0], Mark(marks[1].ids, 0.0, 0)
-    return list(marks)
+    factor = 1.0 if whole else _LOUD * max(1.0, settings.privacy.clip_norm)
+    loud_one, opposite = opposites(canary, mirror, factor)
+    return [loud_one, Mark(opposite.ids, 0.0, 0) if whole else opposite]
 
 
 def _rounds_alike(settings: Settings, server: Server) -> bool:
@@ -393,11 +380,9 @@ def _rounds_alike(settings: Settings, server: Server) -> bool:
 
 
 def _moved(before: Tensors, after: Tensors) -> View:
-    found = {}
-    for name, tensor in after.items():
-        old = before.get(name)
-        found[name] = _flat(tensor)
-        if old is not None and old.shape == tensor.shape:
+    found = {name: _flat(tensor) for name, tensor in after.items()}
+    for name, old in before.items():
+        if name in after and old.shape == after[name].shape:
             found[name] = found[name] - _flat(old)
     return found
 

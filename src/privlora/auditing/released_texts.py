@@ -7,7 +7,6 @@ so the bound on epsilon is that of any other attack on the run, and holds for th
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -16,18 +15,12 @@ from typing import Any, Final
 import torch
 
 from privlora.accounting import LedgerSummary, read_ledger
+from privlora.auditing.asked import refuse_few
 from privlora.auditing.bounds import one_run_epsilon
-from privlora.auditing.canary_run import (
-    goes_on,
-    open_audit,
-    plan_of_audit,
-    refuse_another,
-    refuse_settings,
-    save_state,
-)
-from privlora.auditing.canary_scores import CanaryState, judge_canaries, right_guesses, unreadable
+from privlora.auditing.canary_scores import CanaryState, judge_canaries, right_guesses
 from privlora.auditing.exposure import exposure_of_scores
 from privlora.auditing.membership import Area, area_under_curve
+from privlora.auditing.rerun import Rerun, refuse_settings
 from privlora.auditing.text_canaries import add_records
 from privlora.auditing.text_scores import Canary, draw_canaries, recited, score_canaries
 from privlora.config import Settings, SynthesisSettings, kept_settings
@@ -35,22 +28,18 @@ from privlora.errors import ConfigError, RunError
 from privlora.methods import find_row
 from privlora.names import published_name
 from privlora.precision import own_context
-from privlora.rehearsals.settling import settled
 from privlora.reporting.finished import refuse_another_writer
 from privlora.synthesis.generators import ResumableGenerator, build_generator
 from privlora.synthesis.population import Population
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.checkpoint import NO_RUN
-from privlora.training.files import RunFolder, no_run, write_atomically
-from privlora.training.fitting import with_micro_batches
-from privlora.training.inputs import Data, check_sources, fitted, load_data, text_column, tokenise
-from privlora.training.loop import finish_training
+from privlora.training.files import RunFolder, no_run
+from privlora.training.inputs import Data, load_data, text_column, tokenise
 from privlora.training.misfits import refuse_unused_texts, texts_evolve
-from privlora.training.models import check_model, given_or_loaded, unchanged_afterwards
+from privlora.training.models import unchanged_afterwards
 from privlora.training.observer import Observer
 from privlora.training.texts.final_texts import Progress, final_texts, gather_texts
 
-_FILE: Final = "canaries.json"
 _GUESSED: Final = 0.1  # of the canaries on either side, where no plan says how many suit it
 _DELTA: Final = 1e-5  # of the bound, for a run that claims nothing
 
@@ -93,6 +82,10 @@ class TextAudit:
     confidence: float
     violated: bool
 
+    @property
+    def guessed(self) -> str:
+        return f"{self.canaries} canaries"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; facts about private records."""
         return asdict(self)
@@ -126,14 +119,9 @@ def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
             "another",
             fix="give the settings of that run",
         )
-    place = {"output": settings.run.output}
-    trained = found.model_copy(
-        update={
-            "run": found.run.model_copy(update=place),
-            "data": found.data.model_copy(update={"evaluation": None}),
-        }
-    )
-    return trained, Writer(chosen, settings.run.seed)
+    run = found.run.model_copy(update={"output": settings.run.output})
+    data = found.data.model_copy(update={"evaluation": None})
+    return found.model_copy(update={"run": run, "data": data}), Writer(chosen, settings.run.seed)
 
 
 @own_context()
@@ -160,52 +148,46 @@ def audit_texts(
     Raises ConfigError for settings that cannot be audited, GeneratorError where no canary can be made of public texts,
     RunError where the folder holds another run.
     """
+    refuse_few(canaries)
     find_row(settings.method.name)
     refuse_settings(settings)
     if writer is None:
         refuse_unused_texts(settings)
     column = text_column(settings.data)
-    check_sources(settings, records)
-    folder = RunFolder(Path(settings.run.output))
-    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
-    settings = fitted(settings, model)
-    check_model(settings, model, tokenizer)
-    asked, (settings, _) = settings, with_micro_batches(settings, model, next(model.parameters()).device)
-    settings = settled(settings, model, tokenizer)
-    data = load_data(settings, tokenizer, records, model=model)
-    kept = folder.private / _FILE
-    public: list[str] = []
-    with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer, generator))
+    run = Rerun.of(settings, model, tokenizer, records, usual=True)
+    settings, tokenizer, folder = run.settings, run.tokenizer, run.folder
+    data = load_data(settings, tokenizer, records, model=run.model)
+    wide = settings.data.model_copy(update={"max_length": 10**6})
+
+    def fits(text: str) -> bool:
+        (example,) = tokenise([{column: text}], wide, tokenizer)
+        return len(example.input_ids) <= settings.data.max_length
+
+    with unchanged_afterwards(run.model):
+        parts = build_parts(settings, run.model, PublicStart(tokenizer, generator))
         with parts.adapter:
-            same = goes_on(folder, asked, _kind(writer), canaries)
-            if not same:
-                refuse_another(folder, [kept])
-            if not (same and kept.exists()):
-                public = _first_texts(parts, writer, tokenizer, canaries)
-            state = open_audit(folder, asked, _kind(writer), canaries, [kept])
-            if public:
-                wide = settings.data.model_copy(update={"max_length": 10**6})
 
-                def fits(text: str) -> bool:
-                    (example,) = tokenise([{column: text}], wide, tokenizer)
-                    return len(example.input_ids) <= settings.data.max_length
+            def plant(seed: int) -> dict[str, Any]:
+                begins = _first_texts(parts, writer, tokenizer, canaries)
+                drawn = draw_canaries(begins, canaries, seed, fits)
+                return {"public": begins, "canaries": [asdict(canary) for canary in drawn]}
 
-                _keep(kept, draw_canaries(public, canaries, state.seed, fits), public)
-            drawn, public = _read(kept)
+            state = run.open(_kind(writer), canaries, plant)
+            drawn, public = run.read_texts(_canaries)
             included = [c.text for c, chosen in zip(drawn, state.included, strict=True) if chosen]
-            data = _with_records(data, settings, column, tokenizer, included)
-            plan = plan_of_audit(settings, folder, model)
-            finish_training(parts, data, folder, plan, observer=observer)
+            run.train(parts, _with_records(data, settings, column, tokenizer, included), observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
             run_id = NO_RUN if summary is None else summary.run_id
             if writer is None:
                 texts = final_texts(parts, folder, run_id, progress)
             else:
-                texts = _asked(parts, writer, tokenizer, folder, run_id, progress)
+                asked = _generator(parts, writer, tokenizer)
+                wanted = writer.synthesis.samples or writer.synthesis.count
+                with parts.exported():
+                    texts = gather_texts(asked, lambda: Population([]), wanted, folder, run_id, progress)
     state.scores = score_canaries(drawn, texts, public)
     state.releases = 0 if summary is None else summary.charges
-    save_state(state, folder)
+    state.save(folder.canaries)
     stated = None if summary is None or summary.plan.insecure_noise else summary
     return _judge(state, drawn, texts, stated, confidence), state, stated
 
@@ -240,21 +222,6 @@ def _generator(parts: Parts, writer: Writer, tokenizer: Any) -> ResumableGenerat
     )
 
 
-def _asked(
-    parts: Parts,
-    writer: Writer,
-    tokenizer: Any,
-    folder: RunFolder,
-    run_id: str,
-    progress: Progress | None,
-) -> list[str]:
-    """Texts of the trained adapter."""
-    generator = _generator(parts, writer, tokenizer)
-    wanted = writer.synthesis.samples or writer.synthesis.count
-    with parts.exported():
-        return gather_texts(generator, lambda: Population([]), wanted, folder, run_id, progress)
-
-
 def _judge(
     state: CanaryState,
     drawn: Sequence[Canary],
@@ -283,9 +250,9 @@ def _judge(
     if summary is not None:
         plan = summary.plan
         game = judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
-        own = {"epsilon_signals", *facts}  # there are none of texts
-        judged = {name: value for name, value in game.to_dict().items() if name not in own}
-        return TextAudit(**facts, **judged)
+        judged = game.to_dict()
+        del judged["epsilon_signals"]  # there are none of texts
+        return TextAudit(**{**judged, **facts})
     half = max(1, round(_GUESSED * len(drawn)))
     correct = right_guesses(state)(half)
     bound = one_run_epsilon(correct, 2 * half, len(drawn), _DELTA, confidence)
@@ -310,15 +277,6 @@ def _kind(writer: Writer | None) -> str:
     return f"texts, found in what its adapter writes, asked by seed {writer.seed} and {asked}"
 
 
-def _keep(path: Path, drawn: Sequence[Canary], public: Sequence[str]) -> None:
-    content = {"public": list(public), "canaries": [asdict(canary) for canary in drawn]}
-    write_atomically(path, json.dumps(content, ensure_ascii=False) + "\n")
-
-
-def _read(path: Path) -> tuple[list[Canary], list[str]]:
-    """Canaries, and the public texts that they begin as. Raises RunError for a file that is damaged."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-        return [Canary(**each) for each in content["canaries"]], list(content["public"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise unreadable(path, error, "what to look for in the texts") from None
+def _canaries(content: Any) -> tuple[list[Canary], list[str]]:
+    """And the public texts that they begin as."""
+    return [Canary(**each) for each in content["canaries"]], list(content["public"])

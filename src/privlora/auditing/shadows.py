@@ -9,7 +9,7 @@ records, so each is one trial, and counts of right guesses bound the epsilon of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
@@ -17,45 +17,34 @@ import torch
 
 from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon
 from privlora.accounting.events import StepEvent
+from privlora.auditing.asked import OF_SHADOWS, check_kind
 from privlora.auditing.bounds import (
     Errors,
     Floats,
     accuracy_mu,
     gaussian_epsilon,
+    judged_errors,
     largest_refuted,
     rate_at_least,
     threshold_epsilon,
 )
-from privlora.auditing.kinds import LEAST_LIKELY, OF_SHADOWS, check_kind
+from privlora.auditing.canary_scores import GRID, TOO_MUCH, epsilon_at, with_mu
 from privlora.auditing.membership import MembershipResult, judge_membership
-from privlora.auditing.text_canaries import (
-    add_records,
-    continued,
-    record_losses,
-    room_for,
-    text_canaries,
-    usable_tokens,
-)
+from privlora.auditing.rerun import Rerun
+from privlora.auditing.text_canaries import add_records, record_losses, room_for, text_canaries
 from privlora.config import Settings
-from privlora.data.examples import Example
 from privlora.errors import ConfigError
 from privlora.methods import find_method
 from privlora.precision import own_context
 from privlora.randomness import private_generator
-from privlora.rehearsals.settling import settled
 from privlora.stacked import train_adapters
 from privlora.training.assembly import PublicStart
-from privlora.training.fitting import in_default_micro_batches
-from privlora.training.inputs import check_sources, fitted, load_data
-from privlora.training.models import check_model, given_or_loaded
+from privlora.training.inputs import load_data
 
 _TOKENS = 32  # of a canary, at most: its loss is a mean over tokens
 _PILOT = 5  # one adapter in five sets the threshold that judges the others
 _FEWEST = 20
 _DELTA = 1e-5  # of the bound, for a run that claims nothing
-_TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
-_GRID = 5e-3  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
-_EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
 
 
 @dataclass(frozen=True)
@@ -88,13 +77,14 @@ class ShadowAudit:
     members: Floats
     non_members: Floats
 
+    @property
+    def guessed(self) -> str:
+        return f"{self.judged} adapters"
+
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready, without the scores of single adapters."""
-        facts = {
-            name: value
-            for name, value in vars(self).items()
-            if name not in ("event", "result", "members", "non_members")
-        }
+        apart = ("event", "result", "members", "non_members")
+        facts = {name: value for name, value in vars(self).items() if name not in apart}
         return {**facts, "mechanism": self.event and self.event.describe(), **asdict(self.result)}
 
 
@@ -118,8 +108,7 @@ def audit_shadows(
 
     Args:
         settings: of the run under audit; private or not.
-        kind: one of auditing.text_canaries; or ``least-likely``, a random token and after it, time and again, the one
-            that the base model thinks least likely.
+        kind: one of auditing.text_canaries.
         temperature: of ``text_canaries``.
         model, tokenizer, records: instead of those that ``settings`` name; a model needs its tokenizer.
         seed: of the canary; None: of the operating system. Batches and noise are never seeded.
@@ -129,19 +118,12 @@ def audit_shadows(
         ConfigError: fewer than 20 adapters, another kind, or a setting that does not go with many adapters.
     """
     _refuse(settings, adapters, kind, temperature)
-    settings = in_default_micro_batches(settings)  # many take each step together
-    check_sources(settings, records)
-    model, tokenizer = given_or_loaded(settings.model, model, tokenizer)
-    settings = fitted(settings, model)
-    check_model(settings, model, tokenizer)
-    settings = settled(settings, model, tokenizer)
+    run = Rerun.of(settings, model, tokenizer, records, usual=False)  # many take each step together
+    settings, model, tokenizer = run.settings, run.model, run.tokenizer
     data = load_data(settings, tokenizer, records, model=model)
     drawn = int(private_generator().integers(2**62)) if seed is None else seed
     length = min(_TOKENS, settings.data.max_length)
-    if kind == LEAST_LIKELY:
-        canary = _least_likely(length, model, tokenizer, drawn)
-    else:
-        (canary,) = text_canaries(kind, 1, length, tokenizer, drawn, model=model, temperature=temperature)
+    (canary,) = text_canaries(kind, 1, length, tokenizer, drawn, model=model, temperature=temperature)
     examples, units = add_records(data.examples, data.units, [canary])
     each = adapters // 2
     members = torch.ones(2 * each, len(units), dtype=torch.bool)
@@ -172,17 +154,17 @@ def judge_shadows(
 ) -> ShadowAudit:
     """Guess, count and bound, from as many scores with the canary as without. event: of one step, as claimed."""
     planned, delta = settings.privacy.steps, settings.privacy.delta or _DELTA
-    alone, steps = (None, planned) if event is None else event.releases(planned)
-    errors = _errors(members, non_members)
-    claimed, most = None if alone is None else epsilon([(alone, steps)], delta), None
-    if alone is None:
-        lower, violated = gaussian_epsilon(accuracy_mu(errors, confidence), delta), False
+    errors, violated, claimed, most = _errors(members, non_members), False, None, None
+    if event is None:
+        lower = gaussian_epsilon(accuracy_mu(errors, confidence), delta)
     else:
+        alone, steps = event.releases(planned)
+        claimed = epsilon([(alone, steps)], delta)
         violated = _refuted(alone, steps, errors, confidence)
         lower = epsilon_of_errors(alone, steps, errors, delta, confidence)
         best = errors.if_none()
         if not _refuted(alone, steps, best, confidence):
-            most = min(epsilon_of_errors(alone, steps, best, delta, confidence), claimed or 0.0)
+            most = min(epsilon_of_errors(alone, steps, best, delta, confidence), claimed)
     return ShadowAudit(
         method=settings.method.name,
         kind=kind,
@@ -207,12 +189,7 @@ def _errors(members: Floats, non_members: Floats) -> Errors:
     """Of the threshold half-way between the medians of a pilot, on all other adapters."""
     pilot = max(1, len(members) // _PILOT)
     threshold = (np.median(members[:pilot]) + np.median(non_members[:pilot])) / 2
-    return Errors(
-        int((non_members[pilot:] > threshold).sum()),
-        len(non_members) - pilot,
-        int((members[pilot:] <= threshold).sum()),
-        len(members) - pilot,
-    )
+    return judged_errors(non_members, members, pilot, threshold=float(threshold))
 
 
 def _refuted(event: StepEvent, steps: int, errors: Errors, confidence: float) -> bool:
@@ -221,7 +198,7 @@ def _refuted(event: StepEvent, steps: int, errors: Errors, confidence: float) ->
     As for ``accuracy_mu``, one Clopper-Pearson bound serves both worlds.
     """
     accuracy = rate_at_least(errors.correct, errors.absent + errors.present, confidence)
-    return 2 * accuracy - 1 > delta_curve([(event, steps)], [0.0], grid=_GRID)[0]
+    return 2 * accuracy - 1 > delta_curve([(event, steps)], [0.0], grid=GRID)[0]
 
 
 def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float, confidence: float) -> float:
@@ -230,30 +207,16 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
     Of independent trials, as many with the canary as without.
     """
 
-    def with_mu(mu: float) -> StepEvent:
-        return replace(event, noise_multiplier=1 / mu)
+    def refuted(mu: float) -> bool:
+        return _refuted(with_mu(event, mu), steps, errors, confidence)
 
-    claimed = largest = 1 / event.noise_multiplier
-    violated = _refuted(event, steps, errors, confidence)
-    while (
-        _refuted(with_mu(largest), steps, errors, confidence)
-        and rough_epsilon({with_mu(largest / 0.8): steps}) < _TOO_MUCH
-    ):
+    claim = largest = 1 / event.noise_multiplier
+    while refuted(largest) and rough_epsilon({with_mu(event, largest / 0.8): steps}) < TOO_MUCH:
         largest /= 0.8
-    mu = largest_refuted(
-        lambda mu: _refuted(with_mu(mu), steps, errors, confidence), largest, tolerance=largest / 200
-    )
-    mu = max(mu, claimed) if violated else mu  # the search may be too coarse to find it
-    return epsilon([(with_mu(mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
-
-
-def _least_likely(length: int, model: torch.nn.Module, tokenizer: Any, seed: int) -> Example:
-    start = text_canaries("random-tokens", 1, 1, tokenizer, seed)[0].input_ids
-    (row,) = continued(
-        model, usable_tokens(tokenizer, model), start[None], length, lambda logits: logits.argmin(-1)
-    )
-    found = row.astype(np.int32)
-    return Example(found, found.copy())
+    mu = largest_refuted(refuted, largest, tolerance=largest / 200)
+    if _refuted(event, steps, errors, confidence):
+        mu = max(mu, claim)  # the search may be too coarse to find it
+    return epsilon_at(mu, event, steps, delta)
 
 
 def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | None) -> None:
@@ -268,5 +231,3 @@ def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | N
     check_kind(kind, temperature, OF_SHADOWS)
     if adapters < _FEWEST:
         raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")
-    if settings.data.evaluation is not None:
-        raise ConfigError("an audit evaluates nothing", fix="set data.evaluation=null for the audit")

@@ -6,16 +6,17 @@ sampled         what the base model writes at a temperature (Mitchell et al. 202
 prefix-suffix   the base model's words at temperature 1, and behind them as many uniform ids, or what it writes at a
                 temperature (Meeus et al. 2025, whose prefixes are of the records' kind)
 new-token       the same words, and behind them a token that only this canary has (Panda et al. 2025)
+least-likely    a random token, and after it, time and again, the one that the base model thinks least likely
 
-The last two are trained and scored on what stands behind the prefix alone, as completions are; their prefixes may be
-those of public records, which are of the private ones' kind. No canary depends on a private record: a seed, the
-tokenizer, the base model and what is public decide.
+Prefix-suffix and new-token are trained and scored on what stands behind the prefix alone, as completions are. Their
+prefixes may be those of public records, which are of the private ones' kind. No canary depends on a private record: a
+seed, the tokenizer, the base model and what is public decide.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Final
@@ -24,8 +25,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privlora.auditing.kinds import NEW_TOKEN, check_kind
-from privlora.auditing.new_tokens import first_new_token, new_tokens
+from privlora.adapters.quantised import bits
+from privlora.auditing.asked import LEAST_LIKELY, NEW_TOKEN, OF_SHADOWS, check_kind
 from privlora.data.examples import IGNORED, Example, Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError
@@ -115,12 +116,19 @@ def _new_token(given: _Drawing) -> list[Example]:
     return [_example(np.append(row, first + number), 1) for number, row in enumerate(prefixes)]
 
 
+def _least_likely(given: _Drawing) -> list[Example]:
+    starts = given.generator.choice(given.usable, size=(given.count, 1))
+    rows = continued(given.model, given.usable, starts, given.length, lambda logits: logits.argmin(-1))
+    return [_example(row) for row in rows]
+
+
 TEXT_CANARIES: dict[str, Callable[[_Drawing], list[Example]]] = {
     "random-tokens": _random_tokens,
     "codes": _codes,
     "sampled": _sampled,
     "prefix-suffix": _prefix_suffix,
     NEW_TOKEN: _new_token,
+    LEAST_LIKELY: _least_likely,
 }
 
 
@@ -130,7 +138,6 @@ def text_canaries(
     length: int,
     tokenizer: Any,
     seed: int,
-    *,
     model: Any = None,
     temperature: float | None = None,
     public: Sequence[np.ndarray] = (),
@@ -141,7 +148,7 @@ def text_canaries(
     each, whose beginnings are prefixes. Raises ConfigError as ``check_kind`` and where no record is as long as a
     prefix, ModelError for a model that can have no new tokens.
     """
-    check_kind(kind, temperature, prefixes=bool(public))
+    check_kind(kind, temperature, OF_SHADOWS, prefixes=bool(public))
     generator = np.random.default_rng(seed)
     return TEXT_CANARIES[kind](_Drawing(count, length, tokenizer, model, generator, temperature, public))
 
@@ -194,12 +201,12 @@ def add_records(examples: Examples, units: Units, more: list[Example]) -> tuple[
     return examples.like([*examples, *more]), Units(unit_of_record, units.max_records_per_unit)
 
 
-def record_losses(model: torch.nn.Module, examples: Examples, *, max_tokens: int = 8192) -> Floats:
+def record_losses(model: torch.nn.Module, examples: Examples) -> Floats:
     """Mean next-token loss of each record in nats per label token, (records,) float64; 0 where nothing is predicted.
 
     Raises ModelError where a loss is not finite.
     """
-    losses = next_token.record_losses(model, examples, max_tokens=max_tokens).numpy()
+    losses = next_token.record_losses(model, examples).numpy()
     if not np.isfinite(losses).all():
         raise ModelError("the loss of a record is not a number", why="the model has diverged")
     return losses
@@ -212,3 +219,70 @@ def _example(ids: np.ndarray, secret: int | None = None) -> Example:
     if secret is not None:
         labels[: len(ids) - secret] = IGNORED
     return Example(ids, labels)
+
+
+# Tokens that no record can hold: rows behind a model's vocabulary, for as long as an audit takes. A tokenizer gives ids
+# of its own vocabulary, so an id behind it stands in no record, whatever the records are, and the ids of records stay
+# what they are. Its row of the output layer is drawn like one of the model's own rows. The frozen model grows by these
+# rows alone: what is trained, clipped and noised is what it was. Records do meet them as further wrong answers,
+# which is a part of what is trained with canaries and of no run without them.
+
+
+def first_new_token(model: Any, tokenizer: Any) -> int:
+    """The first id that the tokenizer never gives and the model does not know. Raises ModelError."""
+    rows, largest = len(_layers(model)[0].weight), max(tokenizer.get_vocab().values(), default=-1)
+    return max(rows, len(tokenizer), largest + 1)
+
+
+@contextmanager
+def new_tokens(model: Any, tokenizer: Any, count: int, seed: int) -> Iterator[None]:
+    """Inside, the model knows ``count`` ids from ``first_new_token`` on; afterwards it has its own weights again.
+
+    A new row is normal with the mean and the deviation of the model's own rows in each column, a function of ``seed``.
+
+    Raises ModelError for a model that does not tell its embeddings and output layer, or has them packed or in parts.
+    """
+    first = first_new_token(model, tokenizer)
+    embeddings, head = _layers(model)
+    parts = [(embeddings, "weight"), (head, "weight")]
+    if getattr(head, "bias", None) is not None:
+        parts.append((head, "bias"))
+    kept = [(module, name, getattr(module, name)) for module, name in parts]
+    grown: dict[int, torch.nn.Parameter] = {}  # tied weights are one parameter, and stay one
+    try:
+        for module, name, own in kept:
+            if id(own) not in grown:
+                rows = _rows(own.detach(), first + count - len(own), seed)
+                whole = torch.cat([own.detach(), rows])
+                grown[id(own)] = torch.nn.Parameter(whole, requires_grad=own.requires_grad)
+            setattr(module, name, grown[id(own)])
+        yield
+    finally:
+        for module, name, own in kept:
+            setattr(module, name, own)
+
+
+def _rows(own: Tensor, count: int, seed: int) -> Tensor:
+    """(count, ...) like the rows of ``own``, (rows, ...)."""
+    generator = torch.Generator().manual_seed(seed % 2**63)
+    drawn = torch.randn(count, *own.shape[1:], generator=generator).to(own.device)
+    spread, centre = torch.std_mean(own.float(), dim=0)
+    return (centre + spread * drawn).to(own.dtype)
+
+
+def _layers(model: Any) -> tuple[Any, Any]:
+    """The embeddings and the output layer."""
+    found: list[Any] = [
+        getattr(model, name)() if hasattr(model, name) else None
+        for name in ("get_input_embeddings", "get_output_embeddings")
+    ]
+    weights: list[Any] = [getattr(layer, "weight", None) for layer in found]
+    plain = all(type(weight) is torch.nn.Parameter for weight in weights)
+    if not plain or any(bits(layer) is not None for layer in found) or len(weights[0]) != len(weights[1]):
+        raise ModelError(
+            "this model can have no new tokens: its embeddings and its output layer are not two plain tables of as "
+            "many rows",
+            why="a new token needs a row of its own in both",
+            fix="give canaries of another kind, such as --kind prefix-suffix",
+        )
+    return found[0], found[1]

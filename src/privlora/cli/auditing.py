@@ -8,8 +8,14 @@ from typing import Annotated, Any, Final, Literal
 
 import typer
 
-from privlora.auditing.asked import refuse_few, settings_of_finished
-from privlora.auditing.kinds import GRADIENT, OF_ONE_RUN, OF_SHADOWS, check_kind
+from privlora.auditing.asked import (
+    GRADIENT,
+    OF_ONE_RUN,
+    OF_SHADOWS,
+    check_kind,
+    refuse_few,
+    settings_of_finished,
+)
 from privlora.cli import console
 from privlora.cli.console import JsonOption, argument, option, quiet_libraries, show, stoppable
 from privlora.config import Settings, load_settings
@@ -140,7 +146,7 @@ def _finished(target: Path, records: dict[str, str | None], limit: int | None, c
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.finished_run import audit_finished
-            from privlora.auditing.page import at_most_of_finished, write_finished
+            from privlora.auditing.page import at_most, write_finished
 
         with stoppable(_NOT_KEPT):
             found = audit_finished(
@@ -160,7 +166,7 @@ def _finished(target: Path, records: dict[str, str | None], limit: int | None, c
     lines.append("claimed: " + _claim(claim, content["delta"]))
     said = bool(content["violated"] or (claim is not None and content["membership"] is not None))
     verdict = verdict_of(content["violated"], "the attack shows more than the run claims") if said else None
-    return finished(content, [*lines, *note(at_most_of_finished(found))], verdict, written)
+    return finished(content, [*lines, *note(at_most(found))], verdict, written)
 
 
 def _area(area: dict[str, float]) -> str:
@@ -181,7 +187,8 @@ def _one_run(
             from privlora.accounting import read_ledger
             from privlora.auditing.canary_run import audit_run, read_state
             from privlora.auditing.exposure import exposure_of_scores
-            from privlora.auditing.page import at_most_of_canaries, bits_of, write_one_run
+            from privlora.auditing.page import at_most as at_most_of_canaries
+            from privlora.auditing.page import bits_of, write_one_run
             from privlora.training.progress import RichObserver
             from privlora.training.promise import plan_privacy
 
@@ -224,7 +231,8 @@ def _shadows(
     RunFolder(folder).refuse_if_used()
     with quiet_libraries(told=True):
         with loading():
-            from privlora.auditing.page import at_most_of_shadows, write_shadows
+            from privlora.auditing.page import at_most as at_most_of_shadows
+            from privlora.auditing.page import write_shadows
             from privlora.auditing.shadows import audit_shadows
 
         with (
@@ -260,8 +268,7 @@ def _federation(
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.federation import audit_federation
-            from privlora.auditing.federation_page import at_most_of_rounds, write_federation
-            from privlora.auditing.page import PAGE
+            from privlora.auditing.page import PAGE, at_most, write_federation
 
         with (
             stoppable(_NOT_KEPT),
@@ -287,7 +294,7 @@ def _federation(
         ),
         f"guesses:     of {2 * found.trials} rounds, half of them with the canary; {taught} taught the attack, and "
         "are not guessed",
-        *note(at_most_of_rounds(found)),
+        *note(at_most(found)),
         verdict if found.violated else f"{verdict} ({confidence:.0%} confidence)",
         f"page:        {page}"
         + ("" if page.name == PAGE else "; earlier audits of this folder are kept next to it"),

@@ -97,7 +97,8 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
     settings = auditing.in_its_folder(settings, f"{settings.run.output}-audit")
     with quiet_libraries(told=True):
         with loading():
-            from privlora.auditing.page import at_most_of_canaries, write_texts_audit
+            from privlora.auditing.page import at_most as at_most_of_canaries
+            from privlora.auditing.page import write_texts_audit
             from privlora.auditing.released_texts import audit_texts, settings_of_audit
             from privlora.training.progress import RichObserver
             from privlora.training.promise import plan_privacy
