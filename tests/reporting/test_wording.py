@@ -51,7 +51,7 @@ def test_the_held_out_loss_has_one_name() -> None:
         path for path, said in text.items() if re.search(r"(?<!\")\"[Ll]oss per (record|example)", said)
     ]
     assert others == []
-    for name in ("reporting/card.py", "reporting/templates/report.html.j2", "cli/evaluation.py"):
+    for name in ("reporting/templates/card.md.j2", "reporting/templates/report.html.j2", "cli/evaluation.py"):
         assert "(mean over records)" in text[source / name]
 
 

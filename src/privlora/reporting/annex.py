@@ -200,13 +200,8 @@ def nothing_to_file(whose: str, reason: str) -> PrivacyError:
 def _subject(report: Mapping[str, Any]) -> dict[str, Any]:
     adapter, method, texts = report["adapter"], report["method"], report.get("texts")
     federation = report.get("federation")
-    if texts is None:
-        title = f"LoRA adapter for {wording.quoted(adapter['base_model'])}"
-    else:
-        chosen = texts["generator"] == "file"
-        title = f"{texts['count']} {'public texts, chosen privately' if chosen else 'synthetic texts'}"
     return {
-        "title": title,
+        "title": wording.heading(report),
         "release": "adapter" if texts is None else "texts",
         "base_model": adapter["base_model"],
         "base_is_local": adapter["base_is_local"],

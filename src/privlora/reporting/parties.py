@@ -1,12 +1,13 @@
-"""Who sees what of a federation, and who is trusted with what: words that a report's facts make, and that no report
-holds."""
+"""A federation in words: who sees what, who is trusted with what, what its rounds were. Pure functions of the facts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from math import frexp
+from typing import Any, Final
 
 from privlora.config import FederationSettings
+from privlora.pages.numbers import number
 
 Facts = Mapping[str, Any]  # report["federation"]
 
@@ -15,6 +16,37 @@ NO_COMMON_ADAPTER = (
     "itself; a client's own model has √(lora_alpha / r) times the left factors that it keeps (memory.safetensors in "
     "its folder) as lora_B"
 )
+MOST_NAMED: Final = 8
+"""Clients that released nothing in a sentence; the page and the JSON have all of them."""
+# By who adds the noise: each client for itself, all clients in shares, the server, or nobody.
+_ADDED_BY: Final = {
+    "client": "each client, for itself and in full",
+    "shares": "all clients, each a share of what a sum needs",
+    "server": "the server",
+    None: "nobody",
+}
+_AGAINST: Final = {
+    "client": "everybody but the client itself: the server, all other clients together, and whoever gets the adapter",
+    "shares": "whoever sees no more than sums over clients and what follows from them, as long as every sum holds the "
+    "noise of {threshold} clients that work with nobody; a server that works with clients can open sums with less "
+    "noise",
+    "server": "whoever sees the adapter after each round, other clients too, but not against the server, which sees "
+    "each client's update",
+    None: "nobody: nothing was clipped and no noise was added",
+}
+_SENT: Final = {
+    "client": "update, with that client's own noise in it",
+    "shares": "clipped {what} with its share of the noise",
+    "server": "update, clipped and without noise",
+    None: "update, as it was trained",
+}
+_TRUSTED: Final = {
+    "client": "nothing private; the adapter's quality rests on it",
+    "shares": "handing out the clients' own keys, where clients have not pinned them: with keys of its own in the "
+    "place of theirs it would open a sum in which their noise is missing",
+    "server": "each client's clipped update, and with adding the noise",
+    None: "all that clients send",
+}
 
 
 def noise_by(federation: FederationSettings, *, private: bool) -> str | None:
@@ -39,28 +71,24 @@ def hidden(statement: Mapping[str, Any] | None) -> str:
 
 def against(facts: Facts) -> str:
     """Against whom the statement holds."""
-    by = facts["noise_by"]
-    if by is None:
-        return "nobody: nothing was clipped and no noise was added"
-    if by == "client":
-        return "everybody but the client itself: the server, all other clients together, and whoever gets the adapter"
-    if by == "server":
-        return (
-            "whoever sees the adapter after each round, other clients too, but not against the server, which sees each "
-            "client's update"
-        )
-    return (
-        "whoever sees no more than sums over clients and what follows from them, as long as every sum holds the noise "
-        f"of {facts['threshold']} clients that work with nobody; a server that works with clients can open sums with "
-        "less noise"
-    )
+    return _AGAINST[facts["noise_by"]].format(threshold=facts["threshold"])
 
 
 def parties(facts: Facts) -> list[tuple[str, str, str]]:
     """Who; what it sees of a run that follows the protocol; and what the statement rests on it for."""
+    by, client_sees = facts["noise_by"], "the adapter as the server sends it, after each round"
+    sent = _SENT[by].format(what="gradients" if facts["rule"]["name"] == "joint" else "update")
+    whose = "the sum, over the clients of a round, of each one's" if facts["secure_sums"] else "each client's"
+    trusted = "nothing private; it can spoil the adapter"
+    if by == "shares":
+        client_sees += "; and its own share of the noise"
+        trusted = (
+            "drawing its share of the noise and keeping it to itself: what is stated counts on "
+            f"{facts['threshold']} clients that do"
+        )
     return [
-        ("the server", _server_sees(facts), _server_trusted(facts)),
-        ("another client", _client_sees(facts), _client_trusted(facts)),
+        ("the server", f"{whose} {sent}; and who was asked and answered", _TRUSTED[by]),
+        ("another client", client_sees, trusted),
         ("whoever gets the adapter", "the adapter, and every file beside it", "nothing"),
     ]
 
@@ -86,42 +114,123 @@ def warnings(facts: Facts, rank: int) -> list[str]:
     return found
 
 
-def _server_sees(facts: Facts) -> str:
-    what = {
-        None: "update, as it was trained",
-        "client": "update, with that client's own noise in it",
-        "shares": f"clipped {'gradients' if facts['rule']['name'] == 'joint' else 'update'} with its share of the "
-        "noise",
-        "server": "update, clipped and without noise",
-    }[facts["noise_by"]]
-    if facts["secure_sums"]:
-        return f"the sum, over the clients of a round, of each one's {what}; and who was asked and answered"
-    return f"each client's {what}; and who was asked and answered"
+def federation_table(report: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """(name, value) rows of the section's facts."""
+    facts = report["federation"]
+    rounds, traffic, noise, lattice = (facts[name] for name in ("rounds", "bytes", "update_noise", "lattice"))
+    rows = [
+        ("Rule", f"{facts['rule']['name']} (privlora federate --list-rules says what it is)"),
+        ("Hidden", hidden(report["statement"])),
+        ("Holds against", against(facts)),
+        ("Noise is added by", _ADDED_BY[facts["noise_by"]]),
+        ("Secure sums", _secure(facts)),
+    ]
+    if lattice is not None:
+        rows.append(("Distributed noise", _distributed(facts)))
+    rows.append(("Clients", _clients(facts)))
+    if "phases" not in facts:
+        rows.append(("Local steps in a round", number(facts["local_steps"])))
+    for place, phase in enumerate(facts.get("phases", ()), start=1):
+        steps = f"{phase['local_steps']} local step{'s' * (phase['local_steps'] != 1)}"
+        batch = f"b {number(phase['expected_batch_size'])} of all clients together"
+        rows.append((f"Rounds of phase {place}", f"{phase['rounds']}, each of {steps} with {batch}"))
+    void = f", {rounds['void']} void" if rounds["void"] else ""
+    rows += [
+        ("Rounds", f"{rounds['done']} of {rounds['planned']} planned rounds done{void}"),
+        ("Drop-outs", _dropped(rounds["log"])),
+    ]
+    if noise is not None:
+        text = f"{number(noise['to_clip_norm'], 3)} times the clipping norm, which bounds the update itself"
+        if noise["to_clip_norm"] >= 1:
+            text += f"; about {noise['clients_needed']} clients in a round would make it as long"
+        rows.append(("Noise on the mean update", text))
+    if traffic["formula_down"] is not None:
+        rows += [
+            ("To a client in a round", _bytes(traffic["down"], traffic["formula_down"])),
+            ("From a client in a round", _bytes(traffic["up"], traffic["formula_up"])),
+        ]
+    return rows
 
 
-def _server_trusted(facts: Facts) -> str:
-    by = facts["noise_by"]
-    if by is None:
-        return "all that clients send"
-    if by == "server":
-        return "each client's clipped update, and with adding the noise"
-    if by == "client":
-        return "nothing private; the adapter's quality rests on it"
+def by_whom(facts: Facts) -> str:
+    """How many clients the adapter is of, in a few words."""
+    silent, size = len(never_released(facts)), len(facts["clients"])
+    return f"{size - silent or 'none'} of {size} clients" if silent else f"{size} clients together"
+
+
+def who_trained(facts: Facts) -> str:
+    """The same in a sentence, and in another who released nothing."""
+    silent = never_released(facts)
+    more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
+    nothing = f" Nothing was released by {', '.join(silent[:MOST_NAMED])}{more}." if silent else ""
+    return f"Trained by {by_whom(facts)}.{nothing}"
+
+
+def never_released(facts: Facts) -> list[str]:
+    """Clients of which nothing is in the adapter: not charged, or, without ledgers, never heard."""
+    return [
+        client["name"]
+        for client in facts["clients"]
+        if client["steps_charged"] == 0
+        or (client["steps_charged"] is None and client["rounds_answered"] == 0)
+    ]
+
+
+def noise_scope(facts: Facts | None) -> str:
+    """Of what the section on weights shows the noise."""
+    if facts is None or (facts["noise_by"] == "shares" and facts["rule"]["name"] == "joint"):
+        return "one step"
+    if facts["noise_by"] == "client":
+        return "one step of one client, where the federation started and before clients are averaged,"
+    return "one round, at the point where the federation started,"
+
+
+def size(count: float) -> str:
+    """Bytes for reading, in powers of ten.
+
+    >>> size(387_856.0)
+    '388 kB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"
+
+
+def _secure(facts: Facts) -> str:
+    if not facts["secure_sums"]:
+        return "no: the server sees each client's message"
     return (
-        "handing out the clients' own keys, where clients have not pinned them: with keys of its own in the place of "
-        "theirs it would open a sum in which their noise is missing"
+        f"yes: the server sees sums only, modulo 2^{facts['ring_bits']}, and none with fewer than "
+        f"{facts['threshold']} clients"
     )
 
 
-def _client_sees(facts: Facts) -> str:
-    sees = "the adapter as the server sends it, after each round"
-    return f"{sees}; and its own share of the noise" if facts["noise_by"] == "shares" else sees
-
-
-def _client_trusted(facts: Facts) -> str:
-    if facts["noise_by"] != "shares":
-        return "nothing private; it can spoil the adapter"
+def _distributed(facts: Facts) -> str:
+    width, std = facts["lattice"]["width"], facts["share_noise_std"]
     return (
-        "drawing its share of the noise and keeping it to itself: what is stated counts on "
-        f"{facts['threshold']} clients that do"
+        f"sums of {facts['lattice']['entries']} entries on multiples of 2^{frexp(width)[1] - 1} modulo "
+        f"2^{facts['ring_bits']}, discrete Gaussian noise of {std / width:.6g} units from each client, "
+        f"{facts['threshold']} honest ones at least; {number(std)} from each client, in units of the sum"
     )
+
+
+def _clients(facts: Facts) -> str:
+    size = len(facts["clients"])
+    if facts["noise_by"] == "server":
+        rate = number(facts["clients_per_round"] / size)
+        return f"{size}; the server draws each with probability {rate} in a round, and tells nobody whom"
+    return f"{size}, of which {facts['clients_per_round']} train in a round"
+
+
+def _dropped(log: list[Facts]) -> str:
+    if not log:
+        return "not told"
+    count = sum(len(one["dropped"]) for one in log)
+    return f"{count} answers of clients that were asked did not come, or did not count" if count else "none"
+
+
+def _bytes(measured: float | None, numbers: float) -> str:
+    formula = f"the rule's formula: {numbers:,.0f} numbers"
+    # Of a trusted server nothing is told that depends on whom it drew.
+    return formula if measured is None else f"{size(measured)} measured; {formula}"

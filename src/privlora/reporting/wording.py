@@ -60,6 +60,15 @@ def any_projected(statement: Mapping[str, Any]) -> bool:
     return any(phase["projections"] for phase in phases(statement))
 
 
+def heading(report: Report) -> str:
+    """What is released."""
+    if "texts" not in report:
+        return f"LoRA adapter for {quoted(report['adapter']['base_model'])}"
+    chosen = report["texts"]["generator"] == "file"
+    kind = "public texts that were chosen privately" if chosen else "synthetic texts"
+    return f"{report['texts']['count']} {kind}"
+
+
 def sentence(report: Report) -> str:
     """The statement that an auditor would sign, or why there is none."""
     s = report["statement"]
