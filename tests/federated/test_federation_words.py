@@ -28,7 +28,8 @@ from privlora.federated.words import (
 )
 from privlora.reporting import parties
 from privlora.reporting.limits import not_protected
-from privlora.reporting.parties import by_whom, federation_table, who_trained
+from privlora.reporting.parties import by_whom, who_trained
+from privlora.reporting.tables import federation_table
 from privlora.rounding import rounded_up
 
 NOISE = {"noise_multiplier": 1.0}

@@ -11,7 +11,7 @@ import privlora
 from privlora.reporting.card import card
 from privlora.reporting.limits import not_protected
 from privlora.reporting.page import render
-from privlora.reporting.wording import method_table, privacy_table, sentence
+from privlora.reporting.tables import method_table, privacy_table, sentence
 
 
 @pytest.mark.parametrize("unit", ["record", "user"])

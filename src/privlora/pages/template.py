@@ -33,6 +33,12 @@ def fill_markdown(template: str, package: str, **content: Any) -> str:
     return environment.get_template(template).render(**content)
 
 
+def fill_lines(template: str, package: str, **content: Any) -> list[str]:
+    """The lines of plain text that are not empty: nothing that a template shows breaks its line."""
+    page = _environment(package, finalize=_in_a_line).get_template(template)
+    return [line for line in page.render(**content).split("\n") if line]
+
+
 def plain(text: object) -> str:
     """Text on one line in which Markdown and HTML have no effect, and no address becomes a link."""
     line = " ".join(str(text).split())
@@ -43,6 +49,10 @@ def plain(text: object) -> str:
 
 def _escaped(value: object) -> str:
     return value if isinstance(value, Markup) else plain(value)
+
+
+def _in_a_line(value: object) -> str:
+    return re.sub(r"\s+", " ", str(value))
 
 
 def _table(rows: Iterable[Iterable[object]], *head: str) -> Markup:

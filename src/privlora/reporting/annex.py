@@ -19,8 +19,8 @@ from privlora.errors import PrivacyError
 from privlora.pages.numbers import finite
 from privlora.ranges import MOST_PHASES
 from privlora.reporting import wording
+from privlora.reporting.limits import risks_of
 from privlora.reporting.parties import against, hidden
-from privlora.reporting.residual import risks_of
 from privlora.reporting.seals import ANNEX, belongs, digests, sealed
 from privlora.version import __version__
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from privlora.pages.template import fill
-from privlora.reporting import parties, plots, texts_wording, wording
+from privlora.reporting import parties, plots, tables, wording
 from privlora.reporting.wording import Report, is_private, quoted
 
 PACKAGE = "privlora.reporting"
@@ -29,5 +29,5 @@ def content(report: Report) -> dict[str, Any]:
         "quoted": quoted,
         "words": wording,
         "parties": parties,
-        "texts": texts_wording,
+        "tables": tables,
     }

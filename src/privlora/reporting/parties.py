@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import frexp
 from typing import Any, Final
 
 from privlora.config import FederationSettings
-from privlora.pages.numbers import number
 
 Facts = Mapping[str, Any]  # report["federation"]
 
@@ -19,12 +17,6 @@ NO_COMMON_ADAPTER = (
 MOST_NAMED: Final = 8
 """Clients that released nothing in a sentence; the page and the JSON have all of them."""
 # By who adds the noise: each client for itself, all clients in shares, the server, or nobody.
-_ADDED_BY: Final = {
-    "client": "each client, for itself and in full",
-    "shares": "all clients, each a share of what a sum needs",
-    "server": "the server",
-    None: "nobody",
-}
 _AGAINST: Final = {
     "client": "everybody but the client itself: the server, all other clients together, and whoever gets the adapter",
     "shares": "whoever sees no more than sums over clients and what follows from them, as long as every sum holds the "
@@ -114,44 +106,6 @@ def warnings(facts: Facts, rank: int) -> list[str]:
     return found
 
 
-def federation_table(report: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """(name, value) rows of the section's facts."""
-    facts = report["federation"]
-    rounds, traffic, noise, lattice = (facts[name] for name in ("rounds", "bytes", "update_noise", "lattice"))
-    rows = [
-        ("Rule", f"{facts['rule']['name']} (privlora federate --list-rules says what it is)"),
-        ("Hidden", hidden(report["statement"])),
-        ("Holds against", against(facts)),
-        ("Noise is added by", _ADDED_BY[facts["noise_by"]]),
-        ("Secure sums", _secure(facts)),
-    ]
-    if lattice is not None:
-        rows.append(("Distributed noise", _distributed(facts)))
-    rows.append(("Clients", _clients(facts)))
-    if "phases" not in facts:
-        rows.append(("Local steps in a round", number(facts["local_steps"])))
-    for place, phase in enumerate(facts.get("phases", ()), start=1):
-        steps = f"{phase['local_steps']} local step{'s' * (phase['local_steps'] != 1)}"
-        batch = f"b {number(phase['expected_batch_size'])} of all clients together"
-        rows.append((f"Rounds of phase {place}", f"{phase['rounds']}, each of {steps} with {batch}"))
-    void = f", {rounds['void']} void" if rounds["void"] else ""
-    rows += [
-        ("Rounds", f"{rounds['done']} of {rounds['planned']} planned rounds done{void}"),
-        ("Drop-outs", _dropped(rounds["log"])),
-    ]
-    if noise is not None:
-        text = f"{number(noise['to_clip_norm'], 3)} times the clipping norm, which bounds the update itself"
-        if noise["to_clip_norm"] >= 1:
-            text += f"; about {noise['clients_needed']} clients in a round would make it as long"
-        rows.append(("Noise on the mean update", text))
-    if traffic["formula_down"] is not None:
-        rows += [
-            ("To a client in a round", _bytes(traffic["down"], traffic["formula_down"])),
-            ("From a client in a round", _bytes(traffic["up"], traffic["formula_up"])),
-        ]
-    return rows
-
-
 def by_whom(facts: Facts) -> str:
     """How many clients the adapter is of, in a few words."""
     silent, size = len(never_released(facts)), len(facts["clients"])
@@ -195,42 +149,3 @@ def size(count: float) -> str:
         if count >= scale:
             return f"{count / scale:.3g} {unit}"
     return f"{count:.0f} B"
-
-
-def _secure(facts: Facts) -> str:
-    if not facts["secure_sums"]:
-        return "no: the server sees each client's message"
-    return (
-        f"yes: the server sees sums only, modulo 2^{facts['ring_bits']}, and none with fewer than "
-        f"{facts['threshold']} clients"
-    )
-
-
-def _distributed(facts: Facts) -> str:
-    width, std = facts["lattice"]["width"], facts["share_noise_std"]
-    return (
-        f"sums of {facts['lattice']['entries']} entries on multiples of 2^{frexp(width)[1] - 1} modulo "
-        f"2^{facts['ring_bits']}, discrete Gaussian noise of {std / width:.6g} units from each client, "
-        f"{facts['threshold']} honest ones at least; {number(std)} from each client, in units of the sum"
-    )
-
-
-def _clients(facts: Facts) -> str:
-    size = len(facts["clients"])
-    if facts["noise_by"] == "server":
-        rate = number(facts["clients_per_round"] / size)
-        return f"{size}; the server draws each with probability {rate} in a round, and tells nobody whom"
-    return f"{size}, of which {facts['clients_per_round']} train in a round"
-
-
-def _dropped(log: list[Facts]) -> str:
-    if not log:
-        return "not told"
-    count = sum(len(one["dropped"]) for one in log)
-    return f"{count} answers of clients that were asked did not come, or did not count" if count else "none"
-
-
-def _bytes(measured: float | None, numbers: float) -> str:
-    formula = f"the rule's formula: {numbers:,.0f} numbers"
-    # Of a trusted server nothing is told that depends on whom it drew.
-    return formula if measured is None else f"{size(measured)} measured; {formula}"
