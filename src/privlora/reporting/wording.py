@@ -11,7 +11,6 @@ from privlora.accounting.meaning import Meaning, in_words
 from privlora.errors import in_one_line
 from privlora.names import is_seen
 from privlora.pages.numbers import number
-from privlora.rounding import rounded_up
 
 Report = Mapping[str, Any]
 
@@ -89,17 +88,14 @@ def spoken(said: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"{'asked:':<10}{cut}{in_one_line(each['prompt'][-_LINE:])}"
         for who in ("base", "adapter"):
             fault = each[who]["fault"]
-            yield f"{'  ' + who + ':':<12}{in_one_line(each[who]['text'], _LINE)}" + (
-                f" ({fault})" if fault else ""
-            )
+            odd = f" ({fault})" if fault else ""
+            yield f"{'  ' + who + ':':<12}{in_one_line(each[who]['text'], _LINE)}{odd}"
 
 
-def against_a_client(report: Report) -> str | None:
+def against_a_client(report: Report) -> float | None:
     """Epsilon against one of a federation's clients, where it is larger than the stated one; else None."""
-    federation = report.get("federation")
-    if federation is None or not federation["colluding"]:
-        return None
-    return rounded_up(federation["colluding"][0]["epsilon"])
+    colluding = report.get("federation", {}).get("colluding")
+    return colluding[0]["epsilon"] if colluding else None
 
 
 def against_readers(report: Report) -> str:
@@ -118,12 +114,8 @@ def compares_losses(report: Report) -> bool:
 
 
 def cast(report: Report) -> str:
-    """What records gave to public texts, by the row's own name."""
+    """What records gave to public texts, by the method's own name."""
     return "preference scores" if "answers" in report["method"]["public_texts"]["votes"] else "votes"
-
-
-def _clipped(report: Report) -> str:
-    return "differences of losses" if compares_losses(report) else "gradients"
 
 
 def clip_norm(report: Report) -> str:
@@ -131,7 +123,8 @@ def clip_norm(report: Report) -> str:
     first, noise = number(report["statement"]["clip_norm"]), report["noise"]
     if noise["clipping_slack"] > FLOAT32_KEEPS:
         part = f"{1 - noise['clipping_slack']:.0%}"
-        first += f" ({_clipped(report)} are clipped to {part} of it, since the model rounds them)"
+        clipped = "differences of losses" if compares_losses(report) else "gradients"
+        first += f" ({clipped} are clipped to {part} of it, since the model rounds them)"
     if noise["clip_quantile"] is None:
         return first
     return (
@@ -176,9 +169,8 @@ def rate(sampling: Mapping[str, Any]) -> float:
     """In how many of all steps a unit is on average. sampling: of an event."""
     if sampling["kind"] == "balls_in_bins":
         return 1 / float(sampling["bins"])
-    return float(sampling["sample_rate"]) / float(
-        sampling.get("classes", 1)
-    )  # a class has so many of all units
+    classes = float(sampling.get("classes", 1))  # a class has so many of all units
+    return float(sampling["sample_rate"]) / classes
 
 
 def mechanism(report: Report) -> str:
