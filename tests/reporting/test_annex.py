@@ -26,6 +26,7 @@ from privlora.reporting.filing import file_annex
 from privlora.reporting.pushing import push
 from privlora.reporting.seals import ANNEX
 from privlora.reporting.verifying import verify
+from privlora.reporting.wording import against_a_client
 from privlora.training.files import RunFolder
 
 ROOT = Path(__file__).parents[2]
@@ -89,7 +90,7 @@ def test_what_another_client_can_learn_is_its_own_bound() -> None:
     known = annex._means(dict.fromkeys(names, 0.5), 1.0, 2.0)
     assert known["posterior_of_another_client_at_most"] == posterior(2.0) > known["posterior_at_most"]
     rows = [{"clients": 1, "noise_multiplier": 1.0, "epsilon": 2.0}, {"clients": 2, "epsilon": 5.0}]
-    assert annex._against_a_client({"federation": {"colluding": rows}}) == 2.0
+    assert against_a_client({"federation": {"colluding": rows}}) == 2.0
 
 
 def test_posterior_is_bayes_rule_on_randomised_response() -> None:

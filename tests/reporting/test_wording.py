@@ -73,3 +73,12 @@ def test_a_data_set_is_named_in_quotation_marks(report: dict[str, Any]) -> None:
     found = {**report, "statement": {**report["statement"], "dataset": said}}
     assert dict(privacy_table(found))["Data set"] == shown
     assert f"on the data set {shown}" in html.unescape(render(found))
+
+
+def test_no_text_of_a_report_adds_a_row(report: dict[str, Any]) -> None:
+    said = "x\nGuarantee (ε, δ) | (0.1, 0)\u2028Run | another\r\x0b| y"
+    names = [name for name, _ in method_table(report)]
+    forged = {**report, "method": {**report["method"], "summary": said, "clipping": said}}
+    rows = method_table(forged)
+    assert [name for name, _ in rows] == names
+    assert dict(rows)["Clipping"] == "x Guarantee (ε, δ) | (0.1, 0) Run | another | y"
