@@ -27,8 +27,9 @@ from privlora.federated.words import (
     what_it_costs,
 )
 from privlora.reporting import parties
-from privlora.reporting.federation import by_whom, card_paragraph, federation_table
 from privlora.reporting.limits import not_protected
+from privlora.reporting.parties import by_whom, who_trained
+from privlora.reporting.tables import federation_table
 from privlora.rounding import rounded_up
 
 NOISE = {"noise_multiplier": 1.0}
@@ -256,14 +257,14 @@ def test_noise_of_shares_is_said_to_be_discrete_and_other_noise_is_not(tmp_path:
 @pytest.mark.parametrize(
     ("charges", "said", "short"),
     [
-        ((3, 3, 3, 3), "Trained by 4 clients together.", "together by 4 clients"),
-        ((3, 0, 0, 3), "Trained by 2 of 4 clients. Nothing was released by client-2, client-3.", "by 2 of 4"),
-        ((0, 0, 0, 0), "Trained by none of the 4 clients. Nothing was released by client-1", "by none of 4"),
+        ((3, 3, 3, 3), "Trained by 4 clients together.", "4 clients together"),
+        ((3, 0, 0, 3), "Trained by 2 of 4 clients. Nothing was released by client-2, client-3.", "2 of 4"),
+        ((0, 0, 0, 0), "Trained by none of 4 clients. Nothing was released by client-1", "none of 4"),
     ],
 )
 def test_the_card_begins_with_who_released_nothing(
     charges: tuple[int, ...], said: str, short: str, tmp_path: Path
 ) -> None:
     facts = facts_of(settings_for(NOISE, rule="tan"), tmp_path, charges, rounds_with(4, 4, 4))[0]
-    assert card_paragraph(facts).startswith(said)
+    assert who_trained(facts).startswith(said)
     assert by_whom(facts).startswith(short)

@@ -26,7 +26,7 @@ from privlora.geometry.fixed_rank import Point, random_point, tangent_dimension
 from privlora.mechanisms import Release
 from privlora.methods import METHODS, SPACES, VOTE_METHODS, build, find_method, make_optimizer
 from privlora.optimizers import Optimizer, weight_units
-from privlora.reporting.wording import method_table
+from privlora.reporting.tables import method_table
 from privlora.training.observer import Observer
 
 RANK, TAU = 4, 0.3

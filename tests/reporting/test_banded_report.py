@@ -15,10 +15,10 @@ from privlora.accounting import read_ledger
 from privlora.optimizers import Optimizer
 from privlora.reporting.annex import size_of
 from privlora.reporting.filing import file_annex
-from privlora.reporting.residual import risks_of
+from privlora.reporting.limits import risks_of
 from privlora.reporting.statement import noise_facts
+from privlora.reporting.tables import privacy_table, sentence
 from privlora.reporting.verifying import verify
-from privlora.reporting.wording import privacy_table, sentence
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
 

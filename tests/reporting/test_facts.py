@@ -12,7 +12,7 @@ from reporting_cases import STEPS, Run, make_run
 from privlora.accounting import epsilon
 from privlora.reporting.facts import gather
 from privlora.reporting.statement import evaluation_rows
-from privlora.reporting.wording import privacy_table, sentence
+from privlora.reporting.tables import privacy_table, sentence
 
 
 def load(run: Run) -> dict[str, Any]:

@@ -10,9 +10,9 @@ from reporting_cases import STEPS
 from test_pages import HOSTILE, LOADING, Tags
 
 from privlora.reporting.card import card
-from privlora.reporting.federation import never_released, noise_scope, size
-from privlora.reporting.federation_plot import rounds_plot
 from privlora.reporting.page import render
+from privlora.reporting.parties import never_released, noise_scope, size
+from privlora.reporting.plots import rounds_plot
 
 pytestmark = pytest.mark.usefixtures("drawn")
 

@@ -28,7 +28,7 @@ from privlora.cli.planning import _cost
 from privlora.reporting.card import card
 from privlora.reporting.facts import gather
 from privlora.reporting.page import render
-from privlora.reporting.wording import privacy_table, sentence
+from privlora.reporting.tables import privacy_table, sentence
 from privlora.training.observer import StepReport
 from privlora.training.progress import RichObserver
 

@@ -9,8 +9,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.config import settings_from
 from privlora.reporting.facts import _public_texts
-from privlora.reporting.wording import _public_texts as rows_of
-from privlora.reporting.wording import _span
+from privlora.reporting.tables import method_table
 from privlora.training.assembly import PublicStart, build_parts
 
 
@@ -31,19 +30,19 @@ def facts(method: str, **synthesis: Any) -> dict[str, Any]:
     return _public_texts(parts)
 
 
-def rows(method: str, **synthesis: Any) -> dict[str, str]:
-    return dict(rows_of(facts(method, **synthesis)["public_texts"]))
+def rows(report: dict[str, Any], method: str, **synthesis: Any) -> dict[str, str]:
+    return dict(method_table({**report, "method": {**report["method"], **facts(method, **synthesis)}}))
 
 
-def test_scores_and_preferences_are_told(monkeypatch: Any) -> None:
+def test_scores_and_preferences_are_told(report: dict[str, Any], monkeypatch: Any) -> None:
     monkeypatch.setattr("privlora.training.texts.preferences.find_spec", lambda name: object())
-    found = rows("popri", answers=10, requests=7, dpo_learning_rate=0.25)
+    found = rows(report, "popri", answers=10, requests=7, dpo_learning_rate=0.25)
     assert "10 texts of the model for each of 7 requests" in found["Preference scores"]
     assert "over the middle one, at learning rate 0.25" in found["Preference scores"]
     assert "Votes" not in found
     assert "chosen anew" not in found["Public texts"]
     assert found["Then"].startswith("4 × ordinary training")
-    assert "Then" not in rows("popri", epochs=0)
+    assert "Then" not in rows(report, "popri", epochs=0)
 
 
 @pytest.mark.parametrize(
@@ -54,9 +53,12 @@ def test_scores_and_preferences_are_told(monkeypatch: Any) -> None:
         ((39.0, 40.0), (39.0, 40.0), "39 to 40 directions of texts whose number varied, 39 to 40; expected"),
     ],
 )
-def test_how_many_directions_steps_took_is_said_plainly(directions: Any, texts: Any, said: str) -> None:
+def test_how_many_directions_steps_took_is_said_plainly(
+    directions: Any, texts: Any, said: str, report: dict[str, Any]
+) -> None:
     same = dict.fromkeys(("alpha", "ridge", "cosine", "kappa"), (1.0, 1.0))
-    ((_, found),) = _span({**same, "directions": directions, "texts": texts})
+    span = {**same, "directions": directions, "texts": texts}
+    found = dict(method_table({**report, "method": {**report["method"], "span": span}}))["Span"]
     assert said in found
     assert "κ 1 (about so many times the cosine" in found
 
@@ -67,8 +69,8 @@ def test_a_row_that_uses_no_public_texts_is_said_to_have_none() -> None:
     assert warm["public_texts"]["warm_start_epochs"] == 1
 
 
-def test_counts_are_told() -> None:
-    found = rows("aug-pe", nearest=3, lookahead=2)
+def test_counts_are_told(report: dict[str, Any]) -> None:
+    found = rows(report, "aug-pe", nearest=3, lookahead=2)
     assert "for the 3 nearest" in found["Votes"]
     assert "100 texts are kept by rank" in found["Votes"]
     assert "where 2 variations of it are" in found["Votes"]

@@ -11,7 +11,7 @@ import privlora
 from privlora.reporting.card import card
 from privlora.reporting.limits import not_protected
 from privlora.reporting.page import render
-from privlora.reporting.wording import method_table, privacy_table, sentence
+from privlora.reporting.tables import method_table, privacy_table, sentence
 
 
 @pytest.mark.parametrize("unit", ["record", "user"])
@@ -51,7 +51,7 @@ def test_the_held_out_loss_has_one_name() -> None:
         path for path, said in text.items() if re.search(r"(?<!\")\"[Ll]oss per (record|example)", said)
     ]
     assert others == []
-    for name in ("reporting/card.py", "reporting/templates/report.html.j2", "cli/evaluation.py"):
+    for name in ("reporting/templates/card.md.j2", "reporting/templates/report.html.j2", "cli/evaluation.py"):
         assert "(mean over records)" in text[source / name]
 
 
@@ -73,3 +73,12 @@ def test_a_data_set_is_named_in_quotation_marks(report: dict[str, Any]) -> None:
     found = {**report, "statement": {**report["statement"], "dataset": said}}
     assert dict(privacy_table(found))["Data set"] == shown
     assert f"on the data set {shown}" in html.unescape(render(found))
+
+
+def test_no_text_of_a_report_adds_a_row(report: dict[str, Any]) -> None:
+    said = "x\nGuarantee (ε, δ) | (0.1, 0)\u2028Run | another\r\x0b| y"
+    names = [name for name, _ in method_table(report)]
+    forged = {**report, "method": {**report["method"], "summary": said, "clipping": said}}
+    rows = method_table(forged)
+    assert [name for name, _ in rows] == names
+    assert dict(rows)["Clipping"] == "x Guarantee (ε, δ) | (0.1, 0) Run | another | y"

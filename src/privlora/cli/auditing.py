@@ -187,8 +187,7 @@ def _one_run(
             from privlora.accounting import read_ledger
             from privlora.auditing.canary_run import audit_run, read_state
             from privlora.auditing.exposure import exposure_of_scores
-            from privlora.auditing.page import at_most as at_most_of_canaries
-            from privlora.auditing.page import bits_of, write_one_run
+            from privlora.auditing.page import at_most, bits_of, write_one_run
             from privlora.training.progress import RichObserver
             from privlora.training.promise import plan_privacy
 
@@ -216,7 +215,7 @@ def _one_run(
         lines.append(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
     lines += [
         f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries",
-        *note(at_most_of_canaries(found)),
+        *note(at_most(found)),
         f"exposure:    {bits}",
     ]
     verdict = verdict_of(found.violated, "the run leaks more than it claims")
@@ -231,8 +230,7 @@ def _shadows(
     RunFolder(folder).refuse_if_used()
     with quiet_libraries(told=True):
         with loading():
-            from privlora.auditing.page import at_most as at_most_of_shadows
-            from privlora.auditing.page import write_shadows
+            from privlora.auditing.page import at_most, write_shadows
             from privlora.auditing.shadows import audit_shadows
 
         with (
@@ -252,7 +250,7 @@ def _shadows(
         *claimed_and_bound(found),
         f"AUC:         {_area(vars(found.result.area)).removeprefix('AUC ')}",
         f"guesses:     {found.correct} right of {found.judged}",
-        *note(at_most_of_shadows(found)),
+        *note(at_most(found)),
     ]
     verdict = None
     if found.violated or found.epsilon_claimed is not None:

@@ -97,8 +97,7 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
     settings = auditing.in_its_folder(settings, f"{settings.run.output}-audit")
     with quiet_libraries(told=True):
         with loading():
-            from privlora.auditing.page import at_most as at_most_of_canaries
-            from privlora.auditing.page import write_texts_audit
+            from privlora.auditing.page import at_most, write_texts_audit
             from privlora.auditing.released_texts import audit_texts, settings_of_audit
             from privlora.training.progress import RichObserver
             from privlora.training.promise import plan_privacy
@@ -127,7 +126,7 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
         f"recited:     {found.recited[0]} of {found.included} canaries that were in, {found.recited[1]} of {outside} "
         f"that were not, in {found.texts} texts",
         f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries",
-        *auditing.note(at_most_of_canaries(found)),
+        *auditing.note(at_most(found)),
     ]
     verdict = None
     if found.epsilon_claimed is not None:

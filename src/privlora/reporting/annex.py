@@ -19,8 +19,8 @@ from privlora.errors import PrivacyError
 from privlora.pages.numbers import finite
 from privlora.ranges import MOST_PHASES
 from privlora.reporting import wording
+from privlora.reporting.limits import risks_of
 from privlora.reporting.parties import against, hidden
-from privlora.reporting.residual import risks_of
 from privlora.reporting.seals import ANNEX, belongs, digests, sealed
 from privlora.version import __version__
 
@@ -89,9 +89,12 @@ def annex_of(report: Mapping[str, Any], book: Book, files: Mapping[str, str]) ->
 
     Raises PrivacyError where there is nothing to file, or what would be filed must not be published.
     """
-    _refuse_unfit(report, book)
+    if not wording.is_private(report):
+        raise nothing_to_file("", str(report["stamp"]["reason"]))
+    if report["statement"]["epsilon"] is None:
+        raise nothing_to_file("", "its noise is so small that no finite epsilon can be stated")
     statement, summary = report["statement"], book.summary
-    known = _against_a_client(report)
+    known = wording.against_a_client(report)
     return sealed(
         {
             "schema_version": ANNEX_VERSION,
@@ -153,16 +156,11 @@ def size_of(report: Mapping[str, Any]) -> dict[str, Any]:
     if statement["unit"] == "client":
         assert federation is not None
         return {"units": len(federation["clients"]), "unit": "client", "of": "the federation"}
-    sampling = wording.phases(statement)[-1]["sampling"]
-    units = statement["expected_batch_size"] / wording.rate(sampling)
-    each = federation is not None and federation["noise_by"] == "client"
-    return {
-        "units": round(units),
-        "unit": statement["unit"],
-        "of": f"each of {len(federation['clients'])} clients"
-        if federation is not None and each
-        else "all data",
-    }
+    units = statement["expected_batch_size"] / wording.rate(wording.phases(statement)[-1]["sampling"])
+    whose = "all data"
+    if federation is not None and federation["noise_by"] == "client":
+        whose = f"each of {len(federation['clients'])} clients"
+    return {"units": round(units), "unit": statement["unit"], "of": whose}
 
 
 def files_beside(folder: Path, report: Mapping[str, Any]) -> dict[str, str]:
@@ -181,13 +179,6 @@ def content_of(annex: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in annex.items() if name != SIGNATURE}
 
 
-def _refuse_unfit(report: Mapping[str, Any], book: Book) -> None:
-    if not wording.is_private(report):
-        raise nothing_to_file("", str(report["stamp"]["reason"]))
-    if report["statement"]["epsilon"] is None:
-        raise nothing_to_file("", "its noise is so small that no finite epsilon can be stated")
-
-
 def nothing_to_file(whose: str, reason: str) -> PrivacyError:
     """whose: run, as " of the run in 'runs/x'"."""
     return PrivacyError(
@@ -198,16 +189,10 @@ def nothing_to_file(whose: str, reason: str) -> PrivacyError:
 
 
 def _subject(report: Mapping[str, Any]) -> dict[str, Any]:
-    adapter, method, texts = report["adapter"], report["method"], report.get("texts")
-    federation = report.get("federation")
-    if texts is None:
-        title = f"LoRA adapter for {wording.quoted(adapter['base_model'])}"
-    else:
-        chosen = texts["generator"] == "file"
-        title = f"{texts['count']} {'public texts, chosen privately' if chosen else 'synthetic texts'}"
+    adapter, method, federation = report["adapter"], report["method"], report.get("federation")
     return {
-        "title": title,
-        "release": "adapter" if texts is None else "texts",
+        "title": wording.heading(report),
+        "release": "texts" if "texts" in report else "adapter",
         "base_model": adapter["base_model"],
         "base_is_local": adapter["base_is_local"],
         "base_revision": adapter["base_revision"],
@@ -240,22 +225,9 @@ def _protected(report: Mapping[str, Any]) -> dict[str, str]:
     return {"who": who, "against": whom, "adjacency": wording.adjacency(statement)}
 
 
-def _against_a_client(report: Mapping[str, Any]) -> float | None:
-    federation = report.get("federation")
-    if federation is None or not federation["colluding"]:
-        return None
-    return federation["colluding"][0]["epsilon"]
-
-
 def _means(found: Mapping[str, float], epsilon: float, known: float | None) -> dict[str, Any]:
     """What epsilon means to one person; all of them upper bounds for any attack."""
-    return finite(
-        {
-            "prior": 0.5,
-            "posterior_at_most": posterior(epsilon),
-            "posterior_of_another_client_at_most": None if known is None else posterior(known),
-            "right_guesses": found["right_guesses"],
-            "found_at_1_percent": found["found_at_1_percent"],
-            "found_at_1_permille": found["found_at_1_permille"],
-        }
-    )
+    of_client = None if known is None else posterior(known)
+    bounds = {"posterior_at_most": posterior(epsilon), "posterior_of_another_client_at_most": of_client}
+    names = ("right_guesses", "found_at_1_percent", "found_at_1_permille")
+    return finite({"prior": 0.5, **bounds, **{name: found[name] for name in names}})

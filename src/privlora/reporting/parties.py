@@ -1,10 +1,9 @@
-"""Who sees what of a federation, and who is trusted with what: words that a report's facts make, and that no report
-holds."""
+"""A federation in words: who sees what, who is trusted with what, what its rounds were. Pure functions of the facts."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 from privlora.config import FederationSettings
 
@@ -15,6 +14,31 @@ NO_COMMON_ADAPTER = (
     "itself; a client's own model has √(lora_alpha / r) times the left factors that it keeps (memory.safetensors in "
     "its folder) as lora_B"
 )
+MOST_NAMED: Final = 8
+"""Clients that released nothing in a sentence; the page and the JSON have all of them."""
+# By who adds the noise: each client for itself, all clients in shares, the server, or nobody.
+_AGAINST: Final = {
+    "client": "everybody but the client itself: the server, all other clients together, and whoever gets the adapter",
+    "shares": "whoever sees no more than sums over clients and what follows from them, as long as every sum holds the "
+    "noise of {threshold} clients that work with nobody; a server that works with clients can open sums with less "
+    "noise",
+    "server": "whoever sees the adapter after each round, other clients too, but not against the server, which sees "
+    "each client's update",
+    None: "nobody: nothing was clipped and no noise was added",
+}
+_SENT: Final = {
+    "client": "update, with that client's own noise in it",
+    "shares": "clipped {what} with its share of the noise",
+    "server": "update, clipped and without noise",
+    None: "update, as it was trained",
+}
+_TRUSTED: Final = {
+    "client": "nothing private; the adapter's quality rests on it",
+    "shares": "handing out the clients' own keys, where clients have not pinned them: with keys of its own in the "
+    "place of theirs it would open a sum in which their noise is missing",
+    "server": "each client's clipped update, and with adding the noise",
+    None: "all that clients send",
+}
 
 
 def noise_by(federation: FederationSettings, *, private: bool) -> str | None:
@@ -39,28 +63,24 @@ def hidden(statement: Mapping[str, Any] | None) -> str:
 
 def against(facts: Facts) -> str:
     """Against whom the statement holds."""
-    by = facts["noise_by"]
-    if by is None:
-        return "nobody: nothing was clipped and no noise was added"
-    if by == "client":
-        return "everybody but the client itself: the server, all other clients together, and whoever gets the adapter"
-    if by == "server":
-        return (
-            "whoever sees the adapter after each round, other clients too, but not against the server, which sees each "
-            "client's update"
-        )
-    return (
-        "whoever sees no more than sums over clients and what follows from them, as long as every sum holds the noise "
-        f"of {facts['threshold']} clients that work with nobody; a server that works with clients can open sums with "
-        "less noise"
-    )
+    return _AGAINST[facts["noise_by"]].format(threshold=facts["threshold"])
 
 
 def parties(facts: Facts) -> list[tuple[str, str, str]]:
     """Who; what it sees of a run that follows the protocol; and what the statement rests on it for."""
+    by, client_sees = facts["noise_by"], "the adapter as the server sends it, after each round"
+    sent = _SENT[by].format(what="gradients" if facts["rule"]["name"] == "joint" else "update")
+    whose = "the sum, over the clients of a round, of each one's" if facts["secure_sums"] else "each client's"
+    trusted = "nothing private; it can spoil the adapter"
+    if by == "shares":
+        client_sees += "; and its own share of the noise"
+        trusted = (
+            "drawing its share of the noise and keeping it to itself: what is stated counts on "
+            f"{facts['threshold']} clients that do"
+        )
     return [
-        ("the server", _server_sees(facts), _server_trusted(facts)),
-        ("another client", _client_sees(facts), _client_trusted(facts)),
+        ("the server", f"{whose} {sent}; and who was asked and answered", _TRUSTED[by]),
+        ("another client", client_sees, trusted),
         ("whoever gets the adapter", "the adapter, and every file beside it", "nothing"),
     ]
 
@@ -86,42 +106,46 @@ def warnings(facts: Facts, rank: int) -> list[str]:
     return found
 
 
-def _server_sees(facts: Facts) -> str:
-    what = {
-        None: "update, as it was trained",
-        "client": "update, with that client's own noise in it",
-        "shares": f"clipped {'gradients' if facts['rule']['name'] == 'joint' else 'update'} with its share of the "
-        "noise",
-        "server": "update, clipped and without noise",
-    }[facts["noise_by"]]
-    if facts["secure_sums"]:
-        return f"the sum, over the clients of a round, of each one's {what}; and who was asked and answered"
-    return f"each client's {what}; and who was asked and answered"
+def by_whom(facts: Facts) -> str:
+    """How many clients the adapter is of, in a few words."""
+    silent, size = len(never_released(facts)), len(facts["clients"])
+    return f"{size - silent or 'none'} of {size} clients" if silent else f"{size} clients together"
 
 
-def _server_trusted(facts: Facts) -> str:
-    by = facts["noise_by"]
-    if by is None:
-        return "all that clients send"
-    if by == "server":
-        return "each client's clipped update, and with adding the noise"
-    if by == "client":
-        return "nothing private; the adapter's quality rests on it"
-    return (
-        "handing out the clients' own keys, where clients have not pinned them: with keys of its own in the place of "
-        "theirs it would open a sum in which their noise is missing"
-    )
+def who_trained(facts: Facts) -> str:
+    """The same in a sentence, and in another who released nothing."""
+    silent = never_released(facts)
+    more = f" and {len(silent) - MOST_NAMED} more" if len(silent) > MOST_NAMED else ""
+    nothing = f" Nothing was released by {', '.join(silent[:MOST_NAMED])}{more}." if silent else ""
+    return f"Trained by {by_whom(facts)}.{nothing}"
 
 
-def _client_sees(facts: Facts) -> str:
-    sees = "the adapter as the server sends it, after each round"
-    return f"{sees}; and its own share of the noise" if facts["noise_by"] == "shares" else sees
+def never_released(facts: Facts) -> list[str]:
+    """Clients of which nothing is in the adapter: not charged, or, without ledgers, never heard."""
+    return [
+        client["name"]
+        for client in facts["clients"]
+        if client["steps_charged"] == 0
+        or (client["steps_charged"] is None and client["rounds_answered"] == 0)
+    ]
 
 
-def _client_trusted(facts: Facts) -> str:
-    if facts["noise_by"] != "shares":
-        return "nothing private; it can spoil the adapter"
-    return (
-        "drawing its share of the noise and keeping it to itself: what is stated counts on "
-        f"{facts['threshold']} clients that do"
-    )
+def noise_scope(facts: Facts | None) -> str:
+    """Of what the section on weights shows the noise."""
+    if facts is None or (facts["noise_by"] == "shares" and facts["rule"]["name"] == "joint"):
+        return "one step"
+    if facts["noise_by"] == "client":
+        return "one step of one client, where the federation started and before clients are averaged,"
+    return "one round, at the point where the federation started,"
+
+
+def size(count: float) -> str:
+    """Bytes for reading, in powers of ten.
+
+    >>> size(387_856.0)
+    '388 kB'
+    """
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.3g} {unit}"
+    return f"{count:.0f} B"

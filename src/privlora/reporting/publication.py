@@ -38,7 +38,6 @@ from privlora.reporting.seals import (
 )
 from privlora.reporting.signing import is_signed_rightly
 from privlora.reporting.statement import PRIVATE, SCHEMA_VERSION, evaluation_rows, privacy_facts, versions
-from privlora.reporting.texts_card import texts_card, texts_page
 from privlora.training.files import RunFolder, no_run, read_lines, set_times, write_atomically
 
 if TYPE_CHECKING:
@@ -216,8 +215,7 @@ def write_report(folder: RunFolder, report: Mapping[str, Any]) -> None:
 
 def pages_of(report: Mapping[str, Any]) -> dict[str, str]:
     """README.md and report.html, by name."""
-    as_card, as_page = (texts_card, texts_page) if "texts" in report else (card, render)
-    return {CARD_NAME: as_card(report), HTML_NAME: as_page(report)}
+    return {CARD_NAME: card(report), HTML_NAME: render(report)}
 
 
 def write_annex(folder: RunFolder, annex: Mapping[str, Any]) -> None:

@@ -5,16 +5,12 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Final
+from typing import Any
 
 from privlora.accounting.meaning import Meaning, in_words
-from privlora.config import OPTIMIZER_SETTINGS
 from privlora.errors import in_one_line
 from privlora.names import is_seen
 from privlora.pages.numbers import number
-from privlora.rehearsals.kept import because
-from privlora.reporting.parties import against
-from privlora.rounding import rounded_up
 
 Report = Mapping[str, Any]
 
@@ -40,19 +36,10 @@ def phases(statement: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
     return found
 
 
-def any_truncated(statement: Mapping[str, Any]) -> bool:
-    """Whether a phase caps its batches."""
-    return any(phase["sampling"]["kind"] == "truncated_poisson" for phase in phases(statement))
-
-
-def any_cyclic(statement: Mapping[str, Any]) -> bool:
-    """Whether steps draw from classes of units in turn, with noise that is correlated between them."""
-    return any(phase["sampling"]["kind"] == "cyclic_poisson" for phase in phases(statement))
-
-
-def any_in_bins(statement: Mapping[str, Any]) -> bool:
-    """Whether each unit is in exactly one of the steps of a pass."""
-    return any(phase["sampling"]["kind"] == "balls_in_bins" for phase in phases(statement))
+def kinds(statement: Mapping[str, Any]) -> set[str]:
+    """Of sampling in all phases: truncated_poisson, whose batches are capped; cyclic_poisson, whose steps draw from
+    classes of units in turn, with correlated noise; balls_in_bins, with each unit in one step of a pass; poisson."""
+    return {phase["sampling"]["kind"] for phase in phases(statement)}
 
 
 def any_projected(statement: Mapping[str, Any]) -> bool:
@@ -60,34 +47,13 @@ def any_projected(statement: Mapping[str, Any]) -> bool:
     return any(phase["projections"] for phase in phases(statement))
 
 
-def sentence(report: Report) -> str:
-    """The statement that an auditor would sign, or why there is none."""
-    s = report["statement"]
-    if not is_private(report):
-        what = "These texts are" if "texts" in report else "This adapter is"
-        return f"{what} NOT PRIVATE: {report['stamp']['reason']}. No epsilon can be stated."
-    clipped = "" if "phases" in s else f" and clipping norm {clip_norm(report)}"
-    if releases_votes(report):
-        clipped = f", on {_cast(report)} of norm {clip_norm(report)} at most"
-    what = (
-        "The texts and every file beside them"
-        if "texts" in report
-        else "The adapter and every file beside it"
-    )
-    federation = report.get("federation")
-    whose = "" if federation is None else f" {from_whom(federation)}"
-    releases = ", and ".join(_releases(phase, clipped, s["unit"]) for phase in phases(s))
-    return (
-        f"{what} are ({rounded_up(s['epsilon'])}, {number(s['delta'])})-"
-        f"differentially private under {adjacency(s)}.{whose} They derive from "
-        f"{releases}; epsilon is an upper bound by the PLD accountant of dp-accounting "
-        f"{report['versions']['dp-accounting']}."
-    )
-
-
-def software(report: Report) -> str:
-    """What made the statement, in its versions."""
-    return "Versions: " + ", ".join(f"{name} {found}" for name, found in report["versions"].items()) + "."
+def heading(report: Report) -> str:
+    """What is released."""
+    if "texts" not in report:
+        return f"LoRA adapter for {quoted(report['adapter']['base_model'])}"
+    chosen = report["texts"]["generator"] == "file"
+    kind = "public texts that were chosen privately" if chosen else "synthetic texts"
+    return f"{report['texts']['count']} {kind}"
 
 
 def means(report: Report) -> list[str]:
@@ -122,51 +88,19 @@ def spoken(said: Mapping[str, Any] | None) -> Iterator[str]:
         yield f"{'asked:':<10}{cut}{in_one_line(each['prompt'][-_LINE:])}"
         for who in ("base", "adapter"):
             fault = each[who]["fault"]
-            yield f"{'  ' + who + ':':<12}{in_one_line(each[who]['text'], _LINE)}" + (
-                f" ({fault})" if fault else ""
-            )
+            odd = f" ({fault})" if fault else ""
+            yield f"{'  ' + who + ':':<12}{in_one_line(each[who]['text'], _LINE)}{odd}"
 
 
-def from_whom(federation: Mapping[str, Any]) -> str:
-    """Against whom the statement of a federation holds, and whose budget it is."""
-    text = f"This holds against {against(federation)}."
-    if federation["noise_by"] == "client":
-        text += f" Each client has a budget of its own; stated is the largest, that of {federation['statement_of']}."
-    if federation["colluding"]:
-        known = rounded_up(federation["colluding"][0]["epsilon"])
-        text += f" Against one of these clients, which knows its own share, epsilon is {known}, also with the server."
-    return text
-
-
-def against_a_client(report: Report) -> str | None:
+def against_a_client(report: Report) -> float | None:
     """Epsilon against one of a federation's clients, where it is larger than the stated one; else None."""
-    federation = report.get("federation")
-    if federation is None or not federation["colluding"]:
-        return None
-    return rounded_up(federation["colluding"][0]["epsilon"])
+    colluding = report.get("federation", {}).get("colluding")
+    return colluding[0]["epsilon"] if colluding else None
 
 
 def against_readers(report: Report) -> str:
     """What has to be added to the stated epsilon where it does not hold against everybody."""
     return "" if against_a_client(report) is None else ", against the server and whoever gets the adapter"
-
-
-def _releases(phase: Mapping[str, Any], clipped: str = "", unit: str = "unit") -> str:
-    projected = " on fresh random projections of clipped gradients" if phase["projections"] else ""
-    count = phase["steps_charged"]
-    multiplier = f"with noise multiplier {number(phase['noise_multiplier'])}{clipped}"
-    if phase["sampling"]["kind"] == "cyclic_poisson":
-        bands = phase["sampling"]["classes"]
-        cycles = -(-count // bands)
-        return (
-            f"{count} release{'s' * (count != 1)} whose noise is correlated in {bands} bands, which cost what {cycles} "
-            f"release{'s' * (cycles != 1)} of the Gaussian mechanism {multiplier} would, on batches drawn by "
-            f"{sampling(phase, unit)}"
-        )
-    return (
-        f"{count} release{'s' * (count != 1)} of the Gaussian mechanism{projected} {multiplier}, on batches drawn by "
-        f"{sampling(phase, unit)}"
-    )
 
 
 def releases_votes(report: Report) -> bool:
@@ -179,13 +113,9 @@ def compares_losses(report: Report) -> bool:
     return bool(report["method"].get("compares") == "losses")
 
 
-def _cast(report: Report) -> str:
-    """What records gave to public texts, by the row's own name."""
+def cast(report: Report) -> str:
+    """What records gave to public texts, by the method's own name."""
     return "preference scores" if "answers" in report["method"]["public_texts"]["votes"] else "votes"
-
-
-def _clipped(report: Report) -> str:
-    return "differences of losses" if compares_losses(report) else "gradients"
 
 
 def clip_norm(report: Report) -> str:
@@ -193,7 +123,8 @@ def clip_norm(report: Report) -> str:
     first, noise = number(report["statement"]["clip_norm"]), report["noise"]
     if noise["clipping_slack"] > FLOAT32_KEEPS:
         part = f"{1 - noise['clipping_slack']:.0%}"
-        first += f" ({_clipped(report)} are clipped to {part} of it, since the model rounds them)"
+        clipped = "differences of losses" if compares_losses(report) else "gradients"
+        first += f" ({clipped} are clipped to {part} of it, since the model rounds them)"
     if noise["clip_quantile"] is None:
         return first
     return (
@@ -218,9 +149,9 @@ def quoted(name: str) -> str:
 def adjacency(statement: Mapping[str, Any]) -> str:
     """Which data sets count as neighbours."""
     text = _ADJACENCY[statement["adjacency"]].format(unit=statement["unit"])
-    if any_truncated(statement) and statement["adjacency"] == "add-or-remove-one":
+    if "truncated_poisson" in kinds(statement) and statement["adjacency"] == "add-or-remove-one":
         text += " (an empty one stands in for it)"
-    if any_cyclic(statement):
+    if "cyclic_poisson" in kinds(statement):
         text += f" (each {statement['unit']} has its class whoever else is there)"
     return text
 
@@ -238,96 +169,8 @@ def rate(sampling: Mapping[str, Any]) -> float:
     """In how many of all steps a unit is on average. sampling: of an event."""
     if sampling["kind"] == "balls_in_bins":
         return 1 / float(sampling["bins"])
-    return float(sampling["sample_rate"]) / float(
-        sampling.get("classes", 1)
-    )  # a class has so many of all units
-
-
-def sampling(phase: Mapping[str, Any], unit: str = "unit") -> str:
-    """How a batch was drawn."""
-    s = phase["sampling"]
-    if s["kind"] == "balls_in_bins":
-        return (
-            f"balls in bins: in each pass of {s['bins']} steps each {unit} is in exactly one, dealt by itself and anew "
-            "in every pass"
-        )
-    if s["kind"] == "cyclic_poisson":
-        return (
-            f"cyclic Poisson sampling: each {unit} is dealt to one of {s['classes']} classes, once and by itself, and "
-            f"steps draw from one class after the other, with rate {number(s['sample_rate'])} of a class"
-        )
-    text = f"Poisson sampling with rate {number(s['sample_rate'])}"
-    if s["kind"] == "truncated_poisson":
-        text += f", cut to {s['max_batch_size']} of at most {s['dataset_size']} units"
-    return text
-
-
-def privacy_table(report: Report) -> list[tuple[str, str]]:
-    """(name, value) rows of the privacy block."""
-    s, versions = report["statement"], report["versions"]
-    if s is None:
-        return [
-            ("Mechanism", "none: gradients were neither clipped nor noised"),
-            ("Steps T", str(report["method"]["steps"])),
-        ]
-    target = report["target_epsilon"]
-    rows = [
-        ("Mechanism", mechanism(report)),
-        ("Privacy unit", unit(s)),
-        ("Adjacency", adjacency(s)),
-    ]
-    if is_private(report):
-        rows += [
-            (
-                "Guarantee (ε, δ)",
-                f"({rounded_up(s['epsilon'])}, {number(s['delta'])}){against_readers(report)}",
-            ),
-            ("Target ε", "none: the noise was given" if target is None else number(target)),
-            ("ε if one unit is replaced", _replaced(s)),
-            ("Accountant", f"PLD of dp-accounting {versions['dp-accounting']}, an upper bound"),
-        ]
-    else:
-        rows.append(("Guarantee (ε, δ)", "none"))
-    known = against_a_client(report) if is_private(report) else None
-    if known is not None:
-        text = f"({known}, {number(s['delta'])}): it knows its own share of the noise"
-        rows.insert(4, ("Guarantee against another client", text))
-    if "phases" in s:
-        for place, phase in enumerate(s["phases"], start=1):
-            rows.append((f"Phase {place}", f"{_releases(phase)}; {phase['steps_planned']} planned"))
-    else:
-        rows += [
-            ("Sampling rate q", number(rate(s["sampling"]), 6)),
-            ("Sampling", sampling(s, s["unit"])),
-            ("Noise multiplier σ", number(s["noise_multiplier"], 6)),
-        ]
-    of_last = " in the last phase" if "phases" in s else ""
-    rows += [
-        ("Clipping norm C", clip_norm(report)),
-        (f"Expected batch size b{of_last}", number(s["expected_batch_size"])),
-        (_noise_name(report) + of_last, number(report["noise"]["noise_std"])),
-        ("Steps T", f"{s['steps_charged']} charged of {s['steps_planned']} planned{_passes(s)}"),
-        ("Seeds", seeds(report)),
-        ("Data set", quoted(s["dataset"])),
-        ("Run", f"{s['run_id']}, {s['created']}"),
-    ]
-    return rows
-
-
-def _passes(s: Mapping[str, Any]) -> str:
-    """How often a unit takes part, which is what auto sizes follow from."""
-    if "phases" in s or any_truncated(s):
-        return ""
-    often = s["steps_planned"] * rate(s["sampling"])
-    return f": each {s['unit']} takes part in {number(often, 3)} of them on average"
-
-
-def _noise_name(report: Report) -> str:
-    if "bands" in report["noise"]:
-        return "Noise per coordinate, of the noisiest step: τ = σC/b by the longest row of the correlation"
-    if report["noise"]["clip_quantile"] is None:
-        return "Noise per coordinate τ = σC/b"
-    return "Noise per coordinate τ, for the first C; the counts make it 0.5 % larger than σC/b"
+    classes = float(sampling.get("classes", 1))  # a class has so many of all units
+    return float(sampling["sample_rate"]) / classes
 
 
 def mechanism(report: Report) -> str:
@@ -343,9 +186,9 @@ def mechanism(report: Report) -> str:
     if s["unit"] == "client":
         return "Gaussian mechanism on the clipped updates of whole clients"
     if releases_votes(report):
-        return f"Gaussian mechanism on one vector of {_cast(report)} per {s['unit']}, one entry a public text"
+        return f"Gaussian mechanism on one vector of {cast(report)} per {s['unit']}, one entry a public text"
     banded = ""
-    if any_cyclic(s):
+    if "cyclic_poisson" in kinds(s):
         before = s["sampling"]["classes"] - 1
         of = "the step" if before == 1 else f"the {before} steps"
         banded = f", each step's noise taking back a part of that of {of} before it"
@@ -353,31 +196,6 @@ def mechanism(report: Report) -> str:
     if compares_losses(report):
         what = f"one clipped number per {s['unit']}, {report['method']['described']}; no gradient is taken"
     return f"Gaussian mechanism on {what}{banded}"
-
-
-def _replaced(s: Mapping[str, Any]) -> str:
-    unknown = any_projected(s) or any_in_bins(s)
-    return "not known for this mechanism" if unknown else rounded_up(s["epsilon_replace_one"])
-
-
-def seeds(report: Report) -> str:
-    """Where randomness came from."""
-    start = f"the adapter's start uses the public seed {report['adapter']['public_seed']}"
-    if not is_private(report):
-        return f"noise and sampling were repeatable; {start}"
-    dealt = (
-        "; who is drawn when follows from another, which stays in private/"
-        if any_cyclic(report["statement"]) or any_in_bins(report["statement"])
-        else ""
-    )
-    return f"noise and sampling use keys of the operating system, never stored{dealt}; {start}"
-
-
-def _learnt(report: Report) -> str:
-    """On what the loss is."""
-    if "preferences" in report:
-        return f"the preference of one answer to another (DPO, β {number(report['preferences']['beta'])})"
-    return "the label" if "classes" in report else str(report["method"]["loss_on"])
 
 
 def loss_unit(report: Report) -> str:
@@ -406,14 +224,6 @@ def metrics(report: Report) -> list[str]:
     return [name for name in report["evaluation"][-1] if name not in beside]
 
 
-def _predicted(report: Report) -> list[tuple[str, str]]:
-    classes = report.get("classes")
-    if classes is None:
-        return []
-    names = ", ".join(map(quoted, classes["names"]))
-    return [("Predicts", f"{classes['num_labels']} classes: {names}" if names else "a score")]
-
-
 def targets_in_words(adapter: Mapping[str, Any]) -> str:
     """Which layers, by target_modules and what is left out of them (exclude_modules; older reports do not say)."""
     targets, without = adapter["target_modules"], adapter.get("exclude_modules")
@@ -438,148 +248,3 @@ def coverage_in_words(coverage: Mapping[str, Any]) -> str:
     ]
     left_out = (f"{', '.join(map(quoted, names))} ({why})" for why, names in coverage["left_out"].items())
     return "; ".join([*parts, *(f"left out: {each}" for each in left_out)])
-
-
-def method_table(report: Report) -> list[tuple[str, str]]:
-    """(name, value) rows of how the adapter was trained."""
-    method, adapter = report["method"], report["adapter"]
-    revision = f" at {quoted(adapter['base_revision'])}" if adapter["base_revision"] else ""
-    warmup = f"{method['warmup_steps']} steps of warm-up"
-    unit = " (relative)" if method.get("relative_rate") else ""  # older reports do not say
-    decay = f", decay {number(method['averaging'])}" if method["averaging"] else ""
-    scale = "α/√r" if adapter["use_rslora"] else "α/r"
-    lora = f"rank {adapter['rank']}, α {number(adapter['lora_alpha'])}, scale {scale}"
-    settings = [
-        f"{title} {number(method[name])}" for name, title in OPTIMIZER_SETTINGS.items() if name in method
-    ]
-    rows = [
-        ("Base model", quoted(adapter["base_model"]) + revision),
-        *([("Its weights", f"SHA-256 {adapter['base_sha256']}")] if adapter.get("base_sha256") else []),
-        ("Method", f"{method['name']}: {method['summary']} ({method['reference']})"),
-        *([("Chosen", because(method["choice"]))] if "choice" in method else []),
-        ("Optimizer", ", ".join([quoted(method["optimizer"]), *settings])),
-        *_public_texts(method.get("public_texts")),
-        *_span(method.get("span")),
-        ("Clipping", method["clipping"]),
-        ("Learning rate", f"{number(method['learning_rate'])}{unit}, {method['schedule']}, {warmup}"),
-        ("Exported", adapter["exported"] + decay),
-        ("Adapter", f"{lora}, start {quoted(adapter['init'])}"),
-        ("Targets", targets_in_words(adapter)),
-        *([("Adapts", coverage_in_words(adapter["coverage"]))] if "coverage" in adapter else []),
-        *_predicted(report),
-        (
-            "Text",
-            f"at most {method['max_length']} tokens, loss on " + _learnt(report),
-        ),
-    ]
-    if "form" in method:
-        prompt, completion = (json.dumps(method["form"][name]) for name in ("prompt", "completion"))
-        template = method["form"].get("template", "none")
-        rows.append(
-            ("Form", f"prompt {prompt}, answer {completion}, {_MET[template]}: ask it in the same form")
-        )
-    rows += _chat(method)
-    if "dropout" in method:  # older reports do not say
-        rows.append(("Dropout", _dropout(method)))
-    return rows
-
-
-_MET: Final = {
-    "auto": "a user's and an assistant's turn where the tokenizer has a chat template (apply_chat_template), else text",
-    "chat": "a user's and an assistant's turn of the chat template (apply_chat_template)",
-    "none": "text without a chat template",
-}
-
-
-def _chat(method: Report) -> list[tuple[str, str]]:
-    """What renders messages, where it is not the tokenizer's template as it is."""
-    words = []
-    if "chat_template_sha256" in method:
-        words.append(f"not the base model's; SHA-256 {method['chat_template_sha256']}")
-    if "chat_template_kwargs" in method:
-        given = method["chat_template_kwargs"].items()
-        words += [f"{name}={json.dumps(v) if isinstance(v, str) else v}" for name, v in given]
-    return [("Chat template", ", ".join(words))] if words else []
-
-
-_WRITERS = {
-    "model": "the model itself",
-    "file": "a public file",
-    "endpoint": "another model",
-    "callable": "a function of the user's",
-}
-
-
-def _public_texts(facts: Report | None) -> list[tuple[str, str]]:
-    if facts is None:
-        return []
-    every, epochs, votes = facts["evolve_every"], facts["warm_start_epochs"], facts.get("votes")
-    word = "step" if votes is None else "round"
-    evolve = f"chosen anew after every {word if every == 1 else f'{every} {word}s'}" if every else ""
-    start = f"{epochs} × ordinary training on the first of them, before the private {word}s" if epochs else ""
-    whose = f"{facts['count']} by {_WRITERS[facts['generator']]}"
-    if facts.get("distinct", facts["count"]) != facts["count"]:
-        whose += f", of which {facts['distinct']} differ{' at the end' if evolve else ''}"
-    rows = [("Public texts", "; ".join(part for part in (whose, evolve, start) if part))]
-    if votes is not None:
-        near = "the base model's hidden states" if votes["embedding"] is None else quoted(votes["embedding"])
-        rows.append(
-            ("Preference scores", _scores(votes, near))
-            if "answers" in votes
-            else ("Votes", _counts(votes, near))
-        )
-        if votes["epochs"]:
-            rows.append(("Then", f"{votes['epochs']} × ordinary training on the last texts, at no cost"))
-    return rows
-
-
-def _counts(votes: Report, near: str) -> str:
-    counted = (
-        f"of each record for the {votes['nearest']} nearest by {near}; {votes['keep']} texts are kept by "
-        f"{votes['selection']}"
-    )
-    if votes["lookahead"]:
-        counted += f", each where {votes['lookahead']} variations of it are"
-    return counted
-
-
-def _scores(votes: Report, near: str) -> str:
-    return (
-        f"of each record, by {near}, on {votes['answers']} texts of the model for each of "
-        f"{votes['requests']} requests. "
-        f"DPO of the adapter on the best over the middle one, at learning rate {number(votes['dpo_learning_rate'])}"
-    )
-
-
-_PLACES = {0.0: "inner products", 0.5: "orthonormal coordinates", 1.0: "coefficients"}
-
-
-def _span(bounds: Report | None) -> list[tuple[str, str]]:
-    if bounds is None:
-        return []
-    places = dict.fromkeys(_PLACES.get(alpha, f"α {number(alpha)}") for alpha in bounds["alpha"])
-    said = {name: _between(bounds[name], 2) for name in ("cosine", "kappa")}
-    directions, texts = bounds["directions"], bounds["texts"]
-    if texts[0] < texts[1]:
-        along = f"{_between(directions)} directions of texts whose number varied, {_between(texts)}"
-    elif directions == texts:
-        along = f"all {number(texts[0])} directions"
-    else:
-        along = f"{_between(directions)} of {number(texts[0])} directions"
-    return [
-        (
-            "Span",
-            f"chosen before each step on public gradients: noise on {' to '.join(places)}, ridge "
-            f"{_between(bounds['ridge'])}, {along}; expected cosine {said['cosine']}, κ {said['kappa']} (about so many "
-            "times the cosine that noise on whole gradients, projected afterwards, would leave)",
-        )
-    ]
-
-
-def _between(bounds: list[float], digits: int = 4) -> str:
-    return " to ".join(dict.fromkeys(number(end, digits) for end in bounds))
-
-
-def _dropout(method: Report) -> str:
-    of_model = "the base model's own is on" if method["dropout"] else "the base model's own is off"
-    return f"{of_model}, the adapter's is {number(method['lora_dropout'])}"

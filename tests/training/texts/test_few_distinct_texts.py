@@ -14,7 +14,7 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune
 from privlora.errors import GeneratorError
 from privlora.reporting.publication import read_report
-from privlora.reporting.wording import method_table
+from privlora.reporting.tables import method_table
 from privlora.training.files import RunFolder
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
