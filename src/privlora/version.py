@@ -6,7 +6,7 @@ from typing import Final
 
 __version__ = "0.1.0"
 
-VERSION: Final = re.compile(r"\d+(\.\d+){0,4}((a|b|rc|\.?dev|\.post)\d+){0,2}", re.ASCII)
+VERSION: Final = re.compile(r"\d{1,9}(\.\d{1,9}){0,4}((a|b|rc|\.?dev|\.post)\d{1,9}){0,2}", re.ASCII)
 """A public version, as 2.13.0 or 1.0rc1."""
 
 

@@ -258,6 +258,7 @@ def test_lines_that_no_run_writes_are_refused(path, steps, line, reason):
         (b'"type": "plan"', b'"type": "pl\\u0061n"'),
         (b'"run_id": "', b'"run_id": 7, "was": "'),
         (b'"created": "2', b'"created": "1'),
+        (b'"privlora": "0.1.0"', b'"privlora": "0.1.' + 90 * b"1" + b'"'),
         (b"}\n", b"} \n"),
     ],
 )
@@ -278,7 +279,7 @@ def test_a_run_is_named_by_a_text(path):
     with Ledger.create(path, make_plan()):
         pass
     record = json.loads(path.read_bytes())
-    path.write_bytes(json.dumps({**record, "run_id": 7}, sort_keys=True).encode() + b"\n")
+    path.write_bytes(json.dumps({**record, "run_id": 1234567890123}, sort_keys=True).encode() + b"\n")
     with pytest.raises(PrivacyError, match="the identifier of a run"):
         read_ledger(path)
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from datetime import date, datetime, timedelta, tzinfo
 from pathlib import Path
 from typing import Any
 
@@ -232,7 +233,7 @@ LEDGERS: dict[str, Callable[[str], str]] = {
     "no ledger": lambda text: "{}\n[]\n",
     "not even text": lambda text: "\udcff\0\n",
     "and more": lambda text: text + "what the record says",
-    "and half a character": lambda text: text + "\ud800",
+    "half a character": lambda text: text.replace('"dataset": "', '"dataset": "\ud800'),
     "deep": lambda text: "[" * 10**5 + "\n",
     "cut": lambda text: "".join(text.splitlines(keepends=True)[:-2]),
     "of another plan": other_plan,
@@ -279,6 +280,30 @@ def test_a_whole_ledger_of_another_plan_is_left_out(ended: Path, tmp_path: Path)
     told = {**given, LIAR: (tmp_path / "other.jsonl").read_text()}
     found = keep_ledgers(folder, settings, History(ended / "private/rounds.jsonl"), plan, told)
     assert set(found) == {"client-1", "client-3"}
+
+
+def test_a_ledger_of_two_clients_and_one_of_a_day_to_come_are_left_out(
+    ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = with_local_method(settings_of(ended, "tan"))
+    given = {name: path.read_text() for name, path in ledgers(ended).items()}
+    plan, history = client_plan(settings), History(ended / "private/rounds.jsonl")
+    assert plan is not None
+    folder = RunFolder(tmp_path / "run")
+    folder.create()
+    found = keep_ledgers(folder, settings, history, plan, {**given, LIAR: given["client-3"]})
+    assert set(found) == {"client-1"}
+    day = read_ledger(folder.ledger).created
+    later = (date.fromisoformat(day) - timedelta(days=2)).isoformat()
+
+    class Early(datetime):
+        @classmethod
+        def now(cls, zone: tzinfo | None = None) -> Early:
+            return cls.fromisoformat(f"{later}T12:00:00+00:00")
+
+    monkeypatch.setattr("privlora.federated.ledgers.datetime", Early)
+    with pytest.raises(RunError, match="did not give their ledgers"):
+        keep_ledgers(folder, settings, history, plan, given)
 
 
 def test_a_statement_covers_whoever_gave_no_ledger(ended: Path, tmp_path: Path) -> None:

@@ -324,6 +324,10 @@ _MOST_RANGES: Final = 128.0  # of a plan, half of what `epsilon` adds up with ot
 _RUN: Final = re.compile("[0-9a-f-]{8,64}")
 
 
+def _is_run(found: object) -> bool:
+    return isinstance(found, str) and _RUN.fullmatch(found) is not None
+
+
 def _are_versions(found: object) -> bool:
     """Whether they are those of `accountant_versions`."""
     return (
@@ -340,7 +344,7 @@ class _Reader:
         expected = {"type", "schema_version", "run_id", "created", "versions", "plan", "prev"}
         exact_fields(record, expected, "first line")
         schema = record["schema_version"]
-        if not _is_integer(schema) or not _RUN.fullmatch(str(record["run_id"])):
+        if not _is_integer(schema) or not _is_run(record["run_id"]):
             raise PrivacyError("is not a plan with a version and the identifier of a run")
         if record["type"] != "plan" or schema != SCHEMA_VERSION:
             raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION}")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Mapping
+from datetime import UTC, date, datetime, timedelta
 from pathlib import Path
 
 from privlora.accounting import LedgerSummary, Plan
@@ -48,6 +49,10 @@ def keep_ledgers(
             found[name] = _right(name, given.get(name, ""), plan, shown(answered[name]))
         except PrivloraError as wrong:
             _log.warning("the ledger of %s is left out: %s", name, wrong)
+    runs = Counter(summary.run_id for summary in found.values())
+    for name in [name for name, summary in found.items() if runs[summary.run_id] > 1]:
+        _log.warning("the ledger of %s is left out: it is that of another client, too", name)
+        del found[name]
     most = most_released(found) if found else None
     missing = [name for name in federation.names if name not in found]
     least = max((shown(asked[name]) for name in missing), default=0)
@@ -115,10 +120,15 @@ def _right(name: str, text: str, plan: Plan, least: int) -> LedgerSummary:
     """Raises PrivloraError for a text that is not the ledger of a client which answered so often."""
     if len(text) > _FIRST + _LINE * (plan.steps + 1):
         raise RunError("it is longer than a ledger of this plan can be", fix="look at that client")
-    content = text.encode(errors="replace")
+    try:
+        content = text.encode()
+    except UnicodeError:
+        raise RunError("it holds half a character", fix="look at that client") from None
     summary, _, size = parse_ledger(Path(name), content)
     if size < len(content):  # it is published as it is given
         raise RunError("something lies behind its last whole line", fix="look at that client")
+    if date.fromisoformat(summary.created) > datetime.now(UTC).date() + timedelta(days=1):
+        raise PrivacyError("it is of a day to come", fix="look at that client's clock")
     if not alike(summary.plan.to_dict(), plan.to_dict()):
         raise PrivacyError("it is of another plan than was agreed on", fix="look at that client")
     if not summary.closed:
