@@ -3,6 +3,7 @@ together may learn."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -51,6 +52,8 @@ def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
     for word in _words({**facts, "noise_by": None}):
         if word not in known:
             raise PrivacyError(f"the report's federation says {named(word)}, which is no client and no rule")
+    if facts["ring_bits"] not in ((32, 64) if secure else (None,)):
+        raise PrivacyError("the report names a ring that no secure sum has")
     again = {
         **facts,
         "noise_by": by,
@@ -146,14 +149,7 @@ def check_clients(report: Report, books: Mapping[str, Book], stated: Book) -> No
     if of_all and (of not in books or books[of].head != stated.head):
         raise PrivacyError(f"{LEDGER} is not that of {named(of)}")
     plan, owners, charges = stated.summary.plan.to_dict(), dict[str, str](), stated.summary.charges
-    a_round = 1 if stated.summary.plan.unit == "client" else min(_local_steps(federation))
-    for row in federation["clients"] if of_all else ():
-        # Without a ledger it may have released whenever it was asked.
-        own = books.get(row["name"])
-        rounds, shown = ("rounds_asked", charges) if own is None else ("rounds_answered", own.summary.charges)
-        if (row[rounds] or 0) * a_round > shown:
-            whose = "the stated" if own is None else "its"
-            raise PrivacyError(f"{named(row['name'])} took part in more rounds than {whose} ledger has")
+    _refuse_other_rounds(federation, books, stated.summary)
     for name, file in ledgers_of_clients(report).items():
         if name not in books:
             continue
@@ -170,9 +166,51 @@ def check_clients(report: Report, books: Mapping[str, Book], stated: Book) -> No
     refuse_other(federation["clients"], rows, "the report", "by the ledgers it is", "clients")
 
 
-def _local_steps(federation: Mapping[str, Any]) -> list[int]:
-    """In a round of each of its phases."""
-    return [kind["local_steps"] for kind in federation.get("phases", [federation])]
+def _refuse_other_rounds(
+    federation: Mapping[str, Any], books: Mapping[str, Book], stated: LedgerSummary
+) -> None:
+    """Raise PrivacyError where what the report says of its rounds contradicts itself, or the ledgers."""
+    rounds, rows, log = federation["rounds"], federation["clients"], federation["rounds"]["log"]
+    parts = [(row["rounds_asked"], row["rounds_answered"]) for row in rows]
+    begun = rounds["done"] + rounds["void"]
+    if federation["noise_by"] == "server":  # whom it drew is nowhere
+        right, least = not log and {*parts} <= {(None, None)}, rounds["done"]
+        if not (right and rounds["void"] >= 0 and begun <= rounds["planned"] and least <= stated.charges):
+            raise PrivacyError("the report's rounds are not those of the server's ledger")
+        return
+    dropped = Counter(name for one in log for name in one["dropped"])
+    sums = (sum(one["asked"] for one in log), sum(one["answered"] for one in log))
+    if not (
+        begun == len(log) <= rounds["planned"]
+        and [one["round"] for one in log] == list(range(1, begun + 1))
+        and rounds["void"] == sum(one["void"] for one in log)
+        and all(0 <= answered <= asked <= begun for asked, answered in parts)
+        and all(row["rounds_answered"] + dropped[row["name"]] <= row["rounds_asked"] for row in rows)
+        and sums == (sum(asked for asked, _ in parts), sum(answered for _, answered in parts))
+    ):
+        raise PrivacyError(
+            "what the report says of its rounds and of its clients' part in them does not agree"
+        )
+    for row in rows:
+        # Without a ledger it may have released whenever it was asked.
+        own = books.get(row["name"])
+        took, shown = row["rounds_asked"], stated.charges
+        if own is not None:
+            took, shown = row["rounds_answered"], own.summary.charges
+        if _least_releases(federation, took, whole=stated.plan.unit == "client") > shown:
+            whose = "the stated" if own is None else "its"
+            raise PrivacyError(f"{named(row['name'])} took part in more rounds than {whose} ledger has")
+
+
+def _least_releases(federation: Mapping[str, Any], rounds: int, *, whole: bool) -> int:
+    """Of a client in so many rounds, those with the fewest local steps. whole: whether it is hidden as a whole."""
+    if whole:
+        return rounds
+    found, one_kind = 0, [{**federation, "rounds": rounds}]
+    for kind in sorted(federation.get("phases", one_kind), key=itemgetter("local_steps")):
+        count = min(rounds, kind["rounds"])
+        found, rounds = found + count * kind["local_steps"], rounds - count
+    return found
 
 
 def refuse_other(said: object, true: object, whose: str, by: str, name: str = "") -> None:
