@@ -125,7 +125,7 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
         "method 'dp-zo' cannot clip as clipping='per-module' does",
         "method.relative_rate=true cannot be used",
         "callbacks is of type int",
-        "observer is of type int, without a method on_step",
+        "observer is no Observer",
         "tokenizer is of type str, and no tokenizer",
     ):
         assert words in str(error)

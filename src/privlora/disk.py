@@ -93,7 +93,11 @@ def copy_plain(source: Path, target: Path, most: int) -> None:
         if found.st_size > most:
             raise TooLargeError(errno.EFBIG, "is too large", str(source))
         with open(target, "xb", opener=lambda name, flags: os.open(name, flags, 0o600)) as copied:
-            shutil.copyfileobj(file, copied)
+            try:
+                shutil.copyfileobj(file, copied)
+            except OSError:  # nothing takes a part of it for all
+                target.unlink(missing_ok=True)
+                raise
 
 
 def _to_look_at(name: str, flags: int) -> int:

@@ -97,7 +97,7 @@ def train_and_publish(
     settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
 ) -> Result:
     """All of a run in its first process; the others of ``ranks`` take their share of every batch."""
-    observer = given.observer or Observer()
+    observer = Observer() if given.observer is None else given.observer
     begins = observer.on_phase
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)

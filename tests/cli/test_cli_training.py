@@ -349,15 +349,22 @@ def test_evaluations_are_shown_and_kept(finished: Path) -> None:
 
 
 def test_a_start_that_failed_makes_room_for_mended_settings(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    model: Path,
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.syspath_prepend(str(folder))
+    (folder / "writers_here.py").write_text("def none(prompts): return []\n")
     public = write_records(folder / "public.jsonl", 12, first=200)
-    texts = {"generator": "file", "file": str(public), "seeds": 20, "variations": 0}
+    texts = {"generator": "callable", "callable": "writers_here:none", "seeds": 6, "variations": 0}
     config = write_config(folder, run_settings(model, folder, method={"name": "span-prism"}, synthesis=texts))
     failed = call(capsys, "train", config)
-    check(failed, "synthesis.file has 12 different texts")
+    check(failed, "it returned 0 texts instead of 6")
     assert read_ledger(folder / "run/release/ledger.jsonl").charges == 0
-    mended = call(capsys, "train", config, "synthesis.seeds=6")
+    of_file = ["synthesis.generator=file", f"synthesis.file={public}", "synthesis.callable=null"]
+    mended = call(capsys, "train", config, *of_file)
     assert mended.code == 0, mended.err
     assert f"{folder / 'run'}: an earlier start failed there before anything was charged" in caplog.text
-    check(call(capsys, "train", config, "synthesis.seeds=5"), "holds a run already, and that is finished")
+    check(call(capsys, "train", config, *of_file), "holds a run already, and that is finished")

@@ -21,8 +21,8 @@ from privlora.adapters.peft_files import CONFIG_NAME, WEIGHTS_NAME
 from privlora.api import resume_run
 from privlora.demo import private_records
 from privlora.errors import PrivacyError, PrivloraError, RunError
-from privlora.reporting import publication, pushing, rewrite_report
-from privlora.reporting.publication import check_statement
+from privlora.reporting import publication, pushing, rewrite_report, verifying
+from privlora.reporting.publication import check_statement, stated
 from privlora.reporting.pushing import checked, push
 from privlora.reporting.seals import PAGES, sealed
 from privlora.reporting.statement import evaluation_rows
@@ -352,3 +352,14 @@ def test_a_damaged_report_is_one_clear_error(content: bytes, run: RunFolder) -> 
     run.report.write_bytes(content)
     with pytest.raises(PrivloraError):
         push(run, "me/notes", base_model=BASE, dry_run=True)
+
+
+def test_a_closed_ledger_has_all_releases_of_its_run(run: RunFolder, tmp_path: Path) -> None:
+    whole, report = read_ledger(run.ledger), json.loads(run.report.read_text())
+    verifying._again(report, stated(whole), whole)
+    with Ledger.create(tmp_path / "cut.jsonl", whole.plan) as ledger:
+        ledger.charge(whole.plan.event_of(1))
+        ledger.finish()
+    cut = read_ledger(tmp_path / "cut.jsonl")
+    with pytest.raises(PrivacyError, match="has not all the releases of a run in one place"):
+        verifying._again(report, stated(cut), cut)

@@ -22,6 +22,7 @@ from privlora.reporting.annex import Book, read_book
 from privlora.reporting.seals import text_of, with_files
 from privlora.reporting.verifying import Verified, verify
 from privlora.reporting.verifying_clients import (
+    _least_releases,
     _of_a_client,
     check_clients,
     federation_again,
@@ -118,6 +119,13 @@ def test_who_gave_no_ledger_released_no_more_than_is_stated(books: dict[str, Boo
     cut = {"west": _book(tmp_path / "cut.jsonl", 2)}
     with pytest.raises(PrivacyError, match="'east' took part in more rounds than the stated ledger has"):
         check_clients(_report({**cut, "east": None}, "west"), cut, cut["west"])
+
+
+def test_releases_of_rounds_are_counted_from_the_cheapest_on() -> None:
+    kinds = {"phases": [{"rounds": 2, "local_steps": 10}, {"rounds": 2, "local_steps": 1}]}
+    assert [_least_releases(kinds, rounds, whole=False) for rounds in range(5)] == [0, 1, 2, 12, 22]
+    assert _least_releases({"local_steps": 3}, 2, whole=False) == 6
+    assert _least_releases(kinds, 4, whole=True) == 4
 
 
 @pytest.mark.parametrize(

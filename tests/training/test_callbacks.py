@@ -263,12 +263,28 @@ SETTINGS = settings_from(
 )
 
 
-def test_an_observer_is_one_by_its_class() -> None:
+def test_an_observer_is_one_by_its_class_and_can_be_called() -> None:
     refuse_no_observer(None)
     refuse_no_observer(Observer())
     for wrong in (print, object(), Observer, lambda event: None):
-        with pytest.raises(ConfigError, match="observer is no"):
+        with pytest.raises(ConfigError, match="observer is no Observer"):
             refuse_no_observer(wrong)
+
+    class Short(Observer):
+        def on_step(self) -> None: ...  # type: ignore[override]
+
+    with pytest.raises(ConfigError, match=r"observer\.on_step takes other arguments"):
+        refuse_no_observer(Short())
+
+
+def test_an_empty_observer_is_one(bench: Bench, tmp_path: Path) -> None:
+    class Steps(Observer, list[int]):
+        def on_step(self, report: StepReport) -> None:
+            self.append(report.step)
+
+    heard = Steps()
+    tune(bench, tmp_path / "run", observer=heard)
+    assert heard == list(range(1, PRIVACY["steps"] + 1))
 
 
 def test_a_wrong_observer_is_refused_before_anything(tmp_path: Path) -> None:

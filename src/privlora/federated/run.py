@@ -58,6 +58,7 @@ from privlora.training.identity import (
 from privlora.training.inputs import Data, load_clients, tokenise
 from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import unchanged_afterwards
+from privlora.training.observer import refuse_no_observer
 
 _log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ def _serve(
         history,
         plan=plan,
         evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
-        observer=observer or RoundObserver(),
+        observer=RoundObserver() if observer is None else observer,
     )
     ledgers = _to_the_end(rounds, own)
     released = None if own is None else read_ledger(folder.ledger)
@@ -205,7 +206,8 @@ def federate(
 
     Raises PrivloraError subclasses that say what to mend; everything that can be refused is, before there is a folder.
     """
-    observer = observer or RoundObserver()
+    refuse_no_observer(observer, RoundObserver)
+    observer = RoundObserver() if observer is None else observer
     observer.on_phase("loading the model, and reading the clients' records", None, None)
     here = prepare(settings, model, tokenizer, records=records, evaluation=evaluation, fresh=fresh)
     loaded, tokenizer, settings = here.workplace.loaded

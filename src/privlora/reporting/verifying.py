@@ -259,9 +259,9 @@ class _Verification:
 
     def _files(self) -> str:
         known = [path.name for path in self.folder.release.iterdir() if belongs(path.name, self.report)]
+        self.names = tuple(sorted(known))
         for name in known:
             self._copy(name)
-        self.names = tuple(sorted(known))
         files_of(self.folder, self.report, beside=_OF_HUBS)
         held = [name for name in self.names if name not in MADE_ANEW]
         refuse_altered(self.folder, self.report, digests(self.copied.release, held))
@@ -451,8 +451,10 @@ def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerS
         raise PrivacyError("the report's noise has other bands than that of the ledger")
     adaptive = noise["clip_quantile"] is not None
     found["noise"] = {**noise, **noise_facts(plan, adaptive=adaptive, coefficients=bands)}
-    if "federation" not in report and report["method"]["steps"] > plan.steps:
-        raise PrivacyError("the report names more steps than the ledger has releases")
+    if "federation" not in report and not report["method"]["steps"] <= plan.steps == summary.charges:
+        raise PrivacyError(
+            "the ledger has not all the releases of a run in one place, which ends with the last one"
+        )
     if plan.unit == "client" and not plan.method.startswith(rule):
         raise PrivacyError("the report names another rule than the ledger")
     found["target_epsilon"] = plan.target_epsilon

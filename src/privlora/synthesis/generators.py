@@ -258,7 +258,7 @@ def checked_texts(answer: object, count: int) -> list[str]:
     if not isinstance(answer, list | tuple):
         raise GeneratorError(f"it returned {article(type(answer).__name__)}, not a list of texts", fix=fix)
     if len(answer) != count:
-        raise GeneratorError(f"it returned {len(answer)} texts in the place of {count}", fix=fix)
+        raise GeneratorError(f"it returned {len(answer)} texts instead of {count}", fix=fix)
     for number, text in enumerate(answer, start=1):
         if not isinstance(text, str):
             raise GeneratorError(

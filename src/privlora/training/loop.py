@@ -73,7 +73,7 @@ def train(
     """
     privacy, run = parts.settings.privacy, parts.settings.run
     ranks = ranks or OneProcess()
-    run_id, observer = NO_RUN, observer or Observer()
+    run_id, observer = NO_RUN, Observer() if observer is None else observer
     if parts.texts is not None:
         parts.texts.tell, parts.texts.warn = observer.on_public_work, observer.on_warning
     if ledger is not None:

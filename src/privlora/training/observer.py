@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from inspect import signature
+from typing import Any, Final
 
 from privlora.accounting import Plan
 from privlora.config import Settings
@@ -53,11 +54,19 @@ class Observer:
         """Something is odd that does not stop the run, such as public texts that are copies."""
 
 
-def refuse_no_observer(observer: Any) -> None:
-    """Raise ConfigError, before anything is charged, for what is no `Observer`."""
-    if observer is not None and not isinstance(observer, Observer):
-        raise ConfigError(
-            "observer is no privlora.training.observer.Observer",
-            why="it would fail after a step that is charged",
-            fix="derive its class from that one, or give callbacks=[a function]",
-        )
+def refuse_no_observer(observer: Any, kind: type = Observer) -> None:
+    """Raise ConfigError, before anything is charged, for what is no ``kind``, or has a method that cannot be called."""
+    if observer is None:
+        return
+    fix = f"derive its class from {kind.__module__}.{kind.__name__}"
+    if not isinstance(observer, kind):
+        raise ConfigError(f"observer is no {kind.__name__}", why=_WHY, fix=fix)
+    for name, method in vars(kind).items():
+        if name.startswith("on_"):
+            try:
+                signature(getattr(observer, name)).bind(*[None] * (len(signature(method).parameters) - 1))
+            except TypeError:
+                raise ConfigError(f"observer.{name} takes other arguments", why=_WHY, fix=fix) from None
+
+
+_WHY: Final = "it would fail after a step that is charged"
