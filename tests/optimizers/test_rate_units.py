@@ -356,7 +356,7 @@ def test_a_run_keeps_its_unit(name: str, tmp_path: Path) -> None:
     assert (report["method"]["relative_rate"], report["method"]["learning_rate"]) == (True, 0.02)
     assert (
         "Learning rate",
-        "0.02 (relative), constant, 0 steps of warm-up",
+        "0.02 of the frozen weights' norms, constant, 0 steps of warm-up",
     ) in method_table(report)
 
 
