@@ -34,7 +34,7 @@ from privlora.federated.plans import (
     server_plan,
     with_local_method,
 )
-from privlora.federated.rules import Tensors
+from privlora.federated.rules import Asked, Tensors
 from privlora.federated.run import server_of
 from privlora.federated.server import Server
 from privlora.federated.session import Session
@@ -375,7 +375,7 @@ def _rounds_alike(settings: Settings, server: Server) -> bool:
     if rule.memory or len(rule.stages) > 1:
         return False
     sent = server.tensors("train")
-    one, other = (rule.begin(number, sent, {}, chosen) for number in (1, 3))
+    one, other = (rule.begin(Asked(number, sent, {}, chosen)) for number in (1, 3))
     return all(torch.equal(tensor, other.state[name]) for name, tensor in one.state.items())
 
 

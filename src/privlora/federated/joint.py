@@ -15,7 +15,6 @@ from torch import Tensor
 
 from privlora.accounting import Plan
 from privlora.config import Settings
-from privlora.federated.broadcast import refuse_foreign
 from privlora.federated.local import (
     TOGETHER,
     Job,
@@ -30,6 +29,7 @@ from privlora.federated.messages import SUM
 from privlora.federated.payload import lattice_of
 from privlora.federated.plans import federation_of, plan_in, resolved, round_settings
 from privlora.federated.rules import Tensors
+from privlora.federated.rules.checks import refuse_foreign
 from privlora.federated.server import Server
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import Layout, PlainSums, ShareMechanism, SumMechanism

@@ -15,7 +15,6 @@ from privlora.accounting import Ledger
 from privlora.config import FederationSettings, Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.errors import ConfigError, PrivacyError, RunError
-from privlora.federated.broadcast import broadcast_shapes, refuse_foreign
 from privlora.federated.desk import Desk, read_terms
 from privlora.federated.fields import REQUESTS
 from privlora.federated.messages import SUM, TRAINING, Reply, Request, refuse_unlisted
@@ -33,8 +32,9 @@ from privlora.federated.plans import (
     with_local_method,
 )
 from privlora.federated.readiness import refuse_missing_model, refuse_missing_records, warn_of_unreadable
-from privlora.federated.rules import Tensors
+from privlora.federated.rules import Asked, Tensors
 from privlora.federated.rules.base import Sizes
+from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
 from privlora.federated.schedule import timetable
 from privlora.federated.secure import Message, Participant, Phase
 from privlora.federated.secure import Turn as Which
@@ -130,9 +130,7 @@ class Session:
                 reach(ledger, self.federation, settings.privacy, request.round)
             beginning = None
             if not self.federation.joint:
-                beginning = rule_of(self.federation).begin(
-                    request.round, request.tensors, self.desk.kept("memory"), rule_settings(settings)
-                )
+                beginning = rule_of(self.federation).begin(self._asked_by_rule(request))
             seed = settings.privacy.insecure_noise_seed
             if seed is not None:
                 seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
@@ -198,17 +196,13 @@ class Session:
 
     def by_rule(self, request: Request, end: Mapping[str, Tensor], travelled: float) -> Tensors:
         """The rule's answer; what it keeps for later is at the desk before anything leaves."""
-        answer, kept = rule_of(self.federation).answer(
-            request.kind,
-            request.round,
-            request.tensors,
-            end,
-            self.desk.kept("memory"),
-            rule_settings(self.settings),
-            travelled=travelled,
-        )
+        rule, asked = rule_of(self.federation), self._asked_by_rule(request)
+        answer, kept = rule.answer(request.kind, asked, end, travelled)
         self.desk.keep("memory", kept)
         return answer
+
+    def _asked_by_rule(self, request: Request) -> Asked:
+        return Asked(request.round, request.tensors, self.desk.kept("memory"), rule_settings(self.settings))
 
     def no_update(self, request: Request) -> Tensors:
         """An answer of zeros, whatever the rule would make of a client that has not moved."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privlora.federated.rules import RULES, Pairs, Rule, RuleSettings, Tensors
+from privlora.federated.rules import RULES, Asked, Pairs, Rule, RuleSettings, Tensors
 from privlora.geometry.fixed_rank import Point, project_dense
 
 GROUPS = [(2, 12, 10), (1, 9, 13)]
@@ -51,7 +51,7 @@ class Client:
     def train(
         self, rule: type[Rule], number: int, sent: Tensors, settings: RuleSettings
     ) -> tuple[Tensors, float]:
-        begin = rule.begin(number, sent, self.kept, settings)
+        begin = rule.begin(Asked(number, sent, self.kept, settings))
         trains = rule.trains(number, settings)
         end: Tensors = {}
         self.updates = []

@@ -24,7 +24,7 @@ from rule_cases import (
 )
 
 from privlora.errors import ConfigError, RunError
-from privlora.federated.rules import RULES, Rule, RuleSettings, rule_named
+from privlora.federated.rules import RULES, Asked, Rule, RuleSettings, rule_named
 
 WEIGHTS = (1.0, 2.5, 0.5)
 CUTS = ("flexlora", "fedask")  # keep no more than the best rank r of the mean
@@ -227,7 +227,7 @@ def test_a_client_may_train_in_place(name: str) -> None:
     play(rule, clients, [1, 2])
     sent, kept = rule.broadcast("train"), clients[0].kept
     copies = [{k: t.clone() for k, t in part.items()} for part in (sent, kept)]
-    for tensor in kind.begin(3, sent, kept, rule.settings).state.values():
+    for tensor in kind.begin(Asked(3, sent, kept, rule.settings)).state.values():
         tensor.add_(1.0)
     assert all(largest_difference(a, b) == 0 for a, b in zip((sent, kept), copies, strict=True))
 

@@ -5,7 +5,7 @@ from typing import Final
 
 from privlora.config.federation import RULES as PLACES
 from privlora.errors import ConfigError, nearest
-from privlora.federated.rules.base import Beginning, Mean, Pairs, Rule, RuleSettings, Tensors, Trains
+from privlora.federated.rules.base import Asked, Beginning, Mean, Pairs, Rule, RuleSettings, Tensors, Trains
 from privlora.federated.rules.checks import expected, refuse_unfit
 
 
@@ -27,6 +27,7 @@ def rule_named(name: str) -> type[Rule]:
 
 __all__ = [
     "RULES",
+    "Asked",
     "Beginning",
     "Mean",
     "Pairs",

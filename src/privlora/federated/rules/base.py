@@ -30,8 +30,13 @@ Pairs = list[tuple[Tensor, Tensor]]
 Sizes = tuple[int, int, int]
 """(L, m, n) of a group: L modules whose weights are m x n."""
 
+Groups = Sequence[Sizes]
+
 Shapes = dict[str, tuple[int, ...]]
 """Names and shapes of a message's tensors."""
+
+Both = tuple[Shapes, Shapes]
+"""What a client is sent, and what it answers."""
 
 Trains = Literal["both", "left", "right", "tangent"]
 """What a client moves: both factors; one with the other frozen; or tangent coordinates (M, Up, Vp) at a fixed base."""
@@ -53,6 +58,17 @@ class RuleSettings:
     private: bool = True
     seed: int = 0
     participation: float = 1.0
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a client has at hand in a stage of round ``number``: what it was sent, and what it keeps of earlier rounds
+    and stages (nothing in its first round)."""
+
+    number: int
+    sent: Mapping[str, Tensor]
+    kept: Mapping[str, Tensor]
+    settings: RuleSettings
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +109,7 @@ class Rule(ABC):
     common: ClassVar[bool] = True
     fixed_rank: ClassVar[bool] = True
     pull: float = 0.0
-    groups: Sequence[Sizes]
+    groups: Groups
     settings: RuleSettings
 
     @abstractmethod
@@ -116,8 +132,8 @@ class Rule(ABC):
     @classmethod
     @abstractmethod
     def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
         """What a client is sent in a stage of round ``number``, and what it answers, for a start whose left is zero.
 
         clients: how many answered in each round before; only broadcasts of rules with an offset depend on it.
@@ -125,7 +141,7 @@ class Rule(ABC):
 
     @classmethod
     def message_sizes(
-        cls, groups: Sequence[Sizes], settings: RuleSettings, number: int = 1, clients: int = 1
+        cls, groups: Groups, settings: RuleSettings, number: int = 1, clients: int = 1
     ) -> tuple[float, float]:
         """Numbers that one client is sent, and that it answers, in all stages of round ``number``."""
         down = up = 0
@@ -165,23 +181,13 @@ class Rule(ABC):
 
     @classmethod
     @abstractmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        """Where training begins, from what was sent and what this client keeps (empty in its first round)."""
+    def begin(cls, asked: Asked) -> Beginning:
+        """Where training begins."""
 
     @classmethod
     @abstractmethod
     def answer(
-        cls,
-        stage: str,
-        number: int,
-        sent: Mapping[str, Tensor],
-        end: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        settings: RuleSettings,
-        *,
-        travelled: float = 0.0,
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
     ) -> tuple[Tensors, Tensors]:
         """What the client answers, and what it keeps from now on.
 

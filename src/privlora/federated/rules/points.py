@@ -12,13 +12,22 @@ from typing import ClassVar
 from torch import Tensor
 
 from privlora.federated.rules.algebra import canonical, check_rank, thin
-from privlora.federated.rules.base import Beginning, Mean, Pairs, RuleSettings, Shapes, Sizes, Tensors, Trains
+from privlora.federated.rules.base import (
+    Asked,
+    Beginning,
+    Both,
+    Groups,
+    Pairs,
+    RuleSettings,
+    Shapes,
+    Tensors,
+    Trains,
+)
 from privlora.federated.rules.factors import (
     SIDES,
     FactorRule,
     StateRule,
     copied,
-    differences,
     factor_shapes,
     groups_of,
 )
@@ -56,10 +65,6 @@ class FedSvd(FactorRule):
 class PointRule(StateRule):
     """The state is U (L, m, R), S (L, R), V (L, n, R) of each group; clients see the r leading triplets."""
 
-    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
-        super().__init__(start, settings)
-        self._mean = Mean()
-
     def _started(self, start: Pairs) -> Tensors:
         points = [canonical(left, right, self.settings.seed) for left, right in start]
         return _named([self._kept(point) for point in points])
@@ -71,9 +76,6 @@ class PointRule(StateRule):
     def _kept(self, point: Point) -> Point:
         """A point with room for what the server keeps beside it."""
         return point
-
-    def add(self, stage: str, message: Tensors, weight: float) -> None:
-        self._mean.add(message, weight)
 
     def close(self, stage: str) -> None:
         mean = self._mean.take()
@@ -109,8 +111,8 @@ class Alt(PointRule):
 
     @classmethod
     def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
         sides = SIDES[cls.trains(number, settings)]
         return point_shapes(groups, settings.rank), factor_shapes(groups, settings.rank, sides)
 
@@ -123,31 +125,14 @@ class Alt(PointRule):
         return canonical(*pair, self.settings.seed)
 
     @classmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        scaled = "U" if cls.trains(number, settings) == "left" else "V"
-        state = {}
+    def begin(cls, asked: Asked) -> Beginning:
+        sent, state = asked.sent, {}
+        scaled = "U" if cls.trains(asked.number, asked.settings) == "left" else "V"
         for g in groups_of(sent):
             for side, part in zip(SIDES["both"], "UV", strict=True):
                 basis = sent[f"{g}.{part}"]
                 state[f"{g}.{side}"] = basis * sent[f"{g}.S"][:, None, :] if part == scaled else basis.clone()
         return Beginning(state=state)
-
-    @classmethod
-    def answer(
-        cls,
-        stage: str,
-        number: int,
-        sent: Mapping[str, Tensor],
-        end: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        settings: RuleSettings,
-        *,
-        travelled: float = 0.0,
-    ) -> tuple[Tensors, Tensors]:
-        start = cls.begin(number, sent, {}, settings).state
-        return differences(start, end, SIDES[cls.trains(number, settings)]), {}
 
 
 class Tan(PointRule):
@@ -164,14 +149,12 @@ class Tan(PointRule):
     )
     reference = "PRISM's tangent space with its base fixed for a round; Vandereycken 2013 for the coordinates"
 
-    @classmethod
-    def trains(cls, number: int, settings: RuleSettings) -> Trains:
-        return "tangent"
+    _trains: ClassVar[Trains] = "tangent"
 
     @classmethod
     def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
         r = settings.rank
         up: Shapes = {}
         for g, (L, m, n) in enumerate(groups):
@@ -186,21 +169,13 @@ class Tan(PointRule):
 
     @classmethod
     def answer(
-        cls,
-        stage: str,
-        number: int,
-        sent: Mapping[str, Tensor],
-        end: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        settings: RuleSettings,
-        *,
-        travelled: float = 0.0,
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
     ) -> tuple[Tensors, Tensors]:
-        names = (f"{g}.{part}" for g in groups_of(sent) for part in _TANGENT)
+        names = (f"{g}.{part}" for g in groups_of(asked.sent) for part in _TANGENT)
         return copied({name: end[name] for name in names}), {}
 
 
-def point_shapes(groups: Sequence[Sizes], rank: int) -> Shapes:
+def point_shapes(groups: Groups, rank: int) -> Shapes:
     """Of "<g>.U" (L, m, rank), "<g>.S" (L, rank) and "<g>.V" (L, n, rank)."""
     found: Shapes = {}
     for g, (L, m, n) in enumerate(groups):
