@@ -16,14 +16,21 @@ from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon
 from privlora.config import FederationSettings, Settings, settings_from
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.federated.facts import keep_ledgers
 from privlora.federated.history import History, RoundObserver
-from privlora.federated.ledgers import keep_ledgers
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import rates
 from privlora.federated.messages import REFUSED, Request
-from privlora.federated.phases import charged_after, reach, span_of
-from privlora.federated.plans import client_plan, client_settings, public_settings, server_plan
-from privlora.federated.schedule import timetable
+from privlora.federated.plans import (
+    charged_after,
+    client_plan,
+    client_settings,
+    public_settings,
+    reach,
+    server_plan,
+    span_of,
+    timetable,
+)
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, SumMechanism
 from privlora.stacked import Team
 from privlora.training.promise import ADJACENCY

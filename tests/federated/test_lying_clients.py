@@ -18,8 +18,8 @@ from test_lying_servers import between
 
 from privlora.accounting import Ledger, read_ledger
 from privlora.errors import PrivloraError, RunError
+from privlora.federated.facts import keep_ledgers
 from privlora.federated.history import History
-from privlora.federated.ledgers import keep_ledgers
 from privlora.federated.messages import Reply
 from privlora.federated.plans import client_plan, with_local_method
 from privlora.training.files import RunFolder

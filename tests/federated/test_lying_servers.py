@@ -22,9 +22,8 @@ from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import KINDS, Request
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.reading import own_data
 from privlora.federated.rules.checks import refuse_foreign
-from privlora.federated.workplace import Workplace
+from privlora.federated.workplace import Workplace, own_data
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 

@@ -22,7 +22,7 @@ from privlora.auditing.loud_records import Mark, loud, opposites
 from privlora.config import AT_CLIENTS, Settings, settings_from
 from privlora.config.federation import JOINT
 from privlora.errors import ConfigError, RunError
-from privlora.federated.client import Client, answer_all
+from privlora.federated.client import Client, Session, answer_all
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Reply, Request
 from privlora.federated.plans import (
@@ -34,11 +34,10 @@ from privlora.federated.plans import (
     server_plan,
     with_local_method,
 )
+from privlora.federated.rounds import Turn, roster_of
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.run import server_of
 from privlora.federated.server import Server
-from privlora.federated.session import Session
-from privlora.federated.turn import Turn, roster_of
 from privlora.federated.workplace import Workplace
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.inputs import tokenise

@@ -1,24 +1,46 @@
-"""What each client of a federation will release, and with which local method."""
+"""What follows from a federation's settings: who trains when and with which local method, what each client will
+release, where its releases stand in its ledger, and what distributed noise is worth, and to whom.
+
+A ledger charges its plan's phases in their order. A client that missed rounds of an earlier phase has releases of it
+left, which are of no use in a later one. Before it trains there they are charged and not made: so a ledger may show
+more than was released, never less.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from math import ceil, prod, sqrt
+from typing import Any, Final
 
 import torch
 
-from privlora.accounting import Plan
+from privlora.accounting import Adjacency, Ledger, Plan, epsilon
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.config import AT_CLIENTS, ClientSettings, FederationSettings, RunSettings, Settings
-from privlora.config.federation import JOINT
+from privlora.config import (
+    AT_CLIENTS,
+    ClientSettings,
+    FederationSettings,
+    PhaseSettings,
+    PrivacySettings,
+    RunSettings,
+    Settings,
+)
+from privlora.config.federation import JOINT, colluding_counts, honest_left
 from privlora.config.one_place import METRIC_AND_RULE
-from privlora.errors import ConfigError, named, nearest
+from privlora.data.sampling import PoissonSampler
+from privlora.errors import ConfigError, PrivacyError, named, nearest
 from privlora.federated.messages import SUM
-from privlora.federated.phases import privacy_of, span_of
 from privlora.federated.rules import RULES, Rule, RuleSettings
+from privlora.mechanisms import Lattice, lattice_for
 from privlora.methods import METHODS, Hyperparameters, Method, find_method
 from privlora.names import published_name
+from privlora.pages.numbers import finite
+from privlora.randomness import counter_generator
 from privlora.training.promise import ADJACENCY, plan_privacy
 
 _DEFAULTS = {"both": "dp-adamw", "left": "ffa", "right": "ffa", "tangent": "prism"}
@@ -311,3 +333,188 @@ def _moved(rule: type[Rule], chosen: RuleSettings) -> str:
         "right": "one factor",
         "tangent": "tangent coordinates at a fixed base",
     }[rule.trains(1, chosen)]
+
+
+def privacy_of(privacy: PrivacySettings, kind: PhaseSettings) -> PrivacySettings:
+    """Of all clients together in rounds of one kind: their batch b, and q = b / N."""
+    b = kind.expected_batch_size
+    if b is None:
+        return privacy
+    rate = None if privacy.public_dataset_size is not None else b / privacy.n
+    return privacy.model_copy(update={"expected_batch_size": b, "sample_rate": rate})
+
+
+def charges_a_round(federation: FederationSettings, number: int) -> int:
+    """How many releases a client's ledger is charged for in round ``number``."""
+    return 1 if federation.privacy_model == "client" else federation.kind_of(number).local_steps
+
+
+@dataclass(frozen=True)
+class Span:
+    """Releases number ``start`` + 1 to ``end`` of a client's ledger, which are of one event."""
+
+    start: int
+    end: int
+
+
+def span_of(federation: FederationSettings, privacy: PrivacySettings, number: int) -> Span:
+    """Where the releases of round ``number`` stand. Neighbouring phases of one batch size are one, as in the plan."""
+    return _spans(federation, privacy)[federation.place_of(number)]
+
+
+def _spans(federation: FederationSettings, privacy: PrivacySettings) -> list[Span]:
+    """Of each phase."""
+    if federation.privacy_model == "client":
+        return [Span(0, federation.participations)] * len(federation.kinds)
+    rates = [privacy_of(privacy, kind).q for kind in federation.kinds]
+    spans: list[Span] = []
+    start = 0
+    for _, run in groupby(zip(rates, federation.steps_of_a_client, strict=True), key=lambda pair: pair[0]):
+        counts = [count for _, count in run]
+        spans += [Span(start, start + sum(counts))] * len(counts)
+        start += sum(counts)
+    return spans
+
+
+def charged_after(federation: FederationSettings, privacy: PrivacySettings, rounds: Iterable[int]) -> int:
+    """What a client's ledger shows after it has trained in these rounds, which rise; more than is planned where they
+    are more than the timetable's."""
+    firsts = federation.first_rounds
+    phases = [
+        (span.start, charges_a_round(federation, first))
+        for span, first in zip(_spans(federation, privacy), firsts, strict=True)
+    ]
+    done = 0
+    for number in rounds:
+        start, charges = phases[bisect(firsts, number) - 1]
+        done = max(done, start) + charges
+    return done
+
+
+def reach(ledger: Ledger, federation: FederationSettings, privacy: PrivacySettings, number: int) -> None:
+    """Charge what is left of earlier phases, which nothing will be released for, so that round ``number`` is next.
+
+    Raises PrivacyError if its phase has fewer releases left than the round takes; then nothing is charged.
+    """
+    span, takes = span_of(federation, privacy, number), charges_a_round(federation, number)
+    left = span.end - max(span.start, ledger.charges)
+    if left < takes:
+        raise PrivacyError(
+            f"the budget has {max(0, left)} releases left, and a round takes {takes}",
+            why="more releases than planned would exceed the stated epsilon",
+            fix="end the federation; the next one can plan more rounds",
+        )
+    for step in range(ledger.charges + 1, span.start + 1):
+        ledger.charge(ledger.plan.event_of(step))
+
+
+@lru_cache(maxsize=4)
+def timetable(names: tuple[str, ...], per_round: int, rounds: int, seed: int) -> tuple[tuple[str, ...], ...]:
+    """All of ``participants``: by it a client knows when it may be asked, and together with whom."""
+    return tuple(map(tuple, participants(names, per_round, rounds, seed)))
+
+
+def participants(names: Sequence[str], per_round: int, rounds: int, seed: int) -> Iterator[list[str]]:
+    """The clients of rounds 1, 2, … in the order of ``names``: those that trained least so far, ties by a public draw.
+
+    No client is drawn more often than ceil(rounds * per_round / len(names)) times, and any two differ by one at most.
+    """
+    taken = dict.fromkeys(names, 0)
+    for number in range(1, rounds + 1):
+        draws = dict(zip(names, counter_generator(seed, stream=number).random(len(names)), strict=True))
+        chosen = set(sorted(names, key=lambda name: (taken[name], draws[name]))[:per_round])
+        for name in chosen:
+            taken[name] += 1
+        yield [name for name in names if name in chosen]
+
+
+def secret_participants(names: Sequence[str], sampler: PoissonSampler, rounds: int) -> Iterator[list[str]]:
+    """PRIVATE. The clients of each round in the order of ``names``, perhaps none: each joins by a coin of its own.
+
+    sampler: over the clients; what it states is what a trusted server's releases are charged with.
+    """
+    for _ in range(rounds):
+        yield [names[place] for place in sorted(sampler.draw())]
+
+
+ANY: Final[Mapping[str, tuple[int, ...]]] = {"sum": (1,)}
+"""An answer for where the model is not at hand. What is left of the noise does not depend on its size: rounding is
+calibrated away, and of the noise that covers it less than 1e-9 is."""
+
+
+def lattice_of(
+    federation: FederationSettings, plan: Plan | None, expected: Mapping[str, tuple[int, ...]] = ANY
+) -> Lattice | None:
+    """What the clients of a round round to where their noise is distributed, from public numbers; else None.
+
+    plan: of each client's ledger. expected: names and shapes of one client's answer. Raises ConfigError where no
+    lattice is fine enough.
+    """
+    if plan is None or not federation.distributed:
+        return None
+    return lattice_for(
+        clip_norm=plan.clip_norm,
+        noise_multiplier=plan.phases[-1][0].noise_multiplier,
+        expected_batch_size=plan.expected_batch_size,
+        entries=sum(prod(shape) for shape in expected.values()),
+        clients=federation.per_round,
+        survivors=federation.threshold,
+    )
+
+
+def lattices_of(
+    settings: Settings, plan: Plan | None, expected: Mapping[str, tuple[int, ...]] = ANY
+) -> list[Lattice]:
+    """``lattice_of`` each phase of rounds; none where clients share no noise."""
+    if plan is None:
+        return []
+    federation = federation_of(settings)
+    plans = (plan_in(settings, plan, number) for number in federation.first_rounds)
+    return [found for each in plans if (found := lattice_of(federation, each, expected)) is not None]
+
+
+def colluding(
+    federation: FederationSettings,
+    lattices: Sequence[Lattice],
+    plan: Plan | None,
+    events: Sequence[tuple[StepEvent, int]],
+) -> list[dict[str, Any]]:
+    """Epsilon of the same releases for c clients and a server that work together and take off their own noise, in the
+    smallest sum that they can open, for the c of `colluding_counts`.
+
+    lattices: of each phase. events: what was, or will be, charged. Rows have ``clients``, ``noise_multiplier`` (what is
+    left: sigma sqrt(`honest_left` / t)) and ``epsilon``; none where nobody knows a share, or nothing is promised.
+    """
+    if not lattices or plan is None or plan.insecure_noise:
+        return []
+    rows, n, t = [], federation.per_round, federation.threshold
+    for count in colluding_counts(n, t):
+        honest = honest_left(n, t, count)
+        # Phases differ in what rounding adds alone; the least noise bounds all of them.
+        left = min(
+            replace(lattice, survivors=honest).noise_multiplier(plan.clip_norm) for lattice in lattices
+        )
+        weaker = tuple((replace(event, noise_multiplier=left), number) for event, number in events)
+        found = epsilon_of(weaker, plan.delta, plan.adjacency)
+        rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})
+    return rows
+
+
+@lru_cache(maxsize=64)
+def epsilon_of(events: tuple[tuple[StepEvent, int], ...], delta: float, adjacency: Adjacency) -> float:
+    """It takes seconds, and a plan is asked for it several times."""
+    return epsilon(events, delta, adjacency=adjacency)
+
+
+def update_noise(federation: FederationSettings, plan: Plan | None, entries: int) -> dict[str, float] | None:
+    """Of the noise on the mean of whole clients' updates; None where clients are not the unit. to_clip_norm: its length
+    over C, the longest that the mean itself can be. clients_needed: in a round, for a ratio of 1 at the same sigma.
+
+    plan: of each client's ledger, or of a trusted server's. entries: d, of one client's update. Where t < K clients'
+    noise is counted on, a sum of all K has sqrt(K / t) times sigma.
+    """
+    if plan is None or federation.privacy_model != "client":
+        return None
+    shares = 1.0 if federation.trusted_server else federation.per_round / federation.threshold
+    length = plan.phases[-1][0].noise_multiplier * sqrt(entries * shares)
+    return {"to_clip_norm": length / federation.per_round, "clients_needed": ceil(length)}

@@ -11,14 +11,13 @@ from typing import Any, Final
 import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.config import Settings, kept_settings
-from privlora.data.records import load_records
-from privlora.errors import PrivacyError, RunError, Together
+from privlora.config import IN_MEMORY, ClientSettings, Settings, kept_settings
+from privlora.data.partition import cut
+from privlora.data.records import as_records, load_records
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, nearest
 from privlora.federated.client import Client, answer_all
-from privlora.federated.facts import federation_facts
-from privlora.federated.history import ROUNDS, History, RoundObserver, rounds_begun
-from privlora.federated.joint import JointServer
-from privlora.federated.ledgers import keep_ledgers, refuse_all_void
+from privlora.federated.facts import federation_facts, keep_ledgers, refuse_all_void
+from privlora.federated.history import ROUNDS, History, RoundObserver, refuse_used, rounds_begun
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import scale_of
 from privlora.federated.messages import Exchange, Reply, Request
@@ -33,9 +32,7 @@ from privlora.federated.plans import (
     with_local_method,
 )
 from privlora.federated.rounds import Rounds
-from privlora.federated.server import RuleServer, Server
-from privlora.federated.sources import Records, records_of, refuse_missing_sources
-from privlora.federated.used import refuse_used
+from privlora.federated.server import JointServer, RuleServer, Server
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.precision import own_context
@@ -55,7 +52,7 @@ from privlora.training.identity import (
     refuse_other_settings,
     refuse_others,
 )
-from privlora.training.inputs import Data, load_clients, tokenise
+from privlora.training.inputs import Data, check_sources, load_clients, tokenise
 from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import unchanged_afterwards
 
@@ -443,3 +440,79 @@ def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], Iterabl
     from privlora.federated.flower.grid import EmbeddedGrid, GridExchange
 
     return GridExchange(EmbeddedGrid(names, answer), timeout=_TIMEOUT, invited=names)
+
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def refuse_missing_sources(
+    settings: Settings, records: Records | Mapping[str, Records] | None, evaluation: Records | None
+) -> None:
+    """Refuse records that are not there, before a model is loaded. Raises ConfigError, DataError or RunError.
+
+    records, evaluation: in memory, as for `records_of`.
+    """
+    clients, data = federation_of(settings).clients, settings.data
+    lost = [data.path == IN_MEMORY and records is None, data.evaluation == IN_MEMORY and evaluation is None]
+    if any(lost):
+        which = "evaluation" if not lost[0] else "records"
+        raise RunError(
+            f"this federation's {which} were in memory",
+            fix=f"go on in Python: privlora.resume_federation(root, {which}=...)",
+        )
+    cut_up = isinstance(clients, int)
+    if cut_up and isinstance(records, Mapping):
+        raise ConfigError(
+            "records of each client, and a number of clients to cut records into",
+            fix="give a list of clients with these names, or one list of records",
+        )
+    if not cut_up:
+        _by_client(settings, records)
+    check_sources(settings, records, evaluation)
+
+
+def records_of(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:
+    """Each client's records, by name. records: in memory; of all clients together, or by name. Raises ConfigError."""
+    federation, data = federation_of(settings), settings.data
+    if isinstance(federation.clients, int):
+        if records is None:
+            records = load_records(data.path, format=data.format, limit=data.limit)
+        user = settings.privacy.user_column
+        return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
+    found = _by_client(settings, records)
+    return {client.name: _of_one(client, found) for client in federation.clients}
+
+
+def _of_one(client: ClientSettings, found: Mapping[str, Records]) -> Records:
+    """Raises DataError that names the client."""
+    try:
+        if client.name in found:
+            return as_records(found[client.name])
+        assert client.path is not None
+        return load_records(client.path, format=client.format)
+    except DataError as error:
+        raise error.of(f"client {client.name}") from None
+
+
+def _by_client(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:
+    """Records in memory by client. Raises ConfigError for names of nobody, and for clients without records."""
+    clients = federation_of(settings).clients
+    assert not isinstance(clients, int)
+    if records is not None and not isinstance(records, Mapping):
+        raise ConfigError(
+            "one list of records, and clients that have records of their own",
+            fix="give a mapping from each client's name to its records, or a number of clients",
+        )
+    given: dict[str, Records] = dict(records or {})
+    names = [client.name for client in clients]
+    for name in given:
+        if name not in names:
+            raise ConfigError("records of a client that is not of the federation", fix=nearest(name, names))
+    missing = [client.name for client in clients if client.path is None and client.name not in given]
+    if missing:
+        raise ConfigError(
+            f"clients without a path: {', '.join(missing)}",
+            why="in this process each client's records have to be found",
+            fix="give each a path; clients on machines of their own: docs/federated-deployment.md",
+        )
+    return given

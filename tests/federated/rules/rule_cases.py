@@ -119,9 +119,8 @@ def play(
 def respond(rule: Rule, client: Client, stage: str, number: int, sent: Tensors) -> Tensors:
     kind = type(rule)
     end, travelled = client.train(kind, number, sent, rule.settings) if stage == "train" else ({}, 0.0)
-    message, client.kept = kind.answer(
-        stage, number, sent, end, client.kept, rule.settings, travelled=travelled
-    )
+    asked = Asked(number, sent, client.kept, rule.settings)
+    message, client.kept = kind.answer(stage, asked, end, travelled)
     return message
 
 

@@ -20,8 +20,7 @@ from flwr.serverapp import Grid, ServerApp
 from privlora.config import Settings, load_settings, read_plain, settings_from
 from privlora.errors import ConfigError, named
 from privlora.federated.flower.grid import GridExchange
-from privlora.federated.flower.logs import through_flower
-from privlora.federated.flower.streaming import Told, stopped, tell_end, tell_start
+from privlora.federated.flower.logs import Told, stopped, tell_end, tell_start, through_flower
 from privlora.federated.history import Aside
 from privlora.federated.messages import Exchange
 from privlora.federated.plans import federation_of, public_settings, with_local_method
