@@ -29,6 +29,7 @@ from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, SUM, TRAINING, Reply, Request, refuse_unlisted
 from privlora.federated.payload import agreed_digest, clipped_share, fixed_share
 from privlora.federated.plans import (
+    changed,
     client_plan,
     federation_of,
     reach,
@@ -247,13 +248,11 @@ class Session:
         memory takes is not the server's to choose. Raises RunError before it has joined."""
         settings, client = self.desk.settings, self.client
         tokens = min(settings.run.max_tokens, MICRO_BATCH)
-        run = settings.run.model_copy(update={"tokens_per_micro_batch": tokens})
-        settings = settings.model_copy(update={"run": run})
+        settings = changed(settings, run={"tokens_per_micro_batch": tokens})
         if client.model is None:
             return settings
         # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.
-        own = settings.model.model_copy(update={"name": client.model, "revision": client.revision})
-        return settings.model_copy(update={"model": own})
+        return changed(settings, model={"name": client.model, "revision": client.revision})
 
     @property
     def federation(self) -> FederationSettings:

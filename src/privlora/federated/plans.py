@@ -56,6 +56,18 @@ def federation_of(settings: Settings) -> FederationSettings:
     return settings.federation
 
 
+def changed(settings: Settings, **groups: Mapping[str, Any]) -> Settings:
+    """The settings with other values in some of their groups; nothing is checked anew."""
+    groups = {name: getattr(settings, name).model_copy(update=values) for name, values in groups.items()}
+    return settings.model_copy(update=groups)
+
+
+def names_alone(settings: Settings) -> dict[str, Any]:
+    """Of the group federation: clients by their names, and nothing of where their records lie or come from."""
+    names = [ClientSettings(name=name) for name in federation_of(settings).names]
+    return {"clients": names, "split": "iid", "column": None, "alpha": None}
+
+
 def rule_of(federation: FederationSettings) -> type[Rule]:
     """The row of the table; not for joint, which is training itself. Raises ConfigError."""
     if federation.rule not in RULES:
@@ -99,8 +111,8 @@ def with_local_method(settings: Settings) -> Settings:
     federation = federation_of(settings)
     if federation.secure_aggregation is None and not settings.privacy.private:
         # Without noise there are no shares of it that only a sum would hide.
-        federation = federation.model_copy(update={"secure_aggregation": False, "survivors": None})
-        settings = settings.model_copy(update={"federation": federation})
+        settings = changed(settings, federation={"secure_aggregation": False, "survivors": None})
+        federation = federation_of(settings)
     if federation.joint:
         method = find_method(settings.method.name)
         if method.name not in joint_methods():
@@ -122,8 +134,7 @@ def with_local_method(settings: Settings) -> Settings:
     _refuse_unprotected(rule, federation, private=settings.privacy.private)
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
-        chosen = settings.method.model_copy(update={"name": usual.name})
-        return settings.model_copy(update={"method": chosen})
+        return changed(settings, method={"name": usual.name})
     method = find_method(settings.method.name)
     if method.name not in fits:
         allowed = [name for name in fits if METHODS[name].private or not settings.privacy.private]
@@ -148,12 +159,9 @@ def client_settings(settings: Settings, number: int) -> Settings:
     if federation.joint:
         return settings
     privacy = settings.privacy
-    share = {
-        "sample_rate": privacy.q,
-        "expected_batch_size": privacy.b / federation.size,
-        "public_dataset_size": None,
-    }
-    return settings.model_copy(update={"privacy": privacy.model_copy(update=share)})
+    share, rate = privacy.b / federation.size, privacy.q
+    own = {"sample_rate": rate, "expected_batch_size": share, "public_dataset_size": None}
+    return changed(settings, privacy=own)
 
 
 def client_plan(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
@@ -185,35 +193,20 @@ def plan_in(settings: Settings, plan: Plan, number: int) -> Plan:
 
 def public_settings(settings: Settings) -> Settings:
     """What clients are told: what training depends on, and nothing of the server's machine or of its own records."""
-    federation, hyper = federation_of(settings), resolved(settings)
-    told = federation.model_copy(
-        update={
-            "clients": [ClientSettings(name=name) for name in federation.names],
-            "split": "iid",
-            "column": None,
-            "alpha": None,
-        }
-    )
-    run, private = settings.run, {"path": AT_CLIENTS, "evaluation": None, "limit": None}
     # Clients go on from what they are sent, so only the settings that follow from the start are theirs.
-    nowhere = {"init": None, "public_text": None}
-    method = {**hyper.to_dict(), "clipping": settings.method.clipping}
-    return settings.model_copy(
-        update={
-            "model": settings.model.model_copy(
-                update={"name": published_name(settings.model.name), "device": "auto"}
-            ),
-            "adapter": settings.adapter.model_copy(update=nowhere),
-            "data": settings.data.model_copy(update=private),
-            "method": settings.method.model_copy(
-                update={name: method[name] for name in method if name != "init"}
-            ),
-            "run": RunSettings(
-                seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch
-            ),
-            "federation": told,
-        }
+    method = {**resolved(settings).to_dict(), "clipping": settings.method.clipping}
+    method.pop("init", None)
+    told = changed(
+        settings,
+        model={"name": published_name(settings.model.name), "device": "auto"},
+        adapter={"init": None, "public_text": None},
+        data={"path": AT_CLIENTS, "evaluation": None, "limit": None},
+        method=method,
+        federation=names_alone(settings),
     )
+    run = settings.run
+    kept = RunSettings(seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch)
+    return told.model_copy(update={"run": kept})
 
 
 def resolved(settings: Settings) -> Hyperparameters:

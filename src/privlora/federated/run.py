@@ -22,6 +22,7 @@ from privlora.federated.limits import ANYTHING
 from privlora.federated.local import scale_of
 from privlora.federated.messages import Exchange, Reply, Request
 from privlora.federated.plans import (
+    changed,
     client_plan,
     federation_of,
     public_settings,
@@ -98,68 +99,6 @@ def server_of(settings: Settings, parts: Parts, plan: Plan | None) -> Server:
         # Factors of an update that is zero have forgotten its subspaces.
         rule.start_at([Point(*(state[f"{g}.{name}"].double() for name in "USV")) for g in groups])
     return RuleServer(parts, rule, scale)
-
-
-def serve(
-    settings: Settings,
-    exchange: Exchange,
-    folder: RunFolder,
-    *,
-    workplace: Workplace,
-    evaluation: Records | None = None,
-    observer: RoundObserver | None = None,
-) -> Federated:
-    """A federation's server, over whatever carries its messages: all rounds that are left, then what is published.
-
-    settings: those of the run, with its local method. workplace: of the server, with its model. evaluation: PUBLIC
-    records in memory, in the place of data.evaluation. For the rest see `Rounds.serve`.
-    """
-    history = History(folder.private / ROUNDS)
-    with history.locked(), unchanged_afterwards(workplace.loaded[0]):
-        folder.remove_leftovers()
-        return _serve(settings, exchange, folder, history, workplace, evaluation, observer)
-
-
-def _serve(
-    settings: Settings,
-    exchange: Exchange,
-    folder: RunFolder,
-    history: History,
-    workplace: Workplace,
-    evaluation: Records | None,
-    observer: RoundObserver | None,
-) -> Federated:
-    model, tokenizer, settings = workplace.loaded
-    plan, own = client_plan(settings, model), server_plan(settings)
-    parts = build_parts(settings, model, PublicStart(tokenizer))
-    parts.adapter.detach()  # clients of this process need the model as it is
-    server, data = server_of(settings, parts, plan), settings.data
-    if evaluation is None and data.evaluation is not None:
-        evaluation = load_records(data.evaluation, format=data.format)
-    rounds = Rounds(
-        settings,
-        exchange,
-        server,
-        folder,
-        history,
-        plan=plan,
-        evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
-        observer=observer or RoundObserver(),
-    )
-    ledgers = _to_the_end(rounds, own)
-    released = None if own is None else read_ledger(folder.ledger)
-    if settings.privacy.private:
-        refuse_all_void(settings, history, plan, ledgers, released)
-    found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
-    summary = read_ledger(folder.ledger) if found else released
-    folder.hide_settings()
-    facts = federation_facts(settings, server, history.rounds(), found)
-    with server.exported() as asked:
-        said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)
-    for odd in faults(said):
-        _log.warning("%s. %s", odd, MEND)
-    publish(folder, server.parts, summary, federation=facts, answers=said)
-    return _left(folder, history, summary, facts)
 
 
 def _to_the_end(rounds: Rounds, own: Plan | None) -> dict[str, str]:
@@ -290,7 +229,7 @@ def serve_run(
     Raises PrivloraError subclasses; RunError where ``folder`` holds a run with other settings.
     """
     settings = with_local_method(settings.located())
-    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(folder)})})
+    settings = changed(settings, run={"output": str(folder)})
     place, workplace = RunFolder(folder), Workplace(settings)
     fresh = not place.settings.exists()
     if not fresh and kept_settings(place.settings) != _as_kept(workplace.loaded[2]):
@@ -327,21 +266,46 @@ class Prepared:
         return History(self.folder.private / ROUNDS).run
 
     def serve(
-        self,
-        exchange: Exchange,
-        *,
-        evaluation: Records | None = None,
-        observer: RoundObserver | None = None,
+        self, exchange: Exchange, *, evaluation: Records | None = None, observer: RoundObserver | None = None
     ) -> Federated:
-        """See `serve`."""
-        return serve(
-            self.workplace.loaded[2],
-            exchange,
-            self.folder,
-            workplace=self.workplace,
-            evaluation=evaluation,
-            observer=observer,
-        )
+        """The server, over whatever carries its messages: all rounds that are left, then what is published.
+
+        evaluation: PUBLIC records in memory, instead of data.evaluation. For the rest see `Rounds.serve`.
+        """
+        folder, history = self.folder, History(self.folder.private / ROUNDS)
+        model, tokenizer, settings = self.workplace.loaded
+        with history.locked(), unchanged_afterwards(model):
+            folder.remove_leftovers()
+            plan, own = client_plan(settings, model), server_plan(settings)
+            parts = build_parts(settings, model, PublicStart(tokenizer))
+            parts.adapter.detach()  # clients of this process need the model as it is
+            server, data = server_of(settings, parts, plan), settings.data
+            if evaluation is None and data.evaluation is not None:
+                evaluation = load_records(data.evaluation, format=data.format)
+            rounds = Rounds(
+                settings,
+                exchange,
+                server,
+                folder,
+                history,
+                plan=plan,
+                evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
+                observer=observer or RoundObserver(),
+            )
+            ledgers = _to_the_end(rounds, own)
+            released = None if own is None else read_ledger(folder.ledger)
+            if settings.privacy.private:
+                refuse_all_void(settings, history, plan, ledgers, released)
+            found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
+            summary = read_ledger(folder.ledger) if found else released
+            folder.hide_settings()
+            facts = federation_facts(settings, server, history.rounds(), found)
+            with server.exported() as asked:
+                said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)
+            for odd in faults(said):
+                _log.warning("%s. %s", odd, MEND)
+            publish(folder, server.parts, summary, federation=facts, answers=said)
+            return _left(folder, history, summary, facts)
 
 
 def prepare(
@@ -415,8 +379,7 @@ def _fixed(settings: Settings) -> dict[str, Any]:
 
 def _as_kept(settings: Settings) -> Settings:
     """With what the learning rate is in, which another version's default must not change."""
-    method = settings.method.model_copy(update={"relative_rate": resolved(settings).relative_rate})
-    return settings.model_copy(update={"method": method})
+    return changed(settings, method={"relative_rate": resolved(settings).relative_rate})
 
 
 def refuse_without_flower() -> None:

@@ -26,7 +26,7 @@ from privlora.data.tasks import find_task, task_record
 from privlora.data.units import Units, unit_value
 from privlora.errors import DataError, ModelError, PrivloraError
 from privlora.federated.messages import NO_MODEL, NO_RECORDS
-from privlora.federated.plans import client_settings
+from privlora.federated.plans import changed, client_settings
 from privlora.federated.rules.base import Sizes
 from privlora.training.inputs import Data, fitted, load_data, tokenise
 from privlora.training.model_names import refuse_unknown_model
@@ -165,19 +165,14 @@ def own_data(
     How many they are is held against no public number: those are of all clients, or of the server's choice. Raises
     ConfigError for terms that nobody can follow, and DataError for files that are not there; for nothing in a record.
     """
-    data = settings.data.model_copy(update={"path": "", "evaluation": None, "unchecked": True, "limit": None})
-    nowhere = {"init": None, "public_text": None}
-    mine = client_settings(settings, 1)  # of rounds: reading is the same in all
-    mine = mine.model_copy(
-        update={
-            "data": data,
-            "adapter": settings.adapter.model_copy(update=nowhere),
-            # Not held against the number of records, or a server could count them by its choice of delta.
-            "privacy": mine.privacy.model_copy(update={"delta": None}),
-        }
+    mine = changed(
+        client_settings(settings, 1),  # of rounds: reading is the same in all
+        data={"path": "", "evaluation": None, "unchecked": True, "limit": None},
+        adapter={"init": None, "public_text": None},
+        # Not held against the number of records, or a server could count them by its choice of delta.
+        privacy={"delta": None},
     )
-
-    tokenise([], data, tokenizer)  # refuses terms that nobody can follow, whatever the records are
+    tokenise([], mine.data, tokenizer)  # refuses terms that nobody can follow, whatever the records are
 
     def load(some: Records) -> Data:
         return load_data(mine, tokenizer, some, model=model)
