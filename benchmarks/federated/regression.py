@@ -32,7 +32,7 @@ from local_steps import Steps, Trained, train
 from torch import Tensor
 
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
-from privlora.federated.rules import Asked, Beginning, Rule, RuleSettings, rule_named
+from privlora.federated.rules import RULES, Asked, Beginning, Rule, RuleSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +133,7 @@ def run(method: Method, data: Data, steps: Steps, seed: int) -> float:
     generator = torch.Generator().manual_seed(1000 + seed)
     right = data.right[None]
     settings = RuleSettings(rank=right.shape[-1], private=steps.noise > 0, seed=seed)
-    rule = rule_named(method.rule)([(torch.zeros_like(right), right)], settings)
+    rule = RULES[method.rule]([(torch.zeros_like(right), right)], settings)
     x, y = data.x, data.y
     if method.together:
         x, y = x.flatten(0, 1)[None], y.flatten(0, 1)[None]

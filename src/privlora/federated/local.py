@@ -17,7 +17,6 @@ from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.events import StepEvent
-from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
 from privlora.coordinates import (
@@ -31,6 +30,7 @@ from privlora.data.examples import Examples
 from privlora.federated.messages import SUM
 from privlora.federated.payload import lattice_of
 from privlora.federated.plans import (
+    changed,
     client_settings,
     federation_of,
     plan_in,
@@ -173,57 +173,37 @@ def dtype_beside(model: torch.nn.Module) -> torch.dtype:
 def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, number: int) -> Parts:
     """One client's parts, at the beginning of a round."""
     trains = rule_of(federation_of(settings)).trains(number, rule_settings(settings))
-    hyper, method = resolved(settings), find_method(settings.method.name)
-    adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
-    if trains == "tangent":
-        adapter = _of_rank(adapter, 2 * adapter.rank)
+    hyper = resolved(settings)
+    lora = settings.adapter
+    widened = changed(settings, adapter={"r": 2 * lora.r}) if trains == "tangent" else settings
+    adapter = adapter_for(widened, model, dropout=lora.lora_dropout)
     hyper = replace(hyper, averaging=0.0)  # the server averages; of a client, where it ends is asked
     scale = 1.0 if trains == "tangent" else scale_of(settings)
     for group, pair in zip(adapter.groups, beginning.offset or (), strict=False):
         adapter.subtract(group, -scale * pair[0], pair[1])
-    coordinates = _coordinates(trains, adapter, beginning.state, scale, model, hyper)
-    return Parts(
-        method=method,
-        coordinates=coordinates,
-        optimizer=optimizer_of(method.space, hyper, coordinates),
-        settings=settings,
-        hyper=hyper,
-    )
-
-
-def _coordinates(
-    trains: Trains,
-    adapter: LowRankAdapter,
-    state: Tensors,
-    scale: float,
-    model: torch.nn.Module,
-    hyper: Hyperparameters,
-) -> Coordinates:
-    dtype = dtype_beside(model)
-    groups = range(len(adapter.groups))
+    dtype, groups = dtype_beside(model), range(len(adapter.groups))
 
     def of(name: str, g: int) -> Tensor:
-        return state[f"{g}.{name}"].to(adapter.device, dtype)
+        return beginning.state[f"{g}.{name}"].to(adapter.device, dtype)
 
+    coordinates: Coordinates
     if trains == "tangent":
         points = [Point(of("U", g), of("S", g), of("V", g)) for g in groups]
         weight = hyper.settings.get("right_weight", 1.0)
-        return FixedTangentCoordinates(adapter, points, dtype, right_weight=weight)
-    pairs = [(of("left", g), of("right", g)) for g in groups]
-    if trains == "both":
-        return FactorCoordinates(adapter, pairs, scale, dtype)
-    return OneFactorCoordinates(adapter, pairs, scale, dtype, side=trains)
+        coordinates = FixedTangentCoordinates(adapter, points, dtype, right_weight=weight)
+    else:
+        pairs = [(of("left", g), of("right", g)) for g in groups]
+        if trains == "both":
+            coordinates = FactorCoordinates(adapter, pairs, scale, dtype)
+        else:
+            coordinates = OneFactorCoordinates(adapter, pairs, scale, dtype, side=trains)
+    return _trained_in(coordinates, settings, hyper)
 
 
-def _of_rank(adapter: LowRankAdapter, rank: int) -> LowRankAdapter:
-    return LowRankAdapter(
-        adapter.model,
-        rank=rank,
-        target_modules=adapter.target_modules,
-        exclude_modules=adapter.exclude_modules,
-        layers_to_transform=adapter.layers_to_transform,
-        dropout=adapter.dropout,
-    )
+def _trained_in(coordinates: Coordinates, settings: Settings, hyper: Hyperparameters) -> Parts:
+    method = find_method(settings.method.name)
+    optimizer = optimizer_of(method.space, hyper, coordinates)
+    return Parts(method=method, coordinates=coordinates, optimizer=optimizer, settings=settings, hyper=hyper)
 
 
 def _drift(parts: Parts, beginnings: Sequence[Beginning], number: int) -> Callable[[], Vector] | None:
@@ -339,9 +319,9 @@ def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
 
 def _joint_parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> Parts:
     """The method at the point that was sent, with whose each record is."""
-    method, hyper = find_method(settings.method.name), resolved(settings)
+    hyper = resolved(settings)
     adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
-    space = SPACES[method.space]
+    space = SPACES[find_method(settings.method.name).space]
     of_space = {name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings}
     dtype = dtype_beside(model)
     # Where it starts makes no difference: the point follows.
@@ -352,13 +332,7 @@ def _joint_parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]
     coordinates = start.stacked(joint, 1)
     refuse_foreign(jobs[0].sent, {n: tuple(t.shape) for n, t in coordinates.state_dict().items()})
     coordinates.load_state_dict({name: t.to(dtype) for name, t in jobs[0].sent.items()})
-    return Parts(
-        method=method,
-        coordinates=coordinates,
-        optimizer=optimizer_of(method.space, hyper, coordinates),
-        settings=settings,
-        hyper=hyper,
-    )
+    return _trained_in(coordinates, settings, hyper)
 
 
 def _mechanism(

@@ -124,7 +124,7 @@ def test_fedsa_keeps_left_with_the_client() -> None:
         sent = rule.broadcast("train")
         assert sent["0.left"].shape == (2, 12, 0)
         for client in clients:
-            begin = FedSa.begin(number, sent, client.kept, rule.settings)
+            begin = FedSa.begin(Asked(number, sent, client.kept, rule.settings))
             assert bool(begin.state["0.left"].any()) == (number == 2)
             if number == 2:
                 assert torch.equal(begin.state["0.left"], client.kept["0.left"])

@@ -160,7 +160,7 @@ def test_a_client_refuses_a_basis_of_the_servers_choice() -> None:
             for g, (L, m) in enumerate([(2, 12), (1, 9)])
         }
         with pytest.raises(RunError, match="not orthonormal"):
-            FedAsk.answer("sketch", 1, sent, {}, client.kept, rule.settings)
+            FedAsk.answer("sketch", Asked(1, sent, client.kept, rule.settings), {})
 
 
 def test_a_client_that_missed_the_first_stage_says_so() -> None:

@@ -23,8 +23,8 @@ from rule_cases import (
     uncut,
 )
 
-from privlora.errors import ConfigError, RunError
-from privlora.federated.rules import RULES, Asked, Rule, RuleSettings, rule_named
+from privlora.errors import RunError
+from privlora.federated.rules import RULES, Asked, Rule, RuleSettings
 
 WEIGHTS = (1.0, 2.5, 0.5)
 CUTS = ("flexlora", "fedask")  # keep no more than the best rank r of the mean
@@ -67,12 +67,6 @@ def test_sketches_are_exact_with_privacy_or_where_they_reach_the_rank(oversampli
     assert ask.is_exact(RuleSettings(rank=4, oversampling=oversampling, private=True), 3)
     assert RULES["tan"].is_exact(given, 3)
     assert not RULES["fedavg"].is_exact(given, 3)
-
-
-def test_an_unknown_name_is_answered_with_the_nearest() -> None:
-    assert rule_named("tan") is RULES["tan"]
-    with pytest.raises(ConfigError, match="did you mean 'fedask'"):
-        rule_named("fedaks")
 
 
 @pytest.mark.parametrize("private", [True, False])

@@ -122,13 +122,8 @@ def _limits(config: Mapping[str, Any]) -> Limits:
     given = {key: config[key] for key in _LIMITS if key in config}
     usual = Limits()
     for key, value in given.items():
-        wanted = (
-            (str,)
-            if key in ("unit", "user_column")
-            else (int, float)
-            if key.startswith("max_")
-            else (type(getattr(usual, key)),)
-        )
+        others = (int, float) if key.startswith("max_") else (type(getattr(usual, key)),)
+        wanted = (str,) if key in ("unit", "user_column") else others
         if type(value) not in wanted or value != value:
             raise ConfigError(
                 f"{key}={named(value)} in the node config is no limit",
@@ -232,14 +227,5 @@ def _refusal(name: str, message: Message, why: str) -> Reply:
 def _core(place: Place) -> Answers:
     from privlora.federated.client import Client
 
-    return Client(
-        place.name,
-        place.folder,
-        path=place.data,
-        records=place.records,
-        format=place.format,
-        model=place.model,
-        revision=place.revision,
-        pins=place.pins,
-        limits=place.limits,
-    )
+    own = dict(vars(place))
+    return Client(path=own.pop("data"), **own)
