@@ -36,11 +36,11 @@ RULES: Final = {
     "flora": "stacking.Flora",
     "fedex": "stacking.FedEx",
     "flexlora": "stacking.FlexLora",
-    "fedsvd": "points.FedSvd",
+    "fedsvd": "factors.FedSvd",
     "rolora": "factors.RoLora",
     "fedask": "sketching.FedAsk",
-    "tan": "points.Tan",
-    "alt": "points.Alt",
+    "tan": "factors.Tan",
+    "alt": "factors.Alt",
 }
 """The table of aggregation rules: name -> its class, in federated.rules. A new rule is a class and a line here."""
 RULE_NAMES: Final = (*RULES, JOINT)

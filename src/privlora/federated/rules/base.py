@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from privlora.errors import RunError
 from privlora.geometry.fixed_rank import Point
 
 Tensors = dict[str, Tensor]
@@ -40,6 +41,9 @@ Both = tuple[Shapes, Shapes]
 
 Trains = Literal["both", "left", "right", "tangent"]
 """What a client moves: both factors; one with the other frozen; or tangent coordinates (M, Up, Vp) at a fixed base."""
+
+
+SIDES: dict[Trains, tuple[str, ...]] = {"both": ("left", "right"), "left": ("left",), "right": ("right",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,8 +91,33 @@ class Beginning:
     pull: float = 0.0
 
 
+class Mean:
+    """A weighted mean of messages that is summed on arrival, in float64."""
+
+    def __init__(self) -> None:
+        self._total: Tensors = {}
+        self._weight = 0.0
+
+    def add(self, message: Mapping[str, Tensor], weight: float) -> None:
+        for name, tensor in message.items():
+            if name not in self._total:
+                self._total[name] = torch.zeros_like(tensor, dtype=torch.float64)
+            self._total[name].add_(tensor, alpha=weight)
+        self._weight += weight
+
+    def take(self) -> Tensors:
+        """The mean, once; empty without messages."""
+        total, weight = self._total, self._weight
+        self._total, self._weight = {}, 0.0
+        return {name: tensor.div_(weight) for name, tensor in total.items()}
+
+
 class Rule(ABC):
     """One row of the table. What is a ClassVar is what the table says of it.
+
+    The server's state is float64 tensors with names, which are broadcast in the clients' dtype. They are replaced,
+    never written to, so what was broadcast or exported stays what it was. Unless a rule says otherwise, the state is
+    two factors a group, and clients answer with how far they moved, of which the server takes the mean.
 
     linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
     exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r; for sketches see
@@ -109,12 +138,23 @@ class Rule(ABC):
     common: ClassVar[bool] = True
     fixed_rank: ClassVar[bool] = True
     pull: float = 0.0
-    groups: Groups
-    settings: RuleSettings
+    _trains: ClassVar[Trains | Literal["turns"]] = "both"
 
-    @abstractmethod
     def __init__(self, start: Pairs, settings: RuleSettings) -> None:
         """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts on its own."""
+        self.settings = settings
+        self.groups = [(len(left), left.shape[1], right.shape[1]) for left, right in start]
+        self.dtype = start[0][0].dtype
+        self._mean = Mean()
+        self._state = self._started([(left.double(), right.double()) for left, right in start])
+
+    def _started(self, start: Pairs) -> Tensors:
+        """The state before the first round, from float64 factors that are not to be changed."""
+        return {
+            f"{g}.{side}": factor.clone()
+            for g, pair in enumerate(start)
+            for side, factor in zip(SIDES["both"], pair, strict=True)
+        }
 
     @classmethod
     def is_exact(cls, settings: RuleSettings, clients: int) -> bool:
@@ -125,12 +165,13 @@ class Rule(ABC):
         """Start from points with subspaces of one's own choice; for rules that train in tangent spaces."""
 
     @classmethod
-    @abstractmethod
     def trains(cls, number: int, settings: RuleSettings) -> Trains:
         """What clients train in round ``number`` = 1, 2, …"""
+        if cls._trains == "turns":
+            return "left" if number % 2 else "right"
+        return cls._trains
 
     @classmethod
-    @abstractmethod
     def shapes(
         cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
     ) -> Both:
@@ -138,6 +179,8 @@ class Rule(ABC):
 
         clients: how many answered in each round before; only broadcasts of rules with an offset depend on it.
         """
+        sides = SIDES[cls.trains(number, settings)]
+        return factor_shapes(groups, settings.rank), factor_shapes(groups, settings.rank, sides)
 
     @classmethod
     def message_sizes(
@@ -153,39 +196,48 @@ class Rule(ABC):
 
     # --- the server ---
 
-    @abstractmethod
     def broadcast(self, stage: str) -> Tensors:
         """What each client is sent at the start of a stage."""
+        return copied(self._state, self.dtype)
 
-    @abstractmethod
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         """Take in one client's answer, on arrival. Linear rules also take a weighted mean, under the sum of weights."""
+        self._mean.add(message, weight)
 
     @abstractmethod
     def close(self, stage: str) -> None:
         """All answers of the stage are in; after the last stage the server's update moves. Without any: it stays."""
 
-    @abstractmethod
     def factors(self) -> Pairs:
         """The server's update, of any rank."""
+        return [(self._state[f"{g}.left"], self._state[f"{g}.right"]) for g in range(len(self.groups))]
 
-    @abstractmethod
     def state_dict(self) -> Tensors:
         """Everything that the next round depends on, between two rounds."""
+        return copied(self._state)
 
-    @abstractmethod
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Inverse of ``state_dict``."""
+        """Raises RunError, and changes nothing, unless the names and all but the last dimension are this state's."""
+        for name, mine in self._state.items():
+            if name not in tensors or not self._loads(name, mine, tensors[name]):
+                raise RunError(
+                    f"the state of the rule {self.name!r} has no {name!r} of a shape like {tuple(mine.shape)}",
+                    why="the federation cannot go on from a state of another adapter or rule",
+                    fix="resume with the settings that the state was written with",
+                )
+        self._state = {name: tensors[name].to(mine).clone() for name, mine in self._state.items()}
+
+    def _loads(self, name: str, mine: Tensor, other: Tensor) -> bool:
+        return mine.shape == other.shape
 
     # --- a client ---
 
     @classmethod
-    @abstractmethod
     def begin(cls, asked: Asked) -> Beginning:
         """Where training begins."""
+        return Beginning(state=copied(asked.sent))
 
     @classmethod
-    @abstractmethod
     def answer(
         cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
     ) -> tuple[Tensors, Tensors]:
@@ -194,24 +246,44 @@ class Rule(ABC):
         end: after training, "<g>.left" and "<g>.right"; for "tangent" "<g>.M", "<g>.Up", "<g>.Vp", how far it went;
         empty in later stages. travelled: the sum of the steps' learning rates, in units of plain gradients.
         """
+        return differences(cls.begin(asked).state, end, SIDES[cls.trains(asked.number, asked.settings)]), {}
 
 
-class Mean:
-    """A weighted mean of messages that is summed on arrival, in float64."""
+def factor_shapes(groups: Groups, rank: int, sides: Sequence[str] = SIDES["both"]) -> Shapes:
+    """Of "<g>.left" (L, m, rank) and "<g>.right" (L, n, rank)."""
+    rows = {"left": 1, "right": 2}
+    return {
+        f"{g}.{side}": (sizes[0], sizes[rows[side]], rank) for g, sizes in enumerate(groups) for side in sides
+    }
 
-    def __init__(self) -> None:
-        self._total: Tensors = {}
-        self._weight = 0.0
 
-    def add(self, message: Mapping[str, Tensor], weight: float) -> None:
-        for name, tensor in message.items():
-            if name not in self._total:
-                self._total[name] = torch.zeros_like(tensor, dtype=torch.float64)
-            self._total[name].add_(tensor, alpha=weight)
-        self._weight += weight
+def copied(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensors:
+    """Contiguous, as files and messages want them, and shared with nobody, so that a client may train them in place."""
+    return {
+        name: t.detach().to(dtype or t.dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, t in tensors.items()
+    }
 
-    def take(self) -> Tensors:
-        """The mean, once; empty without messages."""
-        total, weight = self._total, self._weight
-        self._total, self._weight = {}, 0.0
-        return {name: tensor.div_(weight) for name, tensor in total.items()}
+
+def differences(start: Mapping[str, Tensor], end: Mapping[str, Tensor], sides: Sequence[str]) -> Tensors:
+    """end - start of these sides of each group, in the dtype of ``end``."""
+    return {
+        name: (end[name] - start[name].to(end[name])).contiguous()
+        for g in groups_of(start)
+        for name in (f"{g}.{side}" for side in sides)
+    }
+
+
+def groups_of(tensors: Mapping[str, Tensor]) -> list[int]:
+    """The groups' numbers, in order."""
+    return sorted({int(name.partition(".")[0]) for name in tensors})
+
+
+def padded(left: Tensor, rank: int) -> Tensor:
+    """left with columns of zeros up to ``rank``; inverse of `lean`."""
+    return torch.nn.functional.pad(left, (0, rank - left.shape[-1]))
+
+
+def lean(left: Tensor) -> Tensor:
+    """left, or no column of it where all are zero: then only its shape has to be sent."""
+    return left if bool(left.any()) else left[..., :0]

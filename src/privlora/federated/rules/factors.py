@@ -1,107 +1,41 @@
-"""What all rules share, and those that average factors: both, one of them, or by turns.
+"""Rules of which the server needs the sum of answers alone: averages of factors, of one or by turns, and of coordinates
+at the canonical point U S V^T of each group.
 
-The state is two factors a group, to which the server adds the mean of the clients' differences.
+Where one factor of a point is frozen it is orthonormal, so clip norms and noise of a client that trains against it do
+not depend on the size of the update.
 """
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from privlora.errors import RunError
+from privlora.federated.rules.algebra import canonical, check_rank, thin
 from privlora.federated.rules.base import (
+    SIDES,
     Asked,
     Beginning,
     Both,
     Groups,
-    Mean,
     Pairs,
     Rule,
     RuleSettings,
     Shapes,
     Tensors,
-    Trains,
+    copied,
+    differences,
+    factor_shapes,
+    groups_of,
+    lean,
+    padded,
 )
-
-SIDES: dict[Trains, tuple[str, ...]] = {"both": ("left", "right"), "left": ("left",), "right": ("right",)}
-
-
-class StateRule(Rule):
-    """What all rules share: a state of float64 tensors with names, which is broadcast in the clients' dtype.
-
-    Its tensors are replaced, never written to, so what was broadcast or exported stays what it was. Unless a rule says
-    otherwise, clients answer with how far they moved, of which the server takes the mean.
-    """
-
-    _trains: ClassVar[Trains] = "both"
-
-    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
-        self.settings = settings
-        self.groups = [(len(left), left.shape[1], right.shape[1]) for left, right in start]
-        self.dtype = start[0][0].dtype
-        self._mean = Mean()
-        self._state = self._started([(left.double(), right.double()) for left, right in start])
-
-    def _started(self, start: Pairs) -> Tensors:
-        """The state before the first round, from float64 factors that are not to be changed."""
-        return {
-            f"{g}.{side}": factor.clone()
-            for g, pair in enumerate(start)
-            for side, factor in zip(SIDES["both"], pair, strict=True)
-        }
-
-    @classmethod
-    def trains(cls, number: int, settings: RuleSettings) -> Trains:
-        return cls._trains
-
-    @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
-    ) -> Both:
-        sides = SIDES[cls.trains(number, settings)]
-        return factor_shapes(groups, settings.rank), factor_shapes(groups, settings.rank, sides)
-
-    @classmethod
-    def begin(cls, asked: Asked) -> Beginning:
-        return Beginning(state=copied(asked.sent))
-
-    @classmethod
-    def answer(
-        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
-    ) -> tuple[Tensors, Tensors]:
-        return differences(cls.begin(asked).state, end, SIDES[cls.trains(asked.number, asked.settings)]), {}
-
-    def add(self, stage: str, message: Tensors, weight: float) -> None:
-        self._mean.add(message, weight)
-
-    def broadcast(self, stage: str) -> Tensors:
-        return copied(self._state, self.dtype)
-
-    def factors(self) -> Pairs:
-        return [(self._state[f"{g}.left"], self._state[f"{g}.right"]) for g in range(len(self.groups))]
-
-    def state_dict(self) -> Tensors:
-        return copied(self._state)
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises RunError, and changes nothing, unless the names and all but the last dimension are this state's."""
-        for name, mine in self._state.items():
-            if name not in tensors or not self._loads(name, mine, tensors[name]):
-                raise RunError(
-                    f"the state of the rule {self.name!r} has no {name!r} of a shape like {tuple(mine.shape)}",
-                    why="the federation cannot go on from a state of another adapter or rule",
-                    fix="resume with the settings that the state was written with",
-                )
-        self._state = {name: tensors[name].to(mine).clone() for name, mine in self._state.items()}
-
-    def _loads(self, name: str, mine: Tensor, other: Tensor) -> bool:
-        return mine.shape == other.shape
+from privlora.geometry.fixed_rank import Point, Tangent, retract
 
 
-class FactorRule(StateRule):
+class FactorRule(Rule):
     """The state is the factors, to which the server adds the mean. ``_settle`` may change the gauge after."""
 
     def close(self, stage: str) -> None:
@@ -113,46 +47,6 @@ class FactorRule(StateRule):
 
     def _settle(self) -> None:
         """Called when the state has moved."""
-
-
-def factor_shapes(groups: Groups, rank: int, sides: Sequence[str] = SIDES["both"]) -> Shapes:
-    """Of "<g>.left" (L, m, rank) and "<g>.right" (L, n, rank)."""
-    rows = {"left": 1, "right": 2}
-    return {
-        f"{g}.{side}": (sizes[0], sizes[rows[side]], rank) for g, sizes in enumerate(groups) for side in sides
-    }
-
-
-def copied(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensors:
-    """Contiguous, as files and messages want them, and shared with nobody, so that a client may train them in place."""
-    return {
-        name: t.detach().to(dtype or t.dtype, copy=True, memory_format=torch.contiguous_format)
-        for name, t in tensors.items()
-    }
-
-
-def differences(start: Mapping[str, Tensor], end: Mapping[str, Tensor], sides: Sequence[str]) -> Tensors:
-    """end - start of these sides of each group, in the dtype of ``end``."""
-    return {
-        name: (end[name] - start[name].to(end[name])).contiguous()
-        for g in groups_of(start)
-        for name in (f"{g}.{side}" for side in sides)
-    }
-
-
-def groups_of(tensors: Mapping[str, Tensor]) -> list[int]:
-    """The groups' numbers, in order."""
-    return sorted({int(name.partition(".")[0]) for name in tensors})
-
-
-def padded(left: Tensor, rank: int) -> Tensor:
-    """left with columns of zeros up to ``rank``; inverse of `lean`."""
-    return torch.nn.functional.pad(left, (0, rank - left.shape[-1]))
-
-
-def lean(left: Tensor) -> Tensor:
-    """left, or no column of it where all are zero: then only its shape has to be sent."""
-    return left if bool(left.any()) else left[..., :0]
 
 
 class FedAvg(FactorRule):
@@ -245,7 +139,7 @@ class Ffa(FactorRule):
     summary = "Trains left alone with right frozen for good. Exact; half the messages; one subspace is fixed."
     reference = "FFA-LoRA (arXiv:2403.12313)"
     two_sided = False
-    _trains: ClassVar[Trains] = "left"
+    _trains = "left"
 
 
 class FedSa(FactorRule):
@@ -300,7 +194,159 @@ class RoLora(FactorRule):
     name = "rolora"
     summary = "Trains left and right by turns, a round each. Exact; half the messages; both subspaces move."
     reference = "RoLoRA (arXiv:2502.01755)"
+    _trains = "turns"
+
+
+_PARTS = ("U", "S", "V")
+_TANGENT = ("M", "Up", "Vp")
+
+
+class FedSvd(FactorRule):
+    """left <- U S, right <- V of mean(left_k) right^T: FFA in a gauge that is renewed each round.
+
+    The mean has rank r and loses nothing. right turns within the span that it began with and never leaves it.
+    """
+
+    name = "fedsvd"
+    summary = "FFA with right made orthonormal anew each round. Exact; the span of right stays as it began."
+    reference = "FedSVD (arXiv:2505.12805)"
+    two_sided = False
+    _trains = "left"
+
+    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
+        super().__init__(start, settings)
+        check_rank(self.groups, settings.rank)
+        self._settle()
+
+    def _settle(self) -> None:
+        for g, (left, right) in enumerate(self.factors()):
+            point = thin(left, right)
+            # Where S is zero, V of `thin` still lies in the span of right, which has full rank.
+            self._state[f"{g}.left"] = point.U * point.S[:, None, :]
+            self._state[f"{g}.right"] = point.V
+
+
+class PointRule(Rule):
+    """The state is U (L, m, R), S (L, R), V (L, n, R) of each group; clients see the r leading triplets."""
+
+    def _started(self, start: Pairs) -> Tensors:
+        points = [canonical(left, right, self.settings.seed) for left, right in start]
+        return _named([self._kept(point) for point in points])
+
+    def start_at(self, points: Sequence[Point]) -> None:
+        """Go on from points with subspaces of one's own choice, as a start whose update is zero has them."""
+        self._state = _named([self._kept(point) for point in points])
+
+    def _kept(self, point: Point) -> Point:
+        """A point with room for what the server keeps beside it."""
+        return point
+
+    def close(self, stage: str) -> None:
+        mean = self._mean.take()
+        if mean:
+            moved = [self._moved(g, point, mean) for g, point in enumerate(_points(self._state))]
+            self._state = _named(moved)
+
+    @abstractmethod
+    def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
+        """The state of group g with the mean answer added."""
+
+    def broadcast(self, stage: str) -> Tensors:
+        rank = self.settings.rank
+        return copied({name: tensor[..., :rank] for name, tensor in self._state.items()}, self.dtype)
+
+    def factors(self) -> Pairs:
+        firsts = [point.split(self.settings.rank)[0] for point in _points(self._state)]
+        return [(point.U * point.S[:, None, :], point.V) for point in firsts]
+
+
+class Alt(PointRule):
+    """One factor by turns against an orthonormal other one. Odd rounds train left = U S against right = V; even rounds
+    right = V S against left = U. The mean is exact in every round, and the server makes the moved factor canonical.
+    """
+
+    name = "alt"
+    summary = "Trains left and right by turns against an orthonormal other one. Exact; both subspaces move."
+    reference = "RoLoRA (arXiv:2502.01755) in the canonical gauge"
+    _trains = "turns"
 
     @classmethod
-    def trains(cls, number: int, settings: RuleSettings) -> Trains:
-        return "left" if number % 2 else "right"
+    def shapes(
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
+        sides = SIDES[cls.trains(number, settings)]
+        return point_shapes(groups, settings.rank), factor_shapes(groups, settings.rank, sides)
+
+    def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
+        left, right = f"{g}.left", f"{g}.right"
+        if left in mean:
+            pair = point.U * point.S[:, None, :] + mean[left], point.V
+        else:
+            pair = point.U, point.V * point.S[:, None, :] + mean[right]
+        return canonical(*pair, self.settings.seed)
+
+    @classmethod
+    def begin(cls, asked: Asked) -> Beginning:
+        sent, state = asked.sent, {}
+        scaled = "U" if cls.trains(asked.number, asked.settings) == "left" else "V"
+        for g in groups_of(sent):
+            for side, part in zip(SIDES["both"], "UV", strict=True):
+                basis = sent[f"{g}.{part}"]
+                state[f"{g}.{side}"] = basis * sent[f"{g}.S"][:, None, :] if part == scaled else basis.clone()
+        return Beginning(state=state)
+
+
+class Tan(PointRule):
+    """The mean of tangent vectors at one fixed point, then the best approximation of rank r.
+
+    Clients train (M, Up, Vp) of xi = U M V^T + Up V^T + U Vp^T at the broadcast point; these coordinates are linear and
+    isometric, so their mean is that of the updates, and noise in them has one size whatever the factors are. The server
+    keeps up to r triplets more than it broadcasts: what one round cuts off counts in the next (error feedback).
+    """
+
+    name = "tan"
+    summary = (
+        "Averages tangent vectors at one point, then cuts to rank r and keeps what was cut. Exact; two-sided."
+    )
+    reference = "PRISM's tangent space with its base fixed for a round; Vandereycken 2013 for the coordinates"
+
+    _trains = "tangent"
+
+    @classmethod
+    def shapes(
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
+        r = settings.rank
+        up: Shapes = {}
+        for g, (L, m, n) in enumerate(groups):
+            up |= {f"{g}.M": (L, r, r), f"{g}.Up": (L, m, r), f"{g}.Vp": (L, n, r)}
+        return point_shapes(groups, r), up
+
+    def _kept(self, point: Point) -> Point:
+        return point.extended(self.settings.rank)
+
+    def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
+        return retract(point, Tangent(*(mean[f"{g}.{part}"] for part in _TANGENT)), 1.0)
+
+    @classmethod
+    def answer(
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
+    ) -> tuple[Tensors, Tensors]:
+        names = (f"{g}.{part}" for g in groups_of(asked.sent) for part in _TANGENT)
+        return copied({name: end[name] for name in names}), {}
+
+
+def point_shapes(groups: Groups, rank: int) -> Shapes:
+    """Of "<g>.U" (L, m, rank), "<g>.S" (L, rank) and "<g>.V" (L, n, rank)."""
+    found: Shapes = {}
+    for g, (L, m, n) in enumerate(groups):
+        found |= {f"{g}.U": (L, m, rank), f"{g}.S": (L, rank), f"{g}.V": (L, n, rank)}
+    return found
+
+
+def _named(points: Sequence[Point]) -> Tensors:
+    return {f"{g}.{part}": getattr(point, part) for g, point in enumerate(points) for part in _PARTS}
+
+
+def _points(state: Mapping[str, Tensor]) -> list[Point]:
+    return [Point(*(state[f"{g}.{part}"] for part in _PARTS)) for g in groups_of(state)]

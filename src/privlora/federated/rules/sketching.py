@@ -9,14 +9,27 @@ from torch import Tensor
 
 from privlora.errors import RunError
 from privlora.federated.rules.algebra import balanced, check_rank, orthonormal, public_normal
-from privlora.federated.rules.base import Asked, Both, Groups, Pairs, RuleSettings, Shapes, Tensors, Trains
-from privlora.federated.rules.factors import SIDES, StateRule, copied, factor_shapes, groups_of
+from privlora.federated.rules.base import (
+    SIDES,
+    Asked,
+    Both,
+    Groups,
+    Pairs,
+    Rule,
+    RuleSettings,
+    Shapes,
+    Tensors,
+    Trains,
+    copied,
+    factor_shapes,
+    groups_of,
+)
 from privlora.geometry.fixed_rank import Point
 
 TRAIN, SKETCH = "train", "sketch"
 
 
-class FedAsk(StateRule):
+class FedAsk(Rule):
     """With M_k = left_k right_k^T and the public Omega (n, s), s = r + p:
 
     "train" sums Y = mean M_k Omega and Q = orth(Y); "sketch" sums P = mean M_k^T Q. The server's update is the best

@@ -12,11 +12,25 @@ import torch
 from torch import Tensor
 
 from privlora.federated.rules.algebra import balanced, check_rank, compressed, public_uniform, thin
-from privlora.federated.rules.base import Asked, Beginning, Both, Groups, Pairs, RuleSettings, Shapes, Tensors
-from privlora.federated.rules.factors import SIDES, StateRule, copied, factor_shapes, groups_of, lean
+from privlora.federated.rules.base import (
+    SIDES,
+    Asked,
+    Beginning,
+    Both,
+    Groups,
+    Pairs,
+    Rule,
+    RuleSettings,
+    Shapes,
+    Tensors,
+    copied,
+    factor_shapes,
+    groups_of,
+    lean,
+)
 
 
-class StackingRule(StateRule):
+class StackingRule(Rule):
     """Keeps answers until the round is closed."""
 
     linear = False
