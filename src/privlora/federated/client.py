@@ -26,7 +26,7 @@ from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
 from privlora.federated.desk import Desk, has_begun, read_terms
 from privlora.federated.fields import REQUESTS
 from privlora.federated.limits import Limits
-from privlora.federated.messages import REFUSED, SUM, TRAINING, Reply, Request, refuse_unlisted
+from privlora.federated.messages import REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
 from privlora.federated.payload import agreed_digest, clipped_share, fixed_share
 from privlora.federated.plans import (
     changed,
@@ -51,6 +51,7 @@ from privlora.federated.workplace import (
     NotReadyError,
     Workplace,
     in_words,
+    own_data,
     refuse_missing_model,
     refuse_missing_records,
     warn_of_unreadable,
@@ -267,18 +268,10 @@ class Session:
     @cached_property
     def data(self) -> Data:
         """This client's records, as the run reads them."""
-        from privlora.federated.workplace import own_data  # for training alone, since it takes long to import
-
         model, tokenizer, settings = self.workplace.loaded
-        client = self.client
+        own = self.client
         return own_data(
-            settings,
-            client.name,
-            model,
-            tokenizer,
-            path=client.path,
-            records=client.records,
-            format=client.format,
+            settings, own.name, model, tokenizer, path=own.path, records=own.records, format=own.format
         )
 
     # --- messages ---
@@ -330,7 +323,7 @@ class Session:
 
     def send(self, request: Request, tensors: Tensors) -> Reply:
         """An answer as it is; masked, where sums are secure."""
-        values: dict[str, int | float | str | bytes] = {}
+        values: dict[str, Number] = {}
         if self.federation.secure:
             participant = self._participant(request)
             vector = tensors[SUM].numpy()
@@ -415,7 +408,7 @@ class Session:
         if self.run not in self.client.workplaces:  # what clients of one process share is loaded
             refuse_missing_model(self.client.model or settings.model.name)
         self.desk.open(settings, plan, text, stated=server_plan(settings))
-        values: dict[str, int | float | str | bytes] = {}
+        values: dict[str, Number] = {}
         if federation.secure:
             public = self.client.identity.public(self.client.name)
             values = {"signing": public.signing, "agreement": public.agreement}
@@ -601,5 +594,5 @@ def _unplanned(what: str) -> PrivacyError:
     )
 
 
-def _plain(reply: Message) -> dict[str, int | float | str | bytes]:
+def _plain(reply: Message) -> dict[str, Number]:
     return {name: value for name, value in reply.items() if not isinstance(value, np.ndarray)}

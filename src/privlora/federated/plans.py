@@ -43,6 +43,12 @@ from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
 from privlora.training.promise import ADJACENCY, plan_privacy
 
+_MOVED = {
+    "both": "both factors",
+    "left": "one factor",
+    "right": "one factor",
+    "tangent": "tangent coordinates at a fixed base",
+}
 _DEFAULTS = {"both": "dp-adamw", "left": "ffa", "right": "ffa", "tangent": "prism"}
 
 
@@ -140,7 +146,7 @@ def with_local_method(settings: Settings) -> Settings:
         allowed = [name for name in fits if METHODS[name].private or not settings.privacy.private]
         raise ConfigError(
             f"federation.rule={rule.name} cannot train by method.name={method.name}",
-            why=f"its clients move {_moved(rule, rule_settings(settings))}",
+            why=f"its clients move {_MOVED[rule.trains(1, rule_settings(settings))]}",
             fix=f"one of {', '.join(allowed)}, or no method.name",
         )
     return settings
@@ -308,24 +314,10 @@ def hides_clients(rule: type[Rule]) -> bool:
 
 def local_methods(rule: type[Rule], chosen: RuleSettings) -> tuple[Method, list[str]]:
     """What a rule's clients train with unless told otherwise, and the names of all that they can train with."""
-    usual = _usual(rule, chosen)
+    # SCAFFOLD's control variates are those of plain gradient steps.
+    usual = METHODS["dp-sgd" if rule.name == "scaffold" else _DEFAULTS[rule.trains(1, chosen)]]
     # FedASK trains one factor under privacy and both without it, so plain AdamW goes with it as well.
     return usual, [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
-
-
-def _usual(rule: type[Rule], chosen: RuleSettings) -> Method:
-    if rule.name == "scaffold":  # its control variates are those of plain gradient steps
-        return METHODS["dp-sgd"]
-    return METHODS[_DEFAULTS[rule.trains(1, chosen)]]
-
-
-def _moved(rule: type[Rule], chosen: RuleSettings) -> str:
-    return {
-        "both": "both factors",
-        "left": "one factor",
-        "right": "one factor",
-        "tangent": "tangent coordinates at a fixed base",
-    }[rule.trains(1, chosen)]
 
 
 def privacy_of(privacy: PrivacySettings, kind: PhaseSettings) -> PrivacySettings:

@@ -59,6 +59,8 @@ from privlora.training.models import unchanged_afterwards
 
 _log = logging.getLogger(__name__)
 
+Records = Sequence[Mapping[str, Any]]
+
 CLIENTS: Final = "clients"
 """Where clients of one process have their folders, beside release/ and private/."""
 
@@ -403,9 +405,6 @@ def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], Iterabl
     from privlora.federated.flower.grid import EmbeddedGrid, GridExchange
 
     return GridExchange(EmbeddedGrid(names, answer), timeout=_TIMEOUT, invited=names)
-
-
-Records = Sequence[Mapping[str, Any]]
 
 
 def refuse_missing_sources(

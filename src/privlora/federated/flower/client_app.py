@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Protocol, get_args
+from typing import Any, Final, get_args
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -22,20 +22,13 @@ from privlora.errors import ConfigError, PrivloraError, named
 from privlora.federated.flower.logs import through_flower
 from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
 from privlora.federated.limits import Limits
-from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply, Request
+from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply
 
 _log = logging.getLogger(__name__)
 
 _NEEDED: Final = ("name", "folder", "data")
 _TEXTS: Final = (*_NEEDED, "format", "model", "revision", "pins")
 _LIMITS: Final = tuple(limit.name for limit in fields(Limits))
-
-
-class Answers(Protocol):
-    """The core's client."""
-
-    def answer(self, request: Request) -> Reply:
-        """To one request."""
 
 
 @dataclass(frozen=True)
@@ -147,7 +140,8 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-MakeClient = Callable[[Place], Answers]
+MakeClient = Callable[[Place], Any]
+"""What it gives answers requests, as the core's client does."""
 
 
 def make_client_app(
@@ -224,7 +218,7 @@ def _refusal(name: str, message: Message, why: str) -> Reply:
     return Reply(name, kind, int(group) if group.isdecimal() else 0, refused=why)
 
 
-def _core(place: Place) -> Answers:
+def _core(place: Place) -> Any:
     from privlora.federated.client import Client
 
     own = dict(vars(place))
