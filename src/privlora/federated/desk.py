@@ -350,20 +350,12 @@ def _place_of(request: Request) -> tuple[int, int, int]:
     """When an honest server asks this. Raises PrivacyError for a stage that is not the kind's own."""
     told = request.values.get("stage", request.kind if request.kind in _STAGES else None)
     if told not in _STAGES or (request.kind in _STAGES and told != request.kind):
-        raise PrivacyError(
-            f"asked for {request.kind} in an unknown stage",
-            why="a stage is answered once, and under one name",
-            fix="look at the server",
-        )
+        raise PrivacyError(f"asked for {request.kind} in an unknown stage", fix="look at the server")
     return request.round, _STAGES.index(told), KINDS.index(request.kind)
 
 
 def _other_terms() -> PrivacyError:
-    return PrivacyError(
-        "asked to join the same run on other terms",
-        why="its ledger states what was agreed to at first",
-        fix="start a new run for other settings",
-    )
+    return PrivacyError("asked to join the same run on other terms", fix="start a new run for other settings")
 
 
 def _lost(what: str) -> PrivacyError:

@@ -114,9 +114,7 @@ class History:
             yield
         except BlockingIOError:
             raise RunError(
-                f"another process serves the run of {str(self._path)!r}",
-                why="two servers would ask clients for different rounds at once",
-                fix="wait for it, or end it",
+                f"another process serves the run of {str(self._path)!r}", fix="wait for it, or end it"
             ) from None
         finally:
             os.close(descriptor)

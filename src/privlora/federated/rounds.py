@@ -206,7 +206,6 @@ class Rounds:
             shown = [f"{name} ({refused.get(name, 'no answer')})" for name in absent]
             raise RunError(
                 f"clients that did not join: {', '.join(shown)}",
-                why="a client joins terms that it can keep with its records and its budget",
                 fix="mend what each of them said: above, or where a client on another machine logs",
             )
         _log.info("all %d clients joined", len(names))

@@ -474,7 +474,6 @@ def _by_client(settings: Settings, records: Records | Mapping[str, Records] | No
     if missing:
         raise ConfigError(
             f"clients without a path: {', '.join(missing)}",
-            why="in this process each client's records have to be found",
             fix="give each a path; clients on machines of their own: docs/federated-deployment.md",
         )
     return given

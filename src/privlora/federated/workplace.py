@@ -139,7 +139,6 @@ def refuse_missing_model(name: str) -> None:
         if lacking:
             raise ModelError(
                 f"the model's folder {name!r} lacks {' and '.join(lacking)}",
-                why="this client could not train in any round",
                 fix="give a folder that save_pretrained wrote, of the model and of its tokenizer",
             )
     except PrivloraError as problem:

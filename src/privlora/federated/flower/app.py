@@ -70,7 +70,6 @@ def write_app(
     if root_certificates is not None and not Path(root_certificates).is_file():
         raise ConfigError(
             f"root_certificates={str(root_certificates)!r} is no file",
-            why="clients and server would check each other by it",
             fix="make the authority's certificate first: docs/federated-deployment.md, step 1",
         )
     own = _of_server(settings)

@@ -65,7 +65,6 @@ class Place:
         if unknown:
             raise ConfigError(
                 f"the node config has unknown keys: {', '.join(map(named, unknown))}",
-                why="a limit that is misspelt would limit nothing",
                 fix=f"keys are {', '.join((*_TEXTS, *_LIMITS))}",
             )
         missing = [key for key in _NEEDED if key not in config]
@@ -120,7 +119,6 @@ def _limits(config: Mapping[str, Any]) -> Limits:
         if type(value) not in wanted or value != value:
             raise ConfigError(
                 f"{key}={named(value)} in the node config is no limit",
-                why="what cannot be compared limits nothing",
                 fix="see docs/federated-deployment.md for the limits and their types",
             )
     unit = given.get("unit")

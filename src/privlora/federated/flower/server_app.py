@@ -69,7 +69,6 @@ class Plan:
         if _told(_text(config, "settings")) != told_to_clients(settings):
             raise ConfigError(
                 f"the settings in the run config do not follow from {OWN_SETTINGS}",
-                why="clients look at the ones, and the server goes by the others",
                 fix="write the app anew (`privlora federate --write-app`)",
             )
         return cls(settings, config.get("timeout"))  # type: ignore[arg-type]

@@ -93,6 +93,5 @@ def check_rank(groups: Groups, rank: int) -> None:
         if rank > min(m, n):
             raise ModelError(
                 f"rank {rank} exceeds min(m, n) = {min(m, n)} of a {m} x {n} weight",
-                why="the rule needs as many orthonormal columns",
                 fix=f"set the adapter's rank to at most {min(m, n)}",
             )

@@ -222,7 +222,6 @@ class Rule(ABC):
             if name not in tensors or not self._loads(name, mine, tensors[name]):
                 raise RunError(
                     f"the state of the rule {self.name!r} has no {name!r} of a shape like {tuple(mine.shape)}",
-                    why="the federation cannot go on from a state of another adapter or rule",
                     fix="resume with the settings that the state was written with",
                 )
         self._state = {name: tensors[name].to(mine).clone() for name, mine in self._state.items()}

@@ -90,7 +90,6 @@ class FedAsk(Rule):
         if stage == SKETCH and not self._bases:
             raise RunError(
                 "a sketch came before the first stage of the round was closed",
-                why="it belongs to another round's basis",
                 fix="close 'train' before 'sketch' is answered",
             )
         super().add(stage, message, weight)
@@ -151,11 +150,7 @@ def _first(asked: Asked, factors: Tensors) -> Tensors:
 
 def _second(sent: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> Tensors:
     if not kept:
-        raise RunError(
-            "this client has no factors to sketch",
-            why="it did not answer the first stage of this round",
-            fix="leave it out until the next round",
-        )
+        raise RunError("this client has no factors to sketch", fix="leave it out until the next round")
     message = {}
     for g in groups_of(kept):
         left, right = kept[f"{g}.left"], kept[f"{g}.right"]
