@@ -19,8 +19,8 @@ from privlora.config import (
 from privlora.config.federation import JOINT, RULE_NAMES, FederationSettings
 from privlora.config.one_place import misplaced, of_mapping
 from privlora.errors import ConfigError, DataError, named
+from privlora.federated.plans import participants
 from privlora.federated.rules import RULES
-from privlora.federated.schedule import participants
 
 ROOT = Path(__file__).parent.parent
 SECRET = "the code is 481502"

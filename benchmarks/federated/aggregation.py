@@ -21,7 +21,7 @@ import torch
 from matplotlib.figure import Figure
 from torch import Tensor
 
-from privlora.federated.rules import RULES, Pairs, RuleSettings, Tensors
+from privlora.federated.rules import RULES, Asked, Pairs, RuleSettings, Tensors
 from privlora.geometry.fixed_rank import Point, project_dense
 from privlora.pages.figures import ACCENT, FOURTH, MUTED, SECOND, THIRD, grid, in_style, png
 
@@ -92,7 +92,7 @@ def error(row: str, scenario: str, clients: int, rank: int, seed: int, **more: A
                 updates.append(base.embedding() + xi.embedding(base))
             elif stage == "train":
                 updates.append(left @ right.mT)
-            message, kept[k] = rule.answer(stage, 1, sent, end, kept[k], settings)
+            message, kept[k] = rule.answer(stage, Asked(1, sent, kept[k], settings), end)
             rule.add(stage, message, 1.0)
         rule.close(stage)
     mean = torch.stack(updates).mean(dim=0)

@@ -32,7 +32,7 @@ from local_steps import Steps, Trained, train
 from torch import Tensor
 
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
-from privlora.federated.rules import Beginning, Rule, RuleSettings, rule_named
+from privlora.federated.rules import RULES, Asked, Beginning, Rule, RuleSettings
 
 ROOT = Path(__file__).parents[2]
 
@@ -133,7 +133,7 @@ def run(method: Method, data: Data, steps: Steps, seed: int) -> float:
     generator = torch.Generator().manual_seed(1000 + seed)
     right = data.right[None]
     settings = RuleSettings(rank=right.shape[-1], private=steps.noise > 0, seed=seed)
-    rule = rule_named(method.rule)([(torch.zeros_like(right), right)], settings)
+    rule = RULES[method.rule]([(torch.zeros_like(right), right)], settings)
     x, y = data.x, data.y
     if method.together:
         x, y = x.flatten(0, 1)[None], y.flatten(0, 1)[None]
@@ -165,10 +165,10 @@ def one_round(
         sent = rule.broadcast(stage)
         ends: list[dict[str, Tensor]] = [{} for _ in kept]
         if stage == "train":
-            begun = [rule.begin(number, sent, own, settings) for own in kept]
+            begun = [rule.begin(Asked(number, sent, own, settings)) for own in kept]
             ends = _train_all(begun, rule.trains(number, settings), x, y, steps, generator)
         for k, end in enumerate(ends):
-            message, kept[k] = rule.answer(stage, number, sent, end, kept[k], settings, travelled=travelled)
+            message, kept[k] = rule.answer(stage, Asked(number, sent, kept[k], settings), end, travelled)
             rule.add(stage, message, 1.0)
         rule.close(stage)
 

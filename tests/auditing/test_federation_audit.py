@@ -37,7 +37,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError
 from privlora.federated.payload import lattice_of
 from privlora.federated.plans import federation_of, with_local_method
-from privlora.federated.rules.averaging import FedSa, Scaffold
+from privlora.federated.rules.factors import FedSa, Scaffold
 from privlora.federated.server import RuleServer
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate, GaussianMechanism, NoiseSource

@@ -16,8 +16,7 @@ from privlora.accounting import read_ledger
 from privlora.config import Settings, settings_from
 from privlora.federated.history import History
 from privlora.federated.messages import Exchange, Reply, Request
-from privlora.federated.phases import charged_after
-from privlora.federated.plans import federation_of
+from privlora.federated.plans import charged_after, federation_of
 from privlora.federated.run import Federated, federate
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7}."} for i in range(18)]

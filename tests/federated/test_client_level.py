@@ -18,9 +18,8 @@ from torch import Tensor
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.data.sampling import PoissonSampler
 from privlora.federated import rounds
-from privlora.federated.plans import hides_clients
+from privlora.federated.plans import hides_clients, secret_participants
 from privlora.federated.rules import RULES
-from privlora.federated.schedule import secret_participants
 from privlora.mechanisms.noising import Charged
 from privlora.mechanisms.updates import ClippedUpdate
 

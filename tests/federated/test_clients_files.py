@@ -17,8 +17,8 @@ from privlora.data.formats import Format
 from privlora.errors import DataError
 from privlora.federated.messages import NO_RECORDS, Reply
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.reading import own_data
-from privlora.federated.sources import records_of, refuse_missing_sources
+from privlora.federated.run import records_of, refuse_missing_sources
+from privlora.federated.workplace import own_data
 
 NAMES = ["owner-0", "owner-1", "owner-2"]
 OWN = records(1)

@@ -18,11 +18,10 @@ from run_cases import in_a_child
 
 from privlora.config import Settings
 from privlora.errors import PrivacyError, RunError
-from privlora.federated.client import Client
+from privlora.federated.client import Client, Session, Work
 from privlora.federated.history import STOPPED, History, RoundObserver
 from privlora.federated.messages import Reply, Request
-from privlora.federated.session import Session, Work
-from privlora.federated.turn import Turn
+from privlora.federated.rounds import Turn
 from privlora.training.loop import Interrupted
 
 RULES: dict[str, dict[str, Any]] = {"joint": {}, "tan": {}, "fedask": {"secure_aggregation": True}}

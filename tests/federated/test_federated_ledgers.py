@@ -19,7 +19,7 @@ from privlora.errors import RunError
 from privlora.federated.client import Client
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import REFUSED
-from privlora.federated.phases import charged_after, charges_a_round
+from privlora.federated.plans import charged_after, charges_a_round
 
 NAMES = [f"owner-{k}" for k in range(3)]
 

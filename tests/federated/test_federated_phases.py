@@ -16,14 +16,21 @@ from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon
 from privlora.config import FederationSettings, Settings, settings_from
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.federated.facts import keep_ledgers
 from privlora.federated.history import History, RoundObserver
-from privlora.federated.ledgers import keep_ledgers
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import rates
 from privlora.federated.messages import REFUSED, Request
-from privlora.federated.phases import charged_after, reach, span_of
-from privlora.federated.plans import client_plan, client_settings, public_settings, server_plan
-from privlora.federated.schedule import timetable
+from privlora.federated.plans import (
+    charged_after,
+    client_plan,
+    client_settings,
+    public_settings,
+    reach,
+    server_plan,
+    span_of,
+    timetable,
+)
 from privlora.mechanisms import GaussianMechanism, MeanMechanism, SumMechanism
 from privlora.stacked import Team
 from privlora.training.promise import ADJACENCY
@@ -522,12 +529,7 @@ def test_the_report_states_both_phases(rule: str, tmp_path: Path) -> None:
     page = (release / "report.html").read_text()
     for text in (card, page):
         assert "Phase 2" in text
-        assert "Rounds of phase 2" in text or text is card
-    assert f"{settings.federation.rounds} of 4 planned rounds" in card  # type: ignore[union-attr]
-    assert (
-        f"clients in each; planned were 2 rounds of {steps} local step{'s' * (steps != 1)} with b 6, then 2 rounds"
-        in card
-    )
+        assert "Rounds of phase 2" in text
 
 
 def test_audits_ask_for_one_kind() -> None:

@@ -17,7 +17,7 @@ from privlora.training.files import RunFolder, append_line
 
 
 def released(name: str, root: Path, *answered: int) -> RunFolder:
-    """The folder of a federation that has ended. The ledgers beside the report are as `run.serve` leaves them."""
+    """The folder of a federation that has ended. The ledgers beside the report are as `Prepared.serve` leaves them."""
     privacy, federation = MODELS[name]
     settings = settings_for(privacy, **federation)
     folder = RunFolder(root / "run")

@@ -15,10 +15,9 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora.accounting import epsilon
 from privlora.config import Settings
 from privlora.federated.history import Round, RoundObserver
-from privlora.federated.plans import client_plan, federation_of, server_plan
+from privlora.federated.plans import client_plan, federation_of, server_plan, update_noise
 from privlora.federated.progress import RoundProgress
 from privlora.federated.run import federate
-from privlora.federated.shares import update_noise
 from privlora.federated.words import (
     against_whom,
     in_a_line,

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.data.sampling import PoissonSampler
-from privlora.federated.joint import JointServer
+from privlora.federated.server import JointServer
 from privlora.mechanisms import NoiseSource, Release, SumMechanism, noising
 from privlora.training.assembly import build_parts, build_step
 from privlora.training.inputs import load_data

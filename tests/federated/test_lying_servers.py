@@ -17,14 +17,13 @@ from crash_cases import OPEN, RECORDS, ROUNDS, Between, ledgers, parts, run, set
 from privlora.accounting import read_ledger
 from privlora.config import Settings, settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
-from privlora.federated.broadcast import refuse_foreign
 from privlora.federated.client import Client
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import KINDS, Request
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.reading import own_data
-from privlora.federated.workplace import Workplace
+from privlora.federated.rules.checks import refuse_foreign
+from privlora.federated.workplace import Workplace, own_data
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 

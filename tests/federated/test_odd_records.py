@@ -18,10 +18,9 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.config import Settings
 from privlora.errors import ConfigError
-from privlora.federated import reading
+from privlora.federated import workplace
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.readiness import warn_of_unreadable
-from privlora.federated.reading import own_data
+from privlora.federated.workplace import own_data, warn_of_unreadable
 from privlora.training.inputs import Data, load_data
 
 SECRET = "Zanzibar"
@@ -194,7 +193,7 @@ def test_a_library_that_raises_on_one_record_is_not_quoted(
             raise RuntimeError(f"cannot read {SECRET}")
         return load_data(*args, **options)
 
-    monkeypatch.setattr(reading, "load_data", load)
+    monkeypatch.setattr(workplace, "load_data", load)
     records = [*base(), {**GOOD, "text": SECRET}]
     with caplog.at_level(logging.ERROR):
         found = own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=records)

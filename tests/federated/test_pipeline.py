@@ -25,9 +25,9 @@ from torch import Tensor
 
 from privlora.coordinates.base import Vector
 from privlora.errors import RunError
+from privlora.federated.client import Session
 from privlora.federated.messages import Reply
 from privlora.federated.rules import RULES
-from privlora.federated.session import Session
 from privlora.mechanisms.noising import Charged
 from privlora.training.state import States
 

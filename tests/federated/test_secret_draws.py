@@ -22,6 +22,7 @@ from privlora.accounting import ledger
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.federated import local
+from privlora.federated.client import Session, Work
 from privlora.federated.history import Aside, Round, RoundObserver
 from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import client_plan, server_plan, with_local_method
@@ -29,7 +30,6 @@ from privlora.federated.progress import RoundProgress
 from privlora.federated.rounds import NOTHING_LACKED
 from privlora.federated.rounds import SECRET as SECRET_WORDS
 from privlora.federated.run import federate
-from privlora.federated.session import Session, Work
 from privlora.federated.words import in_a_line, what_is_not_hidden, who_trains
 from privlora.mechanisms.updates import ClippedUpdate
 

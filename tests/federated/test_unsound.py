@@ -12,8 +12,7 @@ from federated_cases import Federation, owners, settings_of
 from privlora.errors import ConfigError, PrivacyError
 from privlora.federated.client import Client
 from privlora.federated.messages import REFUSED, Request
-from privlora.federated.plans import with_local_method
-from privlora.federated.schedule import participants
+from privlora.federated.plans import participants, with_local_method
 
 NAMES = ["owner-0", "owner-1", "owner-2", "owner-3"]
 

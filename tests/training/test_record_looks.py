@@ -13,7 +13,7 @@ from tiny_models import tiny_tokenizer
 from privlora.config import DataSettings, Settings, settings_from
 from privlora.data.units import Grouping
 from privlora.errors import DataError, PrivloraError
-from privlora.federated.sources import records_of
+from privlora.federated.run import records_of
 from privlora.training.inputs import load_all, load_clients
 from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
 from privlora.training.sources import refuse_first

@@ -22,7 +22,7 @@ from privlora.auditing.loud_records import Mark, loud, opposites
 from privlora.config import AT_CLIENTS, Settings, settings_from
 from privlora.config.federation import JOINT
 from privlora.errors import ConfigError, RunError
-from privlora.federated.client import Client, answer_all
+from privlora.federated.client import Client, Session, answer_all
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Reply, Request
 from privlora.federated.plans import (
@@ -34,11 +34,10 @@ from privlora.federated.plans import (
     server_plan,
     with_local_method,
 )
-from privlora.federated.rules import Tensors
+from privlora.federated.rounds import Turn, roster_of
+from privlora.federated.rules import Asked, Tensors
 from privlora.federated.run import server_of
 from privlora.federated.server import Server
-from privlora.federated.session import Session
-from privlora.federated.turn import Turn, roster_of
 from privlora.federated.workplace import Workplace
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.inputs import tokenise
@@ -375,7 +374,7 @@ def _rounds_alike(settings: Settings, server: Server) -> bool:
     if rule.memory or len(rule.stages) > 1:
         return False
     sent = server.tensors("train")
-    one, other = (rule.begin(number, sent, {}, chosen) for number in (1, 3))
+    one, other = (rule.begin(Asked(number, sent, {}, chosen)) for number in (1, 3))
     return all(torch.equal(tensor, other.state[name]) for name, tensor in one.state.items())
 
 

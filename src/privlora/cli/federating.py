@@ -17,7 +17,7 @@ from privlora.cli.training import OverridesArgument, explained_stops, places_of,
 from privlora.config import Settings, load_settings
 from privlora.consoles import err, loading, out
 from privlora.errors import ConfigError
-from privlora.federated.used import is_over, refuse_used
+from privlora.federated.history import is_over, refuse_used
 from privlora.training.files import RunFolder
 from privlora.training.sources import refuse_first
 

@@ -28,19 +28,19 @@ JOINT: Final = "joint"
 """The rule of a federation that names none."""
 
 RULES: Final = {
-    "fedavg": "averaging.FedAvg",
-    "fedprox": "averaging.FedProx",
-    "scaffold": "averaging.Scaffold",
-    "ffa": "averaging.Ffa",
-    "fedsa": "averaging.FedSa",
+    "fedavg": "factors.FedAvg",
+    "fedprox": "factors.FedProx",
+    "scaffold": "factors.Scaffold",
+    "ffa": "factors.Ffa",
+    "fedsa": "factors.FedSa",
     "flora": "stacking.Flora",
     "fedex": "stacking.FedEx",
     "flexlora": "stacking.FlexLora",
-    "fedsvd": "points.FedSvd",
-    "rolora": "averaging.RoLora",
+    "fedsvd": "factors.FedSvd",
+    "rolora": "factors.RoLora",
     "fedask": "sketching.FedAsk",
-    "tan": "points.Tan",
-    "alt": "points.Alt",
+    "tan": "factors.Tan",
+    "alt": "factors.Alt",
 }
 """The table of aggregation rules: name -> its class, in federated.rules. A new rule is a class and a line here."""
 RULE_NAMES: Final = (*RULES, JOINT)

@@ -1,4 +1,5 @@
-"""A client: one owner's records, ledger and answers. Its records, losses, norms and counts never leave it."""
+"""A client: one owner's records, ledger and answers, and what it agreed to and was asked in each federation. Its
+records, losses, norms and counts never leave it."""
 
 from __future__ import annotations
 
@@ -7,25 +8,62 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from traceback import extract_tb
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from privlora.accounting import LedgerSummary, read_ledger
+from privlora.accounting import Ledger, LedgerSummary, read_ledger
+from privlora.config import FederationSettings, Settings
+from privlora.config.one_place import MICRO_BATCH
 from privlora.data.formats import Format
 from privlora.disk import lock
-from privlora.errors import PrivloraError, RunError
-from privlora.federated.desk import Desk, has_begun
+from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
+from privlora.federated.desk import Desk, has_begun, read_terms
+from privlora.federated.fields import REQUESTS
 from privlora.federated.limits import Limits
-from privlora.federated.messages import REFUSED, Reply, Request
-from privlora.federated.readiness import NotReadyError, in_words
-from privlora.federated.secure import Identity
-from privlora.federated.session import Session, Work
-from privlora.federated.workplace import Workplace
+from privlora.federated.messages import REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
+from privlora.federated.payload import agreed_digest, clipped_share, fixed_share
+from privlora.federated.plans import (
+    changed,
+    client_plan,
+    federation_of,
+    reach,
+    rule_of,
+    rule_settings,
+    server_plan,
+    stages_of,
+    tensors_of,
+    timetable,
+    weight_of,
+    with_local_method,
+)
+from privlora.federated.rules import Asked, Tensors
+from privlora.federated.rules.base import Sizes
+from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
+from privlora.federated.secure import Identity, Message, Participant, Phase
+from privlora.federated.secure import Turn as Which
+from privlora.federated.workplace import (
+    NotReadyError,
+    Workplace,
+    in_words,
+    own_data,
+    refuse_missing_model,
+    refuse_missing_records,
+    warn_of_unreadable,
+)
+from privlora.mechanisms import ClippedUpdate, NoiseSource
+from privlora.names import is_local
 from privlora.precision import own_context
 from privlora.training.files import temporary_files
+
+if TYPE_CHECKING:
+    from privlora.federated.local import Ended, Job
+    from privlora.training.inputs import Data
 
 _log = logging.getLogger(__name__)
 
@@ -179,8 +217,7 @@ def _same(one: Request, other: Request) -> bool:
 
 def _train(clients: Mapping[str, Client], works: Sequence[Work]) -> list[Reply]:
     # Here, because a process that answers one other message would take longer to import them than to answer.
-    from privlora.federated.joint import vectors
-    from privlora.federated.local import train_locally
+    from privlora.federated.local import train_locally, vectors
 
     jobs, workplace = [work.job for work in works], works[0].session.workplace
     replies = []
@@ -197,3 +234,365 @@ def _train(clients: Mapping[str, Client], works: Sequence[Work]) -> list[Reply]:
         except Exception as error:  # noqa: BLE001 - see Client.refuse
             replies.append(clients[work.request.client].refuse(work.request, error))
     return replies
+
+
+class Session:
+    """One client in one run. Everything that must survive a message lies at its desk."""
+
+    def __init__(self, client: Client, run: str) -> None:
+        self.client, self.run = client, run
+        self.desk = Desk(client.folder / run)
+
+    @cached_property
+    def settings(self) -> Settings:
+        """What this client agreed to, with its own place of the model, and micro-batches of no more than is usual: what
+        memory takes is not the server's to choose. Raises RunError before it has joined."""
+        settings, client = self.desk.settings, self.client
+        tokens = min(settings.run.max_tokens, MICRO_BATCH)
+        settings = changed(settings, run={"tokens_per_micro_batch": tokens})
+        if client.model is None:
+            return settings
+        # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.
+        return changed(settings, model={"name": client.model, "revision": client.revision})
+
+    @property
+    def federation(self) -> FederationSettings:
+        return federation_of(self.settings)
+
+    @property
+    def workplace(self) -> Workplace:
+        if self.run not in self.client.workplaces:
+            self.client.workplaces[self.run] = Workplace(self.settings)
+        return self.client.workplaces[self.run]
+
+    @cached_property
+    def data(self) -> Data:
+        """This client's records, as the run reads them."""
+        model, tokenizer, settings = self.workplace.loaded
+        own = self.client
+        return own_data(
+            settings, own.name, model, tokenizer, path=own.path, records=own.records, format=own.format
+        )
+
+    # --- messages ---
+
+    def answer(self, request: Request) -> Reply:
+        """To all messages but "train", which clients of a process answer together."""
+        handlers = {
+            "join": self._join,
+            "share": self._share,
+            "sketch": self._sketch,
+            "agree": self._unveil,
+            "unmask": self._unveil,
+            "leave": self._leave,
+        }
+        self._refuse_unlisted(request)
+        reply = handlers[request.kind](request)
+        refuse_unlisted(reply, self.federation.secure, reply.tensors)
+        return reply
+
+    def begin(self, request: Request) -> Work:
+        """What "train" asks for; noted before anything is done, so that it is done once."""
+        settings = self.settings
+        self._refuse_unlisted(request)
+        self._refuse_unplanned(request)
+        self.desk.begin(request)
+        self._refuse_broadcast(request)
+        if self.federation.secure:
+            self._participant(request)  # without masks nothing could leave, so nothing is charged
+        private = self.private
+        self.desk.opened(private)
+        ledger = Ledger.open(self.desk.ledger) if private else None
+        try:
+            if ledger is not None:
+                reach(ledger, self.federation, settings.privacy, request.round)
+            beginning = None
+            if not self.federation.joint:
+                beginning = rule_of(self.federation).begin(self._asked_by_rule(request))
+            seed = settings.privacy.insecure_noise_seed
+            if seed is not None:
+                seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
+            from privlora.federated.local import Job  # for training alone, since it takes long to import
+
+            job = Job(self.client.name, self.data, request.round, request.tensors, beginning, ledger, seed)
+        except BaseException:
+            if ledger is not None:
+                ledger.close()
+            raise
+        return Work(self, request, job)
+
+    def send(self, request: Request, tensors: Tensors) -> Reply:
+        """An answer as it is; masked, where sums are secure."""
+        values: dict[str, Number] = {}
+        if self.federation.secure:
+            participant = self._participant(request)
+            vector = tensors[SUM].numpy()
+            agreed = agreed_digest(self.desk.terms, dict(request.tensors))
+            try:
+                masked = participant.mask(_asked(request, "mask"), vector, agreed)
+            finally:
+                self._keep(participant)  # one that refused has forgotten its secrets
+            tensors = {SUM: torch.from_numpy(np.asarray(masked["vector"]))}
+            values["context"] = bytes(masked["context"])  # type: ignore[arg-type]
+        reply = Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
+        listed = tensors_of(self.settings, request.kind, request.round)[1]
+        refuse_unlisted(reply, self.federation.secure, listed)
+        return reply
+
+    def _refuse_unlisted(self, request: Request) -> None:
+        """Raises RunError for a request that is not listed, or of a round or stage that this federation has not."""
+        if request.kind == "join":
+            refuse_unlisted(request, secure=False)
+            return
+        federation, kind = self.federation, request.kind
+        trains = kind in stages_of(federation)
+        sent = tensors_of(self.settings, kind, request.round)[0] if trains else ()
+        refuse_unlisted(request, federation.secure, sent)
+        if kind == "leave":
+            return
+        stage = request.values.get("stage", kind)
+        if stage not in stages_of(federation) or (kind in TRAINING and stage != kind):
+            raise RunError(
+                f"a request of a stage that rule={federation.rule} does not have, in round {request.round}",
+                why="a second answer of a round would be one that nothing was agreed on for",
+                fix="look at the server",
+            )
+        if not 1 <= request.round <= federation.rounds:
+            raise RunError(
+                f"a request of round {request.round}, of {federation.rounds}", fix="look at the server"
+            )
+
+    def charged(self, ledger: Ledger | None) -> None:
+        """Note what an answer was charged, before it leaves."""
+        if ledger is not None:
+            self.desk.charged(ledger.summary)
+
+    @property
+    def private(self) -> bool:
+        """Whether what this client sends is charged to its own ledger."""
+        return self.settings.privacy.private and not self.federation.trusted_server
+
+    def by_rule(self, request: Request, end: Mapping[str, Tensor], travelled: float) -> Tensors:
+        """The rule's answer; what it keeps for later is at the desk before anything leaves."""
+        rule, asked = rule_of(self.federation), self._asked_by_rule(request)
+        answer, kept = rule.answer(request.kind, asked, end, travelled)
+        self.desk.keep("memory", kept)
+        return answer
+
+    def _asked_by_rule(self, request: Request) -> Asked:
+        return Asked(request.round, request.tensors, self.desk.kept("memory"), rule_settings(self.settings))
+
+    def no_update(self, request: Request) -> Tensors:
+        """An answer of zeros, whatever the rule would make of a client that has not moved."""
+        rule, dtype = rule_of(self.federation), next(iter(request.tensors.values())).dtype
+        shapes = rule.shapes(request.kind, request.round, self._groups(), rule_settings(self.settings))[1]
+        return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
+
+    def _join(self, request: Request) -> Reply:
+        text = str(request.values.get("settings", ""))
+        settings = read_terms(text)
+        federation = federation_of(settings)
+        if with_local_method(settings) != settings:
+            raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
+        if self.client.name not in federation.names:
+            raise ConfigError(
+                f"client {self.client.name} is not of this federation", fix="rename it, or leave"
+            )
+        self._refuse_model(settings)
+        plan = client_plan(settings)
+        self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
+        # After the limits: terms beyond them learn nothing about this machine.
+        path, records, format = self.client.path, self.client.records, self.client.format
+        refuse_missing_records(path, format, in_memory=records is not None)
+        warn_of_unreadable(self.client.name, path, records, format, settings)
+        if self.run not in self.client.workplaces:  # what clients of one process share is loaded
+            refuse_missing_model(self.client.model or settings.model.name)
+        self.desk.open(settings, plan, text, stated=server_plan(settings))
+        values: dict[str, Number] = {}
+        if federation.secure:
+            public = self.client.identity.public(self.client.name)
+            values = {"signing": public.signing, "agreement": public.agreement}
+        return Reply(self.client.name, "join", request.round, values=values)
+
+    def _sketch(self, request: Request) -> Reply:
+        """A later stage: algebra on what training left."""
+        self._refuse_unplanned(request)
+        self.desk.begin(request)
+        self._refuse_broadcast(request)
+        return self.send(request, self.packed(self.by_rule(request, {}, 0.0)))
+
+    def packed(self, answer: Tensors) -> Tensors:
+        """Releases, as they are or as integers of a secure sum."""
+        if not self.federation.secure:
+            return answer
+        vector = fixed_share(answer, self.settings, weight_of(self.settings, self.client.name))
+        return {SUM: torch.from_numpy(vector)}
+
+    def _leave(self, request: Request) -> Reply:
+        ledger = self.desk.leave(self.private)
+        return Reply(self.client.name, "leave", request.round, values={"ledger": ledger})
+
+    # --- what a server may not ask ---
+
+    def _refuse_model(self, settings: Settings) -> None:
+        """Raise PrivacyError where the server would choose which folder of this machine, or what program, is loaded."""
+        if self.client.model is not None or self.run in self.client.workplaces:
+            return
+        if self.client.limits.pins_model or is_local(settings.model.name):
+            raise PrivacyError(
+                "the server names the base model, and the owner of this client has not said where it lies",
+                why="a server could name a folder of this machine, or a model of its own making",
+                fix="give the client its model, or set limits.pins_model to false for a model of the hub",
+            )
+
+    def _refuse_unplanned(self, request: Request) -> None:
+        """Raise PrivacyError for a round in which, by the public timetable, this client does not train."""
+        if self.client.name not in self._asked(request.round):
+            raise _unplanned(f"round {request.round}, in which others train")
+
+    def _asked(self, number: int) -> tuple[str, ...]:
+        """Whom the terms let the server ask in a round."""
+        federation = self.federation
+        names = tuple(federation.names)
+        secret, all_train = federation.trusted_server, federation.per_round == len(names)
+        if secret or all_train:
+            return names
+        return timetable(names, federation.per_round, federation.rounds, self.settings.run.seed)[number - 1]
+
+    def _refuse_broadcast(self, request: Request) -> None:
+        """Raise PrivacyError for tensors that do not follow from the terms. Those of joint meet its coordinates."""
+        if self.federation.joint:
+            return
+        rule, settings = rule_of(self.federation), rule_settings(self.settings)
+        groups = self._groups()
+        expected = broadcast_shapes(rule, request.kind, request.round, groups, settings, request.tensors)
+        refuse_foreign(request.tensors, expected)
+
+    def _groups(self) -> list[Sizes]:
+        """Of the adapter. Training keeps them, so that a later stage needs no model."""
+        kept = self.desk.sizes()
+        if kept is None:
+            kept = self.workplace.groups
+            self.desk.keep_sizes(kept)
+        return kept
+
+    # --- secure sums ---
+
+    def _share(self, request: Request) -> Reply:
+        federation = self.federation
+        asked = _asked(request, "share")
+        self._refuse_unplanned(request)
+        stage, names = str(asked["stage"]), str(asked["names"]).split(",")
+        # In a later stage the roster is whom the first one was over, which the participant sees to.
+        others = stage == "train" and names != sorted(self._asked(request.round))
+        if others or asked["threshold"] != federation.threshold:
+            raise PrivacyError(
+                "a secure sum over other clients, or with another threshold, than agreed",
+                why="each client's share of the noise is made for these numbers",
+                fix="look at the server",
+            )
+        self.desk.begin(request)
+        earlier = self.desk.survivors(request.round) if stage != "train" else None
+        participant, reply = Participant.begin(
+            self.client.identity,
+            self.client.name,
+            asked,
+            turn=Which(self.run, request.round, stage),
+            answered=(),  # the desk has refused whatever came before
+            pins=self.client.pins,
+            colluding=federation.colluding,
+            earlier=earlier,
+        )
+        self._keep(participant)
+        return Reply(self.client.name, "share", request.round, values=_plain(reply))
+
+    def _unveil(self, request: Request) -> Reply:
+        self._refuse_unplanned(request)
+        self.desk.begin(request)
+        participant = self._participant(request)
+        agrees = request.kind == "agree"
+        try:
+            reply = (
+                participant.agree(_asked(request, "agree"))
+                if agrees
+                else participant.unmask(_asked(request, "unmask"))
+            )
+        finally:
+            self._keep(participant)  # one that refused has forgotten its secrets
+        if agrees:
+            self.desk.keep_survivors(request.round, participant.survivors)
+        return Reply(self.client.name, request.kind, request.round, values=_plain(reply))
+
+    def _participant(self, request: Request) -> Participant:
+        """In the sum of the request's own round and stage. Raises PrivacyError if there is none."""
+        kept = self.desk.secret("sum")
+        found = None if kept is None else Participant.from_bytes(kept, self.client.identity)
+        turn = Which(self.run, request.round, str(request.values.get("stage", request.kind)))
+        if found is None or found.terms.turn != turn:
+            raise PrivacyError(
+                "asked for a secure sum that was not begun",
+                why="without masks of this round and stage the server would see this client's part",
+                fix="look at the server",
+            )
+        return found
+
+    def _keep(self, participant: Participant) -> None:
+        self.desk.keep_secret("sum", b"" if participant.over else participant.to_bytes())
+
+
+@dataclass
+class Work:
+    """A client's training under way."""
+
+    session: Session
+    request: Request
+    job: Job
+
+    def reply(self, ended: Ended | np.ndarray | None) -> Reply:
+        """ended: where training ended, by the rule; a vector for joint; None for an update of zero."""
+        reply = self._reply(ended)
+        self.session.charged(self.job.ledger)
+        return reply
+
+    def _reply(self, ended: Ended | np.ndarray | None) -> Reply:
+        session = self.session
+        if isinstance(ended, np.ndarray):
+            vector = {SUM: torch.from_numpy(ended)}
+            return session.send(self.request, session.packed(vector) if ended.dtype.kind == "f" else vector)
+        if ended is None:
+            answer = session.no_update(self.request)
+        else:
+            answer = session.by_rule(self.request, ended.state, ended.travelled)
+        settings = session.settings
+        if session.federation.privacy_model == "record" or not settings.privacy.private:
+            return session.send(self.request, session.packed(answer))
+        if self.job.ledger is None:  # a trusted server clips it again, and adds the noise
+            update = ClippedUpdate(answer, settings.privacy.clip_norm)
+            return session.send(self.request, update.tensors(update.clipped(answer)))
+        seed = self.job.seed
+        share = clipped_share(
+            answer, settings, self.job.ledger, NoiseSource(None if seed is None else seed + 1)
+        )
+        return session.send(self.request, {SUM: torch.from_numpy(share)})
+
+    def close(self) -> None:
+        if self.job.ledger is not None:
+            self.job.ledger.close()
+
+
+def _asked(request: Request, phase: Phase) -> Message:
+    """The fields of a phase of a secure sum among the request's values."""
+    values = request.values
+    return {n: v for n in REQUESTS[phase] if n in values and not isinstance(v := values[n], float)}
+
+
+def _unplanned(what: str) -> PrivacyError:
+    return PrivacyError(
+        f"asked for {what}",
+        why="the agreed terms say who trains when, and the budget is made for it",
+        fix="look at the server",
+    )
+
+
+def _plain(reply: Message) -> dict[str, Number]:
+    return {name: value for name, value in reply.items() if not isinstance(value, np.ndarray)}

@@ -9,11 +9,11 @@ folder of which a copy went on elsewhere and came back in part.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import yaml
 from safetensors import SafetensorError
@@ -28,6 +28,7 @@ from privlora.federated.plans import server_plan
 from privlora.federated.rules.base import Sizes
 from privlora.training.files import write_atomically
 
+_Content = TypeVar("_Content")
 _FOLDER, _FILE = 0o700, 0o600
 _STAGES = ("train", "sketch")
 _PLACES: Final[dict[str, tuple[str, ...]]] = {
@@ -57,33 +58,17 @@ class Note:
         return self.round, self.stage, self.kind
 
 
-@dataclass(frozen=True)
 class Desk:
-    """FOLDER/RUN of one client. Only its owner can read it. Used under the client's lock (`Client.locked`)."""
+    """FOLDER/RUN of one client. Only its owner can read it. Used under the client's lock (`Client.locked`).
 
-    root: Path
+    stated: a ledger of what a trusted server said at joining that it would release; it is never charged or closed, so
+    that all of it counts as spent: a client cannot know better.
+    """
 
-    @property
-    def ledger(self) -> Path:
-        return self.root / "ledger.jsonl"
-
-    @property
-    def stated(self) -> Path:
-        """A ledger of what a trusted server said at joining that it would release; it is never charged or closed, so
-        that all of it counts as spent: a client cannot know better."""
-        return self.root / "stated.jsonl"
-
-    @property
-    def _settings(self) -> Path:
-        return self.root / "settings.yaml"
-
-    @property
-    def _answered(self) -> Path:
-        return self.root / "answered.json"
-
-    @property
-    def _survivors(self) -> Path:
-        return self.root / "survivors.json"
+    def __init__(self, root: Path) -> None:
+        self.root, self.ledger, self.stated = root, root / "ledger.jsonl", root / "stated.jsonl"
+        self._settings, self._answered = root / "settings.yaml", root / "answered.json"
+        self._survivors = root / "survivors.json"
 
     @property
     def joined(self) -> bool:
@@ -233,15 +218,7 @@ class Desk:
 
     def kept(self, name: str) -> dict[str, Tensor]:
         """What was kept, or nothing."""
-        path = self.root / f"{name}.safetensors"
-        if not path.exists():
-            return {}
-        try:
-            return load(path.read_bytes())
-        except (OSError, SafetensorError) as error:
-            raise RunError(
-                f"{str(path)!r} is damaged ({type(error).__name__})", fix="leave this federation"
-            ) from None
+        return self._read(self.root / f"{name}.safetensors", load, fix="leave this federation") or {}
 
     def keep_secret(self, name: str, content: bytes) -> None:
         """Keys of a secure sum that is under way; empty content removes them."""
@@ -265,17 +242,11 @@ class Desk:
 
     def sizes(self) -> list[Sizes] | None:
         """What ``keep_sizes`` kept. Raises RunError for a damaged file."""
-        path = self.root / "sizes.json"
-        if not path.exists():
-            return None
-        try:
-            return [
-                (int(count), int(m), int(n)) for count, m, n in json.loads(path.read_text(encoding="utf-8"))
-            ]
-        except (OSError, ValueError, TypeError) as error:
-            raise RunError(
-                f"{str(path)!r} is damaged ({type(error).__name__})", fix="remove it: training makes it anew"
-            ) from None
+
+        def read(content: bytes) -> list[Sizes]:
+            return [(int(count), int(m), int(n)) for count, m, n in json.loads(content)]
+
+        return self._read(self.root / "sizes.json", read, fix="remove it: training makes it anew")
 
     def keep_survivors(self, number: int, names: Sequence[str]) -> None:
         """Whom the secure sum of round ``number`` is over, for the round's next sum."""
@@ -283,17 +254,12 @@ class Desk:
 
     def survivors(self, number: int) -> list[str]:
         """Whom the last secure sum of this round was over; nobody, if there was none. Raises RunError."""
-        if not self._survivors.exists():
-            return []
-        try:
-            first, *names = json.loads(self._survivors.read_text(encoding="utf-8"))
-        except (OSError, ValueError, TypeError) as error:
-            raise RunError(
-                f"{str(self._survivors)!r} is damaged ({type(error).__name__})",
-                why="whom the round's first sum was over is not known any more",
-                fix="go on with the next round",
-            ) from None
-        return [str(name) for name in names] if first == number else []
+
+        def read(content: bytes) -> list[str]:
+            first, *names = json.loads(content)
+            return [str(name) for name in names] if first == number else []
+
+        return self._read(self._survivors, read, fix="go on with the next round") or []
 
     def leave(self, private: bool) -> str:
         """End: the ledger is closed, so that nothing more is released in this run; secrets go. Gives the ledger as
@@ -306,6 +272,15 @@ class Desk:
         if not summary.closed:
             Ledger.open(self.ledger).finish()
         return self.ledger.read_text(encoding="utf-8")
+
+    def _read(self, path: Path, read: Callable[[bytes], _Content], fix: str) -> _Content | None:
+        """None where there is no file. Raises RunError for a damaged one."""
+        if not path.exists():
+            return None
+        try:
+            return read(path.read_bytes())
+        except (OSError, ValueError, TypeError, SafetensorError) as error:
+            raise RunError(f"{str(path)!r} is damaged ({type(error).__name__})", fix=fix) from None
 
     def _write(self, path: Path, content: str | bytes) -> None:
         write_atomically(path, content, mode=_FILE)
@@ -375,20 +350,12 @@ def _place_of(request: Request) -> tuple[int, int, int]:
     """When an honest server asks this. Raises PrivacyError for a stage that is not the kind's own."""
     told = request.values.get("stage", request.kind if request.kind in _STAGES else None)
     if told not in _STAGES or (request.kind in _STAGES and told != request.kind):
-        raise PrivacyError(
-            f"asked for {request.kind} in an unknown stage",
-            why="a stage is answered once, and under one name",
-            fix="look at the server",
-        )
+        raise PrivacyError(f"asked for {request.kind} in an unknown stage", fix="look at the server")
     return request.round, _STAGES.index(told), KINDS.index(request.kind)
 
 
 def _other_terms() -> PrivacyError:
-    return PrivacyError(
-        "asked to join the same run on other terms",
-        why="its ledger states what was agreed to at first",
-        fix="start a new run for other settings",
-    )
+    return PrivacyError("asked to join the same run on other terms", fix="start a new run for other settings")
 
 
 def _lost(what: str) -> PrivacyError:

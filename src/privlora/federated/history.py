@@ -11,8 +11,11 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
+from privlora.accounting import read_ledger
+from privlora.config import Settings, kept_settings
 from privlora.disk import lock
 from privlora.errors import RunError
+from privlora.training import takeover
 from privlora.training.files import RunFolder, append_line, read_lines
 
 ROUNDS: Final = "rounds.jsonl"
@@ -111,9 +114,7 @@ class History:
             yield
         except BlockingIOError:
             raise RunError(
-                f"another process serves the run of {str(self._path)!r}",
-                why="two servers would ask clients for different rounds at once",
-                fix="wait for it, or end it",
+                f"another process serves the run of {str(self._path)!r}", fix="wait for it, or end it"
             ) from None
         finally:
             os.close(descriptor)
@@ -150,3 +151,26 @@ class History:
     def _append(self, row: dict[str, Any]) -> None:
         append_line(self._path, row)
         self._rows.append(row)
+
+
+def is_over(folder: RunFolder, settings: Settings) -> bool:
+    """Whether no round is left: by the server's notes of rounds and a trusted server's ledger, never by a report."""
+    federation = settings.federation
+    assert federation is not None
+    done = rounds_begun(folder) >= federation.rounds
+    if not (settings.privacy.private and federation.trusted_server):
+        return done
+    return done and folder.has_plan and read_ledger(folder.ledger).closed
+
+
+def refuse_used(folder: RunFolder) -> None:
+    """Raise RunError where a run is already, or a federation: one that is over is not to be continued."""
+    if not (folder.settings.exists() or folder.ledger.exists()):
+        return
+    settings = kept_settings(folder.settings) if folder.settings.exists() else None
+    if settings is None or settings.federation is None:
+        if takeover.is_over(folder):
+            raise takeover.finished(folder)
+    elif is_over(folder, settings):
+        raise takeover.finished(folder, kind="federation")
+    folder.refuse_if_used()

@@ -15,8 +15,7 @@ from privlora.accounting.accountants import within
 from privlora.accounting.ledger_format import Unit
 from privlora.config import Settings
 from privlora.errors import PrivacyError
-from privlora.federated.plans import federation_of, server_plan
-from privlora.federated.shares import epsilon_of
+from privlora.federated.plans import epsilon_of, federation_of, server_plan
 
 ANY_COLUMN: Final = "*"
 

@@ -11,12 +11,12 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.events import StepEvent
-from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import Settings
 from privlora.coordinates import (
@@ -27,27 +27,33 @@ from privlora.coordinates import (
     Vector,
 )
 from privlora.data.examples import Examples
+from privlora.federated.messages import SUM
+from privlora.federated.payload import lattice_of
 from privlora.federated.plans import (
+    changed,
     client_settings,
     federation_of,
     plan_in,
     resolved,
+    round_settings,
     rule_of,
     rule_settings,
 )
-from privlora.federated.readiness import in_words
 from privlora.federated.rules import Beginning, Tensors, Trains
-from privlora.federated.workplace import Workplace
+from privlora.federated.rules.checks import refuse_foreign
+from privlora.federated.workplace import Workplace, in_words
 from privlora.geometry.fixed_rank import Point
-from privlora.mechanisms import NoiseSource
-from privlora.mechanisms.charges import Charges
-from privlora.methods import Hyperparameters, find_method, optimizer_of
+from privlora.mechanisms import Layout, NoiseSource, PlainSums, ShareMechanism
+from privlora.mechanisms.charges import ChargeAll, Charges
+from privlora.methods import SPACES, Hyperparameters, find_method, optimizer_of
 from privlora.optimizers import learning_rate_at
-from privlora.stacked import Member, Team, joined, stack_parts
+from privlora.stacked import JointAdapter, Member, Team, joined, stack_parts
+from privlora.stacked.parts import StackedNoise
 from privlora.training.assembly import Parts
 from privlora.training.inputs import Data
 from privlora.training.models import adapter_for, unchanged_afterwards
 from privlora.training.promise import sampler
+from privlora.training.step import Step
 
 _log = logging.getLogger(__name__)
 
@@ -167,57 +173,37 @@ def dtype_beside(model: torch.nn.Module) -> torch.dtype:
 def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, number: int) -> Parts:
     """One client's parts, at the beginning of a round."""
     trains = rule_of(federation_of(settings)).trains(number, rule_settings(settings))
-    hyper, method = resolved(settings), find_method(settings.method.name)
-    adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
-    if trains == "tangent":
-        adapter = _of_rank(adapter, 2 * adapter.rank)
+    hyper = resolved(settings)
+    lora = settings.adapter
+    widened = changed(settings, adapter={"r": 2 * lora.r}) if trains == "tangent" else settings
+    adapter = adapter_for(widened, model, dropout=lora.lora_dropout)
     hyper = replace(hyper, averaging=0.0)  # the server averages; of a client, where it ends is asked
     scale = 1.0 if trains == "tangent" else scale_of(settings)
     for group, pair in zip(adapter.groups, beginning.offset or (), strict=False):
         adapter.subtract(group, -scale * pair[0], pair[1])
-    coordinates = _coordinates(trains, adapter, beginning.state, scale, model, hyper)
-    return Parts(
-        method=method,
-        coordinates=coordinates,
-        optimizer=optimizer_of(method.space, hyper, coordinates),
-        settings=settings,
-        hyper=hyper,
-    )
-
-
-def _coordinates(
-    trains: Trains,
-    adapter: LowRankAdapter,
-    state: Tensors,
-    scale: float,
-    model: torch.nn.Module,
-    hyper: Hyperparameters,
-) -> Coordinates:
-    dtype = dtype_beside(model)
-    groups = range(len(adapter.groups))
+    dtype, groups = dtype_beside(model), range(len(adapter.groups))
 
     def of(name: str, g: int) -> Tensor:
-        return state[f"{g}.{name}"].to(adapter.device, dtype)
+        return beginning.state[f"{g}.{name}"].to(adapter.device, dtype)
 
+    coordinates: Coordinates
     if trains == "tangent":
         points = [Point(of("U", g), of("S", g), of("V", g)) for g in groups]
         weight = hyper.settings.get("right_weight", 1.0)
-        return FixedTangentCoordinates(adapter, points, dtype, right_weight=weight)
-    pairs = [(of("left", g), of("right", g)) for g in groups]
-    if trains == "both":
-        return FactorCoordinates(adapter, pairs, scale, dtype)
-    return OneFactorCoordinates(adapter, pairs, scale, dtype, side=trains)
+        coordinates = FixedTangentCoordinates(adapter, points, dtype, right_weight=weight)
+    else:
+        pairs = [(of("left", g), of("right", g)) for g in groups]
+        if trains == "both":
+            coordinates = FactorCoordinates(adapter, pairs, scale, dtype)
+        else:
+            coordinates = OneFactorCoordinates(adapter, pairs, scale, dtype, side=trains)
+    return _trained_in(coordinates, settings, hyper)
 
 
-def _of_rank(adapter: LowRankAdapter, rank: int) -> LowRankAdapter:
-    return LowRankAdapter(
-        adapter.model,
-        rank=rank,
-        target_modules=adapter.target_modules,
-        exclude_modules=adapter.exclude_modules,
-        layers_to_transform=adapter.layers_to_transform,
-        dropout=adapter.dropout,
-    )
+def _trained_in(coordinates: Coordinates, settings: Settings, hyper: Hyperparameters) -> Parts:
+    method = find_method(settings.method.name)
+    optimizer = optimizer_of(method.space, hyper, coordinates)
+    return Parts(method=method, coordinates=coordinates, optimizer=optimizer, settings=settings, hyper=hyper)
 
 
 def _drift(parts: Parts, beginnings: Sequence[Beginning], number: int) -> Callable[[], Vector] | None:
@@ -293,3 +279,84 @@ def owners_of(data: Sequence[Data]) -> Tensor:
 
 def end_to_end(examples: Sequence[Examples]) -> Examples:
     return Examples([one for each in examples for one in each], pad_token_id=examples[0].pad_token_id)
+
+
+def vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
+    """Each client's share of one step of central training, in the order of ``jobs``: (entries,) ring integers, or
+    float64 without noise.
+
+    A client draws its Poisson share, clips, sums and adds its share of the noise, at a common public point; the server
+    sees the secure sum alone. Accounting, noise and accuracy are the central ones; only the sum is taken elsewhere.
+    """
+    found: list[np.ndarray] = []
+    for first in range(0, len(jobs), TOGETHER):
+        found += _vectors(jobs[first : first + TOGETHER], workplace)
+    return found
+
+
+def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
+    model, _, run = workplace.loaded
+    settings = round_settings(run, jobs[0].number)
+    with unchanged_afterwards(model):
+        parts = _joint_parts(settings, model, jobs)
+        members = members_of(jobs, settings, {})  # the mechanism charges for them
+        step = Step(
+            state=parts,
+            mechanism=_mechanism(parts, jobs, members, run),
+            examples=end_to_end([job.data.examples for job in jobs]),
+            learning_rate=0.0,  # nothing moves here
+            max_tokens=settings.run.max_tokens,
+            dropout=settings.model.dropout,
+        )
+        with parts.adapter:
+            step.accumulate([unit for member in members for unit in member.draw()])
+        mechanism = step.mechanism
+        if isinstance(mechanism, ShareMechanism):
+            return mechanism.shares(len(jobs))
+        assert isinstance(mechanism, PlainSums)
+        return mechanism.sums(len(jobs))
+
+
+def _joint_parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> Parts:
+    """The method at the point that was sent, with whose each record is."""
+    hyper = resolved(settings)
+    adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
+    space = SPACES[find_method(settings.method.name).space]
+    of_space = {name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings}
+    dtype = dtype_beside(model)
+    # Where it starts makes no difference: the point follows.
+    start = space.start(
+        adapter, "random", seed=0, scale=scale_of(settings), dtype=dtype, subspaces=None, **of_space
+    )
+    joint = JointAdapter.like(adapter, len(jobs), owners_of([job.data for job in jobs]))
+    coordinates = start.stacked(joint, 1)
+    refuse_foreign(jobs[0].sent, {n: tuple(t.shape) for n, t in coordinates.state_dict().items()})
+    coordinates.load_state_dict({name: t.to(dtype) for name, t in jobs[0].sent.items()})
+    return _trained_in(coordinates, settings, hyper)
+
+
+def _mechanism(
+    parts: Parts, jobs: Sequence[Job], members: Sequence[Member], run: Settings
+) -> ShareMechanism | PlainSums:
+    """parts: with the settings of the round. run: settings of all rounds."""
+    settings = parts.settings
+    privacy, ledgers = settings.privacy, [job.ledger for job in jobs if job.ledger is not None]
+    if not ledgers:
+        return PlainSums(
+            parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
+        )
+    plan = plan_in(run, ledgers[0].plan, jobs[0].number)
+    entries = {SUM: (Layout.of(parts.coordinates).entries,)}
+    lattice = lattice_of(federation_of(settings), plan, entries)
+    assert lattice is not None
+    return ShareMechanism(
+        parts.coordinates,
+        clip_norm=privacy.clip_norm,
+        # What is charged is what is sampled; a ledger refuses it if it is not what was planned next.
+        event=replace(plan.event, sampling=members[0].sampler.sampling),
+        expected_batch_size=privacy.b,
+        ledger=ChargeAll(ledgers),
+        lattice=lattice,
+        noise=StackedNoise([member.noise for member in members]),
+        clipping=parts.hyper.clipping,
+    )

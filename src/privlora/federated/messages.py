@@ -90,34 +90,27 @@ def _plain(fields: Mapping[str, type]) -> Mapping[str, type]:
     return {name: kind for name, kind in fields.items() if kind is not np.ndarray}
 
 
-_IN_SUMS: Final = {phase: {**_RUN, "stage": str, **fields.REQUESTS[phase]} for phase in fields.PHASES}
-_OF_SUMS: Final = {phase: _plain(fields.REPLIES[phase]) for phase in fields.PHASES}
+_IN_SUMS: Final[dict[str, Mapping[str, type]]] = {
+    phase: {**_RUN, "stage": str, **fields.REQUESTS[phase]} for phase in fields.PHASES
+}
+_OF_SUMS: Final[dict[str, Mapping[str, type]]] = {
+    phase: _plain(fields.REPLIES[phase]) for phase in fields.PHASES
+}
+
+_ASKED_MASKED, _MASKED = _IN_SUMS.pop("mask"), _OF_SUMS.pop("mask")
+_JOIN: Final = {**_RUN, "settings": str}
 
 REQUESTS: Final[Mapping[bool, Mapping[str, Mapping[str, type]]]] = {
-    False: {"join": {**_RUN, "settings": str}, "train": _RUN, "sketch": _RUN, "leave": _RUN},
-    True: {
-        "join": {**_RUN, "settings": str},
-        "share": _IN_SUMS["share"],
-        "train": _IN_SUMS["mask"],
-        "sketch": _IN_SUMS["mask"],
-        "agree": _IN_SUMS["agree"],
-        "unmask": _IN_SUMS["unmask"],
-        "leave": _RUN,
-    },
+    False: {"join": _JOIN, "train": _RUN, "sketch": _RUN, "leave": _RUN},
+    True: {"join": _JOIN, "train": _ASKED_MASKED, "sketch": _ASKED_MASKED, "leave": _RUN, **_IN_SUMS},
 }
 """The values of every request by kind, and their types; True: where sums are secure."""
 
+_KEYS: Final = {"signing": bytes, "agreement": bytes}
+
 REPLIES: Final[Mapping[bool, Mapping[str, Mapping[str, type]]]] = {
     False: {"join": {}, "train": {}, "sketch": {}, "leave": {"ledger": str}},
-    True: {
-        "join": {"signing": bytes, "agreement": bytes},
-        "share": _OF_SUMS["share"],
-        "train": _OF_SUMS["mask"],
-        "sketch": _OF_SUMS["mask"],
-        "agree": _OF_SUMS["agree"],
-        "unmask": _OF_SUMS["unmask"],
-        "leave": {"ledger": str},
-    },
+    True: {"join": _KEYS, "train": _MASKED, "sketch": _MASKED, "leave": {"ledger": str}, **_OF_SUMS},
 }
 """The values of every reply by kind, and their types. Only "train" and "sketch" hold tensors: those that the rule's
 shapes name, or SUM alone where sums are secure or the rule is joint."""

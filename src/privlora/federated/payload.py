@@ -9,10 +9,9 @@ import torch
 
 from privlora.accounting import Ledger
 from privlora.config import FederationSettings, Settings
-from privlora.federated.plans import federation_of
+from privlora.federated.plans import federation_of, lattice_of
 from privlora.federated.rules import Tensors
 from privlora.federated.secure import FixedPoint, Layout, digest_of, encode
-from privlora.federated.shares import lattice_of
 from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 
 FIXED_BITS = 64

@@ -1,26 +1,54 @@
-"""What each client of a federation will release, and with which local method."""
+"""What follows from a federation's settings: who trains when and with which local method, what each client will
+release, where its releases stand in its ledger, and what distributed noise is worth, and to whom.
+
+A ledger charges its plan's phases in their order. A client that missed rounds of an earlier phase has releases of it
+left, which are of no use in a later one. Before it trains there they are charged and not made: so a ledger may show
+more than was released, never less.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any
+from bisect import bisect
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import groupby
+from math import ceil, prod, sqrt
+from typing import Any, Final
 
 import torch
 
-from privlora.accounting import Plan
+from privlora.accounting import Adjacency, Ledger, Plan, epsilon
 from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
-from privlora.config import AT_CLIENTS, ClientSettings, FederationSettings, RunSettings, Settings
-from privlora.config.federation import JOINT
+from privlora.config import (
+    AT_CLIENTS,
+    ClientSettings,
+    FederationSettings,
+    PhaseSettings,
+    PrivacySettings,
+    RunSettings,
+    Settings,
+)
+from privlora.config.federation import JOINT, colluding_counts, honest_left
 from privlora.config.one_place import METRIC_AND_RULE
-from privlora.errors import ConfigError, named, nearest
+from privlora.data.sampling import PoissonSampler
+from privlora.errors import ConfigError, PrivacyError, named, nearest
 from privlora.federated.messages import SUM
-from privlora.federated.phases import privacy_of, span_of
 from privlora.federated.rules import RULES, Rule, RuleSettings
+from privlora.mechanisms import Lattice, lattice_for
 from privlora.methods import METHODS, Hyperparameters, Method, find_method
 from privlora.names import published_name
+from privlora.pages.numbers import finite
+from privlora.randomness import counter_generator
 from privlora.training.promise import ADJACENCY, plan_privacy
 
+_MOVED = {
+    "both": "both factors",
+    "left": "one factor",
+    "right": "one factor",
+    "tangent": "tangent coordinates at a fixed base",
+}
 _DEFAULTS = {"both": "dp-adamw", "left": "ffa", "right": "ffa", "tangent": "prism"}
 
 
@@ -32,6 +60,18 @@ def federation_of(settings: Settings) -> FederationSettings:
             fix="add it, or use `privlora train` for a run in one place",
         )
     return settings.federation
+
+
+def changed(settings: Settings, **groups: Mapping[str, Any]) -> Settings:
+    """The settings with other values in some of their groups; nothing is checked anew."""
+    groups = {name: getattr(settings, name).model_copy(update=values) for name, values in groups.items()}
+    return settings.model_copy(update=groups)
+
+
+def names_alone(settings: Settings) -> dict[str, Any]:
+    """Of the group federation: clients by their names, and nothing of where their records lie or come from."""
+    names = [ClientSettings(name=name) for name in federation_of(settings).names]
+    return {"clients": names, "split": "iid", "column": None, "alpha": None}
 
 
 def rule_of(federation: FederationSettings) -> type[Rule]:
@@ -77,8 +117,8 @@ def with_local_method(settings: Settings) -> Settings:
     federation = federation_of(settings)
     if federation.secure_aggregation is None and not settings.privacy.private:
         # Without noise there are no shares of it that only a sum would hide.
-        federation = federation.model_copy(update={"secure_aggregation": False, "survivors": None})
-        settings = settings.model_copy(update={"federation": federation})
+        settings = changed(settings, federation={"secure_aggregation": False, "survivors": None})
+        federation = federation_of(settings)
     if federation.joint:
         method = find_method(settings.method.name)
         if method.name not in joint_methods():
@@ -100,14 +140,13 @@ def with_local_method(settings: Settings) -> Settings:
     _refuse_unprotected(rule, federation, private=settings.privacy.private)
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
-        chosen = settings.method.model_copy(update={"name": usual.name})
-        return settings.model_copy(update={"method": chosen})
+        return changed(settings, method={"name": usual.name})
     method = find_method(settings.method.name)
     if method.name not in fits:
         allowed = [name for name in fits if METHODS[name].private or not settings.privacy.private]
         raise ConfigError(
             f"federation.rule={rule.name} cannot train by method.name={method.name}",
-            why=f"its clients move {_moved(rule, rule_settings(settings))}",
+            why=f"its clients move {_MOVED[rule.trains(1, rule_settings(settings))]}",
             fix=f"one of {', '.join(allowed)}, or no method.name",
         )
     return settings
@@ -126,12 +165,9 @@ def client_settings(settings: Settings, number: int) -> Settings:
     if federation.joint:
         return settings
     privacy = settings.privacy
-    share = {
-        "sample_rate": privacy.q,
-        "expected_batch_size": privacy.b / federation.size,
-        "public_dataset_size": None,
-    }
-    return settings.model_copy(update={"privacy": privacy.model_copy(update=share)})
+    share, rate = privacy.b / federation.size, privacy.q
+    own = {"sample_rate": rate, "expected_batch_size": share, "public_dataset_size": None}
+    return changed(settings, privacy=own)
 
 
 def client_plan(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
@@ -163,35 +199,20 @@ def plan_in(settings: Settings, plan: Plan, number: int) -> Plan:
 
 def public_settings(settings: Settings) -> Settings:
     """What clients are told: what training depends on, and nothing of the server's machine or of its own records."""
-    federation, hyper = federation_of(settings), resolved(settings)
-    told = federation.model_copy(
-        update={
-            "clients": [ClientSettings(name=name) for name in federation.names],
-            "split": "iid",
-            "column": None,
-            "alpha": None,
-        }
-    )
-    run, private = settings.run, {"path": AT_CLIENTS, "evaluation": None, "limit": None}
     # Clients go on from what they are sent, so only the settings that follow from the start are theirs.
-    nowhere = {"init": None, "public_text": None}
-    method = {**hyper.to_dict(), "clipping": settings.method.clipping}
-    return settings.model_copy(
-        update={
-            "model": settings.model.model_copy(
-                update={"name": published_name(settings.model.name), "device": "auto"}
-            ),
-            "adapter": settings.adapter.model_copy(update=nowhere),
-            "data": settings.data.model_copy(update=private),
-            "method": settings.method.model_copy(
-                update={name: method[name] for name in method if name != "init"}
-            ),
-            "run": RunSettings(
-                seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch
-            ),
-            "federation": told,
-        }
+    method = {**resolved(settings).to_dict(), "clipping": settings.method.clipping}
+    method.pop("init", None)
+    told = changed(
+        settings,
+        model={"name": published_name(settings.model.name), "device": "auto"},
+        adapter={"init": None, "public_text": None},
+        data={"path": AT_CLIENTS, "evaluation": None, "limit": None},
+        method=method,
+        federation=names_alone(settings),
     )
+    run = settings.run
+    kept = RunSettings(seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch)
+    return told.model_copy(update={"run": kept})
 
 
 def resolved(settings: Settings) -> Hyperparameters:
@@ -293,21 +314,192 @@ def hides_clients(rule: type[Rule]) -> bool:
 
 def local_methods(rule: type[Rule], chosen: RuleSettings) -> tuple[Method, list[str]]:
     """What a rule's clients train with unless told otherwise, and the names of all that they can train with."""
-    usual = _usual(rule, chosen)
+    # SCAFFOLD's control variates are those of plain gradient steps.
+    usual = METHODS["dp-sgd" if rule.name == "scaffold" else _DEFAULTS[rule.trains(1, chosen)]]
     # FedASK trains one factor under privacy and both without it, so plain AdamW goes with it as well.
     return usual, [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
 
 
-def _usual(rule: type[Rule], chosen: RuleSettings) -> Method:
-    if rule.name == "scaffold":  # its control variates are those of plain gradient steps
-        return METHODS["dp-sgd"]
-    return METHODS[_DEFAULTS[rule.trains(1, chosen)]]
+def privacy_of(privacy: PrivacySettings, kind: PhaseSettings) -> PrivacySettings:
+    """Of all clients together in rounds of one kind: their batch b, and q = b / N."""
+    b = kind.expected_batch_size
+    if b is None:
+        return privacy
+    rate = None if privacy.public_dataset_size is not None else b / privacy.n
+    return privacy.model_copy(update={"expected_batch_size": b, "sample_rate": rate})
 
 
-def _moved(rule: type[Rule], chosen: RuleSettings) -> str:
-    return {
-        "both": "both factors",
-        "left": "one factor",
-        "right": "one factor",
-        "tangent": "tangent coordinates at a fixed base",
-    }[rule.trains(1, chosen)]
+def charges_a_round(federation: FederationSettings, number: int) -> int:
+    """How many releases a client's ledger is charged for in round ``number``."""
+    return 1 if federation.privacy_model == "client" else federation.kind_of(number).local_steps
+
+
+@dataclass(frozen=True)
+class Span:
+    """Releases number ``start`` + 1 to ``end`` of a client's ledger, which are of one event."""
+
+    start: int
+    end: int
+
+
+def span_of(federation: FederationSettings, privacy: PrivacySettings, number: int) -> Span:
+    """Where the releases of round ``number`` stand. Neighbouring phases of one batch size are one, as in the plan."""
+    return _spans(federation, privacy)[federation.place_of(number)]
+
+
+def _spans(federation: FederationSettings, privacy: PrivacySettings) -> list[Span]:
+    """Of each phase."""
+    if federation.privacy_model == "client":
+        return [Span(0, federation.participations)] * len(federation.kinds)
+    rates = [privacy_of(privacy, kind).q for kind in federation.kinds]
+    spans: list[Span] = []
+    start = 0
+    for _, run in groupby(zip(rates, federation.steps_of_a_client, strict=True), key=lambda pair: pair[0]):
+        counts = [count for _, count in run]
+        spans += [Span(start, start + sum(counts))] * len(counts)
+        start += sum(counts)
+    return spans
+
+
+def charged_after(federation: FederationSettings, privacy: PrivacySettings, rounds: Iterable[int]) -> int:
+    """What a client's ledger shows after it has trained in these rounds, which rise; more than is planned where they
+    are more than the timetable's."""
+    firsts = federation.first_rounds
+    phases = [
+        (span.start, charges_a_round(federation, first))
+        for span, first in zip(_spans(federation, privacy), firsts, strict=True)
+    ]
+    done = 0
+    for number in rounds:
+        start, charges = phases[bisect(firsts, number) - 1]
+        done = max(done, start) + charges
+    return done
+
+
+def reach(ledger: Ledger, federation: FederationSettings, privacy: PrivacySettings, number: int) -> None:
+    """Charge what is left of earlier phases, which nothing will be released for, so that round ``number`` is next.
+
+    Raises PrivacyError if its phase has fewer releases left than the round takes; then nothing is charged.
+    """
+    span, takes = span_of(federation, privacy, number), charges_a_round(federation, number)
+    left = span.end - max(span.start, ledger.charges)
+    if left < takes:
+        raise PrivacyError(
+            f"the budget has {max(0, left)} releases left, and a round takes {takes}",
+            why="more releases than planned would exceed the stated epsilon",
+            fix="end the federation; the next one can plan more rounds",
+        )
+    for step in range(ledger.charges + 1, span.start + 1):
+        ledger.charge(ledger.plan.event_of(step))
+
+
+@lru_cache(maxsize=4)
+def timetable(names: tuple[str, ...], per_round: int, rounds: int, seed: int) -> tuple[tuple[str, ...], ...]:
+    """All of ``participants``: by it a client knows when it may be asked, and together with whom."""
+    return tuple(map(tuple, participants(names, per_round, rounds, seed)))
+
+
+def participants(names: Sequence[str], per_round: int, rounds: int, seed: int) -> Iterator[list[str]]:
+    """The clients of rounds 1, 2, … in the order of ``names``: those that trained least so far, ties by a public draw.
+
+    No client is drawn more often than ceil(rounds * per_round / len(names)) times, and any two differ by one at most.
+    """
+    taken = dict.fromkeys(names, 0)
+    for number in range(1, rounds + 1):
+        draws = dict(zip(names, counter_generator(seed, stream=number).random(len(names)), strict=True))
+        chosen = set(sorted(names, key=lambda name: (taken[name], draws[name]))[:per_round])
+        for name in chosen:
+            taken[name] += 1
+        yield [name for name in names if name in chosen]
+
+
+def secret_participants(names: Sequence[str], sampler: PoissonSampler, rounds: int) -> Iterator[list[str]]:
+    """PRIVATE. The clients of each round in the order of ``names``, perhaps none: each joins by a coin of its own.
+
+    sampler: over the clients; what it states is what a trusted server's releases are charged with.
+    """
+    for _ in range(rounds):
+        yield [names[place] for place in sorted(sampler.draw())]
+
+
+ANY: Final[Mapping[str, tuple[int, ...]]] = {"sum": (1,)}
+"""An answer for where the model is not at hand. What is left of the noise does not depend on its size: rounding is
+calibrated away, and of the noise that covers it less than 1e-9 is."""
+
+
+def lattice_of(
+    federation: FederationSettings, plan: Plan | None, expected: Mapping[str, tuple[int, ...]] = ANY
+) -> Lattice | None:
+    """What the clients of a round round to where their noise is distributed, from public numbers; else None.
+
+    plan: of each client's ledger. expected: names and shapes of one client's answer. Raises ConfigError where no
+    lattice is fine enough.
+    """
+    if plan is None or not federation.distributed:
+        return None
+    return lattice_for(
+        clip_norm=plan.clip_norm,
+        noise_multiplier=plan.phases[-1][0].noise_multiplier,
+        expected_batch_size=plan.expected_batch_size,
+        entries=sum(prod(shape) for shape in expected.values()),
+        clients=federation.per_round,
+        survivors=federation.threshold,
+    )
+
+
+def lattices_of(
+    settings: Settings, plan: Plan | None, expected: Mapping[str, tuple[int, ...]] = ANY
+) -> list[Lattice]:
+    """``lattice_of`` each phase of rounds; none where clients share no noise."""
+    if plan is None:
+        return []
+    federation = federation_of(settings)
+    plans = (plan_in(settings, plan, number) for number in federation.first_rounds)
+    return [found for each in plans if (found := lattice_of(federation, each, expected)) is not None]
+
+
+def colluding(
+    federation: FederationSettings,
+    lattices: Sequence[Lattice],
+    plan: Plan | None,
+    events: Sequence[tuple[StepEvent, int]],
+) -> list[dict[str, Any]]:
+    """Epsilon of the same releases for c clients and a server that work together and take off their own noise, in the
+    smallest sum that they can open, for the c of `colluding_counts`.
+
+    lattices: of each phase. events: what was, or will be, charged. Rows have ``clients``, ``noise_multiplier`` (what is
+    left: sigma sqrt(`honest_left` / t)) and ``epsilon``; none where nobody knows a share, or nothing is promised.
+    """
+    if not lattices or plan is None or plan.insecure_noise:
+        return []
+    rows, n, t = [], federation.per_round, federation.threshold
+    for count in colluding_counts(n, t):
+        honest = honest_left(n, t, count)
+        # Phases differ in what rounding adds alone; the least noise bounds all of them.
+        left = min(
+            replace(lattice, survivors=honest).noise_multiplier(plan.clip_norm) for lattice in lattices
+        )
+        weaker = tuple((replace(event, noise_multiplier=left), number) for event, number in events)
+        found = epsilon_of(weaker, plan.delta, plan.adjacency)
+        rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})
+    return rows
+
+
+@lru_cache(maxsize=64)
+def epsilon_of(events: tuple[tuple[StepEvent, int], ...], delta: float, adjacency: Adjacency) -> float:
+    """It takes seconds, and a plan is asked for it several times."""
+    return epsilon(events, delta, adjacency=adjacency)
+
+
+def update_noise(federation: FederationSettings, plan: Plan | None, entries: int) -> dict[str, float] | None:
+    """Of the noise on the mean of whole clients' updates; None where clients are not the unit. to_clip_norm: its length
+    over C, the longest that the mean itself can be. clients_needed: in a round, for a ratio of 1 at the same sigma.
+
+    plan: of each client's ledger, or of a trusted server's. entries: d, of one client's update. Where t < K clients'
+    noise is counted on, a sum of all K has sqrt(K / t) times sigma.
+    """
+    if plan is None or federation.privacy_model != "client":
+        return None
+    shares = 1.0 if federation.trusted_server else federation.per_round / federation.threshold
+    length = plan.phases[-1][0].noise_multiplier * sqrt(entries * shares)
+    return {"to_clip_norm": length / federation.per_round, "clients_needed": ceil(length)}

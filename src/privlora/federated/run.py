@@ -11,18 +11,18 @@ from typing import Any, Final
 import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.config import Settings, kept_settings
-from privlora.data.records import load_records
-from privlora.errors import PrivacyError, RunError, Together
+from privlora.config import IN_MEMORY, ClientSettings, Settings, kept_settings
+from privlora.data.partition import cut
+from privlora.data.records import as_records, load_records
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, nearest
 from privlora.federated.client import Client, answer_all
-from privlora.federated.facts import federation_facts
-from privlora.federated.history import ROUNDS, History, RoundObserver, rounds_begun
-from privlora.federated.joint import JointServer
-from privlora.federated.ledgers import keep_ledgers, refuse_all_void
+from privlora.federated.facts import federation_facts, keep_ledgers, refuse_all_void
+from privlora.federated.history import ROUNDS, History, RoundObserver, refuse_used, rounds_begun
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import scale_of
 from privlora.federated.messages import Exchange, Reply, Request
 from privlora.federated.plans import (
+    changed,
     client_plan,
     federation_of,
     public_settings,
@@ -33,9 +33,7 @@ from privlora.federated.plans import (
     with_local_method,
 )
 from privlora.federated.rounds import Rounds
-from privlora.federated.server import RuleServer, Server
-from privlora.federated.sources import Records, records_of, refuse_missing_sources
-from privlora.federated.used import refuse_used
+from privlora.federated.server import JointServer, RuleServer, Server
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.precision import own_context
@@ -55,12 +53,14 @@ from privlora.training.identity import (
     refuse_other_settings,
     refuse_others,
 )
-from privlora.training.inputs import Data, load_clients, tokenise
+from privlora.training.inputs import Data, check_sources, load_clients, tokenise
 from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import unchanged_afterwards
 from privlora.training.observer import refuse_no_observer
 
 _log = logging.getLogger(__name__)
+
+Records = Sequence[Mapping[str, Any]]
 
 CLIENTS: Final = "clients"
 """Where clients of one process have their folders, beside release/ and private/."""
@@ -102,68 +102,6 @@ def server_of(settings: Settings, parts: Parts, plan: Plan | None) -> Server:
         # Factors of an update that is zero have forgotten its subspaces.
         rule.start_at([Point(*(state[f"{g}.{name}"].double() for name in "USV")) for g in groups])
     return RuleServer(parts, rule, scale)
-
-
-def serve(
-    settings: Settings,
-    exchange: Exchange,
-    folder: RunFolder,
-    *,
-    workplace: Workplace,
-    evaluation: Records | None = None,
-    observer: RoundObserver | None = None,
-) -> Federated:
-    """A federation's server, over whatever carries its messages: all rounds that are left, then what is published.
-
-    settings: those of the run, with its local method. workplace: of the server, with its model. evaluation: PUBLIC
-    records in memory, in the place of data.evaluation. For the rest see `Rounds.serve`.
-    """
-    history = History(folder.private / ROUNDS)
-    with history.locked(), unchanged_afterwards(workplace.loaded[0]):
-        folder.remove_leftovers()
-        return _serve(settings, exchange, folder, history, workplace, evaluation, observer)
-
-
-def _serve(
-    settings: Settings,
-    exchange: Exchange,
-    folder: RunFolder,
-    history: History,
-    workplace: Workplace,
-    evaluation: Records | None,
-    observer: RoundObserver | None,
-) -> Federated:
-    model, tokenizer, settings = workplace.loaded
-    plan, own = client_plan(settings, model), server_plan(settings)
-    parts = build_parts(settings, model, PublicStart(tokenizer))
-    parts.adapter.detach()  # clients of this process need the model as it is
-    server, data = server_of(settings, parts, plan), settings.data
-    if evaluation is None and data.evaluation is not None:
-        evaluation = load_records(data.evaluation, format=data.format)
-    rounds = Rounds(
-        settings,
-        exchange,
-        server,
-        folder,
-        history,
-        plan=plan,
-        evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
-        observer=RoundObserver() if observer is None else observer,
-    )
-    ledgers = _to_the_end(rounds, own)
-    released = None if own is None else read_ledger(folder.ledger)
-    if settings.privacy.private:
-        refuse_all_void(settings, history, plan, ledgers, released)
-    found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
-    summary = read_ledger(folder.ledger) if found else released
-    folder.hide_settings()
-    facts = federation_facts(settings, server, history.rounds(), found)
-    with server.exported() as asked:
-        said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)
-    for odd in faults(said):
-        _log.warning("%s. %s", odd, MEND)
-    publish(folder, server.parts, summary, federation=facts, answers=said)
-    return _left(folder, history, summary, facts)
 
 
 def _to_the_end(rounds: Rounds, own: Plan | None) -> dict[str, str]:
@@ -295,7 +233,7 @@ def serve_run(
     Raises PrivloraError subclasses; RunError where ``folder`` holds a run with other settings.
     """
     settings = with_local_method(settings.located())
-    settings = settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(folder)})})
+    settings = changed(settings, run={"output": str(folder)})
     place, workplace = RunFolder(folder), Workplace(settings)
     fresh = not place.settings.exists()
     if not fresh and kept_settings(place.settings) != _as_kept(workplace.loaded[2]):
@@ -332,21 +270,46 @@ class Prepared:
         return History(self.folder.private / ROUNDS).run
 
     def serve(
-        self,
-        exchange: Exchange,
-        *,
-        evaluation: Records | None = None,
-        observer: RoundObserver | None = None,
+        self, exchange: Exchange, *, evaluation: Records | None = None, observer: RoundObserver | None = None
     ) -> Federated:
-        """See `serve`."""
-        return serve(
-            self.workplace.loaded[2],
-            exchange,
-            self.folder,
-            workplace=self.workplace,
-            evaluation=evaluation,
-            observer=observer,
-        )
+        """The server, over whatever carries its messages: all rounds that are left, then what is published.
+
+        evaluation: PUBLIC records in memory, instead of data.evaluation. For the rest see `Rounds.serve`.
+        """
+        folder, history = self.folder, History(self.folder.private / ROUNDS)
+        model, tokenizer, settings = self.workplace.loaded
+        with history.locked(), unchanged_afterwards(model):
+            folder.remove_leftovers()
+            plan, own = client_plan(settings, model), server_plan(settings)
+            parts = build_parts(settings, model, PublicStart(tokenizer))
+            parts.adapter.detach()  # clients of this process need the model as it is
+            server, data = server_of(settings, parts, plan), settings.data
+            if evaluation is None and data.evaluation is not None:
+                evaluation = load_records(data.evaluation, format=data.format)
+            rounds = Rounds(
+                settings,
+                exchange,
+                server,
+                folder,
+                history,
+                plan=plan,
+                evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
+                observer=RoundObserver() if observer is None else observer,
+            )
+            ledgers = _to_the_end(rounds, own)
+            released = None if own is None else read_ledger(folder.ledger)
+            if settings.privacy.private:
+                refuse_all_void(settings, history, plan, ledgers, released)
+            found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
+            summary = read_ledger(folder.ledger) if found else released
+            folder.hide_settings()
+            facts = federation_facts(settings, server, history.rounds(), found)
+            with server.exported() as asked:
+                said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)
+            for odd in faults(said):
+                _log.warning("%s. %s", odd, MEND)
+            publish(folder, server.parts, summary, federation=facts, answers=said)
+            return _left(folder, history, summary, facts)
 
 
 def prepare(
@@ -420,8 +383,7 @@ def _fixed(settings: Settings) -> dict[str, Any]:
 
 def _as_kept(settings: Settings) -> Settings:
     """With what the learning rate is in, which another version's default must not change."""
-    method = settings.method.model_copy(update={"relative_rate": resolved(settings).relative_rate})
-    return settings.model_copy(update={"method": method})
+    return changed(settings, method={"relative_rate": resolved(settings).relative_rate})
 
 
 def refuse_without_flower() -> None:
@@ -445,3 +407,75 @@ def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], Iterabl
     from privlora.federated.flower.grid import EmbeddedGrid, GridExchange
 
     return GridExchange(EmbeddedGrid(names, answer), timeout=_TIMEOUT, invited=names)
+
+
+def refuse_missing_sources(
+    settings: Settings, records: Records | Mapping[str, Records] | None, evaluation: Records | None
+) -> None:
+    """Refuse records that are not there, before a model is loaded. Raises ConfigError, DataError or RunError.
+
+    records, evaluation: in memory, as for `records_of`.
+    """
+    clients, data = federation_of(settings).clients, settings.data
+    lost = [data.path == IN_MEMORY and records is None, data.evaluation == IN_MEMORY and evaluation is None]
+    if any(lost):
+        which = "evaluation" if not lost[0] else "records"
+        raise RunError(
+            f"this federation's {which} were in memory",
+            fix=f"go on in Python: privlora.resume_federation(root, {which}=...)",
+        )
+    cut_up = isinstance(clients, int)
+    if cut_up and isinstance(records, Mapping):
+        raise ConfigError(
+            "records of each client, and a number of clients to cut records into",
+            fix="give a list of clients with these names, or one list of records",
+        )
+    if not cut_up:
+        _by_client(settings, records)
+    check_sources(settings, records, evaluation)
+
+
+def records_of(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:
+    """Each client's records, by name. records: in memory; of all clients together, or by name. Raises ConfigError."""
+    federation, data = federation_of(settings), settings.data
+    if isinstance(federation.clients, int):
+        if records is None:
+            records = load_records(data.path, format=data.format, limit=data.limit)
+        user = settings.privacy.user_column
+        return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
+    found = _by_client(settings, records)
+    return {client.name: _of_one(client, found) for client in federation.clients}
+
+
+def _of_one(client: ClientSettings, found: Mapping[str, Records]) -> Records:
+    """Raises DataError that names the client."""
+    try:
+        if client.name in found:
+            return as_records(found[client.name])
+        assert client.path is not None
+        return load_records(client.path, format=client.format)
+    except DataError as error:
+        raise error.of(f"client {client.name}") from None
+
+
+def _by_client(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:
+    """Records in memory by client. Raises ConfigError for names of nobody, and for clients without records."""
+    clients = federation_of(settings).clients
+    assert not isinstance(clients, int)
+    if records is not None and not isinstance(records, Mapping):
+        raise ConfigError(
+            "one list of records, and clients that have records of their own",
+            fix="give a mapping from each client's name to its records, or a number of clients",
+        )
+    given: dict[str, Records] = dict(records or {})
+    names = [client.name for client in clients]
+    for name in given:
+        if name not in names:
+            raise ConfigError("records of a client that is not of the federation", fix=nearest(name, names))
+    missing = [client.name for client in clients if client.path is None and client.name not in given]
+    if missing:
+        raise ConfigError(
+            f"clients without a path: {', '.join(missing)}",
+            fix="give each a path; clients on machines of their own: docs/federated-deployment.md",
+        )
+    return given

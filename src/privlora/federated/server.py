@@ -1,4 +1,4 @@
-"""What moves at the server: the update of an aggregation rule here, the run's own state in `joint`."""
+"""What moves at the server: the update of an aggregation rule here, or the run's own state (rule joint)."""
 
 from __future__ import annotations
 
@@ -8,12 +8,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from privlora.accounting import Plan
 from privlora.coordinates.base import name_factors
+from privlora.federated.local import (
+    rates,
+)
+from privlora.federated.messages import SUM
+from privlora.federated.payload import lattice_of
+from privlora.federated.plans import federation_of, plan_in, round_settings
 from privlora.federated.rules import Pairs, Rule, Tensors
 from privlora.geometry.fixed_rank import Point, Product, point_from_factors
+from privlora.mechanisms import Layout, SumMechanism
 from privlora.optimizers import IterateAverage
 from privlora.training.assembly import Parts
 from privlora.training.state import States
@@ -141,3 +150,54 @@ class RuleServer(Server):
         self.rule.load_state_dict(states["rule"])
         if self.parts.rule_average is not None:
             self.parts.rule_average.load_state_dict(states["average"])
+
+
+class JointServer(Server):
+    """A central run's state, which moves along secure sums as a central run would."""
+
+    def __init__(self, parts: Parts, plan: Plan | None) -> None:
+        """plan: of each client's ledger; None in the non-private mode."""
+        self.parts, self._plan = parts, plan
+        self._layout = Layout.of(parts.coordinates)
+        for number in federation_of(parts.settings).first_rounds:
+            self._mechanism(number)  # refuses sums that no lattice is fine enough for
+        self._total: np.ndarray | None = None
+
+    def tensors(self, stage: str) -> Tensors:
+        return {name: t.detach().cpu().clone() for name, t in self.parts.coordinates.state_dict().items()}
+
+    def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
+        return {SUM: (self._layout.entries,)}
+
+    def add(self, stage: str, message: Tensors, weight: float) -> None:
+        vector = message[SUM].numpy()
+        self._total = vector.copy() if self._total is None else self._total + vector
+
+    def close(self, stage: str, number: int, present: int) -> None:
+        assert self._total is not None
+        total, self._total = self._total, None
+        release = self._mechanism(number).release(total, number, shares=present)
+        # Schedules run over all rounds, and a client is not in each of them.
+        self.parts.move(release, rates(self.parts.settings, number)(1))
+
+    def _mechanism(self, number: int) -> SumMechanism:
+        """Of round ``number``: its lattice, its divisor."""
+        run, plan = self.parts.settings, self._plan
+        privacy = round_settings(run, number).privacy
+        return SumMechanism(
+            self.parts.coordinates,
+            lattice=lattice_of(
+                federation_of(run),
+                None if plan is None else plan_in(run, plan, number),
+                {SUM: (self._layout.entries,)},
+            ),
+            expected_batch_size=privacy.b,
+            clip_norm=privacy.clip_norm,
+        )
+
+    def states(self) -> States:
+        return self.parts.states()
+
+    def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
+        self._total = None
+        self.parts.take_states(states)

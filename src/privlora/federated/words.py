@@ -7,9 +7,7 @@ from typing import Any
 
 from privlora.accounting import Plan, epsilon
 from privlora.config import PhaseSettings, Settings
-from privlora.federated.phases import privacy_of
-from privlora.federated.plans import federation_of, rule_in
-from privlora.federated.shares import colluding, lattices_of, update_noise
+from privlora.federated.plans import colluding, federation_of, lattices_of, privacy_of, rule_in, update_noise
 from privlora.reporting import parties
 from privlora.rounding import rounded_up
 

@@ -1,18 +1,38 @@
-"""What the clients of one process share: the frozen base model, loaded when a message first needs it."""
+"""What a client has: a base model, which those of one process share, and records as the terms read them.
+
+The server gets fixed words where a file or a model is not there, and nothing of what is in the records; that is for the
+client's own log. The server chooses the terms, columns among them, and sees whether a client answers: a refusal would
+tell it something. So a client answers with any records: those that cannot be read as the terms say count as none, each
+for itself.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 
 from privlora.config import Settings
+from privlora.data.examples import Examples, Template, pad_token
+from privlora.data.formats import Format
+from privlora.data.records import HUB, as_records, load_records, refuse_missing, value_of
+from privlora.data.tasks import find_task, task_record
+from privlora.data.units import Units, unit_value
+from privlora.errors import DataError, ModelError, PrivloraError
+from privlora.federated.messages import NO_MODEL, NO_RECORDS
+from privlora.federated.plans import changed, client_settings
 from privlora.federated.rules.base import Sizes
-from privlora.training.inputs import fitted
+from privlora.training.inputs import Data, fitted, load_data, tokenise
+from privlora.training.model_names import refuse_unknown_model
 from privlora.training.models import adapter_for, check_model, given_or_loaded
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -38,3 +58,202 @@ class Workplace:
         settings = fitted(self.settings, model)
         check_model(settings, model, tokenizer)
         return model, tokenizer, settings
+
+
+_TOKENIZERS = ("*token*", "vocab*", "*.model", "*.tiktoken")
+"""What some file of every tokenizer is called."""
+
+
+class NotReadyError(PrivloraError):
+    """A client cannot join. told: what the server gets of it, in fixed words."""
+
+    def __init__(self, problem: PrivloraError, told: str) -> None:
+        super().__init__(problem.what, why=problem.why, fix=problem.fix)
+        self.told = told
+
+
+def refuse_missing_records(path: str | list[str] | None, format: Format, *, in_memory: bool) -> None:
+    """Raise NotReadyError where a file that the client's owner names is not there, or nothing says what it is.
+
+    format: of the owner; ``auto`` goes by the file's ending.
+
+    What is in it makes no difference: the server could ask about records by the columns that it names in its terms.
+    """
+    if in_memory:
+        return
+    try:
+        if path is None:
+            raise DataError("there is no path of records", fix="give this client its records")
+        refuse_missing(path, format=format)
+    except PrivloraError as problem:
+        raise NotReadyError(problem, NO_RECORDS) from None
+
+
+def warn_of_unreadable(
+    name: str,
+    path: str | list[str] | None,
+    records: Sequence[Mapping[str, Any]] | None,
+    format: Format,
+    settings: Settings,
+) -> None:
+    """Tell the log of client ``name`` if its first record lacks a column that the terms name. Nothing of it is sent."""
+    data, privacy = settings.data, settings.privacy
+    sources = [path] if isinstance(path, str) else path or []
+    if records is None and any(source.startswith(HUB) for source in sources):
+        return
+    try:
+        given = records if records is not None else load_records(sources, format=format, limit=1)
+        first = list(given[:1])
+        shown = [
+            record if data.task is None else task_record(find_task(data.task), record, 1) for record in first
+        ]
+        needed = [(record, column) for record in shown for column in sorted(Template(**data.columns).used)]
+        needed += [(record, privacy.user_column) for record in first if privacy.user_column is not None]
+        for record, column in needed:
+            value_of(record, column, 1)
+    except Exception as problem:  # noqa: BLE001 - a record may raise anything; a refusal would tell of it
+        _log.error(
+            "%s joins, but its first record cannot be read as the terms say: %s. Such records count as none: %s",
+            name,
+            in_words(problem),
+            "a refusal would tell the server of them. Stop the client if this is not what you meant",
+        )
+
+
+def in_words(error: Exception) -> str:
+    """For a client's log. What is no error of privlora may quote a record, so that its kind alone is shown."""
+    return str(error) if isinstance(error, PrivloraError) else type(error).__name__
+
+
+def refuse_missing_model(name: str) -> None:
+    """Raise NotReadyError for a base model that is no folder with a configuration and a tokenizer, and no name on the
+    hub. The hub is not asked, and nothing is loaded."""
+    try:
+        refuse_unknown_model(name)
+        folder = Path(name).expanduser()
+        if not folder.is_dir():
+            return
+        lacking = [] if (folder / "config.json").is_file() else ["config.json"]
+        if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
+            lacking.append("the tokenizer's files")
+        if lacking:
+            raise ModelError(
+                f"the model's folder {name!r} lacks {' and '.join(lacking)}",
+                fix="give a folder that save_pretrained wrote, of the model and of its tokenizer",
+            )
+    except PrivloraError as problem:
+        raise NotReadyError(problem, NO_MODEL) from None
+
+
+Records = Sequence[Mapping[str, Any]]
+
+
+def own_data(
+    settings: Settings,
+    name: str,
+    model: Any,
+    tokenizer: Any,
+    *,
+    path: str | Sequence[str] | None = None,
+    records: Records | None = None,
+    format: Format = "auto",
+) -> Data:
+    """The records of client ``name``, tokenised. settings: the terms. path: of its files; records: the same in memory.
+    format: of its files, as its owner says. What the terms say of it would decide what is one record, and so one unit.
+
+    How many they are is held against no public number: those are of all clients, or of the server's choice. Raises
+    ConfigError for terms that nobody can follow, and DataError for files that are not there; for nothing in a record.
+    """
+    mine = changed(
+        client_settings(settings, 1),  # of rounds: reading is the same in all
+        data={"path": "", "evaluation": None, "unchecked": True, "limit": None},
+        adapter={"init": None, "public_text": None},
+        # Not held against the number of records, or a server could count them by its choice of delta.
+        privacy={"delta": None},
+    )
+    tokenise([], mine.data, tokenizer)  # refuses terms that nobody can follow, whatever the records are
+
+    def load(some: Records) -> Data:
+        return load_data(mine, tokenizer, some, model=model)
+
+    if records is None:
+        files = [path] if isinstance(path, str) else list(path or [])
+        refuse_missing(files, format=format)  # whether there is a file says nothing of what is in it
+        found = _in_files(name, files, format)
+    else:
+        found = _in_memory(name, records)
+    loaded = _readable(name, _named_users(name, found, mine.privacy.user_column), load)
+    if loaded is not None:
+        return loaded
+    nothing = Examples([], pad_token_id=pad_token(tokenizer))
+    return Data(nothing, Units(np.arange(0)), nothing)
+
+
+def _in_files(name: str, files: list[str], format: Format) -> Records:
+    """Without what cannot be read as a record."""
+    broken: list[DataError] = []
+    try:
+        return load_records(files, format=format, broken=broken.append, look=False)
+    except Exception as error:  # noqa: BLE001 - readers raise anything; a refusal would tell of what is in a file
+        _log.error("%s: its records cannot be read, so it trains on none: %s", name, in_words(error))
+        return []
+    finally:
+        if broken:
+            _log.error("%s: what cannot be read counts as none, first of all this: %s", name, broken[0])
+
+
+def _in_memory(name: str, records: Records) -> Records:
+    """Mappings and texts, each by itself."""
+    try:
+        items: Sequence[Any] = list(records) if isinstance(records, Sequence) else as_records(records)
+    except Exception as error:  # noqa: BLE001 - as in _in_files
+        _log.error("%s: its records cannot be read, so it trains on none: %s", name, in_words(error))
+        return []
+    kept = []
+    for item in items:
+        try:
+            kept += as_records([item])
+        except Exception as error:  # noqa: BLE001 - as in _in_files
+            _log.error("%s: what is no record counts as none: %s", name, in_words(error))
+    return kept
+
+
+def _named_users(name: str, records: Records, column: str | None) -> Records:
+    """With users as plain strings: a record more, whose user is a number, must not spoil all others."""
+    if column is None:
+        return records
+    found = list[Mapping[str, Any]]()
+    for record in records:
+        try:
+            found.append({**record, column: str(unit_value(record, column, 1))})
+        except DataError:
+            found.append(record)  # it counts as none where it is read
+        except Exception as error:  # noqa: BLE001 - as in _readable
+            _log.error("%s: a record whose user cannot be read counts as none: %s", name, in_words(error))
+    return found
+
+
+def _readable(name: str, records: Records, load: Callable[[Records], Data]) -> Data | None:
+    """Of those that can be read alone; whole halves where they can. None where there is none.
+
+    In a loop, because how deep a record may be nested depends on how deep this stack is.
+    """
+    found: list[Mapping[str, Any]] = []
+    told, pending = False, [records]
+    while pending:
+        some = pending.pop()
+        if not some:
+            continue
+        try:
+            loaded = load(some)
+        except Exception as error:  # noqa: BLE001 - tokenizers and templates raise anything; a refusal would tell of it
+            if not told:
+                words = in_words(error)
+                _log.error("%s: records that cannot be read as the terms say count as none: %s", name, words)
+            told, middle = True, len(some) // 2
+            pending += [some[middle:], some[:middle]] if middle else []
+        else:
+            if len(some) == len(records):
+                return loaded
+            found += some
+    return load(found) if found else None

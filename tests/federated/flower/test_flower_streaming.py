@@ -20,9 +20,8 @@ from privlora.errors import ConfigError, ModelError, PrivloraError, RunError
 from privlora.federated.client import Client
 from privlora.federated.flower.app import write_app
 from privlora.federated.flower.grid import EmbeddedGrid
-from privlora.federated.flower.logs import through_flower
+from privlora.federated.flower.logs import Told, through_flower
 from privlora.federated.flower.server_app import APPS, make_server_app
-from privlora.federated.flower.streaming import Told
 from privlora.federated.history import Round
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Reply, Request

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from privlora.federated.rules import RULES, Pairs, Rule, RuleSettings, Tensors
+from privlora.federated.rules import RULES, Asked, Pairs, Rule, RuleSettings, Tensors
 from privlora.geometry.fixed_rank import Point, project_dense
 
 GROUPS = [(2, 12, 10), (1, 9, 13)]
@@ -51,7 +51,7 @@ class Client:
     def train(
         self, rule: type[Rule], number: int, sent: Tensors, settings: RuleSettings
     ) -> tuple[Tensors, float]:
-        begin = rule.begin(number, sent, self.kept, settings)
+        begin = rule.begin(Asked(number, sent, self.kept, settings))
         trains = rule.trains(number, settings)
         end: Tensors = {}
         self.updates = []
@@ -119,9 +119,8 @@ def play(
 def respond(rule: Rule, client: Client, stage: str, number: int, sent: Tensors) -> Tensors:
     kind = type(rule)
     end, travelled = client.train(kind, number, sent, rule.settings) if stage == "train" else ({}, 0.0)
-    message, client.kept = kind.answer(
-        stage, number, sent, end, client.kept, rule.settings, travelled=travelled
-    )
+    asked = Asked(number, sent, client.kept, rule.settings)
+    message, client.kept = kind.answer(stage, asked, end, travelled)
     return message
 
 

@@ -16,8 +16,8 @@ from rule_cases import (
     settings_of,
 )
 
-from privlora.federated.rules import RULES, Tensors
-from privlora.federated.rules.averaging import FedProx, FedSa, Scaffold
+from privlora.federated.rules import RULES, Asked, Tensors
+from privlora.federated.rules.factors import FedProx, FedSa, Scaffold
 
 
 def factors_of(tensors: Tensors) -> Tensors:
@@ -29,7 +29,7 @@ def test_fedavg_averages_factors_with_weights() -> None:
     start = rule.state_dict()
     ends = [{name: t + normal(k, *t.shape) for name, t in start.items()} for k in range(2)]
     for end, weight in zip(ends, (1.0, 3.0), strict=True):
-        message, kept = type(rule).answer("train", 1, start, end, {}, rule.settings)
+        message, kept = type(rule).answer("train", Asked(1, start, {}, rule.settings), end)
         assert kept == {}
         rule.add("train", message, weight)
     rule.close("train")
@@ -41,10 +41,10 @@ def test_fedprox_is_fedavg_with_a_pull() -> None:
     settings = settings_of(proximal=0.25)
     rule = FedProx(a_start(), settings)
     sent = rule.broadcast("train")
-    assert FedProx.begin(1, sent, {}, settings).pull == rule.pull == 0.25
+    assert FedProx.begin(Asked(1, sent, {}, settings)).pull == rule.pull == 0.25
     for name in set(RULES) - {"fedprox"}:
         other = RULES[name](a_start(), settings)
-        assert RULES[name].begin(1, other.broadcast("train"), {}, settings).pull == other.pull == 0
+        assert RULES[name].begin(Asked(1, other.broadcast("train"), {}, settings)).pull == other.pull == 0
 
 
 def test_scaffold_without_controls_is_fedavg() -> None:
@@ -66,7 +66,8 @@ def test_scaffolds_controls_are_mean_gradients(participation: float) -> None:
     for number in (1, 2):
         sent = rule.broadcast("train")
         for k in range(2):
-            begin = Scaffold.begin(number, sent, kept[k], settings)
+            asked = Asked(number, sent, kept[k], settings)
+            begin = Scaffold.begin(asked)
             assert begin.control is not None
             own = {name: kept[k].get(f"{name}_control", torch.zeros_like(t)) for name, t in control.items()}
             wanted = {name: control[name] - own[name] for name in control}
@@ -75,9 +76,7 @@ def test_scaffolds_controls_are_mean_gradients(participation: float) -> None:
                 name: t - LEARNING_RATE * 3 * (number * gradients[k][name] + begin.control[name])
                 for name, t in begin.state.items()
             }
-            message, kept[k] = Scaffold.answer(
-                "train", number, sent, end, kept[k], settings, travelled=LEARNING_RATE * 3
-            )
+            message, kept[k] = Scaffold.answer("train", asked, end, LEARNING_RATE * 3)
             found = {name: kept[k][f"{name}_control"] for name in control}
             wanted = {name: number * gradients[k][name] for name in control}
             assert largest_difference(found, wanted) <= 1e-12
@@ -95,8 +94,8 @@ def test_scaffolds_controls_stay_without_a_step() -> None:
     rule = Scaffold(a_start(), settings_of())
     sent = rule.broadcast("train")
     kept = {f"{name}_control": normal(5, *t.shape) for name, t in factors_of(sent).items()}
-    begin = Scaffold.begin(1, sent, kept, rule.settings)
-    message, after = Scaffold.answer("train", 1, sent, begin.state, kept, rule.settings)
+    asked = Asked(1, sent, kept, rule.settings)
+    message, after = Scaffold.answer("train", asked, Scaffold.begin(asked).state)
     assert largest_difference(after, kept) == 0
     assert all(not tensor.any() for tensor in message.values())
 
@@ -125,7 +124,7 @@ def test_fedsa_keeps_left_with_the_client() -> None:
         sent = rule.broadcast("train")
         assert sent["0.left"].shape == (2, 12, 0)
         for client in clients:
-            begin = FedSa.begin(number, sent, client.kept, rule.settings)
+            begin = FedSa.begin(Asked(number, sent, client.kept, rule.settings))
             assert bool(begin.state["0.left"].any()) == (number == 2)
             if number == 2:
                 assert torch.equal(begin.state["0.left"], client.kept["0.left"])
@@ -140,6 +139,6 @@ def test_fedsa_keeps_left_with_the_client() -> None:
 def test_fedsa_begins_at_a_left_that_is_not_zero() -> None:
     start = a_start(left=0.3)
     rule = FedSa(start, settings_of())
-    begin = FedSa.begin(1, rule.broadcast("train"), {}, rule.settings)
+    begin = FedSa.begin(Asked(1, rule.broadcast("train"), {}, rule.settings))
     assert distance([begin.state["0.left"]], [start[0][0]]) == 0
     assert distance([left for left, _ in rule.factors()], [left for left, _ in start]) == 0

@@ -21,7 +21,7 @@ from rule_cases import (
 from torch import Tensor
 
 from privlora.errors import ModelError
-from privlora.federated.rules import RULES, Pairs
+from privlora.federated.rules import RULES, Asked, Pairs
 from privlora.geometry.fixed_rank import point_at_zero
 
 
@@ -96,10 +96,10 @@ def test_the_seed_draws_directions_that_left_lacks(name: str) -> None:
 
 def test_alt_completes_a_left_that_has_become_zero() -> None:
     rule = RULES["alt"](a_start(left=0.4), settings_of())
-    start = RULES["alt"].begin(1, rule.broadcast("train"), {}, rule.settings).state
+    start = RULES["alt"].begin(Asked(1, rule.broadcast("train"), {}, rule.settings)).state
     rule.add("train", {name: -t for name, t in start.items() if name.endswith("left")}, 1.0)
     rule.close("train")
-    left = RULES["alt"].begin(2, rule.broadcast("train"), {}, rule.settings).state["0.left"]
+    left = RULES["alt"].begin(Asked(2, rule.broadcast("train"), {}, rule.settings)).state["0.left"]
     assert max(float(update.abs().max()) for update in uncut(rule)) <= 1e-12
     assert skewness(left) <= 1e-12
     assert float(left.abs().max()) < 0.99
@@ -109,7 +109,7 @@ def test_alt_completes_a_left_that_has_become_zero() -> None:
 def test_the_frozen_factor_is_orthonormal_in_every_round(name: str) -> None:
     rule, clients, kind = RULES[name](a_start(), settings_of()), a_federation(), RULES[name]
     for number in (1, 2, 3, 4):
-        begin = kind.begin(number, rule.broadcast("train"), {}, rule.settings)
+        begin = kind.begin(Asked(number, rule.broadcast("train"), {}, rule.settings))
         frozen = "right" if kind.trains(number, rule.settings) == "left" else "left"
         state = begin.state
         assert max(skewness(state[f"{g}.{frozen}"]) for g in range(2)) <= 1e-12

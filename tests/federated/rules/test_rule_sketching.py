@@ -21,7 +21,7 @@ from rule_cases import (
 from torch import Tensor
 
 from privlora.errors import RunError
-from privlora.federated.rules import Pairs, RuleSettings, Tensors
+from privlora.federated.rules import Asked, Pairs, RuleSettings, Tensors
 from privlora.federated.rules.sketching import FedAsk, omega
 
 
@@ -35,9 +35,8 @@ def aggregate(
         for k, end in enumerate(ends):
             if stage == "sketch" and k in (lost or set()):
                 continue
-            message, keeping[k] = FedAsk.answer(
-                stage, number, sent, end if stage == "train" else {}, keeping.get(k, {}), rule.settings
-            )
+            asked = Asked(number, sent, keeping.get(k, {}), rule.settings)
+            message, keeping[k] = FedAsk.answer(stage, asked, end if stage == "train" else {})
             rule.add(stage, message, 1.0)
         rule.close(stage)
     return products(rule.factors())
@@ -79,9 +78,10 @@ def test_private_sketches_are_of_the_frozen_right() -> None:
     rule = FedAsk(a_start(left=0.4), settings_of(private=True))
     sent = rule.broadcast("train")
     end = {name: normal(9, *t.shape) for name, t in sent.items()}
-    message, kept = FedAsk.answer("train", 1, sent, end, {}, rule.settings)
+    asked = Asked(1, sent, {}, rule.settings)
+    message, kept = FedAsk.answer("train", asked, end)
     only_left = {name: t for name, t in end.items() if name.endswith("left")}
-    again, also_kept = FedAsk.answer("train", 1, sent, only_left, {}, rule.settings)
+    again, also_kept = FedAsk.answer("train", asked, only_left)
     assert largest_difference(message, again) == largest_difference(kept, also_kept) == 0
     assert torch.equal(kept["0.right"], sent["0.right"])
 
@@ -95,12 +95,13 @@ def test_sketches_are_exact_from_the_rank_of_the_mean_on(warm: bool) -> None:
     for width in (7, 8, 9):
         settings = settings_of(rank=2, oversampling=width - 2, private=False, warm=warm)
         rule = FedAsk([(normal(1, 1, 24, 2), normal(2, 1, 20, 2))], settings)
-        kept = [FedAsk.answer("train", 1, rule.broadcast("train"), end, {}, settings) for end in ends]
+        asked = Asked(1, rule.broadcast("train"), {}, settings)
+        kept = [FedAsk.answer("train", asked, end) for end in ends]
         for message, _ in kept:
             rule.add("train", message, 1.0)
         rule.close("train")
         sent = rule.broadcast("sketch")
-        sketches = [FedAsk.answer("sketch", 1, sent, {}, memory, settings)[0]["0.P"] for _, memory in kept]
+        sketches = [FedAsk.answer("sketch", Asked(1, sent, own, settings), {})[0]["0.P"] for _, own in kept]
         joint = sent["0.Q"] @ torch.stack(sketches).mean(dim=0).mT
         for sketch in sketches:
             rule.add("sketch", {"0.P": sketch}, 1.0)
@@ -159,12 +160,12 @@ def test_a_client_refuses_a_basis_of_the_servers_choice() -> None:
             for g, (L, m) in enumerate([(2, 12), (1, 9)])
         }
         with pytest.raises(RunError, match="not orthonormal"):
-            FedAsk.answer("sketch", 1, sent, {}, client.kept, rule.settings)
+            FedAsk.answer("sketch", Asked(1, sent, client.kept, rule.settings), {})
 
 
 def test_a_client_that_missed_the_first_stage_says_so() -> None:
     with pytest.raises(RunError, match="no factors to sketch"):
-        FedAsk.answer("sketch", 1, {}, {}, {}, settings_of())
+        FedAsk.answer("sketch", Asked(1, {}, {}, settings_of()), {})
 
 
 def test_omega_is_public_orthonormal_and_fresh() -> None:

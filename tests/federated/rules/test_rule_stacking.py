@@ -17,7 +17,7 @@ from rule_cases import (
     settings_of,
 )
 
-from privlora.federated.rules import RULES
+from privlora.federated.rules import RULES, Asked
 from privlora.federated.rules.stacking import Flora
 
 WEIGHTS = (1.0, 2.5, 0.5)
@@ -67,7 +67,7 @@ def test_flora_starts_afresh_in_every_round() -> None:
     rule, clients = RULES["flora"](a_start(), settings_of()), a_federation()
     starts = []
     for number in (1, 2):
-        begin = Flora.begin(number, rule.broadcast("train"), {}, rule.settings)
+        begin = Flora.begin(Asked(number, rule.broadcast("train"), {}, rule.settings))
         assert (begin.offset is None) == (number == 1)
         assert not begin.state["0.left"].any()
         assert begin.state["0.left"].shape == (2, 12, RANK)
@@ -76,7 +76,7 @@ def test_flora_starts_afresh_in_every_round() -> None:
         assert min(float(starts[-1].min()), float(-starts[-1].max())) < -0.1
         play(rule, clients, [number])
     assert float((starts[0] - starts[1]).abs().max()) > 0.1
-    again = Flora.begin(2, rule.broadcast("train"), {}, rule.settings)
+    again = Flora.begin(Asked(2, rule.broadcast("train"), {}, rule.settings))
     assert torch.equal(again.state["0.right"], starts[1])
 
 

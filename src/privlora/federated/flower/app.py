@@ -14,11 +14,11 @@ from typing import Any, Final
 
 import jinja2
 
-from privlora.config import AT_CLIENTS, ClientSettings, Settings
+from privlora.config import AT_CLIENTS, Settings
 from privlora.errors import ConfigError, RunError, named
 from privlora.federated.flower.records import check_name
 from privlora.federated.flower.server_app import APP_NAME, OWN_SETTINGS, Plan, told_to_clients
-from privlora.federated.plans import client_plan, federation_of, with_local_method
+from privlora.federated.plans import changed, client_plan, federation_of, names_alone, with_local_method
 from privlora.training.model_names import refuse_unknown_model
 
 _FILES: Final = {
@@ -70,7 +70,6 @@ def write_app(
     if root_certificates is not None and not Path(root_certificates).is_file():
         raise ConfigError(
             f"root_certificates={str(root_certificates)!r} is no file",
-            why="clients and server would check each other by it",
             fix="make the authority's certificate first: docs/federated-deployment.md, step 1",
         )
     own = _of_server(settings)
@@ -95,21 +94,14 @@ def write_app(
 def _of_server(settings: Settings) -> Settings:
     """With paths from the root on, since Flower runs apps in a folder of its own, and without those of records."""
     settings = with_local_method(settings.located())
-    federation = federation_of(settings)
-    for name in federation.names:
+    for name in federation_of(settings).names:
         check_name(name)
-    nobody = {"path": AT_CLIENTS, "limit": None, "evaluation": _in_full(settings.data.evaluation)}
-    names = [ClientSettings(name=name) for name in federation.names]
-    cut = {"split": "iid", "column": None, "alpha": None}
-    return settings.model_copy(
-        update={
-            "data": settings.data.model_copy(update=nobody),
-            "adapter": settings.adapter.model_copy(
-                update={"public_text": _in_full(settings.adapter.public_text)}
-            ),
-            "run": settings.run.model_copy(update={"output": str(Path(settings.run.output).resolve())}),
-            "federation": federation.model_copy(update={"clients": names, **cut}),
-        }
+    return changed(
+        settings,
+        data={"path": AT_CLIENTS, "limit": None, "evaluation": _in_full(settings.data.evaluation)},
+        adapter={"public_text": _in_full(settings.adapter.public_text)},
+        run={"output": str(Path(settings.run.output).resolve())},
+        federation=names_alone(settings),
     )
 
 

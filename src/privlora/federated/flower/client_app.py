@@ -10,7 +10,7 @@ import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, Final, Protocol, get_args
+from typing import Any, Final, get_args
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
@@ -22,20 +22,13 @@ from privlora.errors import ConfigError, PrivloraError, named
 from privlora.federated.flower.logs import through_flower
 from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
 from privlora.federated.limits import Limits
-from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply, Request
+from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply
 
 _log = logging.getLogger(__name__)
 
 _NEEDED: Final = ("name", "folder", "data")
 _TEXTS: Final = (*_NEEDED, "format", "model", "revision", "pins")
 _LIMITS: Final = tuple(limit.name for limit in fields(Limits))
-
-
-class Answers(Protocol):
-    """The core's client."""
-
-    def answer(self, request: Request) -> Reply:
-        """To one request."""
 
 
 @dataclass(frozen=True)
@@ -72,7 +65,6 @@ class Place:
         if unknown:
             raise ConfigError(
                 f"the node config has unknown keys: {', '.join(map(named, unknown))}",
-                why="a limit that is misspelt would limit nothing",
                 fix=f"keys are {', '.join((*_TEXTS, *_LIMITS))}",
             )
         missing = [key for key in _NEEDED if key not in config]
@@ -122,17 +114,11 @@ def _limits(config: Mapping[str, Any]) -> Limits:
     given = {key: config[key] for key in _LIMITS if key in config}
     usual = Limits()
     for key, value in given.items():
-        wanted = (
-            (str,)
-            if key in ("unit", "user_column")
-            else (int, float)
-            if key.startswith("max_")
-            else (type(getattr(usual, key)),)
-        )
+        others = (int, float) if key.startswith("max_") else (type(getattr(usual, key)),)
+        wanted = (str,) if key in ("unit", "user_column") else others
         if type(value) not in wanted or value != value:
             raise ConfigError(
                 f"{key}={named(value)} in the node config is no limit",
-                why="what cannot be compared limits nothing",
                 fix="see docs/federated-deployment.md for the limits and their types",
             )
     unit = given.get("unit")
@@ -152,7 +138,8 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-MakeClient = Callable[[Place], Answers]
+MakeClient = Callable[[Place], Any]
+"""What it gives answers requests, as the core's client does."""
 
 
 def make_client_app(
@@ -229,17 +216,8 @@ def _refusal(name: str, message: Message, why: str) -> Reply:
     return Reply(name, kind, int(group) if group.isdecimal() else 0, refused=why)
 
 
-def _core(place: Place) -> Answers:
+def _core(place: Place) -> Any:
     from privlora.federated.client import Client
 
-    return Client(
-        place.name,
-        place.folder,
-        path=place.data,
-        records=place.records,
-        format=place.format,
-        model=place.model,
-        revision=place.revision,
-        pins=place.pins,
-        limits=place.limits,
-    )
+    own = dict(vars(place))
+    return Client(path=own.pop("data"), **own)

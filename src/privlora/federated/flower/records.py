@@ -11,14 +11,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Mapping
-from typing import Final, NotRequired, TypedDict, cast
+from typing import Any, Final, cast
 
 import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 from privlora.errors import ConfigError, RunError, named
-from privlora.federated.messages import KINDS, Number, Reply, Request, wrong
+from privlora.federated.messages import KINDS, TRAINING, Number, Reply, Request, wrong
 
 NAME: Final = "name"
 """The kind of message by which the server asks a node for its client's public name."""
@@ -36,17 +36,8 @@ _PUBLIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 Arrays = dict[int, Array]
 
 
-class _About(TypedDict):
-    format: int
-    client: str
-    kind: str
-    round: int
-    refused: NotRequired[str]
-
-
 _TYPES: Final = {"format": int, "client": str, "kind": str, "round": int, "refused": str}
-_TRAINING: Final = ("train", "sketch")
-_ROUTES: Final = {kind: f"{'train' if kind in _TRAINING else 'query'}.{kind}" for kind in (NAME, *KINDS)}
+_ROUTES: Final = {kind: f"{'train' if kind in TRAINING else 'query'}.{kind}" for kind in (NAME, *KINDS)}
 _KINDS: Final = {route: kind for kind, route in _ROUTES.items()}
 
 
@@ -116,16 +107,12 @@ def _config(values: Mapping[str, Number]) -> ConfigRecord:
 
 def _number(name: str, value: Number) -> Number:
     """One of the four types exactly: a bool travels as 0 or 1."""
-    if isinstance(value, int):
-        if not -(2**63) <= value < 2**63:
-            raise RunError(f"{name!r} does not fit into 64 bits", fix="send it as bytes")
-        return int(value)
-    if isinstance(value, float):
-        return float(value)
-    if isinstance(value, str):
-        return str(value)
-    if isinstance(value, bytes):
-        return bytes(value)
+    if isinstance(value, int) and not -(2**63) <= value < 2**63:
+        raise RunError(f"{name!r} does not fit into 64 bits", fix="send it as bytes")
+    for kind in (int, float, str, bytes):
+        if isinstance(value, kind):
+            exact: Number = kind(value)  # type: ignore[arg-type]
+            return exact
     raise RunError(f"{name!r} is a {type(value).__name__}", fix="send an int, a float, a str or bytes")
 
 
@@ -137,7 +124,7 @@ def _array(name: str, tensor: Tensor) -> Array:
     return Array(dtype=dtype, shape=tuple(tensor.shape), stype=STYPE, data=numbers.numpy().tobytes())
 
 
-def _read(message: Message) -> tuple[_About, dict[str, Tensor], dict[str, Number]]:
+def _read(message: Message) -> tuple[dict[str, Any], dict[str, Tensor], dict[str, Number]]:
     if not message.has_content():
         raise wrong("a message has no content")
     content = message.content
@@ -158,12 +145,12 @@ def _read(message: Message) -> tuple[_About, dict[str, Tensor], dict[str, Number
     return read, arrays, cast(dict[str, Number], dict(values))
 
 
-def _about(record: ConfigRecord, message: Message) -> _About:
+def _about(record: ConfigRecord, message: Message) -> dict[str, Any]:
     names = set(record)
     known = set(_TYPES) >= names >= set(_TYPES) - {"refused"}
     if not known or any(type(value) is not _TYPES[name] for name, value in record.items()):
         raise wrong("a message does not say what it is about")
-    about = cast(_About, dict(record))
+    about: dict[str, Any] = dict(record)
     if about["format"] != FORMAT:
         raise wrong(f"a message has format {about['format']}, not {FORMAT}: its sender has another version")
     envelope = _KINDS.get(message.metadata.message_type), message.metadata.group_id

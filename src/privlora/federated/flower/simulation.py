@@ -23,8 +23,7 @@ from privlora.federated.flower.server_app import Plan, Serve, make_server_app
 from privlora.federated.history import RoundObserver
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange
-from privlora.federated.run import Federated, prepare
-from privlora.federated.sources import Records
+from privlora.federated.run import Federated, Records, prepare
 
 
 def simulate(

@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import Final
 
 from privlora.config.federation import RULES as PLACES
-from privlora.errors import ConfigError, nearest
-from privlora.federated.rules.base import Beginning, Mean, Pairs, Rule, RuleSettings, Tensors, Trains
+from privlora.federated.rules.base import Asked, Beginning, Mean, Pairs, Rule, RuleSettings, Tensors, Trains
 from privlora.federated.rules.checks import expected, refuse_unfit
 
 
@@ -18,15 +17,9 @@ def _class_at(place: str) -> type[Rule]:
 RULES: Final = {name: _class_at(place) for name, place in PLACES.items()}
 
 
-def rule_named(name: str) -> type[Rule]:
-    """Raises ConfigError for a name that is not in the table."""
-    if name not in RULES:
-        raise ConfigError(f"there is no aggregation rule {name!r}", fix=nearest(name, RULES))
-    return RULES[name]
-
-
 __all__ = [
     "RULES",
+    "Asked",
     "Beginning",
     "Mean",
     "Pairs",
@@ -36,5 +29,4 @@ __all__ = [
     "Trains",
     "expected",
     "refuse_unfit",
-    "rule_named",
 ]

@@ -12,10 +12,12 @@ import torch
 from torch import Tensor
 
 from privlora.errors import ModelError
-from privlora.federated.rules.base import Sizes
+from privlora.federated.rules.base import Groups
 from privlora.geometry.fixed_rank import Point, point_from_factors
 from privlora.randomness import counter_generator
 
+# Largest entry of U^T U - I; rounding of half precision stays below.
+_ORTHONORMAL = 1e-2
 _ROUND = 64  # bits of the key below the round's number
 
 
@@ -39,6 +41,13 @@ def canonical(left: Tensor, right: Tensor, seed: int) -> Point:
         return point
     generator = torch.Generator(left.device).manual_seed(seed)
     return point_from_factors(left, right, generator)
+
+
+def orthonormal(basis: Tensor) -> bool:
+    """Whether the columns of each (m, k) of a stack are orthonormal, up to rounding."""
+    wide = basis.double()
+    eye = torch.eye(wide.shape[-1], dtype=wide.dtype, device=wide.device)
+    return bool(((wide.mT @ wide - eye).abs() <= _ORTHONORMAL).all())
 
 
 def balanced(point: Point, rank: int, right: Tensor) -> tuple[Tensor, Tensor]:
@@ -78,12 +87,11 @@ def _generator(seed: int, number: int, group: int) -> np.random.Generator:
     return counter_generator(seed % 2**_ROUND + (number << _ROUND), stream=group)
 
 
-def check_rank(groups: Sequence[Sizes], rank: int) -> None:
+def check_rank(groups: Groups, rank: int) -> None:
     """Raises ModelError if some group has no ``rank`` orthonormal columns."""
     for _, m, n in groups:
         if rank > min(m, n):
             raise ModelError(
                 f"rank {rank} exceeds min(m, n) = {min(m, n)} of a {m} x {n} weight",
-                why="the rule needs as many orthonormal columns",
                 fix=f"set the adapter's rank to at most {min(m, n)}",
             )

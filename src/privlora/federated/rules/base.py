@@ -19,6 +19,7 @@ from typing import ClassVar, Literal
 import torch
 from torch import Tensor
 
+from privlora.errors import RunError
 from privlora.geometry.fixed_rank import Point
 
 Tensors = dict[str, Tensor]
@@ -30,11 +31,19 @@ Pairs = list[tuple[Tensor, Tensor]]
 Sizes = tuple[int, int, int]
 """(L, m, n) of a group: L modules whose weights are m x n."""
 
+Groups = Sequence[Sizes]
+
 Shapes = dict[str, tuple[int, ...]]
 """Names and shapes of a message's tensors."""
 
+Both = tuple[Shapes, Shapes]
+"""What a client is sent, and what it answers."""
+
 Trains = Literal["both", "left", "right", "tangent"]
 """What a client moves: both factors; one with the other frozen; or tangent coordinates (M, Up, Vp) at a fixed base."""
+
+
+SIDES: dict[Trains, tuple[str, ...]] = {"both": ("left", "right"), "left": ("left",), "right": ("right",)}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -55,6 +64,17 @@ class RuleSettings:
     participation: float = 1.0
 
 
+@dataclass(frozen=True)
+class Asked:
+    """What a client has at hand in a stage of round ``number``: what it was sent, and what it keeps of earlier rounds
+    and stages (nothing in its first round)."""
+
+    number: int
+    sent: Mapping[str, Tensor]
+    kept: Mapping[str, Tensor]
+    settings: RuleSettings
+
+
 @dataclass(frozen=True, kw_only=True)
 class Beginning:
     """Where a client's training begins in a round.
@@ -69,125 +89,6 @@ class Beginning:
     offset: Pairs | None = None
     control: Tensors | None = None
     pull: float = 0.0
-
-
-class Rule(ABC):
-    """One row of the table. What is a ClassVar is what the table says of it.
-
-    linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
-    exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r; for sketches see
-    ``is_exact``. two_sided: whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0.
-    memory: whether a client has to keep tensors from one round to the next. common: whether what the server exports is
-    a whole update, and not the shared part of one whose rest lies with each client. fixed_rank: whether the export
-    has the rank r. groups, settings: what the server's object was made with.
-    """
-
-    name: ClassVar[str]
-    summary: ClassVar[str]
-    reference: ClassVar[str]
-    stages: ClassVar[tuple[str, ...]] = ("train",)
-    linear: ClassVar[bool] = True
-    exact: ClassVar[bool] = True
-    two_sided: ClassVar[bool] = True
-    memory: ClassVar[bool] = False
-    common: ClassVar[bool] = True
-    fixed_rank: ClassVar[bool] = True
-    pull: float = 0.0
-    groups: Sequence[Sizes]
-    settings: RuleSettings
-
-    @abstractmethod
-    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
-        """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts on its own."""
-
-    @classmethod
-    def is_exact(cls, settings: RuleSettings, clients: int) -> bool:
-        """``exact`` of these settings, where ``clients`` answer in a round."""
-        return cls.exact
-
-    def start_at(self, points: Sequence[Point]) -> None:  # noqa: B027 - most rules have no use for it
-        """Start from points with subspaces of one's own choice; for rules that train in tangent spaces."""
-
-    @classmethod
-    @abstractmethod
-    def trains(cls, number: int, settings: RuleSettings) -> Trains:
-        """What clients train in round ``number`` = 1, 2, …"""
-
-    @classmethod
-    @abstractmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
-        """What a client is sent in a stage of round ``number``, and what it answers, for a start whose left is zero.
-
-        clients: how many answered in each round before; only broadcasts of rules with an offset depend on it.
-        """
-
-    @classmethod
-    def message_sizes(
-        cls, groups: Sequence[Sizes], settings: RuleSettings, number: int = 1, clients: int = 1
-    ) -> tuple[float, float]:
-        """Numbers that one client is sent, and that it answers, in all stages of round ``number``."""
-        down = up = 0
-        for stage in cls.stages:
-            sent, answered = cls.shapes(stage, number, groups, settings, clients)
-            down += sum(map(prod, sent.values()))
-            up += sum(map(prod, answered.values()))
-        return float(down), float(up)
-
-    # --- the server ---
-
-    @abstractmethod
-    def broadcast(self, stage: str) -> Tensors:
-        """What each client is sent at the start of a stage."""
-
-    @abstractmethod
-    def add(self, stage: str, message: Tensors, weight: float) -> None:
-        """Take in one client's answer, on arrival. Linear rules also take a weighted mean, under the sum of weights."""
-
-    @abstractmethod
-    def close(self, stage: str) -> None:
-        """All answers of the stage are in; after the last stage the server's update moves. Without any: it stays."""
-
-    @abstractmethod
-    def factors(self) -> Pairs:
-        """The server's update, of any rank."""
-
-    @abstractmethod
-    def state_dict(self) -> Tensors:
-        """Everything that the next round depends on, between two rounds."""
-
-    @abstractmethod
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Inverse of ``state_dict``."""
-
-    # --- a client ---
-
-    @classmethod
-    @abstractmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        """Where training begins, from what was sent and what this client keeps (empty in its first round)."""
-
-    @classmethod
-    @abstractmethod
-    def answer(
-        cls,
-        stage: str,
-        number: int,
-        sent: Mapping[str, Tensor],
-        end: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        settings: RuleSettings,
-        *,
-        travelled: float = 0.0,
-    ) -> tuple[Tensors, Tensors]:
-        """What the client answers, and what it keeps from now on.
-
-        end: after training, "<g>.left" and "<g>.right"; for "tangent" "<g>.M", "<g>.Up", "<g>.Vp", how far it went;
-        empty in later stages. travelled: the sum of the steps' learning rates, in units of plain gradients.
-        """
 
 
 class Mean:
@@ -209,3 +110,179 @@ class Mean:
         total, weight = self._total, self._weight
         self._total, self._weight = {}, 0.0
         return {name: tensor.div_(weight) for name, tensor in total.items()}
+
+
+class Rule(ABC):
+    """One row of the table. What is a ClassVar is what the table says of it.
+
+    The server's state is float64 tensors with names, which are broadcast in the clients' dtype. They are replaced,
+    never written to, so what was broadcast or exported stays what it was. Unless a rule says otherwise, the state is
+    two factors a group, and clients answer with how far they moved, of which the server takes the mean.
+
+    linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
+    exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r; for sketches see
+    ``is_exact``. two_sided: whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0.
+    memory: whether a client has to keep tensors from one round to the next. common: whether what the server exports is
+    a whole update, and not the shared part of one whose rest lies with each client. fixed_rank: whether the export
+    has the rank r. groups, settings: what the server's object was made with.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    reference: ClassVar[str]
+    stages: ClassVar[tuple[str, ...]] = ("train",)
+    linear: ClassVar[bool] = True
+    exact: ClassVar[bool] = True
+    two_sided: ClassVar[bool] = True
+    memory: ClassVar[bool] = False
+    common: ClassVar[bool] = True
+    fixed_rank: ClassVar[bool] = True
+    pull: float = 0.0
+    _trains: ClassVar[Trains | Literal["turns"]] = "both"
+
+    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
+        """start: public; left (L, m, r) and right (L, n, r) of each group, as the method starts on its own."""
+        self.settings = settings
+        self.groups = [(len(left), left.shape[1], right.shape[1]) for left, right in start]
+        self.dtype = start[0][0].dtype
+        self._mean = Mean()
+        self._state = self._started([(left.double(), right.double()) for left, right in start])
+
+    def _started(self, start: Pairs) -> Tensors:
+        """The state before the first round, from float64 factors that are not to be changed."""
+        return {
+            f"{g}.{side}": factor.clone()
+            for g, pair in enumerate(start)
+            for side, factor in zip(SIDES["both"], pair, strict=True)
+        }
+
+    @classmethod
+    def is_exact(cls, settings: RuleSettings, clients: int) -> bool:
+        """``exact`` of these settings, where ``clients`` answer in a round."""
+        return cls.exact
+
+    def start_at(self, points: Sequence[Point]) -> None:  # noqa: B027 - most rules have no use for it
+        """Start from points with subspaces of one's own choice; for rules that train in tangent spaces."""
+
+    @classmethod
+    def trains(cls, number: int, settings: RuleSettings) -> Trains:
+        """What clients train in round ``number`` = 1, 2, …"""
+        if cls._trains == "turns":
+            return "left" if number % 2 else "right"
+        return cls._trains
+
+    @classmethod
+    def shapes(
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
+        """What a client is sent in a stage of round ``number``, and what it answers, for a start whose left is zero.
+
+        clients: how many answered in each round before; only broadcasts of rules with an offset depend on it.
+        """
+        sides = SIDES[cls.trains(number, settings)]
+        return factor_shapes(groups, settings.rank), factor_shapes(groups, settings.rank, sides)
+
+    @classmethod
+    def message_sizes(
+        cls, groups: Groups, settings: RuleSettings, number: int = 1, clients: int = 1
+    ) -> tuple[float, float]:
+        """Numbers that one client is sent, and that it answers, in all stages of round ``number``."""
+        down = up = 0
+        for stage in cls.stages:
+            sent, answered = cls.shapes(stage, number, groups, settings, clients)
+            down += sum(map(prod, sent.values()))
+            up += sum(map(prod, answered.values()))
+        return float(down), float(up)
+
+    # --- the server ---
+
+    def broadcast(self, stage: str) -> Tensors:
+        """What each client is sent at the start of a stage."""
+        return copied(self._state, self.dtype)
+
+    def add(self, stage: str, message: Tensors, weight: float) -> None:
+        """Take in one client's answer, on arrival. Linear rules also take a weighted mean, under the sum of weights."""
+        self._mean.add(message, weight)
+
+    @abstractmethod
+    def close(self, stage: str) -> None:
+        """All answers of the stage are in; after the last stage the server's update moves. Without any: it stays."""
+
+    def factors(self) -> Pairs:
+        """The server's update, of any rank."""
+        return [(self._state[f"{g}.left"], self._state[f"{g}.right"]) for g in range(len(self.groups))]
+
+    def state_dict(self) -> Tensors:
+        """Everything that the next round depends on, between two rounds."""
+        return copied(self._state)
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Raises RunError, and changes nothing, unless the names and all but the last dimension are this state's."""
+        for name, mine in self._state.items():
+            if name not in tensors or not self._loads(name, mine, tensors[name]):
+                raise RunError(
+                    f"the state of the rule {self.name!r} has no {name!r} of a shape like {tuple(mine.shape)}",
+                    fix="resume with the settings that the state was written with",
+                )
+        self._state = {name: tensors[name].to(mine).clone() for name, mine in self._state.items()}
+
+    def _loads(self, name: str, mine: Tensor, other: Tensor) -> bool:
+        return mine.shape == other.shape
+
+    # --- a client ---
+
+    @classmethod
+    def begin(cls, asked: Asked) -> Beginning:
+        """Where training begins."""
+        return Beginning(state=copied(asked.sent))
+
+    @classmethod
+    def answer(
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
+    ) -> tuple[Tensors, Tensors]:
+        """What the client answers, and what it keeps from now on.
+
+        end: after training, "<g>.left" and "<g>.right"; for "tangent" "<g>.M", "<g>.Up", "<g>.Vp", how far it went;
+        empty in later stages. travelled: the sum of the steps' learning rates, in units of plain gradients.
+        """
+        return differences(cls.begin(asked).state, end, SIDES[cls.trains(asked.number, asked.settings)]), {}
+
+
+def factor_shapes(groups: Groups, rank: int, sides: Sequence[str] = SIDES["both"]) -> Shapes:
+    """Of "<g>.left" (L, m, rank) and "<g>.right" (L, n, rank)."""
+    rows = {"left": 1, "right": 2}
+    return {
+        f"{g}.{side}": (sizes[0], sizes[rows[side]], rank) for g, sizes in enumerate(groups) for side in sides
+    }
+
+
+def copied(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensors:
+    """Contiguous, as files and messages want them, and shared with nobody, so that a client may train them in place."""
+    return {
+        name: t.detach().to(dtype or t.dtype, copy=True, memory_format=torch.contiguous_format)
+        for name, t in tensors.items()
+    }
+
+
+def differences(start: Mapping[str, Tensor], end: Mapping[str, Tensor], sides: Sequence[str]) -> Tensors:
+    """end - start of these sides of each group, in the dtype of ``end``."""
+    return {
+        name: (end[name] - start[name].to(end[name])).contiguous()
+        for g in groups_of(start)
+        for name in (f"{g}.{side}" for side in sides)
+    }
+
+
+def groups_of(tensors: Mapping[str, Tensor]) -> list[int]:
+    """The groups' numbers, in order."""
+    return sorted({int(name.partition(".")[0]) for name in tensors})
+
+
+def padded(left: Tensor, rank: int) -> Tensor:
+    """left with columns of zeros up to ``rank``; inverse of `lean`."""
+    return torch.nn.functional.pad(left, (0, rank - left.shape[-1]))
+
+
+def lean(left: Tensor) -> Tensor:
+    """left, or no column of it where all are zero: then only its shape has to be sent."""
+    return left if bool(left.any()) else left[..., :0]

@@ -1,6 +1,8 @@
-"""What a client may answer: names and shapes that follow from public numbers, finite, of bounded norm.
+"""What a client may answer, and a server may send: names and shapes that follow from public numbers, finite, of
+bounded norm.
 
-One client must not be able to stop a round or to move the common state without bound, whatever it sends.
+One client must not be able to stop a round or to move the common state without bound, whatever it sends. A client
+checks what it is sent to train on before anything is charged.
 """
 
 from __future__ import annotations
@@ -12,11 +14,15 @@ from typing import Final
 import torch
 from torch import Tensor
 
+from privlora.errors import PrivacyError, RunError
 from privlora.federated.messages import wrong
-from privlora.federated.rules.base import Rule, Shapes
+from privlora.federated.rules.algebra import orthonormal
+from privlora.federated.rules.base import Groups, Rule, RuleSettings, Shapes
 
 LARGEST_NORM: Final = 1e6
 """Of all tensors of a message together; what is above it is no longer taken for honest."""
+
+_OFFSET: Final = "offset_"
 
 
 def expected(rule: Rule, stage: str, number: int) -> Shapes:
@@ -54,3 +60,54 @@ def _refuse_unfit_tensor(name: str, tensor: object, shape: tuple[int, ...], whos
         raise wrong(f"{name!r} of {whose} does not hold real floating-point numbers")
     if not bool(torch.isfinite(tensor).all()):
         raise wrong(f"{name!r} of {whose} is not finite")
+
+
+def refuse_foreign(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
+    """Raise PrivacyError unless ``sent`` has these names and shapes, is finite and of a bounded norm, and U and V in it
+    are orthonormal: what clipping bounds are coordinates in orthonormal bases."""
+    try:
+        refuse_unfit(sent, expected, LARGEST_NORM, "what the server sent")
+    except RunError as unfit:
+        raise _foreign(unfit.what) from None
+    for name, tensor in sent.items():
+        if name.rpartition(".")[2] in ("U", "V") and tensor.ndim == 3 and not orthonormal(tensor):
+            raise _foreign(f"{name!r} of what the server sent is not orthonormal")
+
+
+def broadcast_shapes(
+    rule: type[Rule],
+    stage: str,
+    number: int,
+    groups: Groups,
+    settings: RuleSettings,
+    sent: Mapping[str, Tensor],
+) -> Shapes:
+    """What an honest server sends. The last dimension is taken from ``sent`` for an offset, whose rank grows with who
+    answered, and for a factor that need not be sent while it is zero."""
+    expected = rule.shapes(stage, number, groups, settings)[0]
+    return {name: _grown(name, shape, sent, groups, settings.rank) for name, shape in expected.items()}
+
+
+def _grown(
+    name: str, shape: tuple[int, ...], sent: Mapping[str, Tensor], groups: Groups, rank: int
+) -> tuple[int, ...]:
+    group, _, part = name.partition(".")
+    if not part.startswith(_OFFSET):
+        whole = (*shape[:-1], rank)
+        return whole if not shape[-1] and name in sent and tuple(sent[name].shape) == whole else shape
+    ranks = [
+        tensor.shape[-1]
+        for side in ("left", "right")
+        if (tensor := sent.get(f"{group}.{_OFFSET}{side}")) is not None and tensor.ndim == len(shape)
+    ]
+    _, m, n = groups[int(group)]
+    # Both sides have one rank, and a product needs no more columns than its smaller side.
+    return (*shape[:-1], min([*ranks, m, n]))
+
+
+def _foreign(what: str) -> PrivacyError:
+    return PrivacyError(
+        what,
+        why="this client trains on what follows from the agreed terms, and on nothing else",
+        fix="look at the server; nothing was charged",
+    )

@@ -1,102 +1,42 @@
-"""Rules whose state is two factors a group, of which the server adds the mean of the clients' differences."""
+"""Rules of which the server needs the sum of answers alone: averages of factors, of one or by turns, and of coordinates
+at the canonical point U S V^T of each group.
+
+Where one factor of a point is frozen it is orthonormal, so clip norms and noise of a client that trains against it do
+not depend on the size of the update.
+"""
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from privlora.errors import RunError
+from privlora.federated.rules.algebra import canonical, check_rank, thin
 from privlora.federated.rules.base import (
+    SIDES,
+    Asked,
     Beginning,
-    Mean,
+    Both,
+    Groups,
     Pairs,
     Rule,
     RuleSettings,
     Shapes,
-    Sizes,
     Tensors,
-    Trains,
+    copied,
+    differences,
+    factor_shapes,
+    groups_of,
+    lean,
+    padded,
 )
-
-SIDES: dict[Trains, tuple[str, ...]] = {"both": ("left", "right"), "left": ("left",), "right": ("right",)}
-
-
-class StateRule(Rule):
-    """What all rules share: a state of float64 tensors with names, which is broadcast in the clients' dtype.
-
-    Its tensors are replaced, never written to, so what was broadcast or exported stays what it was.
-    """
-
-    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
-        self.settings = settings
-        self.groups = [(len(left), left.shape[1], right.shape[1]) for left, right in start]
-        self.dtype = start[0][0].dtype
-        self._state = self._started([(left.double(), right.double()) for left, right in start])
-
-    def _started(self, start: Pairs) -> Tensors:
-        """The state before the first round, from float64 factors that are not to be changed."""
-        return {
-            f"{g}.{side}": factor.clone()
-            for g, pair in enumerate(start)
-            for side, factor in zip(SIDES["both"], pair, strict=True)
-        }
-
-    @classmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        return Beginning(state=copied(sent))
-
-    def broadcast(self, stage: str) -> Tensors:
-        return copied(self._state, self.dtype)
-
-    def factors(self) -> Pairs:
-        return [(self._state[f"{g}.left"], self._state[f"{g}.right"]) for g in range(len(self.groups))]
-
-    def state_dict(self) -> Tensors:
-        return copied(self._state)
-
-    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Raises RunError, and changes nothing, unless the names and all but the last dimension are this state's."""
-        for name, mine in self._state.items():
-            if name not in tensors or not self._loads(name, mine, tensors[name]):
-                raise RunError(
-                    f"the state of the rule {self.name!r} has no {name!r} of a shape like {tuple(mine.shape)}",
-                    why="the federation cannot go on from a state of another adapter or rule",
-                    fix="resume with the settings that the state was written with",
-                )
-        self._state = {name: tensors[name].to(mine).clone() for name, mine in self._state.items()}
-
-    def _loads(self, name: str, mine: Tensor, other: Tensor) -> bool:
-        return mine.shape == other.shape
+from privlora.geometry.fixed_rank import Point, Tangent, retract
 
 
-class FactorRule(StateRule):
-    """Clients answer with how far they moved; the server adds the mean. ``_settle`` may change the gauge after."""
-
-    _trains: ClassVar[Trains] = "both"
-
-    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
-        super().__init__(start, settings)
-        self._mean = Mean()
-
-    @classmethod
-    def trains(cls, number: int, settings: RuleSettings) -> Trains:
-        return cls._trains
-
-    @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
-        return factor_shapes(groups, settings.rank), factor_shapes(
-            groups, settings.rank, SIDES[cls.trains(number, settings)]
-        )
-
-    def add(self, stage: str, message: Tensors, weight: float) -> None:
-        self._mean.add(message, weight)
+class FactorRule(Rule):
+    """The state is the factors, to which the server adds the mean. ``_settle`` may change the gauge after."""
 
     def close(self, stage: str) -> None:
         mean = self._mean.take()
@@ -108,56 +48,305 @@ class FactorRule(StateRule):
     def _settle(self) -> None:
         """Called when the state has moved."""
 
+
+class FedAvg(FactorRule):
+    """left <- mean left_k, right <- mean right_k: the product of means, which is not the mean of products."""
+
+    name = "fedavg"
+    summary = "Averages both factors. One message, cheap; the mean of factors is not the mean of updates."
+    reference = "FedIT (arXiv:2305.05644); McMahan et al. 2017 (arXiv:1602.05629)"
+    exact = False
+
+
+class FedProx(FedAvg):
+    """FedAvg whose clients are pulled back to where they began, after noise: mu (theta - theta_start)."""
+
+    name = "fedprox"
+    summary = "FedAvg with a pull of every client towards where the round began."
+    reference = "FedProx (arXiv:1812.06127)"
+
+    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
+        super().__init__(start, settings)
+        self.pull = settings.proximal
+
+    @classmethod
+    def begin(cls, asked: Asked) -> Beginning:
+        return Beginning(state=copied(asked.sent), pull=asked.settings.proximal)
+
+
+class Scaffold(FedAvg):
+    """FedAvg with control variates c (server) and c_k (client), option II of Karimireddy et al. 2020.
+
+    Each release is corrected by c - c_k. After the round c_k+ = c_k - c + (start - end) / travelled, and the server
+    adds participation * mean(c_k+ - c_k) to c. Meant for plain gradient steps, whose rates ``travelled`` sums.
+    """
+
+    name = "scaffold"
+    summary = "FedAvg with control variates against drift; twice the messages, and clients keep theirs."
+    reference = "SCAFFOLD (arXiv:1910.06378)"
+    memory = True
+
+    def _started(self, start: Pairs) -> Tensors:
+        state = super()._started(start)
+        return state | {f"{name}_control": torch.zeros_like(tensor) for name, tensor in state.items()}
+
+    @classmethod
+    def shapes(
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
+        factors = factor_shapes(groups, settings.rank)
+        both = factors | {f"{name}_control": shape for name, shape in factors.items()}
+        return both, dict(both)
+
+    def close(self, stage: str) -> None:
+        for name, moved in self._mean.take().items():
+            share = self.settings.participation if name.endswith("_control") else 1.0
+            self._state[name] = self._state[name].add(moved, alpha=share)
+
+    @classmethod
+    def begin(cls, asked: Asked) -> Beginning:
+        own, control = _own_controls(asked), {}
+        for name, mine in own.items():
+            common = asked.sent[f"{name}_control"]
+            control[name] = common - mine.to(common)
+        return Beginning(state=copied({name: asked.sent[name] for name in own}), control=control)
+
     @classmethod
     def answer(
-        cls,
-        stage: str,
-        number: int,
-        sent: Mapping[str, Tensor],
-        end: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        settings: RuleSettings,
-        *,
-        travelled: float = 0.0,
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
     ) -> tuple[Tensors, Tensors]:
-        return differences(sent, end, SIDES[cls.trains(number, settings)]), {}
+        message, keep, controls = differences(asked.sent, end, SIDES["both"]), {}, _own_controls(asked)
+        for name, moved in list(message.items()):
+            own = controls[name].to(moved)
+            # A client that took no step has learnt nothing of its gradient.
+            change = (
+                -asked.sent[f"{name}_control"].to(moved) - moved / travelled if travelled > 0 else 0 * own
+            )
+            message[f"{name}_control"], keep[f"{name}_control"] = change, own + change
+        return message, keep
 
 
-def factor_shapes(groups: Sequence[Sizes], rank: int, sides: Sequence[str] = SIDES["both"]) -> Shapes:
-    """Of "<g>.left" (L, m, rank) and "<g>.right" (L, n, rank)."""
-    rows = {"left": 1, "right": 2}
-    return {
-        f"{g}.{side}": (sizes[0], sizes[rows[side]], rank) for g, sizes in enumerate(groups) for side in sides
-    }
+def _own_controls(asked: Asked) -> Tensors:
+    """c_k of each factor; zero before the client's first round."""
+    names = [f"{g}.{side}" for g in groups_of(asked.sent) for side in SIDES["both"]]
+    return {name: asked.kept.get(f"{name}_control", torch.zeros_like(asked.sent[name])) for name in names}
 
 
-def copied(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensors:
-    """Contiguous, as files and messages want them, and shared with nobody, so that a client may train them in place."""
-    return {
-        name: t.detach().to(dtype or t.dtype, copy=True, memory_format=torch.contiguous_format)
-        for name, t in tensors.items()
-    }
+class Ffa(FactorRule):
+    """left <- mean left_k with right frozen for good: exact, and the rows of the update never leave span(right)."""
+
+    name = "ffa"
+    summary = "Trains left alone with right frozen for good. Exact; half the messages; one subspace is fixed."
+    reference = "FFA-LoRA (arXiv:2403.12313)"
+    two_sided = False
+    _trains = "left"
 
 
-def differences(start: Mapping[str, Tensor], end: Mapping[str, Tensor], sides: Sequence[str]) -> Tensors:
-    """end - start of these sides of each group, in the dtype of ``end``."""
-    return {
-        name: (end[name] - start[name].to(end[name])).contiguous()
-        for g in groups_of(start)
-        for name in (f"{g}.{side}" for side in sides)
-    }
+class FedSa(FactorRule):
+    """right <- mean right_k; left stays with each client, which keeps it from round to round and never sends it.
+
+    No single update exists. The server's `factors` pair the shared right with the left that clients began with (zero
+    for a LoRA start), which is all that a party without a left of its own can have.
+    """
+
+    name = "fedsa"
+    summary = "Shares right alone; every client keeps a left of its own, so there is no common adapter."
+    reference = "FedSA-LoRA (arXiv:2410.01463)"
+    exact = False
+    memory = True
+    common = False
+
+    def _started(self, start: Pairs) -> Tensors:
+        state = super()._started(start)
+        return {name: lean(t) if name.endswith(".left") else t for name, t in state.items()}
+
+    @classmethod
+    def shapes(
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
+        right = factor_shapes(groups, settings.rank, ["right"])
+        return factor_shapes(groups, 0, ["left"]) | right, right
+
+    def factors(self) -> Pairs:
+        return [(padded(left, right.shape[-1]), right) for left, right in super().factors()]
+
+    @classmethod
+    def begin(cls, asked: Asked) -> Beginning:
+        state, kept = copied(asked.sent), asked.kept
+        for name, sent in asked.sent.items():
+            if name.endswith(".left"):
+                state[name] = (
+                    kept[name].to(sent).clone() if name in kept else padded(sent, asked.settings.rank)
+                )
+        return Beginning(state=state)
+
+    @classmethod
+    def answer(
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
+    ) -> tuple[Tensors, Tensors]:
+        keep = copied({f"{g}.left": end[f"{g}.left"] for g in groups_of(asked.sent)})
+        return differences(asked.sent, end, ["right"]), keep
 
 
-def groups_of(tensors: Mapping[str, Tensor]) -> list[int]:
-    """The groups' numbers, in order."""
-    return sorted({int(name.partition(".")[0]) for name in tensors})
+class RoLora(FactorRule):
+    """Odd rounds average left with right frozen, even rounds right with left frozen. Exact in every round."""
+
+    name = "rolora"
+    summary = "Trains left and right by turns, a round each. Exact; half the messages; both subspaces move."
+    reference = "RoLoRA (arXiv:2502.01755)"
+    _trains = "turns"
 
 
-def padded(left: Tensor, rank: int) -> Tensor:
-    """left with columns of zeros up to ``rank``; inverse of `lean`."""
-    return torch.nn.functional.pad(left, (0, rank - left.shape[-1]))
+_PARTS = ("U", "S", "V")
+_TANGENT = ("M", "Up", "Vp")
 
 
-def lean(left: Tensor) -> Tensor:
-    """left, or no column of it where all are zero: then only its shape has to be sent."""
-    return left if bool(left.any()) else left[..., :0]
+class FedSvd(FactorRule):
+    """left <- U S, right <- V of mean(left_k) right^T: FFA in a gauge that is renewed each round.
+
+    The mean has rank r and loses nothing. right turns within the span that it began with and never leaves it.
+    """
+
+    name = "fedsvd"
+    summary = "FFA with right made orthonormal anew each round. Exact; the span of right stays as it began."
+    reference = "FedSVD (arXiv:2505.12805)"
+    two_sided = False
+    _trains = "left"
+
+    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
+        super().__init__(start, settings)
+        check_rank(self.groups, settings.rank)
+        self._settle()
+
+    def _settle(self) -> None:
+        for g, (left, right) in enumerate(self.factors()):
+            point = thin(left, right)
+            # Where S is zero, V of `thin` still lies in the span of right, which has full rank.
+            self._state[f"{g}.left"] = point.U * point.S[:, None, :]
+            self._state[f"{g}.right"] = point.V
+
+
+class PointRule(Rule):
+    """The state is U (L, m, R), S (L, R), V (L, n, R) of each group; clients see the r leading triplets."""
+
+    def _started(self, start: Pairs) -> Tensors:
+        points = [canonical(left, right, self.settings.seed) for left, right in start]
+        return _named([self._kept(point) for point in points])
+
+    def start_at(self, points: Sequence[Point]) -> None:
+        """Go on from points with subspaces of one's own choice, as a start whose update is zero has them."""
+        self._state = _named([self._kept(point) for point in points])
+
+    def _kept(self, point: Point) -> Point:
+        """A point with room for what the server keeps beside it."""
+        return point
+
+    def close(self, stage: str) -> None:
+        mean = self._mean.take()
+        if mean:
+            moved = [self._moved(g, point, mean) for g, point in enumerate(_points(self._state))]
+            self._state = _named(moved)
+
+    @abstractmethod
+    def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
+        """The state of group g with the mean answer added."""
+
+    def broadcast(self, stage: str) -> Tensors:
+        rank = self.settings.rank
+        return copied({name: tensor[..., :rank] for name, tensor in self._state.items()}, self.dtype)
+
+    def factors(self) -> Pairs:
+        firsts = [point.split(self.settings.rank)[0] for point in _points(self._state)]
+        return [(point.U * point.S[:, None, :], point.V) for point in firsts]
+
+
+class Alt(PointRule):
+    """One factor by turns against an orthonormal other one. Odd rounds train left = U S against right = V; even rounds
+    right = V S against left = U. The mean is exact in every round, and the server makes the moved factor canonical.
+    """
+
+    name = "alt"
+    summary = "Trains left and right by turns against an orthonormal other one. Exact; both subspaces move."
+    reference = "RoLoRA (arXiv:2502.01755) in the canonical gauge"
+    _trains = "turns"
+
+    @classmethod
+    def shapes(
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
+        sides = SIDES[cls.trains(number, settings)]
+        return point_shapes(groups, settings.rank), factor_shapes(groups, settings.rank, sides)
+
+    def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
+        left, right = f"{g}.left", f"{g}.right"
+        if left in mean:
+            pair = point.U * point.S[:, None, :] + mean[left], point.V
+        else:
+            pair = point.U, point.V * point.S[:, None, :] + mean[right]
+        return canonical(*pair, self.settings.seed)
+
+    @classmethod
+    def begin(cls, asked: Asked) -> Beginning:
+        sent, state = asked.sent, {}
+        scaled = "U" if cls.trains(asked.number, asked.settings) == "left" else "V"
+        for g in groups_of(sent):
+            for side, part in zip(SIDES["both"], "UV", strict=True):
+                basis = sent[f"{g}.{part}"]
+                state[f"{g}.{side}"] = basis * sent[f"{g}.S"][:, None, :] if part == scaled else basis.clone()
+        return Beginning(state=state)
+
+
+class Tan(PointRule):
+    """The mean of tangent vectors at one fixed point, then the best approximation of rank r.
+
+    Clients train (M, Up, Vp) of xi = U M V^T + Up V^T + U Vp^T at the broadcast point; these coordinates are linear and
+    isometric, so their mean is that of the updates, and noise in them has one size whatever the factors are. The server
+    keeps up to r triplets more than it broadcasts: what one round cuts off counts in the next (error feedback).
+    """
+
+    name = "tan"
+    summary = (
+        "Averages tangent vectors at one point, then cuts to rank r and keeps what was cut. Exact; two-sided."
+    )
+    reference = "PRISM's tangent space with its base fixed for a round; Vandereycken 2013 for the coordinates"
+
+    _trains = "tangent"
+
+    @classmethod
+    def shapes(
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
+        r = settings.rank
+        up: Shapes = {}
+        for g, (L, m, n) in enumerate(groups):
+            up |= {f"{g}.M": (L, r, r), f"{g}.Up": (L, m, r), f"{g}.Vp": (L, n, r)}
+        return point_shapes(groups, r), up
+
+    def _kept(self, point: Point) -> Point:
+        return point.extended(self.settings.rank)
+
+    def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
+        return retract(point, Tangent(*(mean[f"{g}.{part}"] for part in _TANGENT)), 1.0)
+
+    @classmethod
+    def answer(
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
+    ) -> tuple[Tensors, Tensors]:
+        names = (f"{g}.{part}" for g in groups_of(asked.sent) for part in _TANGENT)
+        return copied({name: end[name] for name in names}), {}
+
+
+def point_shapes(groups: Groups, rank: int) -> Shapes:
+    """Of "<g>.U" (L, m, rank), "<g>.S" (L, rank) and "<g>.V" (L, n, rank)."""
+    found: Shapes = {}
+    for g, (L, m, n) in enumerate(groups):
+        found |= {f"{g}.U": (L, m, rank), f"{g}.S": (L, rank), f"{g}.V": (L, n, rank)}
+    return found
+
+
+def _named(points: Sequence[Point]) -> Tensors:
+    return {f"{g}.{part}": getattr(point, part) for g, point in enumerate(points) for part in _PARTS}
+
+
+def _points(state: Mapping[str, Tensor]) -> list[Point]:
+    return [Point(*(state[f"{g}.{part}"] for part in _PARTS)) for g in groups_of(state)]

@@ -2,23 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from privlora.errors import RunError
-from privlora.federated.rules.algebra import balanced, check_rank, public_normal
-from privlora.federated.rules.base import Mean, Pairs, RuleSettings, Shapes, Sizes, Tensors, Trains
-from privlora.federated.rules.factors import SIDES, StateRule, copied, factor_shapes, groups_of
+from privlora.federated.rules.algebra import balanced, check_rank, orthonormal, public_normal
+from privlora.federated.rules.base import (
+    SIDES,
+    Asked,
+    Both,
+    Groups,
+    Pairs,
+    Rule,
+    RuleSettings,
+    Shapes,
+    Tensors,
+    Trains,
+    copied,
+    factor_shapes,
+    groups_of,
+)
 from privlora.geometry.fixed_rank import Point
 
 TRAIN, SKETCH = "train", "sketch"
-# Largest entry of Q^T Q - I that a client answers to; rounding of half precision stays below.
-_ORTHONORMAL = 1e-2
 
 
-class FedAsk(StateRule):
+class FedAsk(Rule):
     """With M_k = left_k right_k^T and the public Omega (n, s), s = r + p:
 
     "train" sums Y = mean M_k Omega and Q = orth(Y); "sketch" sums P = mean M_k^T Q. The server's update is the best
@@ -41,7 +52,6 @@ class FedAsk(StateRule):
     def __init__(self, start: Pairs, settings: RuleSettings) -> None:
         super().__init__(start, settings)
         check_rank(self.groups, settings.rank)
-        self._mean = Mean()
         self._bases: Tensors = {}
 
     @classmethod
@@ -55,8 +65,8 @@ class FedAsk(StateRule):
 
     @classmethod
     def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
         tall: Shapes = {}
         wide: Shapes = {}
         for g, (L, m, n) in enumerate(groups):
@@ -80,10 +90,9 @@ class FedAsk(StateRule):
         if stage == SKETCH and not self._bases:
             raise RunError(
                 "a sketch came before the first stage of the round was closed",
-                why="it belongs to another round's basis",
                 fix="close 'train' before 'sketch' is answered",
             )
-        self._mean.add(message, weight)
+        super().add(stage, message, weight)
 
     def close(self, stage: str) -> None:
         mean = self._mean.take()
@@ -106,32 +115,22 @@ class FedAsk(StateRule):
 
     @classmethod
     def answer(
-        cls,
-        stage: str,
-        number: int,
-        sent: Mapping[str, Tensor],
-        end: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        settings: RuleSettings,
-        *,
-        travelled: float = 0.0,
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
     ) -> tuple[Tensors, Tensors]:
         """Between its stages a client keeps its factors. Raises RunError without them, or if Q is not orthonormal."""
-        if stage == TRAIN:
-            moved = SIDES[cls.trains(number, settings)]
-            names = (f"{g}.{side}" for g in groups_of(sent) for side in SIDES["both"])
-            factors = copied({n: (end if n.split(".")[1] in moved else sent)[n] for n in names})
-            return _first(number, sent, factors, settings), factors
-        return _second(sent, kept), {}
+        if stage == SKETCH:
+            return _second(asked.sent, asked.kept), {}
+        moved, sent = SIDES[cls.trains(asked.number, asked.settings)], asked.sent
+        names = (f"{g}.{side}" for g in groups_of(sent) for side in SIDES["both"])
+        factors = copied({n: (end if n.split(".")[1] in moved else sent)[n] for n in names})
+        return _first(asked, factors), factors
 
 
 def omega(settings: RuleSettings, number: int, g: int, right: Tensor, m: int) -> Tensor:
     """Omega (L, n, s) of a round and group, orthonormal, float64. right (L, n, r): as broadcast; used if ``warm``."""
     L, n, r = right.shape
-    width = _width(settings, m, n)
-    drawn = public_normal(settings.seed, number, g, (L, n, width - r if settings.warm else width)).to(
-        right.device
-    )
+    width = _width(settings, m, n) - (r if settings.warm else 0)
+    drawn = public_normal(settings.seed, number, g, (L, n, width)).to(right.device)
     columns = torch.cat([right.double(), drawn], dim=-1) if settings.warm else drawn
     return torch.linalg.qr(columns).Q
 
@@ -140,28 +139,23 @@ def _width(settings: RuleSettings, m: int, n: int) -> int:
     return min(settings.rank + settings.oversampling, m, n)
 
 
-def _first(number: int, sent: Mapping[str, Tensor], factors: Tensors, settings: RuleSettings) -> Tensors:
+def _first(asked: Asked, factors: Tensors) -> Tensors:
     message = {}
     for g in groups_of(factors):
         left, right = factors[f"{g}.left"], factors[f"{g}.right"]
-        test = omega(settings, number, g, sent[f"{g}.right"], left.shape[1])
+        test = omega(asked.settings, asked.number, g, asked.sent[f"{g}.right"], left.shape[1])
         message[f"{g}.Y"] = (left.double() @ (right.double().mT @ test)).to(left.dtype).contiguous()
     return message
 
 
 def _second(sent: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> Tensors:
     if not kept:
-        raise RunError(
-            "this client has no factors to sketch",
-            why="it did not answer the first stage of this round",
-            fix="leave it out until the next round",
-        )
+        raise RunError("this client has no factors to sketch", fix="leave it out until the next round")
     message = {}
     for g in groups_of(kept):
         left, right = kept[f"{g}.left"], kept[f"{g}.right"]
         Q = sent[f"{g}.Q"].to(left.device, torch.float64)
-        eye = torch.eye(Q.shape[-1], dtype=Q.dtype, device=Q.device)
-        if not bool(((Q.mT @ Q - eye).abs() <= _ORTHONORMAL).all()):
+        if not orthonormal(Q):
             raise RunError(
                 "the basis that the server sent is not orthonormal",
                 why="with a basis of its own choice a server can tell one client's sketch from the others' sum",

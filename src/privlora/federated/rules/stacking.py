@@ -6,43 +6,38 @@ The server keeps the answers of a round, so its memory grows with the number of 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 from torch import Tensor
 
 from privlora.federated.rules.algebra import balanced, check_rank, compressed, public_uniform, thin
-from privlora.federated.rules.base import Beginning, Pairs, RuleSettings, Shapes, Sizes, Tensors, Trains
-from privlora.federated.rules.factors import (
+from privlora.federated.rules.base import (
     SIDES,
-    StateRule,
+    Asked,
+    Beginning,
+    Both,
+    Groups,
+    Pairs,
+    Rule,
+    RuleSettings,
+    Shapes,
+    Tensors,
     copied,
-    differences,
     factor_shapes,
     groups_of,
     lean,
 )
 
 
-class StackingRule(StateRule):
-    """Keeps answers until the round is closed; clients train both factors and answer with how far they moved."""
+class StackingRule(Rule):
+    """Keeps answers until the round is closed."""
 
     linear = False
 
     def __init__(self, start: Pairs, settings: RuleSettings) -> None:
         super().__init__(start, settings)
         self._answers: list[tuple[Tensors, float]] = []
-
-    @classmethod
-    def trains(cls, number: int, settings: RuleSettings) -> Trains:
-        return "both"
-
-    @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
-        factors = factor_shapes(groups, settings.rank)
-        return factors, dict(factors)
 
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         self._answers.append((message, weight))
@@ -63,20 +58,6 @@ class StackingRule(StateRule):
     @abstractmethod
     def _merge(self, g: int, left: Tensor, right: Tensor, weights: Tensor) -> None:
         """Take in the answers (K, L, m, r) and (K, L, n, r) of group g under weights (K,) that sum to 1."""
-
-    @classmethod
-    def answer(
-        cls,
-        stage: str,
-        number: int,
-        sent: Mapping[str, Tensor],
-        end: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        settings: RuleSettings,
-        *,
-        travelled: float = 0.0,
-    ) -> tuple[Tensors, Tensors]:
-        return differences(cls.begin(number, sent, {}, settings).state, end, SIDES["both"]), {}
 
 
 class FlexLora(StackingRule):
@@ -127,17 +108,16 @@ class OffsetRule(StackingRule):
         self._state.update(zip(names, wider, strict=True))
 
     @classmethod
-    def begin(
-        cls, number: int, sent: Mapping[str, Tensor], kept: Mapping[str, Tensor], settings: RuleSettings
-    ) -> Beginning:
-        groups = groups_of(sent)
-        offset = [(sent[f"{g}.offset_left"], sent[f"{g}.offset_right"]) for g in groups]
-        state = cls._state_of(number, sent, settings)
+    def begin(cls, asked: Asked) -> Beginning:
+        sent = asked.sent
+        offset = [(sent[f"{g}.offset_left"], sent[f"{g}.offset_right"]) for g in groups_of(sent)]
+        state = cls._state_of(asked)
         return Beginning(state=state, offset=offset if any(left.numel() for left, _ in offset) else None)
 
     @classmethod
-    def _state_of(cls, number: int, sent: Mapping[str, Tensor], settings: RuleSettings) -> Tensors:
+    def _state_of(cls, asked: Asked) -> Tensors:
         """The factors that a client trains."""
+        sent = asked.sent
         return copied({f"{g}.{side}": sent[f"{g}.{side}"] for g in groups_of(sent) for side in SIDES["both"]})
 
 
@@ -155,8 +135,8 @@ class FedEx(OffsetRule):
 
     @classmethod
     def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
         factors = factor_shapes(groups, settings.rank)
         grown = (number - 1) * (clients - 1) * settings.rank
         return factors | _offset_shapes(groups, grown), factors
@@ -199,8 +179,8 @@ class Flora(OffsetRule):
 
     @classmethod
     def shapes(
-        cls, stage: str, number: int, groups: Sequence[Sizes], settings: RuleSettings, clients: int = 1
-    ) -> tuple[Shapes, Shapes]:
+        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
+    ) -> Both:
         grown = (number - 1) * clients * settings.rank
         return _offset_shapes(groups, grown), factor_shapes(groups, settings.rank)
 
@@ -212,33 +192,25 @@ class Flora(OffsetRule):
         return self._offsets()
 
     @classmethod
-    def _state_of(cls, number: int, sent: Mapping[str, Tensor], settings: RuleSettings) -> Tensors:
-        state = {}
+    def _state_of(cls, asked: Asked) -> Tensors:
+        sent, settings, state = asked.sent, asked.settings, {}
         for g in groups_of(sent):
             left, right = sent[f"{g}.offset_left"], sent[f"{g}.offset_right"]
             (L, m, _), n, r = left.shape, right.shape[1], settings.rank
             state[f"{g}.left"] = left.new_zeros(L, m, r)
-            state[f"{g}.right"] = public_uniform(settings.seed, number, g, (L, n, r)).to(left) / n**0.5
+            state[f"{g}.right"] = public_uniform(settings.seed, asked.number, g, (L, n, r)).to(left) / n**0.5
         return state
 
     @classmethod
     def answer(
-        cls,
-        stage: str,
-        number: int,
-        sent: Mapping[str, Tensor],
-        end: Mapping[str, Tensor],
-        kept: Mapping[str, Tensor],
-        settings: RuleSettings,
-        *,
-        travelled: float = 0.0,
+        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
     ) -> tuple[Tensors, Tensors]:
         """The factors themselves: their product is the client's update."""
-        names = (f"{g}.{side}" for g in groups_of(sent) for side in SIDES["both"])
+        names = (f"{g}.{side}" for g in groups_of(asked.sent) for side in SIDES["both"])
         return copied({name: end[name] for name in names}), {}
 
 
-def _offset_shapes(groups: Sequence[Sizes], grown: int) -> Shapes:
+def _offset_shapes(groups: Groups, grown: int) -> Shapes:
     found: Shapes = {}
     for g, (L, m, n) in enumerate(groups):
         rank = min(grown, m, n)
