@@ -36,7 +36,7 @@ from transformers import AutoModelForCausalLM, T5Config
 import privlora
 from privlora.accounting import read_ledger
 from privlora.config import settings_from
-from privlora.errors import ConfigError, DataError, PrivloraError, named
+from privlora.errors import DataError, PrivloraError, named
 from privlora.training import model_names
 from privlora.training.files import RunFolder
 
@@ -73,71 +73,53 @@ def refuses_settings(
     refuses(capsys, folder, ["train", write_config(folder, settings)], *words, quiet=quiet)
 
 
-SETTINGS: dict[str, tuple[Groups, list[str]]] = {
-    "unknown group": ({"privcy": {"steps": 3}}, ["privcy", "did you mean 'privacy'?"]),
-    "unknown setting": ({"privacy": {"clipnorm": 1}}, ["privacy.clipnorm", "did you mean 'clip_norm'?"]),
-    "unknown setting of the adapter": ({"adapter": {"rank": 4}}, ["adapter.rank"]),
-    "two noise settings": ({"privacy": {"target_epsilon": 3}}, ["exactly one of target_epsilon"]),
-    "no noise setting": ({"privacy": {"noise_multiplier": None}}, ["exactly one of target_epsilon"]),
-    "non-private with noise": (
-        {"privacy": {"private": False}},
-        ["private=false contradicts noise_multiplier"],
-    ),
-    "no delta": ({"privacy": {"delta": None}}, ["delta is missing"]),
-    "delta is 1/N": ({"privacy": {"delta": 0.025}}, ["not below 1/N = 0.025"]),
-    "delta is no number": ({"privacy": {"delta": "small"}}, ["privacy.delta=(text, not shown"]),
-    "delta above 1": ({"privacy": {"delta": 1.5}}, ["privacy.delta=1.5"]),
-    "no public size": ({"privacy": {"public_dataset_size": None}}, ["public_dataset_size is missing"]),
-    "three sampling settings": ({"privacy": {"sample_rate": 0.1}}, ["give two of the three"]),
-    "no sampling setting": (
-        {"privacy": {"expected_batch_size": None}},
-        ["expected_batch_size or sample_rate"],
-    ),
-    "batch above N": ({"privacy": {"expected_batch_size": 41}}, ["exceeds public_dataset_size=40"]),
-    "sampling above 1": ({"privacy": {"sample_rate": 2, "expected_batch_size": None}}, ["sample_rate=2"]),
+SETTINGS: dict[str, tuple[Groups, str]] = {
+    "unknown group": ({"privcy": {"steps": 3}}, "did you mean 'privacy'?"),
+    "unknown setting": ({"privacy": {"clipnorm": 1}}, "did you mean 'clip_norm'?"),
+    "two noise settings": ({"privacy": {"target_epsilon": 3}}, "exactly one of target_epsilon"),
+    "no noise setting": ({"privacy": {"noise_multiplier": None}}, "exactly one of target_epsilon"),
+    "no privacy with noise": ({"privacy": {"private": False}}, "private=false contradicts noise_multiplier"),
+    "no delta": ({"privacy": {"delta": None}}, "delta is missing"),
+    "delta is 1/N": ({"privacy": {"delta": 0.025}}, "not below 1/N = 0.025"),
+    "delta is no number": ({"privacy": {"delta": "small"}}, "privacy.delta=(text, not shown"),
+    "delta above 1": ({"privacy": {"delta": 1.5}}, "privacy.delta=1.5"),
+    "no public size": ({"privacy": {"public_dataset_size": None}}, "public_dataset_size is missing"),
+    "three sampling settings": ({"privacy": {"sample_rate": 0.1}}, "give two of the three"),
+    "no sampling setting": ({"privacy": {"expected_batch_size": None}}, "expected_batch_size or sample_rate"),
+    "batch above N": ({"privacy": {"expected_batch_size": 41}}, "exceeds public_dataset_size=40"),
+    "sampling above 1": ({"privacy": {"sample_rate": 2, "expected_batch_size": None}}, "sample_rate=2"),
     "cap without N": (
         {"privacy": {"max_batch_size": 9, "sample_rate": 0.1, "public_dataset_size": None}},
-        ["max_batch_size needs public_dataset_size"],
+        "max_batch_size needs public_dataset_size",
     ),
-    "cap below the mean": ({"privacy": {"max_batch_size": 3}}, ["max_batch_size=3", "1.75 times"]),
-    "users without a column": ({"privacy": {"unit": "user"}}, ["unit=user and user_column"]),
-    "column without users": ({"privacy": {"user_column": "patient"}}, ["unit=user and user_column"]),
-    "unknown unit": ({"privacy": {"unit": "person"}}, ["privacy.unit='person'"]),
-    "no steps": ({"privacy": {"steps": None}}, ["privacy.steps is missing"]),
-    "zero steps": ({"privacy": {"steps": 0}}, ["privacy.steps=0"]),
-    "half a step": ({"privacy": {"steps": 2.5}}, ["privacy.steps=2.5"]),
-    "negative clipping": ({"privacy": {"clip_norm": -1}}, ["privacy.clip_norm=-1"]),
-    "clipping is a truth value": ({"privacy": {"clip_norm": True}}, ["clip_norm=true"]),
-    "infinite noise": ({"privacy": {"noise_multiplier": float("inf")}}, ["privacy.noise_multiplier=inf"]),
-    "two forms of records": ({"data": {"text": "text", "messages": "messages"}}, ["only one of"]),
-    "prompt alone": ({"data": {"prompt": "question"}}, ["prompt and completion go together"]),
-    "no completion to train on": ({"data": {"loss_on": "completion"}}, ["needs prompt and completion"]),
-    "one-token records": ({"data": {"max_length": 1}}, ["data.max_length=1"]),
-    "no data": ({"data": {"path": None}}, ["data.path is missing"]),
-    "no model": ({"model": {"name": None}}, ["model.name is missing"]),
-    "list for a group": ({"run": None}, ["'run'"]),
+    "cap below the mean": ({"privacy": {"max_batch_size": 3}}, "max_batch_size=3"),
+    "users without a column": ({"privacy": {"unit": "user"}}, "unit=user and user_column"),
+    "column without users": ({"privacy": {"user_column": "patient"}}, "unit=user and user_column"),
+    "zero steps": ({"privacy": {"steps": 0}}, "privacy.steps=0"),
+    "clipping is a truth value": ({"privacy": {"clip_norm": True}}, "clip_norm=true"),
+    "infinite noise": ({"privacy": {"noise_multiplier": float("inf")}}, "privacy.noise_multiplier=inf"),
+    "two forms of records": ({"data": {"text": "text", "messages": "messages"}}, "only one of"),
+    "prompt alone": ({"data": {"prompt": "question"}}, "prompt and completion go together"),
+    "no data": ({"data": {"path": None}}, "data.path is missing"),
+    "no model": ({"model": {"name": None}}, "model.name is missing"),
+    "list for a group": ({"run": None}, "'run'"),
     "long warm-up": (
         {"method": {"warmup_steps": 4}},
-        ["method.warmup_steps=4 exceeds privacy.steps=3 (lines "],
+        "method.warmup_steps=4 exceeds privacy.steps=3 (lines ",
     ),
-    "float16": ({"model": {"dtype": "float16"}}, ["model.dtype='float16'"]),
-    "double braces": (
-        {"data": {"text": "{{ text }}"}},
-        ["run.yaml: data.text", "Fix: name one in single braces"],
-    ),
-    "no column in a format": ({"data": {"text": "{{ }}"}}, ["data.text", "names no column"]),
+    "double braces": ({"data": {"text": "{{ text }}"}}, "Fix: name one in single braces"),
 }
 
 
 @pytest.mark.parametrize("name", SETTINGS)
 def test_settings(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    groups, words = SETTINGS[name]
+    groups, word = SETTINGS[name]
     if groups == {"run": None}:
         settings: Groups = {**run_settings(model, folder), "run": ["output"]}
     else:
         settings = run_settings(model, folder, **groups)
-    refuses_settings(capsys, folder, settings, *words)
-    refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+    refuses_settings(capsys, folder, settings, word)
+    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
 
 
 def test_evaluation_on_the_private_records(
@@ -149,14 +131,10 @@ def test_evaluation_on_the_private_records(
 
 OVERRIDES = {
     "privacy.steps": "group.key=value",
-    "steps=3": "group.key=value",
+    "steps=4": "Fix: write privacy.steps=4 (group.key=value)",
     "privacy.stepps=3": "did you mean 'steps'?",
     "modl.name=x": "did you mean 'model'?",
     "privacy.steps=[1": "not valid YAML",
-    "model=x": "group.key=value",
-    "steps=4": "Fix: write privacy.steps=4 (group.key=value)",
-    "privacy": "Fix: write privacy.target_epsilon=… (group.key=value)",
-    "model=tiny": "Fix: write model.name=tiny (group.key=value)",
     "model.name=3": "model.name=3",
 }
 
@@ -167,102 +145,26 @@ def test_overrides(override: str, model: Path, folder: Path, capsys: pytest.Capt
     refuses(capsys, folder, ["train", config, override], OVERRIDES[override])
 
 
-@pytest.mark.parametrize(
-    ("given", "meant"), [("notes.yml", "notes.yaml"), ("notes", "notes.yaml"), ("nots.yaml", "notes.yaml")]
-)
-def test_a_file_of_settings_of_another_name(
-    given: str, meant: str, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / meant).write_text("model:\n")
-    (folder / "others.yaml").write_text("model:\n")
-    refuses(capsys, folder, ["train", folder / given], f"did you mean '{folder / meant}'?")
-    refuses(capsys, folder, ["train", folder / "zzz.yaml"], "check the path")
-
-
-def test_overrides_that_cannot_be_read_hide_nothing(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = run_settings(model, folder, privacy={"delta": 2})
-    words = ["override 'steps=5'", "override 'model=x'", "write model.name=x", "privacy.delta=2 (line "]
-    refuses(capsys, folder, ["train", write_config(folder, settings), "steps=5", "model=x"], *words)
-
-
-def test_what_is_not_there_is_told_together(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    settings = run_settings(folder / "none", folder, data={"path": "no.jsonl", "evaluation": "public.jsonl"})
-    words = [
-        f"model.name (line 9): cannot load model '{folder}/none': it is no local folder",
-        "data.path (line 6): there is no file no.jsonl",
-        "data.evaluation (line 4): there is no file public.jsonl",
-    ]
-    refuses_settings(capsys, folder, settings, *words)
-    refuses(capsys, folder, ["plan", folder / "run.yaml"], words[0], words[2])
-    settings = run_settings(folder / "none", folder, data={"prompt": "asked", "completion": "reply"})
-    lacks = [
-        "data.prompt (line 7): record 1: has no column 'asked'",
-        "data.completion (line 4): record 1: has no column 'reply'",
-    ]
-    refuses_settings(capsys, folder, settings, "it is no local folder", *lacks)
-
-
 FILES = {
     "nothing": (b"", "holds no settings"),
     "a list": (b"- model\n- data\n", "holds no settings"),
     "not YAML": (b"model: {name: x\nprivacy: ]", "is not valid YAML"),
-    "a record in the place of a key": (
-        b"patient Greta: has it\npatient Greta: again\n",
-        "line 2 is not valid YAML (a key is given twice)",
-    ),
-    "tabs": (b"model:\n\tname: x\n", "line 2 is not valid YAML"),
+    "a record for a key": (b"patient Greta: has it\npatient Greta: again\n", "line 2 is not valid YAML"),
     "not text": (b"\xff\xfe\x00model", "cannot read"),
     "an empty group": (b"model:\nprivacy: {steps: 3}\n", "'model' (line 1) must be a group of settings"),
-    "a key twice": (
-        b"privacy:\n  clip_norm: 1\n  clip_norm: 9\n",
-        "line 3 is not valid YAML (clip_norm is given",
-    ),
-    "a group without its colon": (
-        b"model:\n  name: x\n\ndata\n  # of notes\n  path: x\n",
-        "line 4 or 5 is not valid YAML (ScannerError). Fix: check colons",
-    ),
-    "no space behind a colon": (
-        b"data:\n  path: x\n  text:note\n\n  max_length: 3\n",
-        "line 3 or 5 is not valid YAML",
-    ),
-    "no space behind the first colon": (
-        b"data:\n  path:x\n  # of notes\n  text: note\n",
-        "is not valid YAML",
-    ),
-    "a colon too many": (b"model:\n  name: x: y\n", "line 2 is not valid YAML"),
-    "a dialogue": (
-        b"Zqkarim: hello\nDoctor: hi\nZqkarim: ill\n",
-        "line 3 is not valid YAML (a key is given twice)",
-    ),
-    "a day that no month has": (
-        b"run:\n  label: 2024-13-45\n",
-        "line 2 is not valid YAML",
-    ),
-    "no number": (
-        b"run:\n  seed: !!int Zqsec\n",
-        "line 2 is not valid YAML",
-    ),
-    "an alias of nothing": (
-        b"a: *Zqsecret\n",
-        "line 1 holds an alias. Fix: write out what stands behind each &name, instead of its *name",
-    ),
+    "a key twice": (b"privacy:\n  clip_norm: 1\n  clip_norm: 9\n", "line 3 is not valid YAML (clip_norm"),
+    "a colon too few": (b"model:\n  name: x\n\ndata\n  # of notes\n  path: x\n", "line 4 or 5 is not valid"),
+    "a dialogue": (b"Zqkarim: hello\nDoctor: hi\nZqkarim: ill\n", "line 3 is not valid YAML (a key is given"),
+    "a day that no month has": (b"run:\n  label: 2024-13-45\n", "line 2 is not valid YAML"),
+    "no number": (b"run:\n  seed: !!int Zqsec\n", "line 2 is not valid YAML"),
+    "an alias of nothing": (b"a: *Zqsecret\n", "line 1 holds an alias"),
     "a tag": (b"a: !Zq'sec'ret x\n", "line 1 is not valid YAML"),
     "an alias": (b"a: &x [Zq]\nb:\n  c: *x\n", "line 3 holds an alias"),
-    "lists in lists": (
-        b"a:\n  " + b"[" * 9999,
-        "line 2 holds more than 20 lists and mappings in one another",
-    ),
-    "mappings in mappings": (
-        b"".join(b" " * n + b"a:\n" for n in range(99)),
-        "line 20 holds more than 20 lists and mappings in one another",
-    ),
+    "lists in lists": (b"a:\n  " + b"[" * 9999, "line 2 holds more than 20 lists and mappings"),
+    "mappings in mappings": (b"".join(b" " * n + b"a:\n" for n in range(99)), "line 20 holds more than 20"),
     "many values": (b"a:\n  [" + b"1," * 60_000 + b"]\n", "line 2 holds more than 50000 values"),
     "a long value": (b"a:\n  " + b"1:59" * 30_000, "line 2 holds a value of more than 50000 characters"),
-    "a long text": (b"#" * 1_000_001, "holds more than 1000000 characters. Fix: shorten it"),
+    "a long text": (b"#" * 1_000_001, "holds more than 1000000 characters"),
     "a Python object": (b"model: !!python/object/apply:os.getcwd []\n", "is not valid YAML"),
 }
 
@@ -281,32 +183,6 @@ def test_a_value_of_the_command_line_that_yaml_cannot_read(
     config = write_config(folder, run_settings(model, folder))
     for value in ("2024-13-45", "!!int Zqsec", "*Zq"):
         refuses(capsys, folder, ["train", config, f"run.label={value}"], "is not valid YAML. Fix: put quotes")
-
-
-def test_what_stands_where_settings_belong(
-    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run, records = finished / "run", folder / "records.jsonl"
-    refuses(capsys, folder, ["train", run], "it is a folder", f"goes on with `privlora resume {run}`")
-    refuses(
-        capsys,
-        folder,
-        ["plan", records],
-        "a file of records",
-        f"`privlora init {records} --model",
-    )
-    refuses(capsys, folder, ["train", run / "release"], f"goes on with `privlora resume {run}`")
-    refuses(capsys, folder, ["plan", "privacy.steps=20", "chats.yaml"], "the YAML comes first")
-    refuses(capsys, folder, ["plan", "data.text=of a record", "a.yaml"], "'data.text' is a setting")
-
-
-def test_a_folder_in_the_place_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (folder / "one").mkdir()
-    (folder / "one" / "a.csv").touch()
-    told = call(capsys, "train", folder / "one").err
-    assert "it is a folder" in told
-    assert f"`privlora init {folder}/one --model NAME`" in told
-    assert "resume" not in told
 
 
 def test_no_file_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -363,23 +239,6 @@ def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
     (folder / file).write_bytes(content)
     groups = {**groups, "data": {**groups.get("data", {}), "path": str(folder / file)}}
     refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
-
-
-FORMS = {
-    '{"prompt": "x", "completion": "y"}': "or data.prompt=NAME with data.completion=NAME",
-    '{"conversations": []}': "or data.messages=NAME",
-    '{"a": "came late", "b": "left"}': "name its columns, as data.text=NAME",
-    '{"input_ids": [4], "labels": [4]}': "give texts and not tokens",
-}
-
-
-@pytest.mark.parametrize("line", FORMS)
-def test_records_of_a_usual_form(
-    line: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Before anything slow, a plan's noise included."""
-    (folder / "records.jsonl").write_text(f"{line}\n" * 8)
-    refuses_settings(capsys, folder, run_settings(model, folder), "no column 'text'", FORMS[line])
 
 
 COLUMNS: dict[str, tuple[Groups, str]] = {
@@ -453,11 +312,6 @@ def test_modules(name: str, model: Path, folder: Path, capsys: pytest.CaptureFix
     refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
 
 
-def test_a_start_that_is_no_adapter(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    settings = run_settings(model, folder, adapter={"init": str(folder)})
-    refuses_settings(capsys, folder, settings, "no readable LoRA adapter", quiet=False)
-
-
 def _truncate(model: Path) -> None:
     weights = model / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:-100])
@@ -472,16 +326,10 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
     "no configuration": (lambda model: (model / "config.json").unlink(), "cannot load model"),
     "bad configuration": (lambda model: (model / "config.json").write_text("{"), "cannot load model"),
     "no weights": (lambda model: (model / "model.safetensors").unlink(), "cannot load model"),
-    "half the weights": (_truncate, "model.safetensors' is cut short or damaged. Fix: copy it again"),
-    "no safetensors": (_garble, "model.safetensors' is cut short or damaged. Fix: copy it again"),
-    "no tokenizer": (
-        lambda model: (model / "tokenizer.json").unlink(),
-        "it has no tokenizer.json (nor other tokenizer files). Fix: copy the tokenizer files of the base model",
-    ),
-    "half a tokenizer": (
-        lambda model: (model / "tokenizer.json").write_text("{"),
-        "its tokenizer: ",
-    ),
+    "half the weights": (_truncate, "model.safetensors' is cut short or damaged"),
+    "no safetensors": (_garble, "model.safetensors' is cut short or damaged"),
+    "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "it has no tokenizer.json"),
+    "half a tokenizer": (lambda model: (model / "tokenizer.json").write_text("{"), "its tokenizer: "),
     "float16": (lambda model: save_tiny_model(model, dtype=torch.float16), "float16"),
 }
 
@@ -493,16 +341,6 @@ def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixt
     spoil(spoilt)
     refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
     assert "did you mean the folder" not in call(capsys, "train", folder / "run.yaml").err
-
-
-def test_what_is_to_be_evaluated_is_neither_a_run_nor_a_model(
-    folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    (folder / "void").mkdir()
-    for target, what in (("runs/x", "it is no local folder"), ("void", "there is no config.json in it")):
-        words = [f"cannot load model '{target}': {what}", "of a run give its folder", "of a model: "]
-        refuses(capsys, folder, ["evaluate", target], *words)
 
 
 def test_folders_that_are_no_models(
@@ -554,25 +392,6 @@ def test_a_misspelt_model_where_no_hub_can_be_reached(
     assert len(asked) == 2
 
 
-def test_a_gguf_file_is_refused_with_what_makes_a_folder_of_it(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    (folder / "packed").mkdir()
-    file = folder / "packed" / "tiny.gguf"
-    file.write_bytes(b"GGUF")
-    for place in (file, file.parent):
-        words = [
-            "GGUF file",
-            "`pip install gguf`",
-            "gguf_file=",
-            f'save_pretrained("{file.parent}/unpacked")',
-        ]
-        refuses_settings(capsys, folder, run_settings(place, folder), "cannot load model", *words)
-        refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
-    init = ["init", folder / "records.jsonl", "--model", file, "--output", folder / "x.yaml"]
-    refuses(capsys, folder, init, "GGUF file")
-
-
 def test_an_encoder_with_a_decoder_is_refused_as_such(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -603,20 +422,6 @@ def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.C
 def test_devices(device: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = run_settings(model, folder, model={"device": device})
     refuses_settings(capsys, folder, settings, f"model.device='{device}'", quiet=False)
-
-
-METHODS: dict[str, tuple[Groups, str]] = {
-    "unknown": ({"method": {"name": "prisma"}}, "unknown method 'prisma'"),
-    "unknown optimizer": ({"method": {"optimizer": "lion"}}, "has no optimizer "),
-    "without noise": ({"method": {"name": "adamw"}}, "adds no noise"),
-}
-
-
-@pytest.mark.parametrize("name", METHODS)
-def test_methods(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    groups, word = METHODS[name]
-    refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
-    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
 
 
 def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -682,19 +487,13 @@ def test_a_disk_that_is_full(
 
 CALIBRATE = {
     "--epsilon 1e9 --delta 1e-5 --sample-rate 0.01 --steps 10": "between 0.001 and 500",
-    "--epsilon 0 --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=0.0: input should be greater than 0",
-    "--epsilon nan --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=nan: input should be a finite number",
+    "--epsilon nan --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon=nan",
     "--epsilon 3 --delta 0 --sample-rate 0.01 --steps 10": "delta=0.0: ",
     "--epsilon 3 --delta 1e-5 --sample-rate 2 --steps 10": "sample_rate=2.0: ",
     "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 0": "steps=0: ",
     "--epsilon 3 --delta 1e-5 --steps 10": "exactly one of --sample-rate",
-    "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --expected-batch-size 4": "exactly one of",
-    "--epsilon 3 --delta 1e-5 --steps 10 --expected-batch-size 64": "public_dataset_size is missing",
     "--epsilon 3 --delta 0.1 --steps 10 --expected-batch-size 4 --public-dataset-size 40": "1/N = 0.025",
-    "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --max-batch-size 9": "needs public_dataset_size",
-    "--epsilon 3 --delta 1e-5 --steps 10 --sample-rate 0.1 --dataset-size 0": "public_dataset_size=0: ",
     "--epsilon three --delta 1e-5 --sample-rate 0.01 --steps 10": "target_epsilon='three': ",
-    "--epsilon 3 --delta 1e-5 --sample-rate 0.01 --steps 10 --adjacency swap": "'swap'",
     "--epsilon 3 --delta 1e-5 --sample-rate 0.01": "--steps",
 }
 
@@ -765,19 +564,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
     refuses(capsys, folder, ["evaluate", folder, "--data", data], "cannot load model")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--base", model], "there is no adapter")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--text", "note"], "no column 'note'")
-    (folder / "public.jsonl").write_text('{"note": "fine"}\n')
-    other = ["evaluate", model, "--data", folder / "public.jsonl", "--prompt", "a", "--completion", "b"]
-    refuses(capsys, folder, other, "public.jsonl': 2 mistakes", "no column 'a'", "no column 'b'")
-    other = ["evaluate", model, "--data", folder / "public.jsonl", "--text", "text"]
-    refuses(capsys, folder, other, f"{str(folder / 'public.jsonl')!r}: record 1", "--text NAME")
-    refuses(capsys, folder, ["evaluate", model, "--data", data, "--prompt", "note"], "go together")
     refuses(capsys, folder, ["evaluate", model, "--data", data, "--max-length", 1], "max_length=1")
-    refuses(
-        capsys,
-        folder,
-        ["evaluate", model, "--data", data, "--dtype", "int8"],
-        "should be 'auto', 'float32' or 'bfloat16'",
-    )
     spoilt = Path(shutil.copytree(run / "release", folder / "adapter"))
     (spoilt / "adapter_model.safetensors").write_bytes(b"nonsense")
     refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "a folder of the machine that trained")
@@ -794,54 +581,17 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
 
 def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run, new = finished / "run", folder / "new"
-    refuses(
-        *(capsys, folder, ["export"]),
-        "RUN, OUT and one of --merge and --as-lora are missing. Fix: `privlora export runs/run exported --merge`",
-    )
-    refuses(
-        *(capsys, folder, ["export", run, "--as-lora"]),
-        f"OUT is missing. Fix: `privlora export {run} exported --as-lora`",
-    )
-    one = f"one of --merge and --as-lora is missing. Fix: `privlora export {run} {new} --merge` for a whole"
-    refuses(capsys, folder, ["export", run, new], one, "a plain peft adapter")
-    both = ["--output", new, "--merge", "--as-lora"]
-    told = "OUT and --output are both given; --merge and --as-lora are both given"
-    refuses(capsys, folder, ["export", run, new, *both], told)
+    refuses(capsys, folder, ["export"], "RUN, OUT and one of --merge and --as-lora are missing")
+    refuses(capsys, folder, ["export", run, new], "one of --merge and --as-lora is missing")
+    refuses(capsys, folder, ["export", run, new, "--merge", "--as-lora"], "are both given")
     refuses(capsys, folder, ["export", run, "--output", folder, "--as-lora"], "exists already")
     refuses(capsys, folder, ["export", folder, new, "--as-lora"], "no run in")
     refuses(capsys, folder, ["export", run, folder / "records.jsonl" / "new", "--as-lora"], "cannot write")
     spoilt = Path(shutil.copytree(run, folder / "run"))
     (spoilt / "release" / "adapter_model.safetensors").write_bytes(b"nonsense")
-    refuses(
-        capsys,
-        folder,
-        ["export", spoilt, new, "--merge"],
-        "adapter_model.safetensors",
-        "is not as the run wrote it",
-    )
+    refuses(capsys, folder, ["export", spoilt, new, "--merge"], "is not as the run wrote it")
     (spoilt / "release" / "adapter_model.safetensors").unlink()
     refuses(capsys, folder, ["export", spoilt, new, "--merge"], "is not finished")
-
-
-def test_a_report_of_nothing(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, folder, ["report", folder], f"no run in {str(folder)!r}")
-    refuses(capsys, folder, ["report", folder / "none"], "no run in ")
-
-
-USAGE = {
-    "trian run.yaml": "there is no command 'trian'. Fix: did you mean 'train'?",
-    "train": "'CONFIG'. Fix: see `privlora train --help`",
-    "push run": "'REPO'. Fix: see `privlora push --help`",
-    "train run.yaml --jsn": "--jsn",
-    "methods prism other": "other",
-    "--fast": "--fast",
-    "resume": "'RUN'. Fix: see `privlora resume --help`",
-}
-
-
-@pytest.mark.parametrize("line", USAGE)
-def test_usage(line: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, folder, line.split(), USAGE[line])
 
 
 @pytest.mark.parametrize(
@@ -904,20 +654,3 @@ def test_no_word_is_shown_that_may_be_a_secret(place: str) -> None:
         settings_from(values, methods=True)
     assert name in str(caught.value)
     assert "Mueller" not in str(caught.value)
-
-
-def test_numbers_and_slips_of_the_pen_are_shown_and_keys_never_are() -> None:
-    for place, given, shown in (
-        ("privacy.steps", "10k", "privacy.steps='10k'"),
-        ("privacy.delta", 2, "privacy.delta=2"),
-        ("model.dtype", "bfloat61", "model.dtype='bfloat61'"),
-        ("method.name", "prsm", "unknown method 'prsm'"),
-    ):
-        group, name = place.split(".")
-        with pytest.raises(ConfigError) as caught:
-            settings_from({group: {name: given}})
-        assert shown in str(caught.value)
-    with pytest.raises(ConfigError) as caught:
-        settings_from({"synthesis": {"api_key_env": 4242424242}, "data": {"path": 4242424242}})
-    assert "api_key_env" in str(caught.value)
-    assert "42424" not in str(caught.value)

@@ -281,10 +281,3 @@ def test_what_others_templates_do_is_taken() -> None:
         "{{ messages|map(attribute='content')|map('upper')|join }}",
     ):
         assert read(chat_template=text).columns["chat_template"] == text
-
-
-def test_a_large_file_is_no_template(tmp_path: Path) -> None:
-    file = tmp_path / "large.jinja"
-    file.write_text("{{ messages }}" + " " * (1 << 20))
-    with pytest.raises(ConfigError, match="too large for a template"):
-        read(chat_template=str(file))

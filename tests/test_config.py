@@ -144,12 +144,6 @@ def test_settings_cannot_be_changed_afterwards() -> None:
         settings.privacy.clip_norm = 100.0
 
 
-def test_every_setting_is_documented_or_speaks_for_itself() -> None:
-    """The groups are what docs and `--help` name."""
-    groups = ["model", "data", "privacy", "adapter", "method", "run", "federation", "synthesis", "auto"]
-    assert list(Settings.model_fields) == groups
-
-
 @pytest.mark.parametrize(
     ("adapter", "message"),
     [
@@ -224,19 +218,6 @@ def without(*names: str) -> dict[str, dict[str, Any]]:
     }
 
 
-def test_all_that_is_missing_is_told_at_once() -> None:
-    with pytest.raises(ConfigError) as caught:
-        settings_from(without("model.name", "data.path", "privacy.delta", "privacy.steps"), source="run.yaml")
-    told = str(caught.value)
-    assert told.startswith("run.yaml: 4 mistakes:\n  - model.name is missing. Fix: add name: ")
-    for added in (
-        "\n  - data.path is missing. Fix: add path: records.jsonl",
-        "\n  - privacy.steps is missing. Fix: add steps: 200",
-        "\n  - privacy.delta is missing. Fix: add delta: 1e-5",
-    ):
-        assert added in told
-
-
 @pytest.mark.parametrize(
     "left_out",
     [["target_epsilon", "steps"], ["delta", "public_dataset_size"], ["delta", "expected_batch_size"]],
@@ -258,27 +239,6 @@ def test_a_run_that_protects_nobody_lacks_no_epsilon() -> None:
     with pytest.raises(ConfigError) as caught:
         settings_from(content)
     assert [part.what for part in caught.value.parts] == ["model.name is missing", "privacy.steps is missing"]
-
-
-def test_all_that_is_unknown_is_told_at_once() -> None:
-    wrong = {**GOOD, "data": {**GOOD["data"], "pth": 1}, "privcy": {}, "method": {"name": "prsm"}}
-    with pytest.raises(ConfigError) as caught:
-        settings_from(wrong, ["privacy.foo=1", "privacy.clipnorm=3", "run.steps=3"], source="run.yaml")
-    head, *lines = str(caught.value).splitlines()
-    assert head == "run.yaml: 6 mistakes:"
-    for line, start in zip(
-        lines,
-        (
-            "  - unknown setting 'data.pth'. Fix: did you mean 'path'?",
-            "  - unknown setting 'privacy.foo' (on the command line). Fix: known: private, target_ep",
-            "  - unknown setting 'privacy.clipnorm' (on the command line). Fix: did you mean 'clip_norm'?",
-            "  - unknown group 'privcy'. Fix: did you mean 'privacy'?",
-            "  - unknown setting 'run.steps' (on the command line). Fix: it belongs elsewhere: write privacy.steps",
-            "  - method.name: unknown method 'prsm'. Fix: did you mean 'prism'?",
-        ),
-        strict=True,
-    ):
-        assert line.startswith(start)
 
 
 def test_a_name_that_only_the_table_knows_is_left_to_it() -> None:
@@ -328,11 +288,6 @@ def test_the_table_says_of_each_method_what_its_classes_do(monkeypatch: pytest.M
     assert "prsm" in methods.known_methods()
     with pytest.raises(ConfigError, match=r"^settings: privacy: delta is missing\. "):
         settings_from({**without("privacy.delta"), "method": {"name": "prsm"}})
-
-
-def test_a_file_of_other_settings_is_no_page_of_names() -> None:
-    with pytest.raises(ConfigError, match=r"setting 'run.none19'\. .*\n  - 3 more mistakes"):
-        settings_from({**GOOD, "run": {f"none{number}": 1 for number in range(23)}})
 
 
 WRONG = """model:
@@ -389,17 +344,6 @@ def test_what_is_given_by_another_name_is_not_missing_too() -> None:
         assert told == [f"privacy.{name} is missing" for name in missing]
 
 
-def test_wrong_values_are_told_beside_auto_and_what_contradicts() -> None:
-    content = without("privacy.public_dataset_size")
-    content |= {"run": {"seed": "x"}}
-    with pytest.raises(ConfigError, match=r"steps=auto follows from .* is missing(.|\n)*run.seed=\(text, "):
-        settings_from(content, ["privacy.steps=auto"])
-    many = dict.fromkeys(("beta1", "beta2", "weight_decay", "floor", "right_weight", "alpha", "ridge"), "x")
-    with pytest.raises(ConfigError) as caught:
-        settings_from({**GOOD, "method": {**many, "top_k": "x", "beside": "x", "hold_out": "x"}})
-    assert str(caught.value).count("not shown: it may be private)") == 10  # none is left to the next try
-
-
 def told_by(path: Path, content: str) -> ConfigError:
     path.write_text(content)
     with pytest.raises(ConfigError) as caught:
@@ -431,22 +375,6 @@ def test_contradictions_hide_neither_each_other_nor_wrong_values(tmp_path: Path)
     assert len(told.fixes) == 4
 
 
-def test_all_that_is_wrong_with_bands_is_told_at_once(tmp_path: Path) -> None:
-    content = PROMISE + "  bands: 40\n  clip_quantile: 0.5\n  max_batch_size: 9\n"
-    told = told_by(
-        tmp_path / "a.yaml",
-        f"{content}model: {{name: m}}\ndata: {{path: a}}\n",
-    )
-    for words in (
-        "privacy (line 7): bands=40 does not go with clip_quantile",
-        "privacy (line 7): bands=40 does not go with max_batch_size",
-        "privacy (line 7): bands=40 is above steps=10",
-        "a class has 1/40 of all units",
-    ):
-        assert words in str(told)
-    assert len(told.fixes) == 4
-
-
 def test_what_a_wrong_value_leads_to_is_no_mistake(tmp_path: Path) -> None:
     """What is taken out to look at the rest lacks nowhere, and contradicts nothing."""
     rest = PROMISE + "model: {name: m}\n"
@@ -461,24 +389,6 @@ def test_what_a_wrong_value_leads_to_is_no_mistake(tmp_path: Path) -> None:
         rest.replace("steps: 10", "steps: ten\n  bands: 3") + "data: {path: a}\nmethod: {warmup_steps: 5}\n"
     )
     assert told_by(tmp_path / "a.yaml", wrong).fixes == ("as steps: 200, or auto",)
-
-
-def test_a_value_in_the_place_of_a_group(tmp_path: Path) -> None:
-    told = told_by(
-        tmp_path / "a.yaml",
-        "model: my/path\ndata: file.jsonl\nmethod: prizm\nadapter: 16\nprivacy: 3\nrun: out\nsynthesis: 3\nauto:\n",
-    )
-    assert told.parts[0].what == "'model' (line 1) must be a group of settings"
-    assert told.parts[1].what == "'data' (line 2) must be a group of settings"
-    assert list(told.fixes) == [
-        "write name: my/path in the group model",
-        "write path: file.jsonl in the group data",
-        "write name: prizm in the group method",
-        "write r: 16 in the group adapter",
-        "write target_epsilon: 3 in the group privacy",
-        "write output: '...' in the group run",
-        "remove it, or give it settings",
-    ]
 
 
 @pytest.mark.parametrize("group", ["adapter", "privacy", "method", "run", "federation", "auto"])
@@ -502,16 +412,6 @@ def test_a_record_in_the_place_of_data_is_not_shown(record: str) -> None:
             settings_from(content, overrides)
         told = str(caught.value).replace(f"cannot read override {named(f'data={record}')}", "")
         assert record not in told
-
-
-def test_without_privacy_a_size_is_not_asked_for_privacys_sake() -> None:
-    content = without("privacy.public_dataset_size", "privacy.target_epsilon")
-    content["privacy"]["private"] = False
-    with pytest.raises(ConfigError, match="how often a record is drawn follows from it") as caught:
-        settings_from(content)
-    assert "reveal" not in str(caught.value)
-    with pytest.raises(ConfigError, match="the private number of records would reveal it"):
-        settings_from(without("privacy.public_dataset_size"))
 
 
 def test_settings_know_their_lines(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -18,7 +19,7 @@ from privlora.config import (
 )
 from privlora.config.federation import JOINT, RULE_NAMES, FederationSettings
 from privlora.config.one_place import misplaced, of_mapping
-from privlora.errors import ConfigError, DataError, named
+from privlora.errors import ConfigError, named
 from privlora.federated.plans import participants
 from privlora.federated.rules import RULES
 
@@ -70,155 +71,89 @@ def owners(*names: Any) -> dict[str, Groups]:
     return own(*({"name": name, "path": f"{at}.jsonl"} for at, name in enumerate(names)))
 
 
-CASES: dict[str, tuple[dict[str, Groups], list[str]]] = {
-    "proximal of another rule": (
-        of(proximal=0.1),
-        ["proximal belongs to rule=fedprox, and rule=tan would ignore it", "Fix: remove it, or set rule"],
+JOINT_RULE: dict[str, Any] = {"rule": "joint", "local_steps": 1}
+CASES: list[tuple[str, dict[str, Groups]]] = [
+    ("proximal belongs to rule=fedprox", of(proximal=0.1)),
+    ("proximal belongs to rule=fedprox", of(proximal=0.01)),  # as it is by default
+    ("oversampling belongs to rule=fedask", of(oversampling=4)),
+    ("warm_sketch belongs to rule=fedask", of(warm_sketch=True)),
+    ("unknown rule", of(rule="fedaks", survivors=2)),
+    ("federation.local_steps", of(local_epochs=2)),
+    ("did you mean 'local_steps'?", of(local_step=2)),
+    ("federation.clients_per_round", of(fraction_fit=0.5)),
+    (
+        "federation.clients: it is a mapping",
+        settings(data=None, federation={"clients": {"north": "a.jsonl"}}),
     ),
-    "proximal as it is by default": (of(proximal=0.01), ["belongs to rule=fedprox"]),
-    "oversampling of another rule": (of(oversampling=4), ["oversampling belongs to rule=fedask"]),
-    "warm_sketch of another rule": (of(warm_sketch=True), ["warm_sketch belongs to rule=fedask"]),
-    "an unknown rule and survivors": (of(rule="fedaks", survivors=2), ["unknown rule", "'fedask'?"]),
-    "epochs": (
-        of(local_epochs=2),
-        ["federation.local_steps", "optimizer steps"],
-    ),
-    "a share of clients": (of(fraction_fit=0.5), ["federation.clients_per_round", "not a share"]),
-    "a mapping of clients": (
-        settings(data=None, federation={"clients": {"north": "books.jsonl"}}),
-        ["federation.clients: it is a mapping", "“- {name: north, path: north.jsonl}”"],
-    ),
-    "another name of a client's name": (
+    ("neither a number of clients nor a list", of(clients="three")),
+    ("at least 2 clients", of(clients=1)),
+    ("- {name: north, path: north.jsonl}", own("a", "b")),
+    (
+        "federation.clients[0].id",
         own({"id": "north", "path": "a.jsonl"}, {"name": "south", "path": "b.jsonl"}),
-        ["unknown setting 'federation.clients[0].id'", "Fix: known: name, path"],
     ),
-    "no name of a client": (
-        own({"path": "a.jsonl"}, {"name": "south", "path": "b.jsonl"}),
-        ["federation.clients[0].name is missing"],
+    ("federation.clients[1].pth", own({"name": "a", "path": "a.jsonl"}, {"name": "b", "pth": "x"})),
+    ("federation.clients[0].name is missing", own({"path": "a.jsonl"}, {"name": "b", "path": "b.jsonl"})),
+    ("twice", own({"name": "a", "path": "a.jsonl"}, {"name": "b", "path": "./a.jsonl"})),
+    ("the same name", owners("a", "a")),
+    ("but for capital letters", owners("north", "North")),
+    ("federation.clients[0].name=1", owners(1, "b")),
+    ("federation.clients[0].name", owners("St Mary", "b")),
+    ("letters a to z and A to Z", owners("Köln", "b")),
+    ("federation.clients is missing", of(clients=None, rounds=None)),
+    ("federation.rounds is missing", of(clients=None, rounds=None)),
+    ("federation.clients is missing", settings(data=None, federation={"clients": None})),
+    (
+        "data.path is missing",
+        settings(data={"path": None, "text": "a"}, federation=None, privacy={"steps": 3}),
     ),
-    "neither clients nor rounds": (
-        of(clients=None, rounds=None),
-        [
-            "federation.clients is missing. Fix: add clients: 3",
-            "federation.rounds is missing. Fix: add rounds: 20",
-        ],
-    ),
-    "neither federation nor path": (
-        settings(data={"path": None, "text": "note"}, federation=None, privacy={"steps": 3}),
-        ["data.path is missing", "path: records.jsonl", "the group federation"],
-    ),
-    "neither federation nor data": (
-        settings(data=None, federation=None, privacy={"steps": 3}),
-        ["data is missing", "path: records.jsonl", "the group federation"],
-    ),
-    "too many a round": (
-        of(clients=5, clients_per_round=7),
-        ["clients_per_round=7 exceeds the 5 clients", "Fix: at most 5"],
-    ),
-    "too few weights": (of(weights=[1, 2]), ["Fix: write 3 numbers above 0 in the order of clients"]),
-    "a weight of nothing": (of(weights=[1, 0, 2]), ["3 positive numbers"]),
-    "weights by name": (
-        of(weights={"north": 1}),
-        ["federation.weights", "valid list"],
-    ),
-    "a weight in words": (
-        of(weights=[1, "two", 3]),
-        ["federation.weights[1]=(text, not shown", "valid number"],
-    ),
-    "no epsilon": (settings(privacy={"target_epsilon": 0}), ["target_epsilon=0", "greater than 0"]),
-    "rounds backwards": (of(rounds=-1), ["federation.rounds=-1", "Fix: as rounds: 20"]),
-    "half a round": (of(rounds=2.5), ["federation.rounds=2.5", "Fix: as rounds: 20"]),
-    "no truth": (of(trusted_server="maybe"), ["trusted_server=(text, not shown", "valid boolean"]),
-    "private and not": (
-        settings(privacy={"private": False}),
-        ["private=false contradicts target_epsilon", "Fix: remove one of them"],
-    ),
-    "users as a privacy model": (
-        of(privacy_model="user"),
-        ["privacy_model='user'", "Fix: set privacy.unit: user"],
-    ),
-    "a misspelt privacy model": (of(privacy_model="clent"), ["Fix: did you mean 'client'?"]),
-    "users without a column": (
-        settings(privacy={"unit": "user"}),
-        ["unit=user and user_column go together", "Fix: add user_column"],
-    ),
-    "a column without users": (settings(privacy={"user_column": "patient"}), ["Fix: add unit: user"]),
-    "a cap": (
-        settings(privacy={"max_batch_size": 10}),
-        ["privacy.max_batch_size does not go with a federation", "number of records", "Fix: remove it"],
-    ),
-    "tokens that are to be chosen": (
-        settings(run={"tokens_per_micro_batch": "auto"}),
-        [
-            "tokens_per_micro_batch=auto does not go with a federation",
-            "unlike machines",
-            "Fix: give one, such as 4096",
-        ],
-    ),
-    "a quantile": (
-        settings(privacy={"clip_quantile": 0.5}),
-        ["privacy.clip_quantile does not go with a federation", "Fix: remove it"],
-    ),
-    "a number for a name": (owners(1, "b"), ["federation.clients[0].name=1", "valid string"]),
-    "letters of other alphabets": (owners("Köln", "b"), ["'Köln'", "letters a to z and A to Z"]),
-    "names that some disks take for one": (
-        owners("north", "North"),
-        ["perhaps but for capital letters", "Fix: rename one"],
-    ),
-    "neither clients nor data": (
-        settings(data=None, federation={"clients": None}),
-        ["federation.clients is missing", "Fix: add clients: 3"],
-    ),
-    "no privacy": (
-        settings(privacy=None),
-        ["Fix: add privacy: {target_epsilon: 3, delta: 1e-5, steps: 200, expected"],
-    ),
-    "alpha without a split": (
-        of(alpha=0.5),
-        ["split=dirichlet takes alpha", "or add split: dirichlet"],
-    ),
-    "a column without a split": (of(column="ward"), ["split=iid cuts at random", "or add split: column"]),
-    "a split without a column": (
-        of(split="dirichlet", alpha=0.5),
-        ["split=dirichlet cuts by a column", "Fix: name it, as column: label"],
-    ),
-    "dirichlet without alpha": (
-        of(split="dirichlet", column="ward"),
-        ["split=dirichlet takes alpha", "Fix: add alpha: 0.5"],
-    ),
-    "no phases": (
-        {**settings(federation=None), "federation": {"clients": 3, "rule": "tan", "phases": []}},
-        ["federation.phases", "at least 1 item"],
-    ),
-    "no number": (settings(privacy={"target_epsilon": float("nan")}), ["finite number"]),
-    "a rule of nothing": (
-        {**settings(), "federation": {"clients": 3, "rounds": 2, "rule": None}},
-        ["federation.rule=None", "valid string"],
-    ),
-    "a space in a name": (owners("St Mary", "b"), ["federation.clients[0].name", "digits, - and _"]),
-    "limits of the server's making": (
-        {**settings(), "limits": {"max_epsilon": 1}},
-        ["unknown group 'limits'", "each client's owner", "node config"],
-    ),
-    "more rounds than can be counted": (of(rounds=10**8), ["federation.rounds: 100000000 steps are more"]),
-    "more steps than can be counted": (
-        of(rounds=10**5, local_steps=100),
-        ["10000000 steps are more than 1000000"],
-    ),
-    "a truth for a number": (of(rounds=True), ["rounds=true", "Fix: as rounds: 20"]),
-}
+    ("data is missing", settings(data=None, federation=None, privacy={"steps": 3})),
+    ("Fix: add privacy: ", settings(privacy=None)),
+    ("clients_per_round=7 exceeds the 5 clients", of(clients=5, clients_per_round=7)),
+    ("two thirds of the 3", of(**JOINT_RULE, survivors=1)),
+    ("secure sums", of(survivors=2)),
+    ("one step a round", of(rule="joint", local_steps=2)),
+    ("only a share of the noise", of(**JOINT_RULE, secure_aggregation=False)),
+    ("privacy_model=client", of(trusted_server=True)),
+    ("remove privacy.steps", settings(privacy={"steps": 9})),
+    ("public_dataset_size is missing", settings(privacy={"public_dataset_size": None})),
+    ("3 numbers above 0", of(weights=[1, 2])),
+    ("3 positive numbers", of(weights=[1, 0, 2])),
+    ("federation.weights", of(weights={"north": 1})),
+    ("federation.weights[1]=(text, not shown", of(weights=[1, "two", 3])),
+    ("target_epsilon=0", settings(privacy={"target_epsilon": 0})),
+    ("finite number", settings(privacy={"target_epsilon": float("nan")})),
+    ("federation.rounds=-1", of(rounds=-1)),
+    ("federation.rounds=2.5", of(rounds=2.5)),
+    ("rounds=true", of(rounds=True)),
+    ("100000000 steps are more", of(rounds=10**8)),
+    ("10000000 steps are more", of(rounds=10**5, local_steps=100)),
+    ("federation.phases", {**settings(federation=None), "federation": {"clients": 3, "phases": []}}),
+    ("federation.rule=None", {**settings(), "federation": {"clients": 3, "rounds": 2, "rule": None}}),
+    ("trusted_server=(text, not shown", of(trusted_server="maybe")),
+    ("private=false contradicts target_epsilon", settings(privacy={"private": False})),
+    ("Fix: set privacy.unit: user", of(privacy_model="user")),
+    ("did you mean 'client'?", of(privacy_model="clent")),
+    ("Fix: add user_column", settings(privacy={"unit": "user"})),
+    ("Fix: add unit: user", settings(privacy={"user_column": "patient"})),
+    ("max_batch_size does not go with a federation", settings(privacy={"max_batch_size": 10})),
+    ("clip_quantile does not go with a federation", settings(privacy={"clip_quantile": 0.5})),
+    ("tokens_per_micro_batch=auto does not go", settings(run={"tokens_per_micro_batch": "auto"})),
+    ("split=dirichlet takes alpha", of(alpha=0.5)),
+    ("split=dirichlet takes alpha", of(split="dirichlet", column="ward")),
+    ("split=iid cuts at random", of(column="ward")),
+    ("split=dirichlet cuts by a column", of(split="dirichlet", alpha=0.5)),
+    ("unknown group 'limits'", {**settings(), "limits": {"max_epsilon": 1}}),
+]
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_is_said(name: str) -> None:
-    content, words = CASES[name]
-    with pytest.raises(ConfigError) as caught:
+@pytest.mark.parametrize(("words", "content"), CASES)
+def test_what_is_said(words: str, content: dict[str, Groups]) -> None:
+    with pytest.raises(ConfigError, match=re.escape(words)) as caught:
         settings_from(content, source="clinics.yaml")
     said = str(caught.value)
     assert said.startswith("clinics.yaml: ")
     assert said.count("Fix: ") == len(caught.value.parts or (caught.value,))
-    assert "1.75" not in said
-    assert [word for word in words if word not in said] == []
 
 
 @pytest.mark.parametrize("more", [{"max_batch_size": 20}, {"clip_quantile": 0.5}])
@@ -279,11 +214,6 @@ def test_every_refusal_says_how_to_mend_it() -> None:
                 if "fix=" not in words and "Fix: " not in words and words not in told:
                     without.append(f"{path.relative_to(source)}:{node.lineno}: {words}")
     assert without == []
-
-
-def test_an_error_of_one_client() -> None:
-    error = DataError("there are no records", why="none", fix="give at least one").of("client north")
-    assert str(error) == "client north: there are no records. None. Fix: give at least one"
 
 
 @pytest.mark.parametrize("clients", [2, 3, 5, 7])

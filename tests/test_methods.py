@@ -78,13 +78,19 @@ def test_every_setting_of_an_optimizer_can_be_set_and_no_other() -> None:
     assert known == set(OPTIMIZER_SETTINGS)
 
 
-@every_row
-@pytest.mark.parametrize("private", [True, False])
+@pytest.mark.parametrize(
+    ("name", "private"),
+    [
+        *((name, True) for name, row in METHODS.items() if row.private),
+        *(
+            pytest.param(name, False, marks=() if name in ("prism", "adamw") else pytest.mark.long)
+            for name in METHODS
+        ),
+    ],
+)
 def test_every_row_trains_privately_and_otherwise(
     name: str, private: bool, tmp_path: Path, quick_reports: None, public_texts: None
 ) -> None:
-    if private and not METHODS[name].private:
-        pytest.skip("this row is not private")
     model, result = tune(tmp_path / "run", name, **(PRIVATE if private else {"private": False}))
     assert result.steps == 3
     assert (result.epsilon is not None) is private

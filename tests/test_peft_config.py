@@ -7,9 +7,8 @@ from typing import Any
 import pytest
 from peft import AdaLoraConfig, IA3Config, LoraConfig, TaskType
 
-from privlora.calling import settings_of_call
 from privlora.config import AdapterSettings, adapter_settings
-from privlora.errors import ConfigError, Together
+from privlora.errors import ConfigError
 
 
 def test_fields_that_mean_the_same_are_carried_over() -> None:
@@ -116,36 +115,3 @@ def test_target_modules_have_to_be_said() -> None:
 def test_other_adapters_are_refused(kind: Any) -> None:
     with pytest.raises(ConfigError, match=r"adapter is a peft\."):
         adapter_settings(kind())
-
-
-def test_what_means_nothing_here_hides_nothing_beside_it() -> None:
-    problems = Together()
-    given = LoraConfig(r=7, use_dora=True, target_modules=["q_prj"])
-    settings = adapter_settings(given, problems=problems)
-    assert [each.what for each in problems.found] == ["LoraConfig.use_dora is set"]
-    assert (settings["r"], settings["target_modules"]) == (7, ["q_prj"])
-    with pytest.raises(ConfigError) as caught:
-        settings_of_call(
-            "tiny",
-            {"path": "r.jsonl"},
-            {
-                **dict.fromkeys(("columns", "loading", "run")),
-                "adapter": given,
-                "method": {"weight_decay": 1},
-                "privacy": {},
-            },
-            "runs/run",
-            source="fine_tune",
-        )
-    told = [each.what for each in caught.value.parts]
-    assert "LoraConfig.use_dora is set" in told
-    assert any("has no setting 'weight_decay'" in each for each in told)
-
-
-def test_all_that_means_nothing_here_is_told_at_once() -> None:
-    given = LoraConfig(bias="all", use_dora=True, modules_to_save=["lm_head"], exclude_modules=".*head")
-    with pytest.raises(ConfigError) as refused:
-        adapter_settings(given)
-    for field in ("bias", "use_dora", "modules_to_save", "exclude_modules", "target_modules"):
-        assert f"LoraConfig.{field} is" in str(refused.value)
-    assert len(refused.value.fixes) == 5

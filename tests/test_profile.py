@@ -15,7 +15,6 @@ import torch
 from run_cases import PUBLIC, RECORDS, Bench, StopAt
 from safetensors.torch import load_file
 
-from privlora import stages
 from privlora.profiling import BATCHES, TRACE, Window, _made, _without_clocks
 from privlora.stages import CHARGE, FORWARD, stage
 from privlora.training.files import RunFolder
@@ -178,13 +177,6 @@ def test_an_interrupted_run_leaves_its_trace_and_a_resumed_one_its_own(bench: Be
     again = resume_run(tmp_path, on_profile=traces.append, **given)
     assert again.profile is None  # it takes no step
     assert len(traces) == 1
-
-
-@pytest.mark.parametrize("steps", [1, pytest.param(2, marks=pytest.mark.long)])
-def test_few_steps(bench: Bench, tmp_path: Path, steps: int) -> None:
-    bench.start(tmp_path, privacy={**REPEATABLE, "steps": steps}, profile=True)
-    assert "privlora: forward" in ranges_of(tmp_path)
-    assert stages.listener() is None
 
 
 def test_without_privacy(bench: Bench, tmp_path: Path) -> None:

@@ -60,53 +60,6 @@ def test_what_a_row_cannot_have_is_refused_where_settings_are_read(name: str, tm
     assert load_settings(path).method.clipping == "automatic"
 
 
-def test_a_setting_of_another_rule_hides_nothing_beside_it() -> None:
-    with pytest.raises(ConfigError) as caught:
-        settings_from(
-            {**PLAIN, "data": {"path": "r.jsonl", "packing": True}, "method": {"weight_decay": 0.1}},
-            methods=True,
-        )
-    assert [each.what[:30] for each in caught.value.parts] == [
-        "unknown setting 'data.packing'",
-        "optimizer 'rank' of method 'pr",
-    ]
-
-
-def test_all_that_a_row_cannot_have_is_told_at_once(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(
-        yaml.safe_dump({**PLAIN, "privacy": {**PRIVACY, "delta": 2}})
-        + "method:\n  name: dp-zo\n  clipping: per-module\n  relative_rate: true\n  optimizer: lion\n"
-    )
-    with pytest.raises(ConfigError) as caught:
-        load_settings(path)
-    told = str(caught.value)
-    for words in (
-        "privacy.delta=2 (line 6): ",
-        "method 'dp-zo' has no optimizer (text, not shown: it may be private) (line 15)",
-        "method 'dp-zo' cannot clip as clipping='per-module' does (line 13)",
-        "method.relative_rate=true cannot be used with method 'dp-zo' (line 14)",
-    ):
-        assert words in told
-    assert len(caught.value.parts) == 4
-
-
-def test_a_row_without_noise_is_mended_in_two_ways(tmp_path: Path) -> None:
-    path = tmp_path / "run.yaml"
-    path.write_text(yaml.safe_dump({**PLAIN, "method": {"name": "adamw"}}))
-    with pytest.raises(ConfigError) as caught:
-        load_settings(path)
-    assert caught.value.lines()[1:] == [
-        "  - to keep the promise write method.name: prism, or dp-adamw",
-        "  - to train without one write privacy.private: false, and remove target_epsilon or noise_multiplier",
-    ]
-    size = {name: PRIVACY[name] for name in ("steps", "expected_batch_size", "public_dataset_size")}
-    path.write_text(
-        yaml.safe_dump({**PLAIN, "privacy": {**size, "private": False}, "method": {"name": "adamw"}})
-    )
-    assert load_settings(path).method.name == "adamw"
-
-
 UNFIT_LATER = {
     "a start of tangents": (
         {"method": {"name": "dp-adamw"}, "adapter": {"init": "spectral-split"}},

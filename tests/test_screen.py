@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import shlex
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,12 @@ from rich.console import Console
 from run_cases import PRIVACY, PUBLIC, RECORDS
 from tiny_models import tiny_model, tiny_tokenizer
 
-from privlora import PrivateConfig, PrivateTrainer, fine_tune, resume_run
+from privlora import fine_tune, resume_run
 from privlora.config import settings_from
-from privlora.consoles import VARIABLE, loading_for_a_call
+from privlora.consoles import VARIABLE
 from privlora.data.summary import DataSummary
 from privlora.errors import DataError, PrivacyError, RunError
-from privlora.screen import Screen, tell_records
+from privlora.screen import Screen
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer
@@ -53,42 +52,6 @@ def test_what_may_be_passed_on_has_nothing_of_the_records(tmp_path: Path) -> Non
     assert "730 records" in told(tmp_path, terminal=True)
 
 
-@pytest.mark.parametrize(("said", "told"), [(1000, False), (1500, True), (600, True)])
-def test_a_terminal_shows_how_far_the_records_are_from_the_public_number(
-    said: int, told: bool, tmp_path: Path
-) -> None:
-    """A number to one digit is as init proposes it."""
-    found = settings(tmp_path)
-    found = found.model_copy(
-        update={"privacy": found.privacy.model_copy(update={"public_dataset_size": said})}
-    )
-    written = io.StringIO()
-    tell_records(
-        Console(file=written, force_terminal=True, width=500, highlight=False), summary(units=1200), found
-    )
-    assert (f"{1200 / said:.2f} times the {said} records" in written.getvalue()) is told
-
-
-def test_copies_of_records_are_warned_of(tmp_path: Path) -> None:
-    def warned(unit: str, **shares: float) -> bool:
-        found = settings(tmp_path)
-        privacy = found.privacy.model_copy(update={"unit": unit, "user_column": "who"})
-        written = io.StringIO()
-        shown = Console(file=written, force_terminal=True, width=500, highlight=False)
-        tell_records(shown, summary(**shares), found.model_copy(update={"privacy": privacy}))
-        return "k times less" in written.getvalue()
-
-    assert warned("record", repeated=0.51)
-    assert not warned("record", repeated=0.5)
-    assert not warned("user", repeated=0.9)
-
-
-def summary(units: int = 400, **shares: float) -> DataSummary:
-    return DataSummary(
-        units, units, 9.0, 9.0, **{"cut": 0.0, "mostly_cut": 0.0, "empty": 0.0, "repeated": 0.0, **shares}
-    )
-
-
 def call(folder: Path, **more: Any) -> Any:
     given = {"tokenizer": tiny_tokenizer(), "columns": {"max_length": 40}, "adapter": {"r": 2}, **more}
     return fine_tune(tiny_model(), RECORDS, privacy=PRIVACY, output=folder, **given)
@@ -110,23 +73,6 @@ def test_a_call_shows_its_run_without_seconds(tmp_path: Path, capfd: pytest.Capt
     assert not re.search(r"ETA|\d s/|PRIVATE", err)
     assert err.splitlines()[-1] == WRITING  # after the last step, while packages that write are imported
     assert "reading the records" not in err  # nor a word whose time would tell how many there are
-
-
-@pytest.mark.usefixtures("asked")
-def test_what_is_imported_first_is_said_once(
-    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    def said(asked: bool | None = None, observer: object = None) -> str:
-        with loading_for_a_call(asked, observer):
-            return capfd.readouterr().err
-
-    monkeypatch.setitem(sys.modules, "privlora.running", sys)
-    assert said() == ""
-    monkeypatch.delitem(sys.modules, "privlora.running")
-    assert said() == said(asked=True) == "loading torch and transformers\n"
-    assert said(asked=False) == said(observer=said) == ""
-    monkeypatch.setenv(VARIABLE, "0")
-    assert said() == ""
 
 
 @pytest.mark.usefixtures("asked")
@@ -182,68 +128,6 @@ def test_a_rate_from_elsewhere_is_warned_of_once(
     assert capfd.readouterr().err.count("WARNING: method.learning_rate 0.0002 is 1/705 of") == times
     resume_run(folder, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
     assert "is it meant" not in capfd.readouterr().err  # it is too late
-
-
-@pytest.mark.usefixtures("asked")
-def test_a_trainer_warns_of_a_rate_from_elsewhere(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    promise = {name: value for name, value in PRIVACY.items() if name != "steps"}
-    args = PrivateConfig(
-        output_dir=str(tmp_path), max_steps=PRIVACY["steps"], max_length=40, learning_rate=2e-4, **promise
-    )
-    PrivateTrainer(
-        tiny_model(), args, train_dataset=RECORDS, processing_class=tiny_tokenizer(), peft_config={"r": 2}
-    ).train()
-    assert capfd.readouterr().err.count("WARNING: method.learning_rate 0.0002 is ") == 1
-
-
-@pytest.mark.long
-@pytest.mark.usefixtures("asked")
-def test_a_trainer_shows_every_logging_steps_or_nothing(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    promise = {name: value for name, value in PRIVACY.items() if name != "steps"}
-    for disable in (False, True):
-        args = PrivateConfig(
-            output_dir=str(tmp_path / f"run-{disable}"),
-            max_steps=4,
-            max_length=40,
-            logging_steps=2,
-            disable_tqdm=disable,
-            **promise,
-        )
-        PrivateTrainer(
-            tiny_model(), args, processing_class=tiny_tokenizer(), train_dataset=RECORDS, peft_config={"r": 2}
-        ).train()
-        told = capfd.readouterr().err
-        assert re.findall(r"step (\d)/4", told) == ([] if disable else ["1", "2", "4"])
-        assert "no peft_config" not in told
-
-
-@pytest.mark.usefixtures("asked")
-@pytest.mark.parametrize("disable", [False, True])
-def test_a_trainer_says_which_adapter_it_trains_where_nobody_did(
-    disable: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """TRL trains the whole model then."""
-    promise = {name: value for name, value in PRIVACY.items() if name != "steps"}
-    args = PrivateConfig(
-        output_dir=str(tmp_path), max_steps=4, max_length=40, disable_tqdm=disable, **promise
-    )
-    trainer = PrivateTrainer(tiny_model(), args, processing_class=tiny_tokenizer(), train_dataset=RECORDS)
-    assert capfd.readouterr().err == ""
-    monkeypatch.setattr("privlora.trainer.trainer.fine_tune", fail)
-    with pytest.raises(RuntimeError):
-        trainer.train()
-    told = capfd.readouterr().err
-    assert (
-        told.startswith("no peft_config: a LoRA adapter of rank 16 is trained on all linear layers")
-        is not disable
-    )
-    assert (told == "") is disable
-
-
-def fail(*_: Any, **__: Any) -> None:
-    raise RuntimeError
 
 
 def stop(event: PublicEvent) -> None:
@@ -324,15 +208,3 @@ def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capfd: pytest.Captu
 def test_private_losses_are_for_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     call(tmp_path / "run", run={"show_private_loss": True})
     assert "PRIVATE" not in capfd.readouterr().err
-
-
-@pytest.mark.usefixtures("asked")
-def test_a_base_model_of_another_run_is_told(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    base = tmp_path / "merged"
-    tiny_model().save_pretrained(base)
-    tiny_tokenizer().save_pretrained(base)
-    for name, told in (("first", False), ("second", True)):
-        options: dict[str, Any] = {"columns": {"max_length": 40}, "adapter": {"r": 2}}
-        made = fine_tune(str(base), RECORDS, privacy=PRIVACY, output=tmp_path / name, **options)
-        assert ("the epsilons add up: `privlora budget`" in capfd.readouterr().err) is told
-        (base / "privacy_report.json").write_bytes((made.release / "privacy_report.json").read_bytes())

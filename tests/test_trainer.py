@@ -176,26 +176,6 @@ def test_forms_that_differ_are_translated() -> None:
     assert found.bf16
 
 
-def test_what_transformers_sets_by_itself_is_not_told(tmp_path: Path) -> None:
-    """With load_best_model_at_end it sets a metric, and with a metric whether more is better."""
-    for given, told in (
-        (
-            {"load_best_model_at_end": True, "eval_strategy": "steps", "eval_steps": 2, "save_steps": 2},
-            ["load_best_model_at_end"],
-        ),
-        ({"metric_for_best_model": "accuracy"}, ["metric_for_best_model"]),
-        ({"metric_for_best_model": "loss"}, ["metric_for_best_model"]),
-        (
-            {"metric_for_best_model": "f1", "greater_is_better": False},
-            ["metric_for_best_model", "greater_is_better"],
-        ),
-    ):
-        args = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, max_steps=4, **given)
-        with pytest.raises(ConfigError) as caught:
-            groups_of(args, {"target_epsilon": 3, "delta": 1e-5, "expected_batch_size": 8}, None)
-        assert [each.what.split()[0].partition(".")[2] for each in caught.value.each()] == told
-
-
 @pytest.mark.parametrize(
     ("args", "says"),
     [
@@ -278,12 +258,6 @@ def test_arguments_of_the_trainer_are_refused_by_name(name: str, tmp_path: Path)
     trainer(config(tmp_path / "run"), **{name: None})
 
 
-@pytest.mark.parametrize("args", [None, {"max_steps": 3}, 7])
-def test_other_arguments_are_no_arguments(args: Any) -> None:
-    with pytest.raises(ConfigError, match=r"args is of type .* Fix: give a PrivateConfig"):
-        trainer(args)
-
-
 def test_privacy_has_to_be_said() -> None:
     with pytest.raises(ConfigError, match=r"how private.*privacy=dict\(target_epsilon=3"):
         trainer(arguments())
@@ -324,13 +298,6 @@ def test_what_goes_wrong_later_is_told(tmp_path: Path) -> None:
             trainer(args, **more).train()
     with pytest.raises(ModelError, match=r"Fix: set data.max_length to at most "):
         trainer(config(tmp_path / "run", max_length=100_000)).train()
-
-
-def test_whoever_stops_it_is_told_how_a_trainer_goes_on(tmp_path: Path) -> None:
-    one = trainer(config(tmp_path / "run"), callbacks=[lambda event: event.step == 1 and event.stop()])
-    with pytest.raises(Interrupted) as stopped:
-        one.train()
-    assert "train(resume_from_checkpoint=True)" in stopped.value.__notes__[-1]
 
 
 def whole() -> datasets.Dataset:
@@ -415,11 +382,6 @@ def test_files_and_splits(tmp_path: Path) -> None:
     for given in (both, datasets.IterableDatasetDict(train=whole().to_iterable_dataset())):
         with pytest.raises(DataError, match=r"train_dataset: the data are a .*DatasetDict .*data\['train'\]"):
             trainer(config(tmp_path / "run"), train_dataset=given)
-
-
-def test_no_records_are_told_by_their_argument(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="train_dataset is None, so there are no records"):
-        PrivateTrainer(model_path(), config(tmp_path / "run"), train_dataset=None)
 
 
 def test_a_tokenizer_goes_before_the_models_own(tmp_path: Path) -> None:

@@ -106,10 +106,6 @@ def test_rounds_are_the_historys(tmp_path: Path) -> None:
     assert (facts["bytes"]["down"], facts["bytes"]["up"]) == (1000, 1000)
 
 
-def test_without_a_round_no_bytes_are_invented(tmp_path: Path) -> None:
-    assert set(facts_for("joint", tmp_path, 0)["bytes"].values()) == {None}
-
-
 def test_what_colluding_clients_leave_is_the_other_clients_noise(tmp_path: Path) -> None:
     """Taking c of t shares off leaves sigma sqrt((t - c) / t), but for the little that rounding takes."""
     rows = facts_for("joint", tmp_path, 4, 4, 4)["colluding"]

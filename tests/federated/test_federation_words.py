@@ -135,25 +135,6 @@ def test_what_is_hidden_is_the_settings_unit(unit: str, tmp_path: Path) -> None:
     assert rows["Hidden"] == f"one {unit} of any client"
 
 
-def test_bytes_to_a_client_are_shared_out_among_those_who_were_sent_them(tmp_path: Path) -> None:
-    rounds = [Round(1, NAMES, NAMES[:3], 3000, 3000, None, 3), Round(2, NAMES, NAMES, 4000, 4000)]
-    facts = facts_of(settings_for(NOISE, rule="joint"), tmp_path, (2, 2, 2, 1), rounds)[0]
-    assert (facts["bytes"]["down"], facts["bytes"]["up"]) == (1000, 1000)
-
-
-def test_a_rounds_loss_is_on_its_own_line() -> None:
-    shown = Console(file=io.StringIO(), record=True, width=200)
-    with RoundProgress(shown, private=True) as observer:
-        observer.on_evaluation(0, 4.0)
-        for number, loss in ((1, None), (2, 3.0), (3, None)):
-            if loss is not None:
-                observer.on_evaluation(number, loss)
-            observer.on_round(Round(number, NAMES, NAMES, 10, 10), 3)
-    lines = [line for line in shown.export_text().splitlines() if line.startswith("round ")]
-    assert ["held-out loss" in line for line in lines] == [False, True, False]
-    assert "held-out loss 3.0000" in lines[1]
-
-
 def test_no_line_of_a_log_has_seconds_or_follows_a_clock(monkeypatch: pytest.MonkeyPatch) -> None:
     """How long a round takes tells how large batches are, and whom a server drew in secret."""
     shown, now = Console(file=io.StringIO(), record=True, width=200), iter(range(0, 10**6, 1000))
@@ -167,19 +148,6 @@ def test_no_line_of_a_log_has_seconds_or_follows_a_clock(monkeypatch: pytest.Mon
     first, *rounds = shown.export_text().splitlines()
     assert first == "round 1/40: clients train"
     assert rounds == [f"round {n}/40  4/4 clients  10 B down  10 B up" for n in (1, *range(4, 41, 4))]
-
-
-def test_a_terminal_shows_beside_the_last_round_what_goes_on() -> None:
-    shown = Console(file=io.StringIO(), force_terminal=True, width=140)
-    with RoundProgress(shown, private=True) as observer:
-        observer.on_round(Round(1, NAMES, NAMES, 10, 10), 9)
-        observer.on_phase("round 2/9: clients train", 3, 4)
-        observer.on_local_step(2, 3)
-    assert isinstance(shown.file, io.StringIO)
-    said = shown.file.getvalue()
-    assert said.count("ETA") >= 3
-    assert "round 2/9: clients train, 3 of 4 answered" in said
-    assert "local step 2 of 3 done" in said
 
 
 class _Hearing(RoundObserver):
@@ -209,26 +177,6 @@ def _heard(folder: Path, **group: Any) -> _Hearing:
         observer=heard,
     )
     return heard
-
-
-def test_an_observer_hears_what_goes_on_in_a_round(tmp_path: Path) -> None:
-    heard = _heard(tmp_path, rule="tan", local_steps=2)
-    assert heard.steps == [(1, 2), (2, 2)]
-    assert heard.phases == [
-        ("loading the model, and reading the clients' records", None, None),
-        ("asking 3 clients to join", None, None),
-        *(("round 1/1: clients train", answered, 3) for answered in range(4)),
-    ]
-
-
-def test_of_a_secure_sum_all_phases_are_heard(tmp_path: Path) -> None:
-    heard = _heard(tmp_path, rule="joint")
-    assert [what for what, answered, _ in heard.phases if answered == 0] == [
-        "round 1/1: clients exchange keys for the secure sum",
-        "round 1/1: clients train",
-        "round 1/1: clients agree on who is in the secure sum",
-        "round 1/1: the secure sum is opened",
-    ]
 
 
 def test_of_a_secret_draw_nothing_is_heard_that_follows_from_it(tmp_path: Path) -> None:
@@ -267,3 +215,13 @@ def test_the_card_begins_with_who_released_nothing(
     facts = facts_of(settings_for(NOISE, rule="tan"), tmp_path, charges, rounds_with(4, 4, 4))[0]
     assert who_trained(facts).startswith(said)
     assert by_whom(facts).startswith(short)
+
+
+def test_an_observer_hears_what_goes_on_in_a_round(tmp_path: Path) -> None:
+    heard = _heard(tmp_path, rule="tan", local_steps=2)
+    assert heard.steps == [(1, 2), (2, 2)]
+    assert heard.phases == [
+        ("loading the model, and reading the clients' records", None, None),
+        ("asking 3 clients to join", None, None),
+        *(("round 1/1: clients train", answered, 3) for answered in range(4)),
+    ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,6 @@ from federated_cases import settings_of
 from privlora.config import Settings
 from privlora.errors import RunError
 from privlora.federated.client import Client
-from privlora.federated.history import STOPPED
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import (
     BAD_CONFIG,
@@ -176,8 +174,3 @@ def test_what_rounds_lacked(answered: tuple[int, ...], says: str | None) -> None
     else:
         assert found is not None
         assert re.search(says, found), found
-
-
-def test_rounds_that_only_the_server_lost_are_no_clients_fault() -> None:
-    stopped = [replace(rounds_with(0)[0], void=STOPPED), *rounds_with(4)]
-    assert shortfall(stopped) == f"1 of 2 rounds are void ({STOPPED}), nothing moved in them"

@@ -10,21 +10,19 @@ from typing import Any
 import pytest
 from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench
 from transformers import TrainerCallback
-from transformers.trainer_callback import EarlyStoppingCallback, PrinterCallback
+from transformers.trainer_callback import EarlyStoppingCallback
 
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import settings_from
 from privlora.errors import ConfigError, RunError
 from privlora.training.callbacks import (
-    CALLED,
     Callbacks,
     PublicEvent,
     Several,
-    checked_callbacks,
 )
 from privlora.training.loop import Interrupted
-from privlora.training.observer import Observer, StepReport, refuse_no_observer
+from privlora.training.observer import Observer, StepReport
 
 RUN = {"checkpoint_every": 100, "log_every": 5, "evaluate_every": 6}
 
@@ -241,21 +239,6 @@ def test_what_is_no_callback_is_refused_before_anything(given: Any, says: str, t
         fine_tune("no-such-model", RECORDS, privacy=PRIVACY, callbacks=given, output=tmp_path / "run")
     with pytest.raises(ConfigError, match=says):
         resume_run(tmp_path / "run", callbacks=given)
-
-
-def test_callbacks_are_lists_of_functions_objects_and_classes(caplog: pytest.LogCaptureFixture) -> None:
-    assert checked_callbacks(None) == []
-    one, two = checked_callbacks((print, PrinterCallback))
-    assert one is print
-    assert isinstance(two, PrinterCallback)
-    assert not caplog.messages
-
-    class OfEpochs(TrainerCallback):
-        def on_epoch_end(self, args: Any, state: Any, control: Any, **more: Any) -> None: ...
-
-    checked_callbacks([OfEpochs()])
-    assert "on_epoch_end is never called" in caplog.text
-    assert all(hasattr(TrainerCallback, name) for name in CALLED)
 
 
 SETTINGS = settings_from(

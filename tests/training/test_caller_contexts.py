@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from run_cases import RECORDS as OF_LETTERS
-from test_ranks import ONE_A_SPACE, ROWS, groups_of
+from test_ranks import ROWS, groups_of
 from tiny_models import PUBLIC_TEXTS, tiny_model, tiny_tokenizer
 
 from privlora import federate, fine_tune, resume_run
@@ -63,7 +63,7 @@ def nested() -> Iterator[None]:
 @contextmanager
 def all_at_once() -> Iterator[None]:
     with ExitStack() as stack:
-        for name in ("autocast", "no_grad", "bfloat16", "meta", "anomalies"):
+        for name in ONCE:
             stack.enter_context(CONTEXTS[name]())
         yield
 
@@ -102,7 +102,12 @@ def outside() -> dict[str, bytes]:
         return left(Path(folder) / "outside")
 
 
-@pytest.mark.parametrize("name", CONTEXTS)
+ONCE = ("autocast", "no_grad", "bfloat16", "meta", "anomalies")  # "all at once" holds these
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.long) if name in ONCE else name for name in CONTEXTS]
+)
 def test_a_run_computes_as_outside(name: str, tmp_path: Path) -> None:
     expected = outside()
     with CONTEXTS[name]():
@@ -116,7 +121,10 @@ def test_a_run_computes_as_outside(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "method",
-    [name if name in ONE_A_SPACE else pytest.param(name, marks=pytest.mark.long) for name in ROWS],
+    [
+        name if name in ("prism", "dp-adamw", "pe-sgd") else pytest.param(name, marks=pytest.mark.long)
+        for name in ROWS
+    ],
 )
 def test_every_method_computes_as_outside(method: str, tmp_path: Path) -> None:
     groups = groups_of(method, tmp_path)

@@ -10,10 +10,8 @@ import pytest
 from cli_cases import PRIVACY, record, save_tiny_model
 from tiny_models import tiny_tokenizer
 
-import privlora
-from privlora.api import train_run
-from privlora.config import IN_MEMORY, Settings, load_settings, settings_from
-from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError
+from privlora.config import IN_MEMORY, Settings, settings_from
+from privlora.errors import DataError, PrivacyError, PrivloraError
 from privlora.training import models
 from privlora.training.first_looks import look_at_model
 from privlora.training.inputs import load_all
@@ -51,26 +49,6 @@ def run_of(model: Path, data: dict[str, Any], **groups: Any) -> Settings:
     return settings_from(
         {"model": {"name": str(model)}, "data": {"max_length": 48, **data}, "privacy": PRIVACY, **groups}
     )
-
-
-def test_what_the_configuration_tells_is_told_together(model: Path, tmp_path: Path) -> None:
-    yaml = tmp_path / "run.yaml"
-    path = written(tmp_path / "a.jsonl", RECORDS)
-    yaml.write_text(
-        f"model: {{name: {model}}}\nprivacy: {json.dumps(PRIVACY)}\ndata:\n  path: {path}\n"
-        "  max_length: 999\nadapter:\n  target_modules: [q_prj, ghost]\n"
-    )
-    with pytest.raises(ModelError) as caught:
-        privlora_train(load_settings(yaml), tmp_path / "run")
-    assert "data.max_length=999 exceeds the 128 positions" in str(caught.value)
-    assert "adapter.target_modules names 'q_prj', 'ghost'" in str(caught.value)
-    assert "did you mean 'q_proj'?" in str(caught.value)
-    assert not (tmp_path / "run").exists()
-
-
-def privlora_train(settings: Settings, output: Path) -> None:
-
-    train_run(settings.model_copy(update={"run": settings.run.model_copy(update={"output": str(output)})}))
 
 
 @pytest.mark.parametrize("where", ["evaluation", "public_text", "file"])
@@ -174,11 +152,6 @@ def test_a_length_that_leaves_no_answer(model: Path, tmp_path: Path) -> None:
         read(run_of(model, asked), None)
 
 
-def test_a_folder_without_a_readable_configuration_is_told_where_it_is_loaded(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text('{"model_type": "nobody"}')
-    look_at_model(run_of(tmp_path, {"path": "a.jsonl"}), tiny_tokenizer())
-
-
 def broken_at(path: Path, line: int) -> str:
     """A file of records with one line that is none."""
     written(path, RECORDS)
@@ -186,23 +159,6 @@ def broken_at(path: Path, line: int) -> str:
     lines[line - 1] = '{"text": "Ada of Mainz" and more}'
     path.write_text("\n".join(lines))
     return str(path)
-
-
-def test_what_is_seen_without_torch_is_told_together(model: Path, tmp_path: Path) -> None:
-    """A folder, a device, a column and a file that is not there, each with its place."""
-    private, public = written(tmp_path / "a.jsonl", RECORDS), str(tmp_path / "none.jsonl")
-    data = {"path": private, "evaluation": public, "text": "note"}
-    wrong = run_of(model, data, run={"output": f"{private}/run"})
-    wrong = wrong.model_copy(update={"model": wrong.model.model_copy(update={"device": "cuda:99"})})
-    with pytest.raises(ConfigError) as caught:
-        refuse_first(wrong)
-    for words in (
-        f"cannot create '{private}/run': Not a directory",
-        "model.device='cuda:99' is not available here",
-        "record 1: has no column 'note'",
-        public,
-    ):
-        assert words in str(caught.value)
 
 
 def test_lines_of_all_files_are_told_together_and_none_is_shown(model: Path, tmp_path: Path) -> None:
@@ -236,13 +192,6 @@ def test_what_a_run_does_not_read_may_be_broken(model: Path, tmp_path: Path) -> 
         read(run_of(model, {"path": broken}))
 
 
-def test_a_line_is_told_once(model: Path, tmp_path: Path) -> None:
-    broken = broken_at(tmp_path / "a.jsonl", 1)
-    with pytest.raises(DataError) as caught:
-        read(run_of(model, {"path": broken}))
-    assert str(caught.value).count("line 1") == 1
-
-
 def test_a_folder_that_can_be_written_is_left_as_it_was(model: Path, tmp_path: Path) -> None:
     settings = run_of(model, {"path": "(in memory)"}, run={"output": str(tmp_path / "far" / "run")})
     refuse_first(settings, RECORDS)
@@ -250,14 +199,3 @@ def test_a_folder_that_can_be_written_is_left_as_it_was(model: Path, tmp_path: P
     (tmp_path / "far").symlink_to(tmp_path / "nowhere")
     with pytest.raises(PrivloraError, match=r"cannot create .*No such file.*set run\.output to a writable"):
         refuse_first(settings, RECORDS)
-
-
-def test_a_wrong_call_tells_all_of_its_settings(model: Path, tmp_path: Path) -> None:
-    with pytest.raises(PrivloraError) as caught:
-        privlora.fine_tune(model, [{"text": "a"}], output=3, method={"name": "prizm"})
-    told = [one.what for one in caught.value.each()]
-    assert [one for one in told if one.startswith("privacy is missing")]
-    assert len(told) == 3
-    with pytest.raises(PrivloraError) as caught:
-        privlora.fine_tune(3, 3, evaluation=4, output=3)  # type: ignore[arg-type]
-    assert len(caught.value.each()) == 5

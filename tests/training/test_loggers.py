@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench
 
 import privlora.training.loggers as module
 from privlora.api import fine_tune, resume_run
-from privlora.config import settings_from
 from privlora.errors import ConfigError
 from privlora.training.callbacks import PublicEvent
 from privlora.training.files import RunFolder, read_lines
@@ -164,19 +162,6 @@ def test_a_missing_package_is_told_before_anything(
     ):
         fine_tune("no-such", RECORDS, privacy=PRIVACY, run={"report_to": name}, output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def read(report_to: Any) -> Any:
-    content: Mapping[str, Any] = {"model": {"name": "m"}, "data": {"path": "x.jsonl"}, "privacy": PRIVACY}
-    return settings_from({**content, "run": {"report_to": report_to}}).run.report_to
-
-
-def test_a_word_is_a_list_of_one() -> None:
-    assert read("jsonl") == ["jsonl"]
-    assert read(None) == read("none") == read(["none"]) == read([]) == []
-    for wrong in ("all", ["wandb", "mlflow"], 3):
-        with pytest.raises(ConfigError, match=r"run\.report_to"):
-            read(wrong)
 
 
 def test_rows_are_json_without_infinities(tmp_path: Path) -> None:

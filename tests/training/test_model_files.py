@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from cli_cases import PRIVACY, save_tiny_model
 
-from privlora.config import ModelSettings, Settings, load_settings, settings_from
+from privlora.config import ModelSettings, Settings, settings_from
 from privlora.errors import ConfigError, ModelError, Together
 from privlora.training.model_files import (
     ModelFiles,
@@ -18,7 +17,6 @@ from privlora.training.model_files import (
     refuse_incomplete_files,
     refuse_unfit_files,
 )
-from privlora.training.sources import refuse_first
 
 
 @pytest.fixture(scope="module")
@@ -34,23 +32,6 @@ def settings_of(model: Path, data: dict[str, Any] | None = None) -> Settings:
             "privacy": PRIVACY,
         }
     )
-
-
-def test_they_are_told_together_and_before_torch(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Beside a file that is not there, each with its line."""
-    yaml, base = tmp_path / "run.yaml", save_tiny_model(tmp_path / "base", dtype=torch.float16)
-    yaml.write_text(
-        f"model: {{name: {base}}}\nprivacy: {json.dumps(PRIVACY)}\nrun: {{output: {tmp_path / 'run'}}}\ndata:\n"
-        f"  path: {tmp_path}/none.jsonl\n"
-    )
-    monkeypatch.setattr(torch, "device", None)  # no tensor is made
-    with pytest.raises(ConfigError) as caught:
-        refuse_first(load_settings(yaml))
-    assert str(caught.value).splitlines()[0] == "2 mistakes:"
-    assert "the model is stored in float16" in str(caught.value)
-    assert "data.path (line 5): there is no file" in str(caught.value)
 
 
 def test_a_chat_needs_a_template(model: Path, tmp_path: Path) -> None:

@@ -79,7 +79,7 @@ def taken(given: Settings, model: torch.nn.Module, rows: int, width: int, folder
         ("dp-adamw", "llama", {}),
         ("dp-sgd", "llama", {"length": 8}),
         ("prism", "llama", {"model": {"gradient_checkpointing": "non-reentrant"}}),
-        ("prism", "llama", {"of_method": {"clipping": "automatic"}}),
+        pytest.param("prism", "llama", {"of_method": {"clipping": "automatic"}}, marks=pytest.mark.long),
         ("dp-adamw", "gpt2", {}),
         ("prism", "qwen2", {}),
         ("dp-adamw", "gemma2", {}),

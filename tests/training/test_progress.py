@@ -7,7 +7,6 @@ import functools
 import io
 import math
 import re
-import threading
 from collections.abc import Callable
 from concurrent.futures import Executor, Future
 from typing import Any
@@ -130,24 +129,6 @@ def test_a_live_line_has_the_epsilon_of_its_own_step(monkeypatch: pytest.MonkeyP
     assert len({step for step, *_ in lines}) > 15  # no line stands there for longer than two steps
 
 
-def test_an_epsilon_that_comes_late_stands_in_the_later_line_with_its_step(
-    monkeypatch: pytest.MonkeyPatch, beside: Beside
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
-    with RichObserver(console, plan(9)) as observer:
-        for step in (1, 2, 3):
-            observer.on_step(StepReport(step, 9, 2e-4, 4.0))
-            now[0] += 6.0
-        beside.work()  # of step 1
-        observer.on_public_work("texts", 1, 2)
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert "step 3/9  lr" in shown
-    assert f"step 3/9  {spent(1).partition(' (')[0]} (step 1)  lr" in shown.rsplit("texts", 1)[0]
-
-
 def test_a_line_keeps_its_own_epsilon_when_steps_go_on_meanwhile(
     monkeypatch: pytest.MonkeyPatch, beside: Beside
 ) -> None:
@@ -196,58 +177,11 @@ def test_no_clock_decides_on_a_line_of_a_log_that_tells_no_time(
     assert sum(line.startswith("writing") for line in lines) == 1
 
 
-def test_the_thread_ends_with_the_run() -> None:
-    shown = show(plan(3), 3, terminal=True)
-    assert f"step 3/3  {spent(3)}" in shown
-    assert not [each for each in threading.enumerate() if "privlora-epsilon" in each.name]
-
-
-def test_a_log_gets_a_line_now_and_then() -> None:
-    lines = show(plan(300), 300).splitlines()
-    assert lines[0] == (
-        "held-out loss after step 0: 2.5000 nats per token (mean over records); 0.1 lower makes tokens about 10 % more "
-        "probable"
-    )
-    assert [line.split()[1] for line in lines[1:]] == ["1/300", *(f"{k}/300" for k in range(30, 301, 30))]
-    assert "(δ 1e-05)  lr 0.0002  500 ms/step  ETA 2:15" in lines[2]
-    assert lines[-1].endswith("ETA 0:00")
-
-
-def test_a_terminal_gets_one_live_line(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside.at_once = True
-    monkeypatch.setattr(progress, "_ACCOUNTING_SHARE", math.inf)
-    shown = show(plan(20), 20, terminal=True)
-    assert "step 7/20" in shown
-    assert shown.count("\n") <= 3  # the held-out loss, the last step, and the end of the live line
-
-
 @pytest.mark.parametrize("run", [None, plan(4, insecure=True)], ids=["non-private", "repeatable noise"])
 def test_without_privacy_no_epsilon_is_shown(run: Plan | None) -> None:
     shown = show(run, 4)
     assert "ε" not in shown
     assert shown.count("NOT PRIVATE") == 4
-
-
-def test_a_log_names_each_kind_of_public_work_once_and_again_when_it_takes_long_to_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now = [0.0]
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    console = Console(file=io.StringIO(), width=120)
-    with RichObserver(console, None, timed=True) as observer:
-        for what in ("writing public texts", "gradients of public texts"):
-            for done in range(5):
-                observer.on_public_work(what, 50 * done, 200)
-                now[0] += 12.0
-    assert isinstance(console.file, io.StringIO)
-    assert console.file.getvalue().splitlines() == [
-        "writing public texts: 0 of 200",
-        "writing public texts: 150 of 200",
-        "writing public texts: 200 of 200",
-        "gradients of public texts: 0 of 200",
-        "gradients of public texts: 150 of 200",
-        "gradients of public texts: 200 of 200",
-    ]
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
@@ -317,20 +251,6 @@ def test_a_live_line_is_never_cut(
         )
 
 
-def test_a_terminal_shows_public_work_beside_the_last_step() -> None:
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
-    with RichObserver(console, None) as observer:
-        observer.on_public_work("writing public texts", 37, 200)
-        observer.on_step(StepReport(1, 9, 2e-4, 0.5))
-        observer.on_public_work("writing public texts", 38, 200)
-        observer.on_public_work("writing public texts", 200, 200)
-    assert isinstance(console.file, io.StringIO)
-    first, last = (line for line in console.file.getvalue().split("\r") if "writing" in line)
-    assert "step" not in first
-    assert "step 1/9" in last
-    assert "38 of 200" in last
-
-
 def test_the_private_loss_is_marked() -> None:
     assert "loss 1.25" not in show(plan(2), 2, terminal=True)
     assert "PRIVATE training loss 1.2500" in show(plan(2), 2, terminal=True, private_loss=1.25)
@@ -346,39 +266,6 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
         observer.on_step(StepReport(1, 9, 2e-4, 0.5))
     assert isinstance(console.file, io.StringIO)
     assert "WARNING: of 200 public texts that were asked for 3 differ\n" in console.file.getvalue()
-
-
-def test_a_terminal_shows_how_the_held_out_loss_went(beside: Beside, monkeypatch: pytest.MonkeyPatch) -> None:
-    beside.at_once = True
-    monkeypatch.setattr(progress, "_ACCOUNTING_SHARE", math.inf)
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=140)
-    with RichObserver(console, plan(4), "nats") as observer:
-        for step, loss in enumerate((4.0, 2.0, 1.0, 0.0)):
-            observer.on_evaluation(step, loss)
-            observer.on_step(StepReport(step + 1, 4, 2e-4, 0.5))
-    assert isinstance(console.file, io.StringIO)
-    shown = console.file.getvalue()
-    assert "held-out loss after step 3: 0.0000 nats (mean over records)" in shown
-    assert "━━━━━━──────  loss █▁ 2.000  step 2/4" in shown
-    assert "━━━━━━━━━━━━  loss █▅▃▁ 0.000  step 4/4" in shown
-    log = show(plan(30), 30)
-    assert "━" not in log
-
-
-def test_a_held_out_loss_that_did_not_fall_is_told() -> None:
-    console = Console(file=io.StringIO(), width=200)
-    with RichObserver(console, plan(4)) as observer:
-        for step, loss in enumerate((2.0, 1.9, 2.0, 2.5)):
-            observer.on_evaluation(step, loss)
-    assert isinstance(console.file, io.StringIO)
-    _, *lines = console.file.getvalue().splitlines()
-    fell = ["no lower than the 2.0000 before training" not in line for line in lines]
-    assert fell == [True, False, False]
-
-
-@pytest.mark.parametrize("values", [[], [1.0], [1.0, 1.0], [1.0, math.nan, 0.0], [math.inf, 2.0]])
-def test_sparks_are_as_long_as_their_numbers(values: list[float]) -> None:
-    assert len(progress.spark(values)) == len(values)
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import PRIVACY
 from tiny_models import tiny_tokenizer
 
 from privlora.config import DataSettings, Settings, settings_from
@@ -125,14 +124,6 @@ def test_each_form_of_records(data: dict[str, Any], row: dict[str, Any], what: s
     assert told.startswith(f"FILE, {what}")
 
 
-def test_who_has_no_owner(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", {"text": "", "who": 1}, {"text": "", "who": ""}, {"text": ""})
-    assert said(path, "who") == [
-        "FILE, line 2: unit column 'who' names no unit: it is an empty text",
-        "FILE, line 3: has no column 'who'; its columns are: text",
-    ]
-
-
 @pytest.mark.parametrize(
     ("name", "content", "where"),
     [
@@ -153,20 +144,6 @@ def test_a_row_of_parquet(tmp_path: Path) -> None:
     path = tmp_path / "a.parquet"
     pyarrow.parquet.write_table(pyarrow.table({"text": ["a", None, "b", None]}), path, row_group_size=2)
     assert said(str(path)) == ["FILE, rows 2, 4: column 'text' is empty (null)"]
-
-
-def test_bytes_that_are_no_text_are_told_once(tmp_path: Path) -> None:
-    path = tmp_path / "a.jsonl"
-    path.write_bytes('{"text": "é"}\n'.encode("latin-1") * 8)
-    given = {"model": {"name": "m"}, "data": {"path": str(path), "text": "text"}, "privacy": PRIVACY}
-    with pytest.raises(DataError) as caught:
-        load_all(settings_from(given, source="test"), tiny_tokenizer())
-    (one,) = caught.value.each()
-    assert one.what == f"{path}, lines 1, 2, 3, 4, 5 and more: this is not UTF-8 text"
-
-
-def test_a_file_without_records_is_told(tmp_path: Path) -> None:
-    assert len(said(lines(tmp_path / "a.jsonl"))) == 1
 
 
 @pytest.mark.parametrize(
@@ -233,24 +210,6 @@ def test_every_file_is_looked_at_for_what_it_is_read_for(tmp_path: Path) -> None
         f"{private}, line 2: unit column 'who' names no unit: it is empty (null)",
         f"{public}, line 2: column 'text' is empty (null)",
         f"{written}, line 2: has no column 'story'; its columns are: text",
-    ]
-
-
-def test_lists_in_the_place_of_files(tmp_path: Path) -> None:
-    settings = run_of(tmp_path, "(in memory)", data={"evaluation": "(in memory)"})
-    told = refused(settings, [{"text": SECRET}, {"text": None}], [SECRET, SECRET, 3])
-    assert told == [
-        "record 2: column 'text' is empty (null)",
-        "evaluation: record 3 is no text, as the others are (counted from 1)",
-    ]
-
-
-def test_a_column_that_the_first_record_lacks_is_told_once(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", {"note": SECRET}, {"note": None}, "{")
-    told = refused(run_of(tmp_path, path))
-    assert told == [
-        f"{path}, lines 1, 2: has no column 'text'; its columns are: note",
-        f"{path}, line 3: this is not JSON",
     ]
 
 

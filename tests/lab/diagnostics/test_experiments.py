@@ -99,6 +99,7 @@ def test_only_what_a_figure_needs_is_run() -> None:
         assert {total for _, total in steps} == {runs * STEPS}
 
 
+@pytest.mark.long
 def test_a_seed_repeats_everything() -> None:
     first, again, other = (_diagnose(figures="noise-ratio,gauge-sweep", seed=s) for s in (3, 3, 4))
     assert first == again
@@ -138,6 +139,7 @@ def test_further_methods_are_run_from_every_gauge() -> None:
     assert min(sensitivity[3].spread) > 100 * max(sensitivity[1].spread)
 
 
+@pytest.mark.long
 def test_public_files(whole: Diagnostics, tmp_path: Path) -> None:
     page_path, series, *pictures = write(whole, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == sorted(

@@ -126,7 +126,7 @@ def test_a_file_without_texts_for_every_step_is_refused_before_the_first(
         if count < needed:
             with pytest.raises(DataError, match=f"{count} different texts.* and {needed} are needed"):
                 tune(tiny_model(), output, synthesis=synthesis)
-            assert read_ledger(RunFolder(output).ledger).charges == 0
+            assert not output.exists()
         else:
             tune(tiny_model(), output, synthesis=synthesis)
 
@@ -338,7 +338,7 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str,
 @quickly
 def test_a_private_record_among_public_texts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "public.jsonl"
-    lines = [{"words": f"note {i}: a cough."} for i in range(8)] + [{"words": RECORDS[4]["text"]}]
+    lines = [{"words": f"note {i}: a cough."} for i in range(20)] + [{"words": RECORDS[4]["text"]}]
     file.write_text("\n".join(json.dumps(line) for line in lines))
     with pytest.raises(PrivacyError, match=r"synthesis\.file"):
         tune(
