@@ -509,7 +509,7 @@ def test_an_interrupted_run_goes_on_in_the_right_phase(rule: str, stop: int, tmp
 
 @pytest.mark.parametrize("rule", PHASES)
 def test_the_report_states_both_phases(rule: str, tmp_path: Path) -> None:
-    settings, result = federated_twice(tmp_path / "run", rule, 2)
+    _, result = federated_twice(tmp_path / "run", rule, 2)
     release = tmp_path / "run/release"
     report = json.loads((release / "privacy_report.json").read_text())
     stated = report["statement"]

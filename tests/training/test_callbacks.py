@@ -22,7 +22,7 @@ from privlora.training.callbacks import (
     Several,
 )
 from privlora.training.loop import Interrupted
-from privlora.training.observer import Observer, StepReport
+from privlora.training.observer import Observer, StepReport, refuse_no_observer
 
 RUN = {"checkpoint_every": 100, "log_every": 5, "evaluate_every": 6}
 
