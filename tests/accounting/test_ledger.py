@@ -258,6 +258,7 @@ def test_lines_that_no_run_writes_are_refused(path, steps, line, reason):
         (b'"type": "plan"', b'"type": "pl\\u0061n"'),
         (b'"run_id": "', b'"run_id": 7, "was": "'),
         (b'"created": "2', b'"created": "1'),
+        (f'"created": "{date.today()}"'.encode(), b'"created": "2026-W48-1"'),
         (b'"privlora": "0.1.0"', b'"privlora": "0.1.' + 90 * b"1" + b'"'),
         (b"}\n", b"} \n"),
     ],

@@ -139,6 +139,9 @@ def test_releases_of_rounds_are_counted_from_the_cheapest_on() -> None:
         {"rounds": {"void": -3}},
         {"rounds": {"void": 1, "done": 2}},
         {"rounds": {"log": []}},
+        {"first": {"asked": 4}, "second": {"asked": 2}},
+        {"first": {"dropped": ["west"]}},
+        {"first": {"void": True}, "rounds": {"void": 1, "done": 2}},
         {"rounds": {"planned": 2}},
     ],
 )
@@ -146,7 +149,10 @@ def test_rounds_and_clients_parts_in_them_agree(change: dict[str, Any], books: d
     report = _report(books, "north")
     check_clients(report, books, books["north"])
     federation = report["federation"]
-    federation["clients"][0] |= {name: value for name, value in change.items() if name != "rounds"}
+    for name, number in (("first", 0), ("second", 1)):
+        federation["rounds"]["log"][number] |= change.get(name, {})
+    named = ("rounds", "first", "second")
+    federation["clients"][0] |= {name: value for name, value in change.items() if name not in named}
     federation["rounds"] = federation["rounds"] | change.get("rounds", {})
     with pytest.raises((PrivacyError, TypeError)):
         check_clients(report, books, books["north"])

@@ -349,8 +349,8 @@ class _Reader:
         if record["type"] != "plan" or schema != SCHEMA_VERSION:
             raise PrivacyError(f"is not a plan of schema version {SCHEMA_VERSION}")
         created = date.fromisoformat(record["created"])
-        if created < _FIRST_DAY:
-            raise PrivacyError("is of a day before there were ledgers")
+        if created < _FIRST_DAY or created.isoformat() != record["created"]:
+            raise PrivacyError("is of no day of a run")
         self._created = created.isoformat()
         self._run_id, self._versions = record["run_id"], record["versions"]
         if not _are_versions(self._versions):

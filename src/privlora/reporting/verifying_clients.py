@@ -184,6 +184,8 @@ def _refuse_other_rounds(
         begun == len(log) <= rounds["planned"]
         and [one["round"] for one in log] == list(range(1, begun + 1))
         and rounds["void"] == sum(one["void"] for one in log)
+        and all(0 <= one["answered"] <= one["asked"] <= federation["clients_per_round"] for one in log)
+        and all(one["answered"] + len(one["dropped"]) == (0 if one["void"] else one["asked"]) for one in log)
         and all(0 <= answered <= asked <= begun for asked, answered in parts)
         and all(row["rounds_answered"] + dropped[row["name"]] <= row["rounds_asked"] for row in rows)
         and sums == (sum(asked for asked, _ in parts), sum(answered for _, answered in parts))
