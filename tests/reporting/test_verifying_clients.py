@@ -24,6 +24,7 @@ from privlora.reporting.verifying import Verified, verify
 from privlora.reporting.verifying_clients import (
     _least_releases,
     _of_a_client,
+    _refuse_other_rounds,
     check_clients,
     federation_again,
     refuse_other,
@@ -459,3 +460,28 @@ def test_a_run_in_one_place_has_no_federation(together: Path, release: Path, tmp
             release, tmp_path / f"{of}{by}", lambda report, told=told: report.update(federation=told)
         )
         assert {check.name for check in found.checks if check.passed is False} & {"epsilon", "clients"}
+
+
+@pytest.mark.parametrize(
+    ("rounds", "asked", "right"),
+    [
+        ({}, None, True),
+        ({"done": 3}, None, False),
+        ({"void": 2}, None, False),
+        ({"log": [{"round": 1}]}, None, False),
+        ({}, 2, False),
+    ],
+)
+def test_a_trusted_servers_rounds_say_nothing_of_whom_it_drew(
+    rounds: dict[str, Any], asked: int | None, right: bool, tmp_path: Path
+) -> None:
+    """And are no more than its ledger shows."""
+    rows = [{"name": "north", "rounds_asked": asked, "rounds_answered": asked}]
+    known = {"planned": 3, "done": 2, "void": 1, "log": []} | rounds
+    federation = {"noise_by": "server", "clients": rows, "rounds": known}
+    summary = _book(tmp_path / "ledger.jsonl", 2).summary
+    if right:
+        _refuse_other_rounds(federation, {}, summary)
+    else:
+        with pytest.raises(PrivacyError, match="not those of the server's ledger"):
+            _refuse_other_rounds(federation, {}, summary)
