@@ -291,7 +291,6 @@ def train_run(
     from privlora.training.texts.synthetic_texts import refuse_unusable_texts
     from privlora.training.torch_ranks import joined
 
-    refuse_no_observer(observer)
     told = checked_callbacks(callbacks)
     given = Given(
         *(model, tokenizer, records, evaluation, generator, observer, told),
@@ -301,6 +300,7 @@ def train_run(
     def begin() -> tuple[Settings, Plan | None]:
         settings.refuse_a_federation()
         refuse_missing_loggers(settings.run.report_to)
+        refuse_no_observer(observer)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             raise ConfigError(
                 "synthesis.source names a finished run, and this run would train on records of its own",

@@ -338,12 +338,9 @@ def test_runs_one_after_the_other_in_the_same_processes(bench: Bench, tmp_path: 
 
 
 def test_a_process_that_goes_on_after_an_error_leaves_nobody_waiting(bench: Bench, tmp_path: Path) -> None:
-    class Failing:
-        def __getattr__(self, name: str) -> Any:
-            def fail(*_: object) -> None:
-                raise RuntimeError(name)
-
-            return fail
+    class Failing(Observer):
+        def on_run(self, *_: object) -> None:
+            raise RuntimeError
 
     stopped = tmp_path / "stopped"
 
