@@ -255,8 +255,10 @@ def test_a_ledger_that_was_made_anew_needs_the_hash_of_the_sheet(kind: str, rele
     found = verify(release, annex_hash=digest)
     assert {"files", "epsilon", "annex", "hash"} <= set(failed(found))
     folder = _all_anew(release)
-    assert verify(folder.release).passed
-    assert failed(verify(folder.release, annex_hash=digest)) == ["hash"]
+    # A ledger that was cut does not end with the last planned release.
+    seen = [] if kind == "noise" else ["epsilon"]
+    assert failed(verify(folder.release)) == seen
+    assert failed(verify(folder.release, annex_hash=digest)) == [*seen, "hash"]
 
 
 @pytest.mark.usefixtures("quick")

@@ -353,6 +353,8 @@ def test_a_run_of_preferences(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     measured = json.loads(capsys.readouterr().out)
     assert measured["loss_per_example"] == pytest.approx(last["loss_per_example"], rel=1e-4)
     assert measured["accuracy"] == last["accuracy"]
+    assert main(["evaluate", str(tmp_path / "run"), "--data", str(shown)]) == 0
+    assert "reward margin" in capsys.readouterr().out
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [

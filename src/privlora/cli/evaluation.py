@@ -262,7 +262,8 @@ def _more_probable(gained: float) -> str:
 def _class_lines(result: dict[str, Any]) -> Iterator[str]:
     spread = f"± {result['standard_error']:.4f}"
     yield f"loss             {result['loss_per_example']:.4f} {spread} (mean over records)"
-    for name in sorted(set(result) - {"loss_per_example", "standard_error", "examples"}):
+    figures = {name for name, value in result.items() if isinstance(value, float)}
+    for name in sorted(figures - {"loss_per_example", "standard_error"}):
         yield f"{name.replace('_', ' '):<20} {result[name]:.4f}"
     yield f"measured on      {result['examples']} records"
 
