@@ -146,9 +146,10 @@ def test_merged_weights_give_the_same_logits(
     assert "adapter_config.json" not in names
     ids = torch.arange(20).reshape(2, 10)
     base = AutoModelForCausalLM.from_pretrained(model)
+    untrained = base(ids).logits
     expected = loaded_by_peft(base, strong / "release")(ids).logits
     found = AutoModelForCausalLM.from_pretrained(merged["output"])(ids).logits
-    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+    assert (found - expected).abs().max() < 1e-3 * (expected - untrained).abs().max()
 
 
 @pytest.mark.parametrize("private", [True, False])
