@@ -56,12 +56,7 @@ def settings_of(rule: str, names: Sequence[str], **groups: Any) -> Settings:
         }
     chosen = groups.pop("federation", {})
     timetable = {} if "phases" in chosen else {"rounds": 2, "local_steps": 1 if rule == "joint" else 2}
-    federation = {
-        "clients": [{"name": name} for name in names],
-        "rule": rule,
-        **timetable,
-        **chosen,
-    }
+    federation = {"clients": [{"name": name} for name in names], "rule": rule, **timetable, **chosen}
     adapter = {"r": 2, "target_modules": ["q_proj", "up_proj"], **groups.pop("adapter", {})}
     return settings_from(
         {

@@ -13,12 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from crash_cases import CLIENTS, ROUNDS, adapter, check_charges, check_ended, go_on, run, settings_of
+from crash_cases import CLIENTS, ROUNDS, check_charges, check_ended, go_on, run, settings_of
 from run_cases import in_a_child
 
 from privlora.config import Settings
 from privlora.errors import PrivacyError, RunError
-from privlora.federated.client import Client, Session, Work
+from privlora.federated.client import Session, Work
 from privlora.federated.history import STOPPED, History, RoundObserver
 from privlora.federated.messages import Reply, Request
 from privlora.federated.rounds import Turn
@@ -213,8 +213,7 @@ class _Stop(RoundObserver):
 
 
 @pytest.mark.parametrize(
-    ("group", "edit"),
-    [("method", {"learning_rate": 0.5}), ("privacy", {"clip_norm": 9.0})],
+    ("group", "edit"), [("method", {"learning_rate": 0.5}), ("privacy", {"clip_norm": 9.0})]
 )
 def test_edited_settings_do_not_go_on(group: str, edit: dict[str, Any], tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "run", "tan")
@@ -239,30 +238,3 @@ def test_a_server_that_forgot_its_run_does_not_begin_again(tmp_path: Path) -> No
     (folder / "private/checkpoint.safetensors").unlink()
     with pytest.raises(PrivacyError, match="another run"):
         run(settings, fresh=False)
-
-
-def test_ending_twice_changes_nothing(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "run", "tan")
-    run(settings)
-    before = adapter(tmp_path / "run")
-    result = run(settings, fresh=False)
-    check_ended(tmp_path / "run", settings, result)
-    assert all(bool((before[name] == tensor).all()) for name, tensor in adapter(tmp_path / "run").items())
-
-
-def test_a_client_dies_between_its_note_and_its_answer(tmp_path: Path) -> None:
-    """It never answers that question, although it was charged for it or not."""
-    folder = tmp_path / "run"
-    settings = settings_of(folder, "tan")
-
-    def work() -> None:
-        with pytest.MonkeyPatch.context() as patch:
-            dies_at(patch, Session, "_refuse_broadcast", 1)
-            run(settings)
-
-    assert in_a_child(work) == -signal.SIGKILL
-    run_name = History(folder / "private/rounds.jsonl").run
-    client = Client("client-1", folder / "clients/client-1")
-    reply = client.answer(Request("client-1", "train", 1, values={"run": run_name}))
-    assert reply.refused is not None
-    assert not reply.tensors

@@ -202,37 +202,6 @@ def test_an_older_note_is_noticed_by_what_it_asks_for(honest: Honest) -> None:
     assert read_ledger(desk.ledger).charges == ROUNDS == read_ledger(desk.ledger).plan.steps
 
 
-def test_a_server_notices_a_copy_that_answered_as_well(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Two copies answer by turns: neither ledger shows all, so neither may be what is stated."""
-    answered: list[Request] = []
-    inner = engine.embedded
-
-    def embedded(names: Any, answer: Any) -> Any:
-        folder, copy = tmp_path / "run/clients" / NAME, tmp_path / "copy"
-
-        def by_turns(requests: list[Request]) -> list[Reply]:
-            number = requests[0].round
-            if number == 1:
-                shutil.copytree(folder, copy, dirs_exist_ok=True)
-            if number == 3:
-                os.rename(folder, tmp_path / "aside")
-                os.rename(copy, folder)
-            answered.extend(requests)
-            return answer(requests)
-
-        return inner(names, by_turns)
-
-    monkeypatch.setattr(engine, "embedded", embedded)
-    settings = settings_of(tmp_path / "run", "tan")
-    run(settings)
-    charges = {name: read_ledger(path).charges for name, path in ledgers(tmp_path / "run").items()}
-    assert charges == {NAME: ROUNDS - 2, "client-2": ROUNDS, "client-3": ROUNDS}
-    assert not (tmp_path / "run/release" / f"ledger-{NAME}.jsonl").exists()
-    assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == ROUNDS
-
-
 @pytest.mark.parametrize("name", ["answered.json", "ledger.jsonl"])
 def test_a_disk_that_is_full(name: str, honest: Honest, monkeypatch: pytest.MonkeyPatch) -> None:
     """What cannot be noted or charged is not answered, and the next round is."""
@@ -290,24 +259,6 @@ def test_one_of_two_that_are_alike_waits_for_nobody(tmp_path: Path) -> None:
         pass
 
 
-def test_two_processes_at_once_give_one_answer(honest: Honest) -> None:
-    """Both are asked at the same moment; whichever is first, the other is refused."""
-    client, desk = honest.at(4, "train")
-    request = honest.request(4, "train")
-    children = []
-    for _ in range(2):
-        child = os.fork()
-        if child == 0:
-            try:
-                os._exit(0 if client.answer(request).refused is None else 3)
-            except BaseException:  # noqa: BLE001 - the child may not return into pytest
-                os._exit(1)
-        children.append(child)
-    codes = sorted(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children)
-    assert codes == [0, 3]
-    assert read_ledger(desk.ledger).charges == 4
-
-
 @pytest.mark.parametrize("kind", ["folder", "ledger"])
 def test_links_are_refused(kind: str, honest: Honest) -> None:
     client, desk = honest.at(4, "train")
@@ -341,13 +292,6 @@ def test_only_the_owner_can_read_a_clients_files(tmp_path: Path, monkeypatch: py
         for path in (client, *client.rglob("*")):
             assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
     assert stat.S_IMODE((tmp_path / "run/private").stat().st_mode) == 0o700
-
-
-def test_secrets_of_a_sum_that_was_never_finished_go_with_the_next_round(secure: Honest) -> None:
-    _, desk = secure.at(2, "train")
-    assert desk.secret("sum") is not None
-    desk.begin(Request(NAME, "share", 3, values={"stage": "train"}))
-    assert desk.secret("sum") is None
 
 
 def test_survivors_are_of_one_round(tmp_path: Path) -> None:

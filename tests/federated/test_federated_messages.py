@@ -92,8 +92,8 @@ def _check_ledger(text: str) -> None:
 _RANDOM = {
     "signing",
     "agreement",
-    "keys",
     "key",
+    "keys",
     "seal",
     "seals",
     "signature",
@@ -123,10 +123,7 @@ def test_terms_hold_nothing_of_records_and_machines(tmp_path: Path) -> None:
     chosen = settings_of("tan", NAMES)
     own = [{"name": name, "path": f"/secret/{name}.jsonl"} for name in NAMES]
     filled = settings_of(
-        "tan",
-        NAMES,
-        federation={"clients": own},
-        run={"output": "/secret/output", "label": "trial"},
+        "tan", NAMES, federation={"clients": own}, run={"output": "/secret/output", "label": "trial"}
     )
     filled = filled.model_copy(
         update={"data": filled.data.model_copy(update={"evaluation": "/secret/held-out.jsonl", "limit": 7})}
@@ -176,6 +173,8 @@ ASKED: dict[str, Callable[[Request], Request]] = {
     "another kind": lambda r: replace(r, kind="evaluate"),
     "a stage that the rule has not": lambda r: replace(r, kind="sketch", tensors={}),
     "a round after the last": lambda r: replace(r, round=3),
+    "a round that is a text": lambda r: replace(r, round="1"),
+    "a round that is a truth": lambda r: replace(r, round=True),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -68,52 +69,40 @@ def events(rule: str, sigma: float = SIGMA) -> list[tuple[StepEvent, int]]:
 # --- settings ---
 
 
+PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4}
+
+
 def given(federation: Any, **privacy: Any) -> Settings:
     return settings_from(
         {
             "model": {"name": "tiny"},
             "data": {"path": "records.jsonl"},
-            "privacy": {
-                "noise_multiplier": 1.0,
-                "delta": 1e-4,
-                "expected_batch_size": 64,
-                "public_dataset_size": 640,
-                **privacy,
-            },
+            "privacy": {**PRIVACY, "expected_batch_size": 64, "public_dataset_size": 640, **privacy},
             "federation": {"clients": 4, "rule": "tan", **federation},
         }
     )
 
 
 @pytest.mark.parametrize(
-    ("federation", "words"),
+    ("federation", "place"),
     [
-        ({"phases": TAN, "rounds": 5}, ["rounds and local_steps", "Fix: remove", "phases"]),
-        ({"phases": TAN, "local_steps": 1}, ["rounds and local_steps", "Fix: remove", "phases"]),
-        ({"phases": []}, ["federation.phases"]),
-        ({"phases": 3}, ["federation.phases"]),
-        ({}, ["federation.rounds is missing"]),
-        ({"phases": [{"local_steps": 2}]}, ["federation.phases[0].rounds is missing"]),
-        ({"phases": [{"rounds": 0}]}, ["federation.phases[0].rounds"]),
-        ({"phases": [{"rounds": True}]}, ["federation.phases[0]", "rounds=true"]),
-        ({"phases": [{"rounds": 2}, {"rounds": 2, "steps": 2}]}, ["federation.phases[1].steps"]),
-        ({"phases": [{"rounds": 2, "expected_batch_size": 0}]}, ["expected_batch_size"]),
+        ({"phases": TAN, "rounds": 5}, "phases"),
+        ({"phases": TAN, "local_steps": 1}, "phases"),
+        ({"phases": []}, "federation.phases"),
+        ({"phases": [{"local_steps": 2}]}, "federation.phases[0].rounds"),
+        ({"phases": [{"rounds": 0}]}, "federation.phases[0].rounds"),
+        ({"phases": [{"rounds": 2}, {"rounds": 2, "steps": 2}]}, "federation.phases[1].steps"),
         (
             {"phases": [{"rounds": 2}, {"rounds": 2, "expected_batch_size": 641}]},
-            ["federation.phases[1].expected_batch_size=641", "exceeds", "public_dataset_size"],
+            "federation.phases[1].expected_batch_size",
         ),
-        ({"phases": TAN, "rule": "joint"}, ["one step a round"]),
-        (
-            {"phases": TAN, "privacy_model": "client"},
-            ["privacy_model=client", "expected_batch_size", "Fix: remove it"],
-        ),
+        ({"phases": TAN, "rule": "joint"}, "one step a round"),
+        ({"phases": TAN, "privacy_model": "client"}, "privacy_model=client"),
     ],
 )
-def test_settings_that_contradict_each_other_are_refused(federation: Any, words: list[str]) -> None:
-    with pytest.raises(ConfigError) as caught:
+def test_settings_that_contradict_each_other_are_refused(federation: Any, place: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(place)):
         given(federation)
-    for word in words:
-        assert word in str(caught.value), str(caught.value)
 
 
 @pytest.mark.parametrize("phases", [TAN, JOINT, [{"rounds": "2"}, {"rounds": 1.0}]])
@@ -130,12 +119,6 @@ def test_what_is_written_is_read_again(phases: Any) -> None:
     told = public_settings(settings)
     assert told.federation is not None
     assert told.federation.phases == federation.phases
-
-
-def test_settings_without_phases_are_written_as_ever() -> None:
-    text = given({"rounds": 3, "local_steps": 2}).to_yaml()
-    assert "phases" not in text
-    assert "  rounds: 3\n  local_steps: 2\n" in text
 
 
 def test_a_round_knows_its_phase() -> None:
@@ -158,17 +141,14 @@ def test_a_round_knows_its_phase() -> None:
 @pytest.mark.parametrize("private", [{}, {"target_epsilon": 4.0, "noise_multiplier": None}])
 def test_one_phase_plans_what_rounds_and_local_steps_plan(private: Any) -> None:
     one = given({"rounds": 4, "local_steps": 3}, **private)
-    same = [
-        given({"phases": [{"rounds": 4, "local_steps": 3}]}, **private),
-        given(
-            {"phases": [{"rounds": 4, "local_steps": 3, "expected_batch_size": 64}]},
-            **{**private, "expected_batch_size": 32},
-        ),
-        given({"phases": [{"rounds": 1, "local_steps": 3}, {"rounds": 3, "local_steps": 3}]}, **private),
-    ]
-    plan = planned(one)
-    for other in same:
-        assert json.dumps(planned(other).to_dict()) == json.dumps(plan.to_dict())
+    plan, own = planned(one), {**private, "expected_batch_size": 32}
+    whole = {"rounds": 4, "local_steps": 3}
+    for other in (
+        given({"phases": [whole]}, **private),
+        given({"phases": [{**whole, "expected_batch_size": 64}]}, **own),
+        given({"phases": [{**whole, "rounds": 1}, {**whole, "rounds": 3}]}, **private),
+    ):
+        assert planned(other).to_dict() == plan.to_dict()
     sigma = plan.event.noise_multiplier
     assert plan.phases == ((StepEvent(PoissonSampling(0.1), sigma), 12),)
     assert plan.expected_batch_size == 16.0
@@ -378,35 +358,20 @@ def test_steps_follow_the_phases_in_every_privacy_model(
         assert seen.divisors == {1: {2.0}, 2: {2.0}, 3: {3.0}, 4: {3.0}, 5: {3.0}}
 
 
-@pytest.mark.parametrize("rule", PHASES)
-def test_clients_that_take_turns_stay_within_their_plan(rule: str, tmp_path: Path) -> None:
-    made = Federation(tmp_path, phased(rule, federation={"clients_per_round": 2}), owners(3)).run()
-    assert [one.void for one in made.done()] == [None] * 5
-    federation, privacy = made.settings.federation, made.settings.privacy
-    assert federation is not None
-    for name in NAMES:
-        took = [one.step for one in made.done() if name in one.answered]
-        ledger = made.ledger_of(name)
-        assert ledger.charges == charged_after(federation, privacy, took) <= ledger.plan.steps
+def ledgers_of(made: Federation) -> dict[str, str]:
+    own = made.clients.items()
+    return {name: (each.folder / made.history.run / "ledger.jsonl").read_text() for name, each in own}
 
 
 def test_a_client_that_missed_a_round_is_in_the_next_phase(tmp_path: Path) -> None:
     made = Federation(tmp_path, phased(), owners(3))
-    made.exchange.drop = lambda request: (
-        (request.client, request.kind, request.round)
-        == (
-            "owner-0",
-            "train",
-            2,
-        )
-    )
+    lost = ("owner-0", "train", 2)
+    made.exchange.drop = lambda request: (request.client, request.kind, request.round) == lost
     made.run()
     assert [len(one.answered) for one in made.done()] == [3, 2, 3, 3, 3]
     ledger = made.ledger_of("owner-0")
     assert ledger.events() == events("tan")
-    texts = {
-        name: (made.clients[name].folder / made.history.run / "ledger.jsonl").read_text() for name in NAMES
-    }
+    texts = ledgers_of(made)
     assert made.plan is not None
     keep = (made.folder, made.settings, made.history, made.plan)
     assert set(keep_ledgers(*keep, texts)) == set(NAMES)
@@ -421,9 +386,7 @@ def test_a_ledger_without_a_phase_that_was_answered_is_left_out(tmp_path: Path) 
     made = Federation(tmp_path, phased("joint", federation={"clients": clients, "survivors": 3}), owners(4))
     made.exchange.drop = lambda request: request.client == "owner-0" and request.round in (1, 2)
     made.run()
-    texts = {
-        name: (made.clients[name].folder / made.history.run / "ledger.jsonl").read_text() for name in names
-    }
+    texts = ledgers_of(made)
     assert made.plan is not None
     path = tmp_path / "cut.jsonl"
     path.write_text("\n".join(texts["owner-0"].split("\n")[:4]) + "\n")  # the plan, and three charges
@@ -447,13 +410,6 @@ def test_a_server_cannot_go_by_another_timetable(tmp_path: Path) -> None:
     told = Request(longer.client, longer.kind, longer.round, longer.tensors, values)
     assert client.answer(told).refused == REFUSED
     assert made.ledger_of("owner-0").charges == 7
-
-
-def test_joining_again_with_another_timetable_is_refused(tmp_path: Path) -> None:
-    made = Federation(tmp_path, phased(), owners(3)).join()
-    made.settings = phased(phases=TAN[::-1])
-    with pytest.raises(RunError, match="did not join"):
-        made.join()
 
 
 def test_an_owner_accepts_or_refuses_the_plan_as_a_whole(tmp_path: Path) -> None:
@@ -483,20 +439,14 @@ class StopAfter(RoundObserver):
             raise KeyboardInterrupt
 
 
-def federated_twice(folder: Path, rule: str, stop: int) -> tuple[Settings, Any]:
-    settings = crash_cases.settings_of(
-        folder, rule, phases=[{**phase, "rounds": 2} for phase in PHASES[rule]]
-    )
+@pytest.mark.usefixtures("quick_reports")
+@pytest.mark.parametrize(("rule", "stop"), [("tan", 1), ("joint", 2), ("tan", 3)])
+def test_an_interrupted_run_goes_on_in_the_right_phase(rule: str, stop: int, tmp_path: Path) -> None:
+    phases = [{**phase, "rounds": 2} for phase in PHASES[rule]]
+    settings = crash_cases.settings_of(tmp_path / "run", rule, phases=phases)
     with pytest.raises(KeyboardInterrupt):
         crash_cases.run(settings, observer=StopAfter(stop))
-    return settings, crash_cases.run(settings, fresh=False)
-
-
-@pytest.mark.usefixtures("quick_reports")
-@pytest.mark.parametrize("rule", PHASES)
-@pytest.mark.parametrize("stop", [1, 2, 3])
-def test_an_interrupted_run_goes_on_in_the_right_phase(rule: str, stop: int, tmp_path: Path) -> None:
-    settings, result = federated_twice(tmp_path / "run", rule, stop)
+    result = crash_cases.run(settings, fresh=False)
     crash_cases.check_ended(tmp_path / "run", settings, result)
     plan = planned(settings)
     assert [one.void for one in History(tmp_path / "run/private/rounds.jsonl").rounds()] == [None] * 4
@@ -507,29 +457,21 @@ def test_an_interrupted_run_goes_on_in_the_right_phase(rule: str, stop: int, tmp
     assert result.epsilon == epsilon(plan.phases, plan.delta, adjacency=ADJACENCY)
 
 
-@pytest.mark.parametrize("rule", PHASES)
-def test_the_report_states_both_phases(rule: str, tmp_path: Path) -> None:
-    _, result = federated_twice(tmp_path / "run", rule, 2)
-    release = tmp_path / "run/release"
-    report = json.loads((release / "privacy_report.json").read_text())
+@pytest.mark.parametrize(("rule", "steps", "clients"), [("tan", 3, 3), ("joint", 1, 1)])
+def test_the_report_states_both_phases(rule: str, steps: int, clients: int, tmp_path: Path) -> None:
+    phases = [{**phase, "rounds": 2} for phase in PHASES[rule]]
+    result = crash_cases.run(crash_cases.settings_of(tmp_path / "run", rule, phases=phases))
+    report = json.loads((tmp_path / "run/release/privacy_report.json").read_text())
     stated = report["statement"]
-    steps = 3 if rule == "tan" else 1
-    assert [
-        (phase["sampling"]["sample_rate"], phase["steps_charged"], phase["steps_planned"])
-        for phase in stated["phases"]
-    ] == [(6 / 18, 2 * steps, 2 * steps), (9 / 18, 2, 2)]
-    assert stated["epsilon"] == result.epsilon
-    assert stated["expected_batch_size"] == 9 / (1 if rule == "joint" else 3)
+    charged = [(each["sampling"]["sample_rate"], each["steps_charged"]) for each in stated["phases"]]
+    assert charged == [(6 / 18, 2 * steps), (9 / 18, 2)]
+    assert (stated["epsilon"], stated["expected_batch_size"]) == (result.epsilon, 9 / clients)
     assert report["federation"]["phases"] == [
         {"rounds": 2, "local_steps": steps, "expected_batch_size": 6.0},
         {"rounds": 2, "local_steps": 1, "expected_batch_size": 9.0},
     ]
-    assert "local_steps" not in report["federation"]
-    card = (release / "README.md").read_text()
-    page = (release / "report.html").read_text()
-    for text in (card, page):
-        assert "Phase 2" in text
-        assert "Rounds of phase 2" in text
+    for page in ("README.md", "report.html"):
+        assert "Rounds of phase 2" in (tmp_path / "run/release" / page).read_text()
 
 
 def test_audits_ask_for_one_kind() -> None:

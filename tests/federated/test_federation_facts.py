@@ -131,18 +131,6 @@ def test_repeatable_noise_has_no_epsilon_anywhere(tmp_path: Path) -> None:
     assert {client["epsilon"] for client in facts["clients"]} == {None}
 
 
-def test_the_formula_is_the_rules(tmp_path: Path) -> None:
-    """FFA moves one factor: its answer is a part of what FedAvg's is."""
-    both, one = (
-        facts_of(settings_for(NOISE, rule=rule), tmp_path / rule, (3, 3, 3, 3), rounds_with(4, 4, 4))[0][
-            "bytes"
-        ]
-        for rule in ("fedavg", "ffa")
-        if not (tmp_path / rule).mkdir()
-    )
-    assert 0 < one["formula_up"] < both["formula_up"]
-
-
 def test_a_trusted_server_draws_clients_in_secret_and_tells_nobody_whom() -> None:
     """That few are asked saves budget as long as nobody knows who."""
     trusted = {"rule": "fedavg", "privacy_model": "client", "trusted_server": True}

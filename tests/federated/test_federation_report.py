@@ -48,46 +48,33 @@ def report_of(folder: RunFolder) -> dict[str, Any]:
     return loaded
 
 
+def pages(folder: RunFolder) -> tuple[str, str]:
+    """The report's page and the card."""
+    page, card = ((folder.release / name).read_text() for name in ("report.html", "README.md"))
+    return page.replace("&#39;", "'"), card
+
+
 @pytest.mark.parametrize(
     ("name", "said"),
     [
-        (
-            "joint",
-            "adding or removing one record. This holds against whoever sees no more than sums over clients",
-        ),
+        ("joint", "adding or removing one record. This holds against whoever sees no more than sums"),
         ("local", "Each client has a budget of its own; stated is the largest, that of client-1."),
         ("whole clients", "adding or removing one client. This holds against whoever sees no more than sums"),
         ("trusted", "but not against the server, which sees each client's update"),
+        ("open", "nobody: nothing was clipped"),
     ],
 )
 def test_the_statement_says_against_whom(name: str, said: str, tmp_path: Path) -> None:
     folder = released(name, tmp_path, 4, 4, 3)
-    report = report_of(folder)
-    assert report["stamp"]["text"] == "DIFFERENTIALLY PRIVATE"
-    page = (folder.release / "report.html").read_text().replace("&#39;", "'")
-    card = (folder.release / "README.md").read_text()
+    report, (page, card) = report_of(folder), pages(folder)
     assert said in page
     assert said in card
+    private = name != "open"
+    assert ("NOT PRIVATE" in page, "NOT PRIVATE" in card) == (not private, not private)
+    assert ("differentially private" in card) == private
+    assert name != "whole clients" or "user" not in card
     shares = report["federation"]["noise_by"] == "shares"
     assert ("Against one of these clients, which knows its own share, epsilon is" in page) == shares
-
-
-def test_an_open_federation_promises_nothing(tmp_path: Path) -> None:
-    folder = released("open", tmp_path, 4, 4, 4)
-    page, card = ((folder.release / name).read_text() for name in ("report.html", "README.md"))
-    for text in (page, card):
-        assert "NOT PRIVATE" in text
-        assert "differentially private" not in text
-        assert "nobody: nothing was clipped" in text
-
-
-def test_whole_clients_are_not_called_users(tmp_path: Path) -> None:
-    folder = released("whole clients", tmp_path, 4, 4, 4)
-    card = (folder.release / "README.md").read_text()
-    assert "one client: all that it sends" in card
-    assert "clipped updates of whole clients" in card
-    assert "user" not in card
-    assert report_of(folder)["not_protected"][3].startswith("The adapter from its clients")
 
 
 def test_limits_are_those_of_the_privacy_model(tmp_path: Path) -> None:
@@ -108,7 +95,7 @@ def test_limits_are_those_of_the_privacy_model(tmp_path: Path) -> None:
 
 def test_void_rounds_and_silent_clients_are_named(tmp_path: Path) -> None:
     folder = released("joint", tmp_path, 3, 0, 3)
-    page, card = ((folder.release / name).read_text() for name in ("report.html", "README.md"))
+    page, card = pages(folder)
     assert "Nothing was released by client-4." in page
     assert "Nothing was released by client-4." in card
     assert "2 of 3 planned rounds done, 1 void" in card

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import logging
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -16,14 +15,14 @@ import yaml
 from federated_cases import Federation, Records, drawing, owners, records, settings_of, without_noise
 
 from privlora.accounting import Ledger, Plan, PoissonSampling, StepEvent, accountants, epsilon, read_ledger
-from privlora.config import PhaseSettings, Settings, settings_from
+from privlora.config import Settings, settings_from
 from privlora.config.one_place import MICRO_BATCH
 from privlora.data.rendering import portions
 from privlora.errors import ConfigError, PrivacyError, RunError
 from privlora.federated.client import Client
 from privlora.federated.desk import Desk, read_terms
 from privlora.federated.limits import ANYTHING, Limits
-from privlora.federated.messages import REFUSED, Reply, Request, refuse_unlisted
+from privlora.federated.messages import REFUSED, Reply, Request
 from privlora.federated.plans import client_plan, public_settings, server_plan, with_local_method
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import ClippedUpdate
@@ -88,12 +87,6 @@ def test_a_timetable_is_of_a_size_that_a_client_works_out() -> None:
     settings_of("tan", NAMES, federation=federation)
 
 
-def test_nor_has_a_phase_them() -> None:
-    for batch in (1e-300, 1e300, 0.0):
-        with pytest.raises(ValueError, match="expected_batch_size"):
-            PhaseSettings(rounds=1, expected_batch_size=batch)
-
-
 @pytest.mark.parametrize(("clip_norm", "batch"), [(5e-324, 1.0), (1.0, 1e-300), (float("nan"), 1.0)])
 def test_no_plan_has_them(clip_norm: float, batch: float) -> None:
     with pytest.raises(PrivacyError, match="is not usable"):
@@ -114,14 +107,6 @@ def test_no_plan_has_them(clip_norm: float, batch: float) -> None:
 def test_no_update_is_clipped_to_them() -> None:
     with pytest.raises(PrivacyError, match="underflow"):
         ClippedUpdate({"t": torch.zeros(2)}, 1e-26)
-
-
-def test_norms_are_exact_down_to_the_smallest_clipping_norm() -> None:
-    """Of a unit whose entries are all about C / 1000, in float32."""
-    from privlora.coordinates.base import squared_norms
-
-    entries = torch.full((1, 1000, 1000), 1e-12)
-    assert float(squared_norms(entries)) == pytest.approx(1e6 * 1e-24, rel=1e-4)
 
 
 @pytest.mark.parametrize("other", [{"expected_batch_size": 1e5}, {"clip_norm": 3.0}, {"delta": 1e-4}])
@@ -170,27 +155,6 @@ def test_no_answer_depends_on_how_many_records_there_are(
         assert reply.refused is None
 
 
-UNREADABLE: list[Any] = [{"other": "x"}, {"text": None}, {"text": 3}, {}]
-
-
-@pytest.mark.parametrize("rule", ["tan", "fedavg"])
-def test_a_record_that_cannot_be_read_counts_as_none(
-    rule: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    without_noise(monkeypatch)
-    drawing(monkeypatch, lambda n: list(range(n)))
-    good = records(1)
-    settings = settings_of(rule, NAMES)
-    plain = lone(tmp_path / "good", settings, good)
-    for number, bad in enumerate(UNREADABLE):
-        with caplog.at_level(logging.ERROR):
-            reply = lone(tmp_path / str(number), settings, [*good[:2], bad, *good[2:]])
-        assert reply.refused is None
-        assert "count as none" in caplog.text
-        for name, tensor in reply.tensors.items():
-            torch.testing.assert_close(tensor, plain.tensors[name], rtol=1e-5, atol=1e-7)
-
-
 @pytest.mark.parametrize("user", [0, 77])
 def test_one_record_whose_user_is_a_number_spoils_no_other(
     user: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -213,7 +177,7 @@ def test_one_record_whose_user_is_a_number_spoils_no_other(
 @pytest.mark.parametrize("rule", ["tan", "joint"])
 def test_a_client_without_records_answers(rule: str, tmp_path: Path) -> None:
     settings = settings_of(rule, NAMES)
-    federation = Federation(tmp_path, settings, {**owners(3), NAMES[0]: [], NAMES[1]: [UNREADABLE[0]]}).run()
+    federation = Federation(tmp_path, settings, {**owners(3), NAMES[0]: [], NAMES[1]: [{"other": "x"}]}).run()
     assert [set(one.answered) for one in federation.done()] == [set(NAMES)] * 2
     assert federation.ledger_of(NAMES[0]).charges == (2 if rule == "joint" else 4)
 
@@ -282,16 +246,6 @@ def test_a_sum_that_was_refused_leaves_no_secret(tmp_path: Path) -> None:
     federation.exchange.send = cut  # type: ignore[method-assign, assignment]
     federation.run()
     assert (kept["share"], kept["train"]) == (3, 0)
-
-
-@pytest.mark.parametrize("number", ["1", 1.0, None, -1, True])
-def test_a_round_is_a_number(number: Any, tmp_path: Path) -> None:
-    federation = Federation(tmp_path, settings_of("tan", NAMES), owners(3)).join()
-    request = replace(federation.request(NAMES[0]), round=number)
-    with pytest.raises(RunError, match="a round that is no number"):
-        refuse_unlisted(request, secure=False, tensors=request.tensors)
-    assert federation.clients[NAMES[0]].answer(request).refused is not None
-    assert federation.ledger_of(NAMES[0]).charges == 0
 
 
 def joins(client: Client, settings: Settings, run: str) -> bool:
@@ -434,14 +388,7 @@ def test_who_leaves_forgets_its_secrets(tmp_path: Path) -> None:
 def test_who_names_the_model_names_its_revision(own: str | None, tmp_path: Path) -> None:
     """A server's revision is another model of that name, such as anybody's pull request."""
     limits = Limits(max_epsilon=1e6, max_delta=0.1)
-    client = Client(
-        NAMES[0],
-        tmp_path,
-        records=records(0),
-        model="org/base",
-        revision=own,
-        limits=limits,  # type: ignore[arg-type]
-    )
+    client = Client(NAMES[0], tmp_path, records=records(0), model="org/base", revision=own, limits=limits)
     told = public_settings(with_local_method(settings_of("tan", NAMES)))
     lying = told.model_copy(update={"model": told.model.model_copy(update={"revision": "refs/pr/7"})})
     request = Request(NAMES[0], "join", 0, values={"run": "r1", "settings": lying.to_yaml()})
@@ -466,17 +413,11 @@ def test_a_server_does_not_choose_how_much_memory_a_client_takes(tmp_path: Path)
 
 def naming(first: str, second: str) -> dict[str, dict[str, dict[str, Any]]]:
     """Terms that name files, by what is said of them."""
-    client, others = {"name": NAMES[0], "path": first}, [{"name": name} for name in NAMES[1:]]
+    clients = {"clients": [{"name": NAMES[0], "path": first}, *({"name": name} for name in NAMES[1:])]}
     gradient = {"init": "public-gradient", "public_text": second}
     return {
-        "federation.clients": {
-            "federation": {"clients": [client, *others]},
-            "data": {"evaluation": None},
-        },
-        "data.evaluation, federation.clients": {
-            "federation": {"clients": [client, *others]},
-            "data": {"evaluation": second},
-        },
+        "federation.clients": {"federation": clients, "data": {"evaluation": None}},
+        "data.evaluation, federation.clients": {"federation": clients, "data": {"evaluation": second}},
         "data.path, data.evaluation, federation.clients": {
             "federation": {"clients": 3},
             "data": {"path": first, "evaluation": [second]},

@@ -20,7 +20,6 @@ from privlora.federated.server import JointServer
 from privlora.mechanisms import NoiseSource, Release, SumMechanism, noising
 from privlora.training.assembly import build_parts, build_step
 from privlora.training.inputs import load_data
-from privlora.training.promise import plan_privacy
 
 OWN = owners(3)
 ROUNDS = 4
@@ -146,27 +145,6 @@ def test_rounds_of_two_kinds_take_the_steps_of_one_run_with_those_batch_sizes(
         assert private or float((a - c).norm()) > 1e-2 * float(c.norm())
 
 
-# PRISM's steps depend on the size of the noise, which covers the rounding as well: a little more than in one run.
-@pytest.mark.parametrize(("method", "tolerance"), [("prism", 1e-3), ("dp-sgd", 1e-6)])
-def test_clipped_sums_on_the_lattice_take_the_steps_of_one_run(
-    method: str, tolerance: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Clipped, rounded to the lattice and masked; the lattice's noise alone is left out."""
-    without_noise(monkeypatch)
-    # Releases of one run lie on a grid of about 1/4096 of their noise.
-    monkeypatch.setattr(noising, "grid_width", lambda noise_std: 0.0)
-    groups: dict[str, Any] = {
-        "privacy": {"clip_norm": 0.5},
-        "method": {"name": method},
-        "federation": {"rounds": ROUNDS},
-    }
-    with everything_in_double():
-        there = federated(tmp_path, monkeypatch, **groups)
-        here = central(monkeypatch, **groups)
-    for a, b in zip(there, here, strict=True):
-        assert float((a - b).norm()) <= tolerance * float(b.norm())
-
-
 RELEASE = SumMechanism.release
 
 
@@ -235,19 +213,6 @@ def _reduced(basis: Tensor, t: Tensor) -> Tensor:
     """What remains of (L, m, r) in an orthonormal basis of the complement of ``basis``."""
     complement = torch.linalg.qr(basis, mode="complete").Q[..., basis.shape[-1] :]
     return (complement.mT @ t).flatten()
-
-
-def test_each_round_is_charged_once_and_as_in_one_run(tmp_path: Path) -> None:
-    names = [f"owner-{k}" for k in range(5)]
-    chosen = settings_of("joint", names, federation={"rounds": 5, "clients_per_round": 3})
-    made = Federation(tmp_path, chosen, owners(5)).run()
-    event = plan_privacy(chosen.model_copy(update={"federation": None}), made.model)[0].event
-    for name in names:
-        took = sum(name in one.answered for one in made.done())
-        ledger = made.ledger_of(name)
-        assert took == ledger.charges == 3
-        assert ledger.events() == [(event, took)]
-        assert ledger.plan.expected_batch_size == chosen.privacy.b
 
 
 def test_schedules_run_over_all_rounds_where_clients_take_turns(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ server ends well or says in one line why not."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from datetime import date, datetime, timedelta, tzinfo
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from fact_cases import ledger_of
 from test_lying_servers import VICTIM as LIAR
 from test_lying_servers import between
 
-from privlora.accounting import Ledger, read_ledger
+from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.errors import PrivloraError, RunError
 from privlora.federated.history import History
 from privlora.federated.ledgers import keep_ledgers
@@ -157,32 +158,6 @@ def test_lies_about_a_masked_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert_equal(without, result_of(tmp_path / "lied", MASKED, monkeypatch, **options))
 
 
-@pytest.mark.parametrize("kind", ["share", "agree", "unmask"])
-def test_lies_about_keys_and_signatures(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each field wrong in turn. With three of four left the sum opens; what does not fit voids the round at most."""
-
-    def wrong(field: int, value: Any) -> Lie:
-        def lie(reply: Reply, _: list[Reply]) -> list[Reply]:
-            names = sorted(reply.values)
-            name = names[field % len(names)]
-            old = reply.values[name]
-            assert isinstance(old, bytes)
-            return some(reply, values={**reply.values, name: value(old)})
-
-        return lie
-
-    def flipped(old: bytes) -> bytes:
-        return bytes([old[0] ^ 1]) + old[1:] if old else b"\1"
-
-    values = [flipped, lambda old: b"", lambda old: old + b"\0", lambda old: "text"]
-    lies = [wrong(field, value) for field in range(2) for value in values]
-    found = result_of(tmp_path, lies, monkeypatch, kind, rule="joint", clients=4, survivors=3)
-    assert all(bool(tensor.isfinite().all()) for tensor in found.values())
-    rounds = History(tmp_path / "private/rounds.jsonl").rounds()
-    assert len(rounds) == len(lies)
-    assert any(one.void is None for one in rounds)
-
-
 def test_any_numbers_under_the_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody sees what a client masked: its lie is in the sum, but the server goes on, and the state stays finite."""
     lies: list[Lie] = [lambda r, _: each(r, lambda t: torch.full_like(t, 2**31 + 7))] * 4
@@ -220,14 +195,6 @@ def ended(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def other_plan(text: str) -> str:
-    return text.replace('"clip_norm": 1.0', '"clip_norm": 0.5')
-
-
-def other_day(text: str) -> str:
-    return text.replace('"created": "2', '"created": "yesterday, 2')
-
-
 LEDGERS: dict[str, Callable[[str], str]] = {
     "none": lambda text: "",
     "no ledger": lambda text: "{}\n[]\n",
@@ -236,64 +203,66 @@ LEDGERS: dict[str, Callable[[str], str]] = {
     "half a character": lambda text: text.replace('"dataset": "', '"dataset": "\ud800'),
     "deep": lambda text: "[" * 10**5 + "\n",
     "cut": lambda text: "".join(text.splitlines(keepends=True)[:-2]),
-    "of another plan": other_plan,
-    "of another day": other_day,
+    "of another plan": lambda text: text.replace('"clip_norm": 1.0', '"clip_norm": 0.5'),
+    "of another day": lambda text: text.replace('"created": "2', '"created": "yesterday, 2'),
     "long": lambda text: text * 1000,
 }
 
 
+class Kept:
+    """The ledgers that clients gave, and what a server makes of them."""
+
+    def __init__(self, ended: Path, root: Path) -> None:
+        self.settings = with_local_method(settings_of(ended, "tan"))
+        self.given = {name: path.read_text() for name, path in ledgers(ended).items()}
+        self.rounds = ended / "private/rounds.jsonl"
+        plan = client_plan(self.settings)
+        assert plan is not None
+        self.plan, self.folder = plan, RunFolder(root / "run")
+        self.folder.create()
+
+    def __call__(self, told: Mapping[str, str] = MappingProxyType({})) -> Mapping[str, LedgerSummary]:
+        """told: what clients give instead of their own."""
+        history = History(self.rounds)
+        return keep_ledgers(self.folder, self.settings, history, self.plan, {**self.given, **told})
+
+
+@pytest.fixture
+def keep(ended: Path, tmp_path: Path) -> Kept:
+    return Kept(ended, tmp_path)
+
+
 @pytest.mark.parametrize("lie", LEDGERS)
-def test_a_ledger_that_cannot_be_right_is_left_out(lie: str, ended: Path, tmp_path: Path) -> None:
+def test_a_ledger_that_cannot_be_right_is_left_out(lie: str, keep: Kept) -> None:
     """The others' statement covers what its client can have released, as each was asked in every round."""
-    settings = with_local_method(settings_of(ended, "tan"))
-    given = {name: path.read_text() for name, path in ledgers(ended).items()}
-    folder = RunFolder(tmp_path)
-    folder.create()
-    plan = client_plan(settings)
-    assert plan is not None
-    assert LEDGERS[lie](given[LIAR]) != given[LIAR]
-    history = History(ended / "private/rounds.jsonl")
-    told = {**given, LIAR: LEDGERS[lie](given[LIAR])}
-    found = keep_ledgers(folder, settings, history, plan, told)
+    told = LEDGERS[lie](keep.given[LIAR])
+    assert told != keep.given[LIAR]
+    found = keep({LIAR: told})
     assert LIAR not in found
-    assert read_ledger(folder.ledger).charges == found["client-1"].charges == ROUNDS
-    assert not (folder.release / f"ledger-{LIAR}.jsonl").exists()
-    assert (folder.release / "ledger-client-1.jsonl").read_text() == given["client-1"]
+    assert read_ledger(keep.folder.ledger).charges == found["client-1"].charges == ROUNDS
+    assert not (keep.folder.release / f"ledger-{LIAR}.jsonl").exists()
+    assert (keep.folder.release / "ledger-client-1.jsonl").read_text() == keep.given["client-1"]
     with pytest.raises(RunError, match="did not give their ledgers"):
-        keep_ledgers(folder, settings, history, plan, dict.fromkeys(given, LEDGERS[lie](given[LIAR])))
+        keep(dict.fromkeys(keep.given, told))
 
 
-def test_a_whole_ledger_of_another_plan_is_left_out(ended: Path, tmp_path: Path) -> None:
+def test_a_whole_ledger_of_another_plan_is_left_out(keep: Kept, tmp_path: Path) -> None:
     """Its lines follow from each other, and it has as many charges as the client answered: of twice the noise."""
-    settings = with_local_method(settings_of(ended, "tan"))
-    given = {name: path.read_text() for name, path in ledgers(ended).items()}
-    plan = client_plan(settings)
-    assert plan is not None
     phases = tuple(
-        (replace(event, noise_multiplier=2 * event.noise_multiplier), steps) for event, steps in plan.phases
+        (replace(event, noise_multiplier=2 * event.noise_multiplier), steps)
+        for event, steps in keep.plan.phases
     )
-    made = ledger_of(tmp_path / "other.jsonl", replace(plan, phases=phases), ROUNDS)
+    made = ledger_of(tmp_path / "other.jsonl", replace(keep.plan, phases=phases), ROUNDS)
     assert made.charges == ROUNDS
     Ledger.open(made.path).finish()
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    told = {**given, LIAR: (tmp_path / "other.jsonl").read_text()}
-    found = keep_ledgers(folder, settings, History(ended / "private/rounds.jsonl"), plan, told)
-    assert set(found) == {"client-1", "client-3"}
+    assert set(keep({LIAR: made.path.read_text()})) == {"client-1", "client-3"}
 
 
 def test_a_ledger_of_two_clients_and_one_of_a_day_to_come_are_left_out(
-    ended: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    keep: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    settings = with_local_method(settings_of(ended, "tan"))
-    given = {name: path.read_text() for name, path in ledgers(ended).items()}
-    plan, history = client_plan(settings), History(ended / "private/rounds.jsonl")
-    assert plan is not None
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    found = keep_ledgers(folder, settings, history, plan, {**given, LIAR: given["client-3"]})
-    assert set(found) == {"client-1"}
-    day = read_ledger(folder.ledger).created
+    assert set(keep({LIAR: keep.given["client-3"]})) == {"client-1"}
+    day = read_ledger(keep.folder.ledger).created
     later = (date.fromisoformat(day) - timedelta(days=2)).isoformat()
 
     class Early(datetime):
@@ -303,33 +272,14 @@ def test_a_ledger_of_two_clients_and_one_of_a_day_to_come_are_left_out(
 
     monkeypatch.setattr("privlora.federated.ledgers.datetime", Early)
     with pytest.raises(RunError, match="did not give their ledgers"):
-        keep_ledgers(folder, settings, history, plan, given)
+        keep()
 
 
-def test_a_statement_covers_whoever_gave_no_ledger(ended: Path, tmp_path: Path) -> None:
+def test_a_statement_covers_whoever_gave_no_ledger(keep: Kept, tmp_path: Path) -> None:
     """A client without a ledger that was asked more often than all others released: no statement."""
-    settings = with_local_method(settings_of(ended, "tan"))
-    given = {name: path.read_text() for name, path in ledgers(ended).items()}
-    rows = [json.loads(line) for line in (ended / "private/rounds.jsonl").read_text().splitlines()]
-    rows += [{"step": ROUNDS + 1, "asked": [LIAR]}]
-    path = tmp_path / "rounds.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    folder, plan = RunFolder(tmp_path / "run"), client_plan(settings)
-    folder.create()
-    assert plan is not None
+    asked = json.dumps({"step": ROUNDS + 1, "asked": [LIAR]})
+    before, keep.rounds = keep.rounds.read_text(), tmp_path / "rounds.jsonl"
+    keep.rounds.write_text(f"{before}{asked}\n")
     with pytest.raises(PrivloraError, match=LIAR):
-        keep_ledgers(folder, settings, History(path), plan, {**given, LIAR: ""})
-    assert not list(folder.release.iterdir())
-
-
-def test_a_client_that_does_not_leave_holds_nobody_up(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    class Gone(Between):
-        def answered(self, reply: Reply) -> Iterable[Reply]:
-            return [] if (reply.client, reply.kind) == (LIAR, "leave") else [reply]
-
-    between(monkeypatch, Gone)
-    result = run(settings_of(tmp_path, "tan"))
-    assert result.epsilon is not None
-    assert read_ledger(tmp_path / "release/ledger.jsonl").charges == ROUNDS
+        keep({LIAR: ""})
+    assert not list(keep.folder.release.iterdir())

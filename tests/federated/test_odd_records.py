@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-from collections import deque
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -175,12 +174,6 @@ def test_terms_that_nobody_can_follow_are_refused_whatever_the_records_are(name:
     for records in ([], base(), [{"other": "x"}]):
         with pytest.raises(ConfigError):
             own_data(TERMS[name], "a", MODEL, tokenizer, records=records)
-
-
-def test_records_in_any_container_are_read_one_by_one() -> None:
-    for records in (deque([*base()[:2], None, *base()[2:]]), (*base(), 7)):
-        assert_unmoved(own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=records), TERMS["text"])
-    assert len(own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=deque()).examples) == 0
 
 
 def test_a_library_that_raises_on_one_record_is_not_quoted(

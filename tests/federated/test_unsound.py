@@ -190,11 +190,7 @@ def test_a_client_masks_for_the_sum_that_it_began(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("rule", "group"),
-    [
-        ("joint", {}),
-        ("tan", {"secure_aggregation": True}),
-        ("tan", {"privacy_model": "client", "rounds": 1}),
-    ],
+    [("joint", {}), ("tan", {"secure_aggregation": True}), ("tan", {"privacy_model": "client", "rounds": 1})],
 )
 def test_nobody_is_charged_for_a_sum_that_never_began(
     rule: str, group: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture

@@ -48,9 +48,9 @@ def files(folder: Path) -> set[str]:
 @pytest.mark.parametrize(
     ("change", "cost"),
     [
-        (refuses, r"Charged all the same: at most 2 of 2 steps in a client's ledger\. Fix"),
-        (one_is_silent, r"at most 2 of 2 steps .*, as far as ledgers were given \(not by client-2\)"),
-        (silent, "no client gave its ledger, so its own folder says how much"),
+        (refuses, "at most 2 of 2 steps in a client's ledger"),
+        (one_is_silent, r"at most 2 of 2 steps .*\(not by client-2\)"),
+        (silent, "no client gave its ledger"),
     ],
 )
 def test_what_happened_is_said_and_nothing_is_published(
@@ -59,9 +59,8 @@ def test_what_happened_is_said_and_nothing_is_published(
     """Each client trained and was charged; its answer did not arrive."""
     through(monkeypatch, change)
     settings = settings_of(tmp_path / "run", "fedavg", rounds=ROUNDS)
-    with pytest.raises(RunError, match=rf"^all 2 rounds are void \(no client answered\).*{cost}") as first:
+    with pytest.raises(RunError, match=rf"^all 2 rounds are void.*{cost}") as first:
         run(settings)
-    assert "see what the clients logged" in str(first.value)
     assert {read_ledger(path).charges for path in ledgers(tmp_path / "run").values()} == {ROUNDS}
     left = files(tmp_path / "run")
     assert "adapter_model.safetensors" not in left

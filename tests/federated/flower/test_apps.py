@@ -10,6 +10,7 @@ import tomllib
 import zipfile
 from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,7 +28,7 @@ from flwr.common.config import parse_config_args
 from privlora.config import Settings
 from privlora.errors import ConfigError, ModelError, RunError
 from privlora.federated.client import Client
-from privlora.federated.flower.app import _render, toml_string, write_app
+from privlora.federated.flower.app import _render, write_app
 from privlora.federated.flower.client_app import Place, _core, make_client_app
 from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.records import message_type, read_reply, write_request
@@ -109,27 +110,18 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
         ({"folder": None, "data": 3}, "lacks folder, data"),
         ({"folder": "here"}, "relative"),
         ({"name": "a b"}, "no public name"),
-        ({"name": ""}, "no public name"),
         ({"max_epsilom": 1.0}, "unknown keys: 'max_epsilom'"),
         ({"max_epsilon": "1"}, "max_epsilon='1' in the node config is no limit"),
-        ({"max_epsilon": float("nan")}, "is no limit"),
         ({"max_epsilon": True}, "is no limit"),
-        ({"least_clients": 2.5}, "is no limit"),
         ({"must_be_private": 0}, "is no limit"),
-        ({"unit": 3}, "is no limit"),
         ({"unit": "patient"}, "is unknown"),
         ({"format": "lines"}, "format='lines' in the node config is unknown"),
-        ({"format": 3}, "lacks format"),
         ({"pins": "/nowhere.json"}, "pins in the node config cannot be read"),
         ({"pins": __file__}, "pins in the node config cannot be read"),
     ],
 )
 def test_node_configs(
-    tmp_path: Path,
-    changed: dict,
-    says: str,
-    caplog: pytest.LogCaptureFixture,
-    capsys: pytest.CaptureFixture,
+    tmp_path: Path, changed: dict, says: str, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture
 ) -> None:
     config = node(tmp_path, **changed)
     with pytest.raises(ConfigError, match=says):
@@ -156,14 +148,10 @@ def test_what_an_owner_sets(tmp_path: Path) -> None:
     assert (place.model, place.pins, place.limits) == ("/model", {"b": "00ff"}, limits)
     client = _core(place)
     assert isinstance(client, Client)
-    assert (client.name, client.folder, client.path, client.format) == (
-        "a",
-        tmp_path / "a",
-        "data-a",
-        "jsonl",
-    )
-    assert (client.model, client.pins, client.limits) == (place.model, place.pins, place.limits)
-    assert client.revision == "v2"
+    of_file = (client.name, client.folder, client.path, client.format)
+    assert of_file == ("a", tmp_path / "a", "data-a", "jsonl")
+    of_model = (client.model, client.revision, client.pins, client.limits)
+    assert of_model == (place.model, "v2", place.pins, place.limits)
 
 
 def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:
@@ -255,25 +243,18 @@ def test_with_tls_nothing_is_insecure(tmp_path: Path, settings: Settings) -> Non
     folder = write(tmp_path, settings, superlink="link.example:9000", root_certificates=authority)
     connection = tomllib.loads((folder / "flower-home/config.toml").read_text())["superlink"]["federation"]
     assert connection == {"address": "link.example:9000", "root-certificates": str(authority)}
-    readme = (folder / "README.md").read_text()
-    assert "--insecure" not in readme
-    assert "--port 9000" in readme
-    assert f"{APPS}={tmp_path / 'apps'}" in readme
 
 
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
         ({"settings": None}, "no text 'settings'"),
-        ({"settings": "- 1"}, "name no settings"),
         ({"settings": "a: ["}, "name no settings"),
         ({"settings": "run: {seed: 1}"}, "the run config"),
         ({"app": None}, "no text 'app'"),
         ({"app": "../app-1"}, "cannot name an app"),
         ({"app": "app-2"}, "has no server/settings.yaml"),
         ({"timeout": 0}, "no number of seconds"),
-        ({"timeout": float("nan")}, "no number of seconds"),
-        ({"timeout": True}, "no number of seconds"),
         ({"timeout": None}, "no number of seconds"),
     ],
 )
@@ -328,41 +309,27 @@ def test_nothing_is_half_written(tmp_path: Path, settings: Settings, monkeypatch
     assert sorted(tmp_path.iterdir()) == before
 
 
-@pytest.mark.parametrize("name", ["App", "1app", "my_app", "a b"])
-def test_names_that_flower_would_not_take(tmp_path: Path, settings: Settings, name: str) -> None:
-    with pytest.raises(ConfigError, match="cannot name a Flower app"):
-        write_app(tmp_path / name, settings)
-
-
 @pytest.mark.parametrize(
-    ("changed", "says"),
+    ("name", "group", "changed", "kind"),
     [
-        ({"superlink": "link.example"}, "has no port"),
-        ({"root_certificates": "nowhere.crt"}, "root_certificates='nowhere.crt' is no file"),
-        ({"timeout": -1.0}, "no number of seconds"),
-        ({"timeout": float("inf")}, "no number of seconds"),
+        *((name, "", {}, ConfigError) for name in ("App", "1app", "my_app", "a b")),
+        ("app-1", "", {"superlink": "link.example"}, ConfigError),
+        ("app-1", "", {"root_certificates": "nowhere.crt"}, ConfigError),
+        ("app-1", "", {"timeout": float("inf")}, ConfigError),
+        *(("app-1", "model", {"name": name}, ModelError) for name in ("/nowhere/model", "./model", "a/b/c")),
+        ("app-1", "federation", None, ConfigError),
     ],
 )
 def test_apps_that_could_not_start_are_not_written(
-    tmp_path: Path, settings: Settings, changed: dict, says: str
+    tmp_path: Path, settings: Settings, name: str, group: str, changed: Any, kind: type[Exception]
 ) -> None:
-    with pytest.raises(ConfigError, match=says):
-        write(tmp_path, settings, **changed)
+    options = {} if group else changed
+    if group:
+        own = changed and getattr(settings, group).model_copy(update=changed)
+        settings = settings.model_copy(update={group: own})
+    with pytest.raises(kind):
+        write_app(tmp_path / "apps" / name, settings, **options)
     assert not (tmp_path / "apps").exists()
-
-
-@pytest.mark.parametrize("name", ["/nowhere/model", "runs/base", "./model", "a/b/c"])
-def test_a_model_that_nobody_finds_is_not_written(tmp_path: Path, settings: Settings, name: str) -> None:
-    model = settings.model.model_copy(update={"name": name})
-    with pytest.raises(ModelError, match="cannot load model"):
-        write(tmp_path, settings.model_copy(update={"model": model}))
-    assert not (tmp_path / "apps").exists()
-
-
-def test_a_model_of_the_hub_is_written(tmp_path: Path, settings: Settings) -> None:
-    model = settings.model.model_copy(update={"name": "owner/model"})
-    folder = write(tmp_path, settings.model_copy(update={"model": model}))
-    assert "name: owner/model" in (folder / OWN_SETTINGS).read_text()
 
 
 GUIDE = Path(__file__).parents[3] / "docs/federated-deployment.md"
@@ -389,40 +356,8 @@ def test_each_command_of_the_written_readme_is_one_of_the_guide(authority: str |
     }
     written, guide = commands(_render("README.md.j2", values)), commands(GUIDE.read_text(encoding="utf-8"))
     assert [line for line in written if line not in guide] == []
-    said = " ".join(written)
-    assert "PRIVLORA_APPS=/srv/federation flower-superlink" in said
-    assert "flwr run . federation --stream" in said
-    assert said.count("--port 9094") == 1
     if authority is not None:
-        assert "--database link.db" in said
-        assert written.index("export FLWR_HOME=$PWD/flower-home") < written.index(
-            "flwr supernode register clinic-a.pub federation --name clinic-a"
-        )
-        assert "0.0.0.0" not in said
-
-
-def test_the_readme_speaks_of_every_client(tmp_path: Path, settings: Settings) -> None:
-    (tmp_path / "ca.crt").touch()
-    folder = write(tmp_path, settings, superlink="127.0.0.1:9391", root_certificates=tmp_path / "ca.crt")
-    text = (folder / "README.md").read_text()
-    for name in "abc":
-        assert f"\n    flwr supernode register {name}.pub federation --name {name}\n" in text
-    assert "For a; b, c likewise, under their names" in text
-    assert "may start runs" in text
-    assert f"\n    cd {folder}\n" in text
-    assert text.index("Each client first makes its key") < text.index("flwr supernode register")
-    assert "step 1 of\n`docs/federated-deployment.md` makes them" in text  # server.pem and server.key
-
-
-def test_settings_of_no_federation_are_not_written(tmp_path: Path, settings: Settings) -> None:
-    with pytest.raises(ConfigError, match="no group federation"):
-        write(tmp_path, settings.model_copy(update={"federation": None}))
-    assert not (tmp_path / "apps").exists()
-
-
-def test_texts_of_toml() -> None:
-    text = "".join(map(chr, range(1, 256))) + "\U0001f600"
-    assert tomllib.loads(f"x = {toml_string(text)}")["x"] == text
+        assert not any("0.0.0.0" in line or "--insecure" in line for line in written)
 
 
 def run(code: str) -> str:
@@ -432,16 +367,21 @@ def run(code: str) -> str:
 
 
 def test_without_flwr_the_rest_works_and_says_what_to_install() -> None:
-    hide = "import sys; sys.modules['flwr'] = None; import importlib.util as u; find = u.find_spec\n"
-    hide += "u.find_spec = lambda name, *a: None if name == 'flwr' else find(name, *a)\n"
-    code = (
-        hide
-        + "import privlora.federated\ntry:\n import privlora.federated.flower\n"
-        + "except Exception as e: print(type(e).__name__, e)"
-    )
-    assert run(code).startswith("ConfigError federated training over Flower needs the package flwr")
-    assert "pip install 'privlora[federated]'" in run(code)
-    assert run("import sys, privlora.federated; print('flwr' in sys.modules)") == "False\n"
+    code = """
+import importlib.util, sys
+import privlora.federated
+assert "flwr" not in sys.modules
+find = importlib.util.find_spec
+importlib.util.find_spec = lambda name, *rest: None if name == "flwr" else find(name, *rest)
+sys.modules["flwr"] = None
+try:
+    import privlora.federated.flower
+except Exception as error:
+    print(type(error).__name__, error)
+"""
+    said = run(code)
+    assert said.startswith("ConfigError")
+    assert "pip install 'privlora[federated]'" in said
 
 
 def test_flower_calls_nobody() -> None:

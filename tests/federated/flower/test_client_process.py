@@ -52,8 +52,7 @@ class Anew:
 
 
 @pytest.mark.parametrize(
-    ("rule", "more"),
-    [("fedask", {"local_steps": 2}), ("tan", {"secure_aggregation": True})],
+    ("rule", "more"), [("fedask", {"local_steps": 2}), ("tan", {"secure_aggregation": True})]
 )
 def test_the_model_is_loaded_to_train_and_for_nothing_else(
     tmp_path: Path, rule: str, more: dict, monkeypatch: pytest.MonkeyPatch
@@ -143,39 +142,6 @@ def test_of_a_run_that_is_over_nobody_is_asked(tmp_path: Path, caplog: pytest.Lo
     weights.write_bytes(written + b" ")
     assert serve_run(settings, anew.exchange(), folder.root) == whole
     assert weights.read_bytes() == written
-
-
-def late(settings: Settings, anew: Anew, *, delivered: bool) -> Exchange:
-    """Client b answers "train" of round 1 after the timeout. delivered: its answer comes with those of round 2."""
-    held: list[Reply] = []
-    inner = anew.exchange()
-
-    class Late:
-        def names(self) -> list[str]:
-            return inner.names()
-
-        def send(self, requests: Sequence[Request]) -> list[Reply]:
-            replies = list(inner.send(requests))
-            now = (requests[0].kind, requests[0].round)
-            if now == ("train", 1):
-                held.extend(reply for reply in replies if reply.client == "b")
-                return [reply for reply in replies if reply.client != "b"]
-            if now == ("train", 2):
-                kept = [reply for reply in replies if reply.client != "b"]
-                return [*held, *kept] if delivered else kept
-            return replies
-
-    return Late()
-
-
-def test_a_late_answer_never_counts(tmp_path: Path) -> None:
-    for delivered in (False, True):
-        root = tmp_path / str(delivered)
-        settings = federation(tmp_path, root / "out", "tan", privacy={**NOISE, "insecure_noise_seed": 1})
-        serve_run(settings, late(settings, Anew(root, settings), delivered=delivered), root / "out")
-        rounds = History(RunFolder(root / "out").private / "rounds.jsonl").rounds()
-        assert [sorted(one.answered) for one in rounds] == [["a", "c"], ["a", "c"]]
-    assert difference(tmp_path / "True/out", tmp_path / "False/out") == 0
 
 
 def test_pinned_clients_alone_share_keys(tmp_path: Path) -> None:

@@ -114,10 +114,7 @@ def test_a_deployment_that_loses_a_node(tmp_path: Path, monkeypatch: pytest.Monk
                 apps.values(),
             )
             numbers = {name: str(told["run-id"]) for name, told in zip(apps, started, strict=True)}
-        for waits in (
-            gates["sketches"] / "sketch-waits",
-            gates["sum"] / "agree-waits",
-        ):
+        for waits in (gates["sketches"] / "sketch-waits", gates["sum"] / "agree-waits"):
             deployed.wait_for(waits.exists, "link", *FOUR)
         deployed.kill("b")
         deployed.flwr(app, "supernode", "unregister", nodes["b"].node, "federation")

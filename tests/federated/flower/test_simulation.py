@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -52,69 +51,38 @@ def test_the_engine_is_told_how_many_and_where(engine: Callable, tmp_path: Path)
     assert not Path(told["home"]).exists()
 
 
-def test_the_banner_is_not_shown_and_all_else_is(
-    engine: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    from flwr.supercore.logger import log, warn_deprecated_feature
-
-    def run(**arguments: object) -> None:
-        warn_deprecated_feature("The `run_simulation` function is deprecated and will be removed.")
-        warn_deprecated_feature("Another one.")
-        log(30, "a worker is gone")
-
-    engine(run)
-    start(tmp_path)
-    said = [record.getMessage() for record in caplog.records if record.name == "flwr"]
-    assert [text.split("\n")[0] for text in said] == ["DEPRECATED FEATURE: Another one.", "a worker is gone"]
-    run()
-    assert "`run_simulation`" in caplog.text  # outside of it nothing is kept back
-
-
-def test_flower_still_says_it_in_these_words() -> None:
-    assert "warn_deprecated_feature(" in inspect.getsource(flwr.simulation.run_simulation)
-    assert "The `run_simulation` function is deprecated" in inspect.getsource(flwr.simulation.run_simulation)
-
-
 def test_settings_may_be_a_file(tmp_path: Path, engine: Callable) -> None:
     settings = federation(tmp_path, tmp_path / "out", "tan")
     (tmp_path / "clinics.yaml").write_text(settings.to_yaml())
-    seen: list = []
 
     def run(**arguments: object) -> None:
-        seen.append(arguments["num_supernodes"])
-        raise ConfigError("far enough")
+        raise ConfigError(f"far enough, with {arguments['num_supernodes']}")
 
     engine(run)
-    with pytest.raises(ConfigError, match="far enough"):
+    with pytest.raises(ConfigError, match="far enough, with 3"):
         simulate(str(tmp_path / "clinics.yaml"))
-    assert seen == [3]
-    with pytest.raises(ConfigError, match=r"nowhere\.yaml"):
-        simulate(tmp_path / "nowhere.yaml")
-    for wrong in (None, {"federation": {}}):
-        with pytest.raises(ConfigError, match="settings are of type"):
+    for wrong in (tmp_path / "nowhere.yaml", None, {"federation": {}}):
+        with pytest.raises(ConfigError):
             simulate(wrong)  # type: ignore[arg-type]
 
 
-def test_errors_of_privlora_pass_unchanged(engine: Callable, tmp_path: Path) -> None:
-    problem = ConfigError("a setting is wrong")
+@pytest.mark.parametrize(
+    ("raised", "kind"),
+    [(ConfigError("a setting is wrong"), ConfigError), (RuntimeError("crashed"), RunError)],
+)
+def test_errors_say_where_they_come_from(
+    raised: Exception, kind: type[Exception], engine: Callable, tmp_path: Path
+) -> None:
+    """Those of privlora itself pass unchanged."""
 
     def run(**arguments: object) -> None:
-        raise problem
-
-    engine(run)
-    with pytest.raises(ConfigError) as caught:
-        start(tmp_path)
-    assert caught.value is problem
-
-
-def test_other_errors_say_where_they_come_from(engine: Callable, tmp_path: Path) -> None:
-    def run(**arguments: object) -> None:
-        raise RuntimeError("Simulation Runtime crashed.")
+        raise raised
 
     engine(run)
     before = dict(os.environ)
-    with pytest.raises(RunError, match="simulation stopped: Simulation Runtime crashed"):
+    with pytest.raises(kind, match=str(raised)) as caught:
         start(tmp_path)
+    assert (caught.value is raised) == (kind is ConfigError)
     assert dict(os.environ) == before
 
 

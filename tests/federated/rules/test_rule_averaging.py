@@ -100,13 +100,6 @@ def test_scaffolds_controls_stay_without_a_step() -> None:
     assert all(not tensor.any() for tensor in message.values())
 
 
-def test_ffa_never_moves_right() -> None:
-    rule = RULES["ffa"](a_start(), settings_of(private=False))
-    play(rule, a_federation(), [1, 2])
-    for (_, right), (_, first) in zip(rule.factors(), a_start(), strict=True):
-        assert torch.equal(right, first)
-
-
 def test_rolora_moves_one_side_a_round() -> None:
     rule, clients = RULES["rolora"](a_start(), settings_of()), a_federation()
     for number in (1, 2, 3, 4):

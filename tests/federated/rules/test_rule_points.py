@@ -47,13 +47,6 @@ def test_the_gauge_of_the_start_is_nothing(name: str) -> None:
     assert distance(uncut(rules[0]), uncut(rules[1])) <= 1e-10
 
 
-@pytest.mark.parametrize("name", ["tan", "alt", "fedsvd"])
-def test_points_stand_for_the_start(name: str) -> None:
-    start = a_start(left=0.4)
-    rule = RULES[name](start, settings_of())
-    assert distance(products(rule.factors()), products(start)) <= 1e-12
-
-
 @pytest.mark.parametrize("name", ["tan", "alt"])
 def test_a_start_of_zero_keeps_right_and_draws_left_from_the_seed(name: str) -> None:
     states = [RULES[name](a_start(), settings_of(seed=seed)).broadcast("train") for seed in (1, 1, 2)]
@@ -117,13 +110,6 @@ def test_the_frozen_factor_is_orthonormal_in_every_round(name: str) -> None:
         before = products(rule.factors())
         assert max(float((a - b).abs().max()) for a, b in zip(found, before, strict=True)) <= 1e-12
         play(rule, clients, [number])
-
-
-def test_alt_can_train_right_when_left_has_not_moved() -> None:
-    rule = RULES["alt"](a_start(), settings_of())
-    play(rule, [], [1])
-    play(rule, a_federation(), [2])
-    assert min(float(update.norm()) for update in uncut(rule)) > 0.1
 
 
 def test_what_tan_cuts_off_counts_in_the_next_round() -> None:

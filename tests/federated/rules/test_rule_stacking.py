@@ -48,12 +48,6 @@ def test_fedex_moves_its_factors_as_fedavg_does() -> None:
         assert more_left.shape[-1] == RANK + 2 * RANK
 
 
-def test_fedex_of_one_client_has_no_residual() -> None:
-    rule = RULES["fedex"](a_start(), settings_of())
-    play(rule, a_federation(1), [1, 2])
-    assert [left.shape[-1] for left, _ in rule.factors()] == [RANK, RANK]
-
-
 def test_flexlora_is_the_best_rank_and_splits_it_evenly() -> None:
     rule, clients = RULES["flexlora"](a_start(left=0.4), settings_of()), a_federation(weights=WEIGHTS)
     for number in (1, 2, 3):

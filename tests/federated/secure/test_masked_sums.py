@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from secure_cases import LENGTH, SENT, TURN, Federation
+from secure_cases import TURN, Federation
 
 from privlora.errors import PrivacyError, RunError
 from privlora.federated.secure import Collector, Participant, Terms
@@ -67,9 +67,17 @@ def test_a_client_is_a_new_process_for_each_message():
         np.testing.assert_array_equal(total, federation.expected(federation.collector.survivors))
 
 
-def test_two_clients():
+def test_steps_come_once_and_in_their_order():
+    federation = Federation(2)
+    with pytest.raises(RunError, match="out of order"):
+        federation.ask_vectors()
+    federation.share()
+    with pytest.raises(RunError, match="twice"):
+        federation.share()
     federation = Federation(2)
     np.testing.assert_array_equal(federation.run(), federation.expected(federation.names))
+    with pytest.raises(RunError, match="is over"):
+        federation.collector.total()
 
 
 def test_a_void_sum_stays_void():
@@ -82,27 +90,6 @@ def test_a_void_sum_stays_void():
         federation.collector.ask_agreement()
     with pytest.raises(RunError, match="out of order"):
         federation.collector.total()
-
-
-def test_a_total_is_given_once():
-    federation = Federation(3)
-    federation.run()
-    with pytest.raises(RunError, match="is over"):
-        federation.collector.total()
-
-
-def test_a_sum_begins_once():
-    federation = Federation(3)
-    federation.share()
-    with pytest.raises(RunError, match="twice"):
-        federation.share()
-    with pytest.raises(RunError, match="out of order"):
-        federation.mask()
-
-
-def test_the_collector_asks_in_order():
-    with pytest.raises(RunError, match="out of order"):
-        Federation(3).collector.ask_vectors(SENT, LENGTH)
 
 
 def test_a_later_sum_of_a_round_loses_nobody():
@@ -220,33 +207,6 @@ def test_the_collector_looks_at_signatures():
     federation.collector.ask_agreement()
     with pytest.raises(RunError, match="another list"):
         federation.collector.take("agree", "c00", {"signature": bytes(64)})
-
-
-def test_messages_have_the_sizes_that_are_stated():
-    federation, n = Federation(5), 5
-    keys = federation.collector.ask_shares()["c00"]
-    assert sum(len(keys[field]) for field in ("signing", "agreement")) == 64 * n
-    for name in federation.names:
-        reply = federation.begin(name, keys)
-        assert sum(map(len, reply.values())) == 128 + 64 * (n - 1)
-        federation.collector.take("share", name, reply)
-    for name, request in federation.ask_vectors().items():
-        assert sum(len(value) for value in request.values() if isinstance(value, bytes)) == 128 * n + 64 * (
-            n - 1
-        )
-        if name != "c04":
-            reply = federation.answer_mask(name, request)
-            assert len(reply["context"]) == 32
-            assert reply["vector"].nbytes == 4 * LENGTH
-            federation.collector.take("mask", name, reply)
-    for name, request in federation.collector.ask_agreement().items():
-        reply = federation.person(name).agree(request)
-        assert len(reply["signature"]) == 64
-        federation.collector.take("agree", name, reply)
-    for name, request in federation.collector.ask_unmasking().items():
-        assert len(request["signatures"]) == 64 * 4
-        reply = federation.person(name).unmask(request)
-        assert (len(reply["seeds"]), len(reply["keys"])) == (16 * 4, 32)
 
 
 def test_what_is_kept_holds_only_what_is_needed_still():
