@@ -98,18 +98,17 @@ def test_no_record_moves_to_another_client(model: Path, tmp_path: Path) -> None:
 def test_what_contradicts_itself(model: Path, tmp_path: Path) -> None:
     records = [record(number) for number in range(16)]
     both = {"north": records, "south": records}
-    with pytest.raises(ConfigError, match="data names the clients, and so does federation"):
-        start(model, both, tmp_path / "run", federation={**ROUNDS, "clients": 2})
-    with pytest.raises(ConfigError, match=r"federation\['clients'\] is missing"):
-        start(model, records, tmp_path / "run")
-    with pytest.raises(ConfigError, match=r"federation is of type str.*rule='tan'"):
-        start(model, both, tmp_path / "run", federation="tan")
-    with pytest.raises(ConfigError, match=r"federation is of type NoneType.*rule='tan'"):
-        start(model, both, tmp_path / "run", federation=None)
-    with pytest.raises(DataError, match=r"there is no file lost\.jsonl"):
-        start(model, {"north": records, "south": "lost.jsonl"}, tmp_path / "run")
-    with pytest.raises(DataError, match=r"data\['south'\]: there are no records.*Fix: give at least one"):
-        start(model, {"north": records, "south": []}, tmp_path / "run")
+    lost, nobody = {"north": records, "south": "lost.jsonl"}, {"north": records, "south": []}
+    for data, federation, kind, says in (
+        (both, {**ROUNDS, "clients": 2}, ConfigError, "data names the clients, and so does federation"),
+        (records, ROUNDS, ConfigError, r"federation\['clients'\] is missing"),
+        (both, "tan", ConfigError, "federation is of type str"),
+        (both, None, ConfigError, "federation is of type NoneType"),
+        (lost, ROUNDS, DataError, r"there is no file lost\.jsonl"),
+        (nobody, ROUNDS, DataError, r"data\['south'\]: there are no records"),
+    ):
+        with pytest.raises(kind, match=says):
+            start(model, data, tmp_path / "run", federation=federation)
     assert not (tmp_path / "run").exists()
 
 

@@ -48,14 +48,10 @@ def test_a_file_is_read_into_the_settings(tmp_path: Path) -> None:
         ({"chat_template": "a patient came in with a cold"}, "not shown"),
         ({"chat_template": "{# nothing #}"}, "shows nothing of a message"),
         ({"chat_template": "{% for m in messages %}"}, "line 1, is no Jinja"),
-        ({"chat_template": "{% patient %}{{ messages }}"}, "line 1, is no Jinja"),
         ({"chat_template": "{{ messages }}\n{{ a patient }}"}, "line 2, is no Jinja"),
-        ({"chat_template": "{{ messages[0] }"}, "line 1, is no Jinja"),
-        ({"chat_template_kwargs": {"strftime_now": "x"}}, "which is decided here"),
         ({"chat_template": 3}, "chat_template"),
         ({"chat_template": OWN, "messages": None, "text": "text"}, "is read for chats alone"),
         ({"chat_template_kwargs": {"a": 1}, "messages": None, "text": "text"}, "is read for chats alone"),
-        ({"chat_template_kwargs": {"tokenize": True}}, "which is decided here"),
         ({"chat_template_kwargs": {"tools": None}}, "which is decided here"),
         ({"chat_template_kwargs": {"a": ["b"]}}, "chat_template_kwargs"),
     ],
@@ -65,15 +61,6 @@ def test_what_is_no_template_is_refused(data: dict[str, Any], says: str) -> None
         read(**data)
     assert "Fix:" in str(refused.value)
     assert "patient" not in str(refused.value)
-
-
-def test_templates_with_the_tags_of_transformers_are_read() -> None:
-    read(
-        chat_template="{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
-    )
-    read(
-        chat_template="{% for m in messages %}{% if loop.index > 1 %}{% break %}{% endif %}{{ m }}{% endfor %}"
-    )
 
 
 @pytest.mark.parametrize("group", ["model", "data", "run"])
@@ -248,6 +235,7 @@ def test_all_else_is_rendered_as_by_transformers(text: str, ask: bool) -> None:
     ]
     shown = rendering(text, tokenizer)(talk, ask, None, {"thinks": True})
     assert shown
+    assert read(chat_template=text).columns["chat_template"] == text
     assert shown == tokenizer.apply_chat_template(
         talk, tokenize=False, add_generation_prompt=ask, chat_template=text, thinks=True
     )
@@ -271,13 +259,3 @@ def test_objects_of_a_table_are_words() -> None:
 def test_no_clock_reaches_a_text() -> None:
     said = "{{ messages|map(attribute='content')|join }}"
     assert ids(chat_template="{{ strftime_now('%d %b %Y') }}" + said) == ids(chat_template=DATE + said)
-
-
-def test_what_others_templates_do_is_taken() -> None:
-    """map over what an attribute or a filter without chance gives, and trimmed tags of transformers."""
-    for text in (
-        "{{ messages|map(attribute='content')|join }}",
-        "{%- for m in messages -%}{%- generation -%}{{ m.content|trim }}{%- endgeneration -%}{%- endfor -%}",
-        "{{ messages|map(attribute='content')|map('upper')|join }}",
-    ):
-        assert read(chat_template=text).columns["chat_template"] == text

@@ -143,10 +143,6 @@ def test_a_loaded_models_attention_from_a_repository_is_refused(tmp_path: Path) 
     model.config._attn_implementation = "org/kernel"
     with pytest.raises(ModelError, match=r"attention is code of a hub repository"):
         fine_tune(
-            model,
-            private_records(60, seed=1),
-            tokenizer=tokenizer,
-            privacy=PROMISE,
-            output=tmp_path / "run",
+            model, private_records(60, seed=1), tokenizer=tokenizer, privacy=PROMISE, output=tmp_path / "run"
         )
     assert not (tmp_path / "run").exists()

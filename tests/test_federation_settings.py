@@ -11,12 +11,7 @@ from typing import Any
 
 import pytest
 
-from privlora.config import (
-    PrivacySettings,
-    Settings,
-    load_settings,
-    settings_from,
-)
+from privlora.config import PrivacySettings, Settings, load_settings, settings_from
 from privlora.config.federation import JOINT, RULE_NAMES, FederationSettings
 from privlora.config.one_place import misplaced, of_mapping
 from privlora.errors import ConfigError, named
@@ -71,75 +66,45 @@ def owners(*names: Any) -> dict[str, Groups]:
     return own(*({"name": name, "path": f"{at}.jsonl"} for at, name in enumerate(names)))
 
 
-JOINT_RULE: dict[str, Any] = {"rule": "joint", "local_steps": 1}
+A, B = {"name": "a", "path": "a.jsonl"}, {"name": "b", "path": "b.jsonl"}
 CASES: list[tuple[str, dict[str, Groups]]] = [
-    ("proximal belongs to rule=fedprox", of(proximal=0.1)),
     ("proximal belongs to rule=fedprox", of(proximal=0.01)),  # as it is by default
-    ("oversampling belongs to rule=fedask", of(oversampling=4)),
     ("warm_sketch belongs to rule=fedask", of(warm_sketch=True)),
     ("unknown rule", of(rule="fedaks", survivors=2)),
     ("federation.local_steps", of(local_epochs=2)),
-    ("did you mean 'local_steps'?", of(local_step=2)),
     ("federation.clients_per_round", of(fraction_fit=0.5)),
     (
         "federation.clients: it is a mapping",
-        settings(data=None, federation={"clients": {"north": "a.jsonl"}}),
+        own() | {"federation": {"clients": {"north": "a.jsonl"}, "rounds": 2}},
     ),
     ("neither a number of clients nor a list", of(clients="three")),
     ("at least 2 clients", of(clients=1)),
     ("- {name: north, path: north.jsonl}", own("a", "b")),
-    (
-        "federation.clients[0].id",
-        own({"id": "north", "path": "a.jsonl"}, {"name": "south", "path": "b.jsonl"}),
-    ),
-    ("federation.clients[1].pth", own({"name": "a", "path": "a.jsonl"}, {"name": "b", "pth": "x"})),
-    ("federation.clients[0].name is missing", own({"path": "a.jsonl"}, {"name": "b", "path": "b.jsonl"})),
-    ("twice", own({"name": "a", "path": "a.jsonl"}, {"name": "b", "path": "./a.jsonl"})),
+    ("federation.clients[0].id", own({"id": "north", "path": "a.jsonl"}, B)),
+    ("federation.clients[1].pth", own(A, {"name": "b", "pth": "x"})),
+    ("federation.clients[0].name is missing", own({"path": "a.jsonl"}, B)),
+    ("twice", own(A, {"name": "b", "path": "./a.jsonl"})),
     ("the same name", owners("a", "a")),
     ("but for capital letters", owners("north", "North")),
     ("federation.clients[0].name=1", owners(1, "b")),
-    ("federation.clients[0].name", owners("St Mary", "b")),
     ("letters a to z and A to Z", owners("Köln", "b")),
     ("federation.clients is missing", of(clients=None, rounds=None)),
     ("federation.rounds is missing", of(clients=None, rounds=None)),
-    ("federation.clients is missing", settings(data=None, federation={"clients": None})),
-    (
-        "data.path is missing",
-        settings(data={"path": None, "text": "a"}, federation=None, privacy={"steps": 3}),
-    ),
     ("data is missing", settings(data=None, federation=None, privacy={"steps": 3})),
     ("Fix: add privacy: ", settings(privacy=None)),
     ("clients_per_round=7 exceeds the 5 clients", of(clients=5, clients_per_round=7)),
-    ("two thirds of the 3", of(**JOINT_RULE, survivors=1)),
     ("secure sums", of(survivors=2)),
-    ("one step a round", of(rule="joint", local_steps=2)),
-    ("only a share of the noise", of(**JOINT_RULE, secure_aggregation=False)),
-    ("privacy_model=client", of(trusted_server=True)),
     ("remove privacy.steps", settings(privacy={"steps": 9})),
     ("public_dataset_size is missing", settings(privacy={"public_dataset_size": None})),
     ("3 numbers above 0", of(weights=[1, 2])),
     ("3 positive numbers", of(weights=[1, 0, 2])),
-    ("federation.weights", of(weights={"north": 1})),
     ("federation.weights[1]=(text, not shown", of(weights=[1, "two", 3])),
-    ("target_epsilon=0", settings(privacy={"target_epsilon": 0})),
-    ("finite number", settings(privacy={"target_epsilon": float("nan")})),
-    ("federation.rounds=-1", of(rounds=-1)),
-    ("federation.rounds=2.5", of(rounds=2.5)),
-    ("rounds=true", of(rounds=True)),
     ("100000000 steps are more", of(rounds=10**8)),
     ("10000000 steps are more", of(rounds=10**5, local_steps=100)),
-    ("federation.phases", {**settings(federation=None), "federation": {"clients": 3, "phases": []}}),
-    ("federation.rule=None", {**settings(), "federation": {"clients": 3, "rounds": 2, "rule": None}}),
-    ("trusted_server=(text, not shown", of(trusted_server="maybe")),
-    ("private=false contradicts target_epsilon", settings(privacy={"private": False})),
     ("Fix: set privacy.unit: user", of(privacy_model="user")),
-    ("did you mean 'client'?", of(privacy_model="clent")),
-    ("Fix: add user_column", settings(privacy={"unit": "user"})),
-    ("Fix: add unit: user", settings(privacy={"user_column": "patient"})),
     ("max_batch_size does not go with a federation", settings(privacy={"max_batch_size": 10})),
     ("clip_quantile does not go with a federation", settings(privacy={"clip_quantile": 0.5})),
     ("tokens_per_micro_batch=auto does not go", settings(run={"tokens_per_micro_batch": "auto"})),
-    ("split=dirichlet takes alpha", of(alpha=0.5)),
     ("split=dirichlet takes alpha", of(split="dirichlet", column="ward")),
     ("split=iid cuts at random", of(column="ward")),
     ("split=dirichlet cuts by a column", of(split="dirichlet", alpha=0.5)),

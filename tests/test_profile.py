@@ -138,9 +138,7 @@ def test_a_trace_on_its_way_is_for_its_owner_and_in_its_folder(
     assert ("No space left" in caplog.text) is fails
 
 
-def test_the_next_start_removes_what_a_kill_left_of_a_trace(
-    tmp_path: Path,
-) -> None:
+def test_the_next_start_removes_what_a_kill_left_of_a_trace(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
     for sweep in (folder.remove_leftovers, lambda: _made(folder.profile)):

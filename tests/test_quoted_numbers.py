@@ -6,6 +6,7 @@ import importlib
 import json
 import re
 import statistics
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,25 @@ RESULTS = ROOT / "benchmarks" / "results"
 STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.jsonl"))
 
 
+Script = Callable[[str], Any]
+
+
 @pytest.fixture
-def findings(monkeypatch: pytest.MonkeyPatch) -> Any:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "studies")
-    return importlib.import_module("findings")
+def script(monkeypatch: pytest.MonkeyPatch) -> Script:
+    """A module of benchmarks/, or of a folder in it."""
+
+    def imported(name: str) -> Any:
+        folder, _, module = name.rpartition("/")
+        for room in ("", folder):
+            monkeypatch.syspath_prepend(ROOT / "benchmarks" / room)
+        return importlib.import_module(module)
+
+    return imported
+
+
+@pytest.fixture
+def findings(script: Script) -> Any:
+    return script("studies/findings")
 
 
 def page(name: str) -> str:
@@ -44,9 +60,8 @@ def test_results_page_quotes_the_runs(findings: Any) -> None:
         assert table in text, title
 
 
-def test_the_fair_table_is_made_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "fair")
-    made = importlib.import_module("tables")
+def test_the_fair_table_is_made_of_its_runs(script: Script) -> None:
+    made = script("fair/tables")
     found = made.read(RESULTS / "fair.jsonl")
     text, tables = page("docs/results.md"), dict(made.tables(found))
     assert len(tables) == 8
@@ -54,10 +69,8 @@ def test_the_fair_table_is_made_of_its_runs(monkeypatch: pytest.MonkeyPatch) -> 
         assert f"**{title}**\n\n{table}\n" in text
 
 
-def test_gauges_of_a_start_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("benchmarks", "benchmarks/fair"):
-        monkeypatch.syspath_prepend(ROOT / room)
-    made = "\n".join(importlib.import_module("geometry").table(RESULTS / "geometry.jsonl"))
+def test_gauges_of_a_start_are_quoted(script: Script) -> None:
+    made = "\n".join(script("fair/geometry").table(RESULTS / "geometry.jsonl"))
     _, continued, _, *ranks = made.strip().split("\n\n")
     text = page("docs/results.md")
     assert continued in text
@@ -67,10 +80,8 @@ def test_gauges_of_a_start_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(cell in text for cell in cells)
 
 
-def test_layers_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("benchmarks", "benchmarks/fair"):
-        monkeypatch.syspath_prepend(ROOT / room)
-    made, sizes = importlib.import_module("layers"), importlib.import_module("sizes")
+def test_layers_are_quoted(script: Script) -> None:
+    made, sizes = script("fair/layers"), script("sizes")
     text = page("docs/results.md")
     of = (made.trials, made.reported, made.standing)
     for table in (*(each(RESULTS) for each in of), sizes.tables_of_layers(lines("sizes.jsonl"))):
@@ -84,33 +95,29 @@ def test_layers_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
     assert (len(pairs), sum(gain > 0 for gain in pairs)) == (21, 19)
 
 
-def test_norms_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("benchmarks", "benchmarks/fair"):
-        monkeypatch.syspath_prepend(ROOT / room)
-    assert "\n".join(importlib.import_module("norms").table_of(lines("norms.jsonl"))) in page(
-        "docs/clipping.md"
-    )
+@pytest.mark.parametrize(
+    ("made", "function", "results", "where"),
+    [
+        ("fair/norms", "table_of", "norms", "docs/clipping.md"),
+        ("fair/metrics", "table_of", "fair_trials", "docs/results.md"),
+        ("few_records/first_runs", "table", "few_records/first_runs", "docs/choosing.md"),
+        ("fair/answers", "table", "answers", "docs/results.md"),
+    ],
+)
+def test_tables_are_quoted(made: str, function: str, results: str, where: str, script: Script) -> None:
+    rows = getattr(script(made), function)(lines(f"{results}.jsonl"))
+    assert "\n".join(rows) in page(where)
 
 
-def test_metrics_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("benchmarks", "benchmarks/fair"):
-        monkeypatch.syspath_prepend(ROOT / room)
-    made = importlib.import_module("metrics").table_of(lines("fair_trials.jsonl"))
-    assert "\n".join(made) in page("docs/results.md")
-
-
-def test_what_leaves_no_less_noise_is_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    made = "\n".join(importlib.import_module("denoising").tables(lines("denoising.jsonl")))
+def test_what_leaves_no_less_noise_is_quoted(script: Script) -> None:
+    made = "\n".join(script("denoising").tables(lines("denoising.jsonl")))
     tables = made.strip().split("\n\n")
     assert len(tables) == 2
     assert all(table in page("docs/results.md") for table in tables)
 
 
-def test_rates_by_noise_alone_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("benchmarks", "benchmarks/fair"):
-        monkeypatch.syspath_prepend(ROOT / room)
-    noise, zero = (importlib.import_module(name) for name in ("noise_alone", "zero_trials"))
+def test_rates_by_noise_alone_are_quoted(script: Script) -> None:
+    noise, zero = script("fair/noise_alone"), script("zero_trials")
     names = ("noise_alone", "fair", "sizes", "zero_trials")
     of, fair, sizes, runs = (lines(f"{name}.jsonl") for name in names)
     text = page("docs/choosing.md")
@@ -126,24 +133,9 @@ def test_rates_by_noise_alone_are_quoted(monkeypatch: pytest.MonkeyPatch) -> Non
         assert mean > max(others) - 0.0035, row
 
 
-def test_first_runs_on_few_records_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("benchmarks", "benchmarks/few_records"):
-        monkeypatch.syspath_prepend(ROOT / room)
-    made = importlib.import_module("first_runs")
-    assert "\n".join(made.table(lines("few_records/first_runs.jsonl"))) in page("docs/choosing.md")
-
-
-def test_answers_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("benchmarks", "benchmarks/fair"):
-        monkeypatch.syspath_prepend(ROOT / room)
-    made = importlib.import_module("answers")
-    assert "\n".join(made.table(lines("answers.jsonl"))) in page("docs/results.md")
-
-
-def test_steps_on_a_gpu_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_on_a_gpu_are_quoted(script: Script) -> None:
     pytest.importorskip("opacus")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
-    made = importlib.import_module("gpu").markdown(result("gpu.json"))
+    made = script("speed/gpu").markdown(result("gpu.json"))
     assert made.strip() in page("docs/performance.md")
 
 
@@ -183,10 +175,9 @@ def test_every_run_of_a_study_is_there(findings: Any, name: str) -> None:
             assert list(values) == progress.study.settings.seeds, place
 
 
-def test_speed_page_quotes_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speed_page_quotes_its_runs(script: Script) -> None:
     pytest.importorskip("opacus")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
-    speed = importlib.import_module("equal_lengths")
+    speed = script("speed/equal_lengths")
     measured = result("speed.json")
     text = page("docs/benchmarks.md")
     for line in speed.markdown(measured).splitlines():
@@ -197,11 +188,10 @@ def test_speed_page_quotes_its_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("name", ["real_lengths", "launches", "untaken"])
-def test_performance_page_quotes_its_runs(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_performance_page_quotes_its_runs(name: str, script: Script) -> None:
     pytest.importorskip("opacus")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
     text = page("docs/performance.md")
-    for line in importlib.import_module(name).markdown(result(f"{name}.json")).splitlines():
+    for line in script(f"speed/{name}").markdown(result(f"{name}.json")).splitlines():
         assert line in text
 
 
@@ -340,36 +330,29 @@ def test_the_nearest_method_is_quoted(findings: Any) -> None:
         assert f"{lead.lead:.3f} ({lead.in_errors:.1f} SE)" in text, rule
 
 
-@pytest.mark.parametrize(("script", "name"), [("grid", "real_models"), ("once", "once")])
-def test_the_page_on_real_models_quotes_its_runs(
-    script: str, name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "real_models")
-    lines = (ROOT / f"benchmarks/results/{name}.jsonl").read_text(encoding="utf-8").splitlines()
-    assert importlib.import_module(script).table(list(map(json.loads, lines))) in page("docs/real-models.md")
+@pytest.mark.parametrize(("made", "name"), [("grid", "real_models"), ("once", "once")])
+def test_the_page_on_real_models_quotes_its_runs(made: str, name: str, script: Script) -> None:
+    assert script(f"real_models/{made}").table(lines(f"{name}.jsonl")) in page("docs/real-models.md")
 
 
-def test_the_page_on_performance_quotes_the_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
+def test_the_page_on_performance_quotes_the_peaks(script: Script) -> None:
     found = result("memory.json")
-    assert importlib.import_module("memory").markdown(found) in page("docs/performance.md")
+    assert script("speed/memory").markdown(found) in page("docs/performance.md")
     ratios = [row["predicted_mib"] / row["measured_mib"] for row in found["cases"]]
     assert min(ratios) >= 1
     most = f"{100 * (max(ratios) - 1):.0f} %"
     assert f"**Never below what was measured, and at most {most} above it.**" in page("docs/performance.md")
 
 
-def test_steps_of_several_processes_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_steps_of_several_processes_are_quoted(script: Script) -> None:
     pytest.importorskip("opacus")
-    monkeypatch.syspath_prepend(ROOT / "benchmarks" / "speed")
-    table = importlib.import_module("processes").markdown(result("processes.json"))
+    table = script("speed/processes").markdown(result("processes.json"))
     assert table in page("docs/many-devices.md")
-    scaling: Any = importlib.import_module("scaling")
+    scaling: Any = script("speed/scaling")
     assert scaling.page() + "\n" == page("benchmarks/scaling.md")
 
 
-def test_sizes_in_the_metric_are_quoted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.syspath_prepend(ROOT / "benchmarks")
-    made = "\n".join(importlib.import_module("sizes").tables(lines("sizes.jsonl"))).split("\n\n")[-1]
+def test_sizes_in_the_metric_are_quoted(script: Script) -> None:
+    made = "\n".join(script("sizes").tables(lines("sizes.jsonl"))).split("\n\n")[-1]
     assert len(made.splitlines()) == 6
     assert all(row in page("docs/results.md") for row in made.splitlines())

@@ -62,7 +62,7 @@ FAMILIES: dict[str, Callable[..., hf.PretrainedConfig]] = {
 
 # Their experts' kernels know no float64, and are no Linear layers that an adapter could be beside.
 MIXTURES: dict[str, Callable[..., hf.PretrainedConfig]] = {
-    "mixtral": lambda **k: hf.MixtralConfig(**_GQA, num_local_experts=4, num_experts_per_tok=2, **k),
+    "mixtral": lambda **k: hf.MixtralConfig(**_GQA, num_local_experts=4, num_experts_per_tok=2, **k)
 }
 
 
