@@ -7,6 +7,7 @@ import re
 import shlex
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -23,6 +24,11 @@ from privlora.demo import model_path, private_records
 from privlora.methods import METHODS
 
 ROOT = Path(__file__).parent.parent
+
+
+def write_notes(name: str, count: int, seed: int) -> None:
+    lines = "\n".join(map(json.dumps, private_records(count, seed)))
+    Path(f"{name}.jsonl").write_text(lines, encoding="utf-8")
 
 
 def blocks(page: str, language: str) -> list[str]:
@@ -72,9 +78,8 @@ def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     (text,) = blocks("README.md", "yaml")
     Path("notes.yaml").write_text(text, encoding="utf-8")
-    for name, count, seed in (("notes.jsonl", 200, 1), ("public_notes.jsonl", 20, 2)):
-        lines = (json.dumps(record) for record in private_records(count, seed))
-        Path(name).write_text("\n".join(lines), encoding="utf-8")
+    write_notes("notes", 200, 1)
+    write_notes("public_notes", 20, 2)
     small = [f"model.name={model_path()}", "privacy.steps=3", "privacy.public_dataset_size=200"]
     settings = load_settings("notes.yaml", small)
     result = train_run(settings)
@@ -83,9 +88,12 @@ def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     assert (result.release / "report.html").exists()
 
 
+PRIVACY: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-6, "steps": 9, "sample_rate": 0.01}
+PRIVACY["public_dataset_size"] = 500_000
+
+
 def test_big_models_are_described_in_settings_that_exist() -> None:
-    others = {"data": {"path": "x.jsonl"}, "privacy": {"noise_multiplier": 1.0, "delta": 1e-6, "steps": 9}}
-    others["privacy"] |= {"sample_rate": 0.01, "public_dataset_size": 1000}
+    others = {"data": {"path": "x.jsonl"}, "privacy": PRIVACY}
     found = []
     for block in blocks("docs/big-models.md", "yaml"):
         read = yaml.safe_load(block)
@@ -104,24 +112,9 @@ def test_big_models_take_the_memory_that_the_guide_says() -> None:
         model = AutoModelForCausalLM.from_config(config)
     weights, most = [], []
     for packing, again in ((None, "none"), ("8bit", "none"), ("4bit", "non-reentrant")):
-        settings = settings_from(
-            {
-                "model": {
-                    "name": "m",
-                    "dtype": "bfloat16",
-                    "quantization": packing,
-                    "gradient_checkpointing": again,
-                },
-                "data": {"path": "x.jsonl", "max_length": 512},
-                "privacy": {
-                    "noise_multiplier": 1.0,
-                    "delta": 1e-6,
-                    "steps": 9,
-                    "sample_rate": 0.01,
-                    "public_dataset_size": 500_000,
-                },
-            }
-        )
+        model_of = {"dtype": "bfloat16", "quantization": packing, "gradient_checkpointing": again}
+        others = {"data": {"path": "x.jsonl", "max_length": 512}, "privacy": PRIVACY}
+        settings = settings_from({"model": {"name": "m", **model_of}, **others})
         memory = estimate_memory(settings, METHODS["prism"], model)
         weights.append(memory.weight_bytes / 2**30)
         most.append(memory.gradient_bytes_at_most / 2**30)
@@ -137,8 +130,7 @@ def test_texts_are_made_and_trained_on(tmp_path: Path, monkeypatch: pytest.Monke
     (text,) = blocks("docs/synthesize.md", "yaml")
     Path("texts.yaml").write_text(text, encoding="utf-8")
     shutil.copy(ROOT / "configs/non-private.yaml", "open.yaml")
-    records = private_records(60, 1)
-    Path("notes.jsonl").write_text("\n".join(map(json.dumps, records)), encoding="utf-8")
+    write_notes("notes", 60, 1)
     steps = ["privacy.steps=2", "privacy.expected_batch_size=6", "privacy.public_dataset_size=60"]
     small = [f"model.name={model_path()}", "data.max_length=40", *steps]
     few = ["synthesis.seeds=4", "synthesis.max_new_tokens=20", "synthesis.samples=12", "privacy.delta=1e-3"]
@@ -164,8 +156,7 @@ def test_federated_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     (text,) = blocks("docs/federated.md", "yaml")
     Path("clinics.yaml").write_text(text, encoding="utf-8")
     for seed, name in enumerate(("north", "south", "west", "public_notes")):
-        lines = (json.dumps(record) for record in private_records(40, seed))
-        Path(f"{name}.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        write_notes(name, 40, seed)
     small = [f"model.name={model_path()}", "federation.rounds=2", "privacy.expected_batch_size=24"]
     settings = load_settings("clinics.yaml", [*small, "privacy.public_dataset_size=120"])
     from privlora.federated.run import federate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -21,22 +22,12 @@ from privlora.training.observer import Observer
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVATE: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3}
 STEPS: dict[str, Any] = {"steps": 3, "expected_batch_size": 6, "public_dataset_size": 30}
-every_row = pytest.mark.parametrize("name", METHODS)
 
 
-def tune(folder: Path, method: Any, **privacy: Any) -> tuple[Any, Result]:
-    model = tiny_model()
-    result = fine_tune(
-        model,
-        RECORDS,
-        tokenizer=tiny_tokenizer(),
-        method=method,
-        output=folder,
-        privacy={**STEPS, **privacy},
-        adapter={"r": 2},
-        columns={"max_length": 40},
-    )
-    return model, result
+def tune(folder: Path, method: Any, privacy: Mapping[str, Any] = PRIVATE, **more: Any) -> Result:
+    small = {"adapter": {"r": 2}, "columns": {"max_length": 40}, "tokenizer": tiny_tokenizer()}
+    given = {**small, "output": folder, "privacy": {**STEPS, **privacy}, **more}
+    return fine_tune(tiny_model(), RECORDS, method=method, **given)
 
 
 def test_the_rows() -> None:
@@ -65,22 +56,8 @@ def test_every_setting_of_an_optimizer_can_be_set_and_no_other() -> None:
         ),
     ],
 )
-def test_every_row_trains_privately_and_otherwise(
+def test_every_row_trains_stops_and_goes_on(
     name: str, private: bool, tmp_path: Path, quick_reports: None, public_texts: None
-) -> None:
-    model, result = tune(tmp_path / "run", name, **(PRIVATE if private else {"private": False}))
-    assert result.steps == 3
-    assert (result.epsilon is not None) is private
-    adapted = loaded_by_peft(model, result.release)
-    assert result.release.name == ("release" if private else "not-private")
-    change = [p for key, p in adapted.named_parameters() if "lora_B" in key]
-    assert change
-    assert all(bool(p.isfinite().all()) and float(p.abs().max()) > 0 for p in change)
-
-
-@every_row
-def test_every_row_goes_on_after_an_interruption(
-    name: str, tmp_path: Path, quick_reports: None, public_texts: None
 ) -> None:
     class Stop(Exception):
         pass
@@ -90,23 +67,19 @@ def test_every_row_goes_on_after_an_interruption(
             if report.step == 2:
                 raise Stop
 
-    model, tokenizer = tiny_model(), tiny_tokenizer()
-    private = PRIVATE if METHODS[name].private else {"private": False}
+    promise = PRIVATE if private else {"private": False}
+    often = {"observer": StopsAfterTwo(), "run": {"checkpoint_every": 1}}
     with pytest.raises(Stop):
-        fine_tune(
-            model,
-            RECORDS,
-            tokenizer=tokenizer,
-            method=name,
-            output=tmp_path / "run",
-            privacy={**STEPS, **private},
-            adapter={"r": 2},
-            columns={"max_length": 40},
-            run={"checkpoint_every": 1},
-            observer=StopsAfterTwo(),
-        )
-    result = resume_run(tmp_path / "run", model=model, tokenizer=tokenizer, records=RECORDS)
+        tune(tmp_path / "run", name, promise, **often)
+    model = tiny_model()
+    result = resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
     assert result.steps == 3
+    assert (result.epsilon is not None) is private
+    assert result.release.name == ("release" if private else "not-private")
+    adapted = loaded_by_peft(model, result.release)
+    change = [p for key, p in adapted.named_parameters() if "lora_B" in key]
+    assert change
+    assert all(bool(p.isfinite().all()) and float(p.abs().max()) > 0 for p in change)
 
 
 def test_settings_of_the_optimizer_reach_it(tmp_path: Path, quick_reports: None) -> None:
@@ -118,7 +91,7 @@ def test_settings_of_the_optimizer_reach_it(tmp_path: Path, quick_reports: None)
     _, optimizer = build(row, LowRankAdapter(tiny_model(), rank=2), settings=hyper.settings)
     inner: Any = optimizer
     assert {group["lr"] for group in inner._inner.param_groups if group["params"]} == {1.0, 3.0}
-    tune(tmp_path / "run", {"name": "lora+", "learning_rate_ratio": 3.0}, **PRIVATE)
+    tune(tmp_path / "run", {"name": "lora+", "learning_rate_ratio": 3.0})
     kept = (tmp_path / "run/private/config.resolved.yaml").read_text()
     assert "learning_rate_ratio: 3.0" in kept
     # What was left open stands above it for readers, and stays open for a resume.
@@ -247,7 +220,7 @@ def test_a_setting_that_an_optimizer_does_not_have_is_refused(
 ) -> None:
     value = {"beta2": 0.9}.get(setting, 2.0)
     with pytest.raises(ConfigError, match=rf"of method '{method}' has no setting '{setting}'"):
-        tune(tmp_path / "run", {"name": method, setting: value}, **PRIVATE)
+        tune(tmp_path / "run", {"name": method, setting: value})
     assert not (tmp_path / "run").exists()
     with pytest.raises(ConfigError, match=setting):
         build(find_method(method), LowRankAdapter(tiny_model(), rank=2), settings={setting: value})
@@ -265,17 +238,17 @@ def test_the_frozen_factor_of_one_factor_rows_is_public(name: str) -> None:
 def test_a_clipping_norm_that_adapts_goes_with_a_projection_before_the_clip_only(
     tmp_path: Path, quick_reports: None
 ) -> None:
-    _, result = tune(tmp_path / "after", "projected", **PRIVATE, clip_quantile=0.5)
+    result = tune(tmp_path / "after", "projected", {**PRIVATE, "clip_quantile": 0.5})
     assert result.epsilon is not None
     with pytest.raises(ConfigError, match=r"clip_quantile.*wishart-m2"):
-        tune(tmp_path / "before", "wishart-m2", **PRIVATE, clip_quantile=0.5)
+        tune(tmp_path / "before", "wishart-m2", {**PRIVATE, "clip_quantile": 0.5})
     assert not (tmp_path / "before").exists()
 
 
 @pytest.mark.parametrize("name", ["projected", "wishart-m2"])
 def test_dense_updates_are_not_averaged(name: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="cannot average"):
-        tune(tmp_path / "run", {"name": name, "averaging": 0.9}, **PRIVATE)
+        tune(tmp_path / "run", {"name": name, "averaging": 0.9})
     assert not (tmp_path / "run").exists()
 
 
@@ -301,6 +274,6 @@ def test_a_row_that_a_user_adds_has_its_own_name(
     row = replace(METHODS["dp-sgd"], name=name)
     monkeypatch.setitem(METHODS, name, row)
     assert find_row(name) is find_method(name) is row
-    _, result = tune(tmp_path / "run", name, **PRIVATE)
+    result = tune(tmp_path / "run", name)
     assert load_settings(tmp_path / "run/private/config.resolved.yaml").method.name == name
     assert result.epsilon is not None

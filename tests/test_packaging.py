@@ -24,10 +24,6 @@ def test_each_extra_is_tried_by_itself() -> None:
     assert set(EXTRAS) == PROJECT["optional-dependencies"].keys() - OLD - {"dev"}
 
 
-def test_a_users_type_checker_sees_the_annotations() -> None:
-    assert (ROOT / "src/privlora/py.typed").exists()
-
-
 @pytest.mark.parametrize(("old", "new"), OLD.items())
 def test_old_names_of_extras_bring_the_same(old: str, new: str) -> None:
     assert PROJECT["optional-dependencies"][old] == [f"privlora[{new}]"]
@@ -38,7 +34,3 @@ def test_the_lowest_environment_pins_every_bound_but_torchs() -> None:
     named = {re.split(r"[\[<>=]", line)[0] for line in requirements()}
     assert named - pins == {"torch"}
     assert set(NEEDED) <= pins
-
-
-def test_pytorch_optimizer_is_for_tests_alone() -> None:
-    assert not any("pytorch-optimizer" in line for line in PROJECT["dependencies"])

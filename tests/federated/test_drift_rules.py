@@ -37,17 +37,6 @@ def test_scaffolds_control_variates_are_of_one_rate_for_all_modules() -> None:
         with_local_method(chosen)
 
 
-def test_a_metric_that_follows_the_update_needs_steps_that_all_take_together() -> None:
-    with pytest.raises(ConfigError, match=r"metric_power goes with federation\.rule=joint alone"):
-        settings_of("tan", NAMES, method={"name": "prism", "metric_power": 1.0})
-    read = settings_of("tan", NAMES, method={"name": "prism"})
-    changed = read.method.model_copy(update={"metric_power": 1.0})
-    with pytest.raises(ConfigError, match=r"joint alone"):
-        with_local_method(read.model_copy(update={"method": changed}))
-    whole = settings_of("joint", NAMES, method={"name": "prism", "metric_power": 1.0})
-    assert with_local_method(whole).method.metric_power == 1
-
-
 def test_clients_move_in_the_units_of_the_frozen_weights(tmp_path: Path) -> None:
     """Told by the server whichever it is, so that no version's default decides at a client."""
     found = []

@@ -11,7 +11,7 @@ from fact_cases import NAMES, ROUNDS, facts_of, rounds_with, settings_for
 
 from privlora.accounting import epsilon
 from privlora.federated.history import Round
-from privlora.federated.plans import client_plan, server_plan
+from privlora.federated.plans import client_plan
 from privlora.federated.words import who_is_protected
 from privlora.reporting import parties
 
@@ -60,10 +60,9 @@ def test_each_privacy_model_has_its_words(
     facts = facts_for(name, tmp_path, 4, 4, 4)
     assert (facts["noise_by"], facts["secure_sums"]) == (noise_by, secure)
     assert against in parties.against(facts)
-    server, client, adapter = parties.parties(facts)
+    server, client, _ = parties.parties(facts)
     assert server[1].startswith("the sum" if secure else "each client's")
     assert ("and its own share of the noise" in client[1]) == (noise_by == "shares")
-    assert adapter[2] == "nothing"
     assert ("without noise" in server[1]) == (name == "trusted")
     assert (facts["lattice"] is None) == (noise_by != "shares")
 
@@ -129,16 +128,6 @@ def test_repeatable_noise_has_no_epsilon_anywhere(tmp_path: Path) -> None:
     facts = facts_of(settings, tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))[0]
     assert facts["colluding"] == []
     assert {client["epsilon"] for client in facts["clients"]} == {None}
-
-
-def test_a_trusted_server_draws_clients_in_secret_and_tells_nobody_whom() -> None:
-    """That few are asked saves budget as long as nobody knows who."""
-    trusted = {"rule": "fedavg", "privacy_model": "client", "trusted_server": True}
-    plans = {n: server_plan(settings_for(NOISE, **trusted, clients_per_round=n)) for n in (2, 4)}
-    for asked, plan in plans.items():
-        assert plan is not None
-        assert plan.event.to_dict()["sampling"] == {"kind": "poisson", "sample_rate": asked / 4}
-        assert plan.steps == ROUNDS
 
 
 @pytest.mark.parametrize("group", [{"rule": "joint"}, {"rule": "fedavg", "privacy_model": "client"}])

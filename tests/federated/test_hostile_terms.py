@@ -248,25 +248,36 @@ def test_a_sum_that_was_refused_leaves_no_secret(tmp_path: Path) -> None:
     assert (kept["share"], kept["train"]) == (3, 0)
 
 
+SPENDS: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 7.9, "delta": 1e-4}
+ALLOWED = Limits(max_epsilon=1e6, max_delta=0.1)
+TRUSTING = Limits(trusts_server=True, max_epsilon=8.0)
+
+
+def owner(folder: Path, limits: Limits = ALLOWED, **given: Any) -> Client:
+    return Client(NAMES[0], folder, records=records(0), limits=limits, **given)  # type: ignore[arg-type]
+
+
+def joining(name: str, settings: Settings | None = None, /, **groups: dict[str, Any]) -> Request:
+    """To join on these terms, which by default are honest; in ``groups`` a server says something else."""
+    told = public_settings(with_local_method(settings or settings_of("tan", NAMES)))
+    lies = {group: getattr(told, group).model_copy(update=values) for group, values in groups.items()}
+    terms = told.model_copy(update=lies).to_yaml()
+    return Request(NAMES[0], "join", 0, values={"run": name, "settings": terms})
+
+
 def joins(client: Client, settings: Settings, run: str) -> bool:
     """Whether the client joins a run on these terms."""
-    local = with_local_method(settings)
-    client.workplaces[run] = Workplace(public_settings(local))
-    text = public_settings(local).to_yaml()
-    return (
-        client.answer(Request(client.name, "join", 0, values={"run": run, "settings": text})).refused is None
-    )
+    client.workplaces[run] = Workplace(public_settings(with_local_method(settings)))
+    return client.answer(joining(run, settings)).refused is None
 
 
 def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> None:
     """Six of epsilon 7.9 were joined under a limit of 8; also by a client that left them, or whose process is new."""
-    spends: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 7.9, "delta": 1e-4}
-    trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=spends)
-    own = settings_of("tan", NAMES, privacy=spends)
-    limits = Limits(trusts_server=True, max_epsilon=8.0)
+    trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=SPENDS)
+    own = settings_of("tan", NAMES, privacy=SPENDS)
 
     def client() -> Client:
-        return Client(NAMES[0], tmp_path / "a", records=records(0), limits=limits)  # type: ignore[arg-type]
+        return owner(tmp_path / "a", TRUSTING)
 
     first = client()
     assert joins(first, trusted, "r1")
@@ -277,7 +288,7 @@ def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> No
     assert not joins(client(), trusted, "r3")
     assert not joins(client(), own, "r4")  # of another unit, which does not add up
     with pytest.raises(PrivacyError, match="protection of another unit"):
-        limits.refuse_terms(own, client_plan(with_local_method(own)), client().other_ledgers("r4"))
+        TRUSTING.refuse_terms(own, plan_of(own), client().other_ledgers("r4"))
     assert [each.plan.unit for each in client().other_ledgers("r4")] == ["client"]
     (tmp_path / "a/r1/stated.jsonl").unlink()
     assert joins(client(), trusted, "r1")  # it is written where it is missing
@@ -287,10 +298,8 @@ def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> No
 @pytest.mark.parametrize("left", [None, b'{"torn'])
 def test_a_run_that_was_joined_before_what_is_stated_was_kept(left: bytes | None, tmp_path: Path) -> None:
     """It counts in full, though its server never comes back; where its terms are lost, no other run is joined."""
-    spends: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 7.9, "delta": 1e-4}
-    trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=spends)
-    limits = Limits(trusts_server=True, max_epsilon=8.0)
-    client = Client(NAMES[0], tmp_path, records=records(0), limits=limits)  # type: ignore[arg-type]
+    trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=SPENDS)
+    client = owner(tmp_path, TRUSTING)
     assert joins(client, trusted, "r1")
     stated, content = tmp_path / "r1/stated.jsonl", (tmp_path / "r1/stated.jsonl").read_bytes()
     stated.unlink() if left is None else stated.write_bytes(left)
@@ -300,14 +309,12 @@ def test_a_run_that_was_joined_before_what_is_stated_was_kept(left: bytes | None
     stated.unlink()
     (tmp_path / "r1/settings.yaml").write_text("model: [")
     assert not joins(client, trusted, "r3")
-    with pytest.raises(
-        PrivacyError, match=r"r1/settings.yaml' does not say what the run released.*restore it"
-    ):
+    with pytest.raises(PrivacyError, match=r"r1/settings.yaml' does not say what the run released"):
         client.other_ledgers("r3")
 
 
 def test_runs_without_noise_and_with_a_ledger_of_their_own_state_nothing(tmp_path: Path) -> None:
-    client = Client(NAMES[0], tmp_path, records=records(0), limits=ANYTHING)  # type: ignore[arg-type]
+    client = owner(tmp_path, ANYTHING)
     assert joins(client, settings_of("tan", NAMES), "r1")
     assert joins(client, settings_of("tan", NAMES, privacy={"private": False}), "r2")
     (tmp_path / "r1/settings.yaml").write_text("model: [")  # its ledger says what was released
@@ -316,11 +323,9 @@ def test_runs_without_noise_and_with_a_ledger_of_their_own_state_nothing(tmp_pat
 
 
 def test_runs_of_a_small_epsilon_add_up(tmp_path: Path) -> None:
-    spends: dict[str, Any] = {"noise_multiplier": None, "target_epsilon": 3.0, "delta": 1e-4}
+    spends = {**SPENDS, "target_epsilon": 3.0}
     trusted = settings_of("tan", NAMES, federation=CLIENT_LEVEL, privacy=spends)
-    client = Client(
-        NAMES[0], tmp_path, records=records(0), limits=Limits(trusts_server=True, max_epsilon=6.0)
-    )  # type: ignore[arg-type]
+    client = owner(tmp_path, replace(TRUSTING, max_epsilon=6.0))
     assert [joins(client, trusted, f"r{number}") for number in range(5)] == [True, True, True, False, False]
 
 
@@ -341,11 +346,10 @@ def test_units_do_not_add_up(tmp_path: Path) -> None:
     own, hidden = settings_of("tan", NAMES), settings_of("tan", NAMES, federation={"privacy_model": "client"})
     Ledger.create(tmp_path / "ledger.jsonl", plan_of(hidden)).close()
     other = read_ledger(tmp_path / "ledger.jsonl")
-    limits = Limits(max_epsilon=1e6, max_delta=0.1)
-    limits.refuse_terms(own, plan_of(own))
-    limits.refuse_terms(hidden, plan_of(hidden), [other])
+    ALLOWED.refuse_terms(own, plan_of(own))
+    ALLOWED.refuse_terms(hidden, plan_of(hidden), [other])
     with pytest.raises(PrivacyError, match="another unit than an earlier run's"):
-        limits.refuse_terms(own, plan_of(own), [other])
+        ALLOWED.refuse_terms(own, plan_of(own), [other])
 
 
 def test_a_limit_is_exact() -> None:
@@ -363,15 +367,9 @@ def test_no_server_names_a_folder_of_this_machine(tmp_path: Path) -> None:
     (tmp_path / "model").mkdir()
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / "model" / name).write_text("{}")
-    limits = Limits(max_epsilon=1e6, max_delta=0.1, pins_model=False)
-    found = {}
-    for name in ("org/base", str(tmp_path / "model")):
-        client = Client(NAMES[0], tmp_path / "a", records=records(0), limits=limits)  # type: ignore[arg-type]
-        told = public_settings(with_local_method(settings_of("tan", NAMES)))
-        lying = told.model_copy(update={"model": told.model.model_copy(update={"name": name})})
-        values = {"run": f"r{len(found)}", "settings": lying.to_yaml()}
-        found[name] = client.answer(Request(NAMES[0], "join", 0, values=values)).refused is None
-    assert list(found.values()) == [True, False]
+    for run, name, joined in (("r0", "org/base", True), ("r1", str(tmp_path / "model"), False)):
+        client = owner(tmp_path / "a", replace(ALLOWED, pins_model=False))
+        assert (client.answer(joining(run, model={"name": name})).refused is None) == joined
 
 
 def test_who_leaves_forgets_its_secrets(tmp_path: Path) -> None:
@@ -387,11 +385,8 @@ def test_who_leaves_forgets_its_secrets(tmp_path: Path) -> None:
 @pytest.mark.parametrize("own", [None, "v2"])
 def test_who_names_the_model_names_its_revision(own: str | None, tmp_path: Path) -> None:
     """A server's revision is another model of that name, such as anybody's pull request."""
-    limits = Limits(max_epsilon=1e6, max_delta=0.1)
-    client = Client(NAMES[0], tmp_path, records=records(0), model="org/base", revision=own, limits=limits)
-    told = public_settings(with_local_method(settings_of("tan", NAMES)))
-    lying = told.model_copy(update={"model": told.model.model_copy(update={"revision": "refs/pr/7"})})
-    request = Request(NAMES[0], "join", 0, values={"run": "r1", "settings": lying.to_yaml()})
+    client = owner(tmp_path, model="org/base", revision=own)
+    request = joining("r1", model={"revision": "refs/pr/7"})
     assert client.answer(request).refused is None
     loaded = client.session(request).workplace.settings.model
     assert (loaded.name, loaded.revision) == ("org/base", own)
@@ -399,14 +394,9 @@ def test_who_names_the_model_names_its_revision(own: str | None, tmp_path: Path)
 
 def test_a_server_does_not_choose_how_much_memory_a_client_takes(tmp_path: Path) -> None:
     """Else whether a client is killed would tell how many records it has, and how long they are."""
-    limits = Limits(max_epsilon=1e6, max_delta=0.1)
-    client = Client(NAMES[0], tmp_path, records=records(0), model="org/base", limits=limits)  # type: ignore[arg-type]
-    told = public_settings(with_local_method(settings_of("tan", NAMES)))
+    client = owner(tmp_path, model="org/base")
     for asked, taken in ((10**12, MICRO_BATCH), (64, 64)):
-        terms = told.model_copy(
-            update={"run": told.run.model_copy(update={"tokens_per_micro_batch": asked})}
-        ).to_yaml()
-        request = Request(NAMES[0], "join", 0, values={"run": f"r{asked}", "settings": terms})
+        request = joining(f"r{asked}", run={"tokens_per_micro_batch": asked})
         assert client.answer(request).refused is None
         assert client.session(request).settings.run.max_tokens == taken
 
@@ -451,8 +441,7 @@ def test_terms_ask_nothing_about_files_of_this_machine(
     (place / "alias").symlink_to(place / "there")
     looked.clear()
     told = public_settings(with_local_method(settings_of("tan", NAMES))).to_yaml()
-    limits = Limits(max_epsilon=1e6, max_delta=0.1)
-    client = Client(NAMES[0], tmp_path / "a", records=records(0), limits=limits)  # type: ignore[arg-type]
+    client = owner(tmp_path / "a")
     client.workplaces = {run: Workplace(read_terms(told)) for run in ("r0", "r1", "r2")}
 
     def joined(run: str, text: str) -> bool:

@@ -54,15 +54,6 @@ def looks_random(data):
 # --- one vector ---
 
 
-def test_a_masked_vector_is_uniform():
-    federation = Federation(3, length=1 << 16)
-    federation.vectors = {name: np.zeros(1 << 16, np.uint32) for name in federation.names}
-    federation.share()
-    federation.mask()
-    for vector in federation.masked.values():
-        assert looks_random(vector.tobytes())
-
-
 def test_only_the_sum_of_all_survivors_can_be_unmasked():
     """After an honest sum the server knows every self-mask, and no pair mask between survivors."""
     federation = Federation(4, length=1 << 14)
