@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from promises import promise
 from tiny_models import byte_tokenizer, tiny_llama
 
 from privlora.cli import main
@@ -38,13 +39,7 @@ TRAINING = (PHASES[0], PHASES[1], PHASES[3], PHASES[2], PHASES[4], WRITING)
 """Of these the ones of `privlora train`, in their order."""
 EVALUATING = (LOADING, "reading the records", "loading the model")
 """Of these the ones of `privlora evaluate`, in their order."""
-PRIVACY = {
-    "noise_multiplier": 1,
-    "delta": 1e-5,
-    "steps": 3,
-    "expected_batch_size": 4,
-    "public_dataset_size": 20,
-}
+PRIVACY = promise(steps=3, batch=4, records=20, delta=1e-5, noise_multiplier=1)
 NAMES = ("Ada", "Ben", "Cleo", "Dan", "Eve", "Finn")
 
 
@@ -102,13 +97,7 @@ def run_settings(model: Path, folder: Path, /, **groups: dict[str, Any]) -> dict
         "model": {"name": str(model), "device": "cpu"},
         "data": {"path": str(folder / "records.jsonl"), "max_length": 48},
         "adapter": {"r": 2},
-        "privacy": {
-            "noise_multiplier": 2.0,
-            "delta": 1e-3,
-            "steps": 3,
-            "expected_batch_size": 4,
-            "public_dataset_size": 40,
-        },
+        "privacy": promise(steps=3, batch=4, records=40, noise_multiplier=2.0),
         "run": {"output": str(folder / "run")},
     }
     for group, values in groups.items():

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from promises import promise
 from safetensors import safe_open
 from safetensors.torch import save_file
 from tiny_models import tiny_model, tiny_tokenizer
@@ -32,13 +33,7 @@ from privlora.training.observer import Observer, StepReport
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PUBLIC = [{"text": f"visitor {i} left at {i % 7} with a dog."} for i in range(4)]
 STEPS, STOPPED = 12, 8
-PRIVACY = {
-    "target_epsilon": 4.0,
-    "delta": 1e-3,
-    "steps": STEPS,
-    "expected_batch_size": 6,
-    "public_dataset_size": 30,
-}
+PRIVACY = promise(steps=STEPS, batch=6, records=30, target_epsilon=4.0)
 
 
 class Bench:

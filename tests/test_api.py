@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from promises import promise
 from tiny_models import loaded_by_peft, set_checkpointing, tiny_model, tiny_tokenizer
 
 import privlora.calling
@@ -23,13 +24,7 @@ from privlora.errors import ConfigError, ModelError, PrivacyError, PrivloraError
 from privlora.training.files import RunFolder
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold.", "name": f"p{i % 9}"} for i in range(30)]
-PRIVACY: dict[str, Any] = {
-    "noise_multiplier": 1.0,
-    "delta": 1e-3,
-    "steps": 4,
-    "expected_batch_size": 6,
-    "public_dataset_size": 30,
-}
+PRIVACY = promise(steps=4, batch=6, records=30, noise_multiplier=1.0)
 NOT_PRIVATE = {"private": False, "steps": 4, "expected_batch_size": 6, "public_dataset_size": 30}
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promises import promise
 
 from privlora.api import fine_tune
 
@@ -42,13 +43,7 @@ def release(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from tiny_models import tiny_llama, tiny_tokenizer
 
     records = [{"text": f"note {i} of a cat"} for i in range(40)]
-    privacy: dict[str, Any] = {
-        "steps": 2,
-        "expected_batch_size": 8,
-        "public_dataset_size": 40,
-        "delta": 1e-3,
-        "noise_multiplier": 1.0,
-    }
+    privacy: dict[str, Any] = promise(steps=2, batch=8, records=40, noise_multiplier=1.0)
     given = {"tokenizer": tiny_tokenizer(), "output": tmp_path_factory.mktemp("auditor"), "privacy": privacy}
     return fine_tune(tiny_llama(), records, adapter={"r": 2}, **given).release
 

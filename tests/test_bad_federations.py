@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,15 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Called with a command and words of its one line: it refuses, and no file in ``folder`` changes."""
+    return partial(refuses, capsys, folder)
+
+
 JOINT = {"rule": "joint", "local_steps": 1}
 # What each of the settings may be is in test_federation_settings.py.
 SETTINGS: dict[str, tuple[Groups, str]] = {
@@ -49,15 +60,15 @@ SETTINGS: dict[str, tuple[Groups, str]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings(name: str, model: Path, folder: Path, refused: Refused) -> None:
     groups, word = SETTINGS[name]
     settings = federation_settings(model, folder, **groups)
-    refuses(capsys, folder, ["federate", write_config(folder, settings)], word)
-    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
+    refused(["federate", write_config(folder, settings)], word)
+    refused(["plan", folder / "run.yaml"], word)
 
 
 def test_what_the_configuration_tells_is_told_before_the_weights_with_lines(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     def loaded(*_: Any, **__: Any) -> None:
         raise AssertionError("the weights were loaded")
@@ -69,7 +80,7 @@ def test_what_the_configuration_tells_is_told_before_the_weights_with_lines(
     for rank, said in ((999, "adapter.r=999 "), (2, "the same as private ones in text")):
         groups = {"data": data, "federation": {"clients": clients}, "adapter": {"r": rank}}
         settings = federation_settings(model, folder, **groups)
-        refuses(capsys, folder, ["federate", write_config(folder, settings)], said, quiet=False)
+        refused(["federate", write_config(folder, settings)], said, quiet=False)
 
 
 RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], str]] = {
@@ -84,20 +95,16 @@ RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], str]] = {
 
 
 @pytest.mark.parametrize("name", RECORDS_OF_SOUTH)
-def test_whose_records_are_wrong(
-    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_whose_records_are_wrong(name: str, model: Path, folder: Path, refused: Refused) -> None:
     records, word = RECORDS_OF_SOUTH[name]
     clients = write_clients(folder)
     Path(clients[1]["path"]).write_text("\n".join(map(json.dumps, records)))
     settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
     argv: list[object] = ["federate", write_config(folder, settings)]
-    refuses(capsys, folder, argv, "error: client south: ", word, quiet=False)
+    refused(argv, "error: client south: ", word, quiet=False)
 
 
-def test_more_records_than_was_said_are_of_all_clients(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_more_records_than_was_said_are_of_all_clients(model: Path, folder: Path, refused: Refused) -> None:
     settings = federation_settings(
         model,
         folder,
@@ -106,7 +113,7 @@ def test_more_records_than_was_said_are_of_all_clients(
         federation={"clients": write_clients(folder)},
     )
     words = "all clients together hold more than twice as many records as the 15", "check federation.clients"
-    refuses(capsys, folder, ["federate", write_config(folder, settings)], *words, quiet=False)
+    refused(["federate", write_config(folder, settings)], *words, quiet=False)
 
 
 @pytest.mark.parametrize(("weights", "warned"), [([16, 8, 16], True), ([2, 1, 2], True), ([1, 1, 1], False)])
@@ -123,14 +130,14 @@ def test_weights_that_are_counts_are_warned_of(
 
 
 def test_whose_records_are_others_than_before(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     clients = write_clients(folder)
     settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
     assert call(capsys, "federate", write_config(folder, settings)).code == 0
     write_records(Path(clients[1]["path"]), 16, first=9000)
     words = "the private records of client south are not those that the run began with"
-    refuses(capsys, folder, ["resume", folder / "run"], words, quiet=False)
+    refused(["resume", folder / "run"], words, quiet=False)
 
 
 @pytest.mark.parametrize(
@@ -164,18 +171,16 @@ def test_a_client_that_does_not_join_says_why(
     assert "client-2 refuses 'join'" in caplog.text
 
 
-def test_a_clients_records_are_never_public(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_clients_records_are_never_public(model: Path, folder: Path, refused: Refused) -> None:
     clients = write_clients(folder)
     data = {"path": None, "evaluation": f"{folder}/./south.jsonl"}
     settings = federation_settings(model, folder, data=data, federation={"clients": clients})
-    refuses(capsys, folder, ["federate", write_config(folder, settings)], "a client's and private")
+    refused(["federate", write_config(folder, settings)], "a client's and private")
     start = {"init": "public-gradient", "public_text": clients[2]["path"]}
     settings = federation_settings(
         model, folder, data={"path": None}, adapter=start, federation={"clients": clients}
     )
-    refuses(capsys, folder, ["federate", write_config(folder, settings)], "which is private")
+    refused(["federate", write_config(folder, settings)], "which is private")
 
 
 def test_errors_never_quote_a_record(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,6 +10,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -66,10 +67,19 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def refuses_settings(
-    capsys: pytest.CaptureFixture[str], folder: Path, settings: Groups, *words: str, quiet: bool = True
-) -> None:
-    refuses(capsys, folder, ["train", write_config(folder, settings)], *words, quiet=quiet)
+Refused = Callable[..., None]
+
+
+@pytest.fixture
+def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
+    """Called with a command and words of its one line: it refuses, and no file in ``folder`` changes."""
+    return partial(refuses, capsys, folder)
+
+
+@pytest.fixture
+def untrainable(folder: Path, refused: Refused) -> Refused:
+    """Called with settings, and words of the line in which `privlora train` refuses them."""
+    return lambda settings, *words, **how: refused(["train", write_config(folder, settings)], *words, **how)
 
 
 SETTINGS: dict[str, tuple[Groups, str]] = {
@@ -100,13 +110,13 @@ SETTINGS: dict[str, tuple[Groups, str]] = {
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_settings(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_settings(name: str, model: Path, folder: Path, untrainable: Refused, refused: Refused) -> None:
     groups, word = SETTINGS[name]
-    refuses_settings(capsys, folder, run_settings(model, folder, **groups), word)
-    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
+    untrainable(run_settings(model, folder, **groups), word)
+    refused(["plan", folder / "run.yaml"], word)
 
 
-def test_overrides(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_overrides(model: Path, folder: Path, refused: Refused) -> None:
     config = write_config(folder, run_settings(model, folder))
     for override, word in (
         ("steps=4", "Fix: write privacy.steps=4 (group.key=value)"),
@@ -115,7 +125,7 @@ def test_overrides(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
         ("run.label=2024-13-45", "is not valid YAML. Fix: put quotes"),
         ("run.label=*Zq", "is not valid YAML. Fix: put quotes"),
     ):
-        refuses(capsys, folder, ["train", config, override], word)
+        refused(["train", config, override], word)
 
 
 FILES = {
@@ -138,16 +148,18 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_settings(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_files_that_are_no_settings(
+    name: str, folder: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
     content, word = FILES[name]
     (folder / "run.yaml").write_bytes(content)
-    refuses(capsys, folder, ["train", folder / "run.yaml"], word)
+    refused(["train", folder / "run.yaml"], word)
     assert "Zq" not in call(capsys, "train", folder / "run.yaml").err
 
 
-def test_no_file_of_settings(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, folder, ["train", folder / "none.yaml"], "cannot read")
-    refuses(capsys, folder, ["plan", folder], "cannot read")
+def test_no_file_of_settings(folder: Path, refused: Refused) -> None:
+    refused(["train", folder / "none.yaml"], "cannot read")
+    refused(["plan", folder], "cannot read")
 
 
 RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {
@@ -179,11 +191,11 @@ RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {
 
 
 @pytest.mark.parametrize("name", RECORDS)
-def test_records(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_records(name: str, model: Path, folder: Path, untrainable: Refused) -> None:
     file, content, groups, word = RECORDS[name]
     (folder / file).write_bytes(content)
     groups = {**groups, "data": {**groups.get("data", {}), "path": str(folder / file)}}
-    refuses_settings(capsys, folder, run_settings(model, folder, **groups), word, quiet=False)
+    untrainable(run_settings(model, folder, **groups), word, quiet=False)
 
 
 COLUMNS: dict[str, tuple[Groups, str]] = {
@@ -197,12 +209,12 @@ COLUMNS: dict[str, tuple[Groups, str]] = {
 
 @pytest.mark.parametrize("name", COLUMNS)
 def test_columns_that_the_first_record_lacks(
-    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    name: str, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, untrainable: Refused
 ) -> None:
     """Said before a model is loaded, and before a micro-batch's memory is measured."""
     groups, word = COLUMNS[name]
     settings = run_settings(model, folder, **groups)
-    refuses_settings(capsys, folder, settings, word)
+    untrainable(settings, word)
     with pytest.raises(DataError, match="no column"):
         privlora.train_run(settings_from(settings, source="test"), model=torch.nn.Linear(1, 1))
 
@@ -224,11 +236,9 @@ MISSING = {
 
 
 @pytest.mark.parametrize("path", MISSING)
-def test_records_that_are_not_there(
-    path: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_that_are_not_there(path: str, model: Path, folder: Path, untrainable: Refused) -> None:
     settings = run_settings(model, folder, data={"path": path})
-    refuses_settings(capsys, folder, settings, MISSING[path], quiet=False)
+    untrainable(settings, MISSING[path], quiet=False)
 
 
 MODULES: dict[str, tuple[Groups, str]] = {
@@ -239,10 +249,10 @@ MODULES: dict[str, tuple[Groups, str]] = {
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_modules(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_modules(name: str, model: Path, folder: Path, untrainable: Refused, refused: Refused) -> None:
     adapter, word = MODULES[name]
-    refuses_settings(capsys, folder, run_settings(model, folder, adapter=adapter), word, quiet=False)
-    refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
+    untrainable(run_settings(model, folder, adapter=adapter), word, quiet=False)
+    refused(["plan", folder / "run.yaml"], word)
 
 
 MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
@@ -265,16 +275,18 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models(name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_models(
+    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], untrainable: Refused
+) -> None:
     spoil, word = MODELS[name]
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
-    refuses_settings(capsys, folder, run_settings(spoilt, folder), word, quiet=False)
+    untrainable(run_settings(spoilt, folder), word, quiet=False)
     assert "did you mean the folder" not in call(capsys, "train", folder / "run.yaml").err
 
 
 def test_folders_that_are_no_models(
-    model: Path, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, finished: Path, folder: Path, untrainable: Refused, refused: Refused
 ) -> None:
     (folder / "hub").mkdir()
     shutil.copytree(model, folder / "hub" / "llama")
@@ -286,12 +298,12 @@ def test_folders_that_are_no_models(
         (adapter, [f"holds an adapter already, of {base}", f"set adapter.init={adapter}"]),
         (folder / "hub", [f"there is no config.json in it. Fix: did you mean '{folder}/hub/llama'?"]),
     ):
-        refuses_settings(capsys, folder, run_settings(place, folder), "cannot load model", *words)
-        refuses(capsys, folder, ["plan", folder / "run.yaml"], *words)
+        untrainable(run_settings(place, folder), "cannot load model", *words)
+        refused(["plan", folder / "run.yaml"], *words)
 
 
 def test_a_misspelt_model_where_no_hub_can_be_reached(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, untrainable: Refused, refused: Refused
 ) -> None:
     """At once: loaders ask a hub that is not there for a minute."""
     shutil.copytree(model, folder / "tinyllama")
@@ -307,23 +319,25 @@ def test_a_misspelt_model_where_no_hub_can_be_reached(
     monkeypatch.setattr(socket, "getaddrinfo", unknown)
     settings = run_settings(Path("tinylama"), folder)
     words = ["it is no local folder", "the hub (huggingface.co) cannot be reached", "the folder 'tinyllama'?"]
-    refuses_settings(capsys, folder, settings, *words)
+    untrainable(settings, *words)
     assert asked == ["huggingface.co"]
-    refuses(capsys, folder, ["plan", "run.yaml"], *words)
+    refused(["plan", "run.yaml"], *words)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    refuses(capsys, folder, ["plan", "run.yaml"], "HF_HUB_OFFLINE is set", words[-1])
+    refused(["plan", "run.yaml"], "HF_HUB_OFFLINE is set", words[-1])
     assert len(asked) == 2
 
 
 def test_an_encoder_with_a_decoder_is_refused_as_such(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, folder: Path, untrainable: Refused
 ) -> None:
     copy = Path(shutil.copytree(model, folder / "t5"))
     T5Config(vocab_size=512, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8).save_pretrained(copy)
-    refuses_settings(capsys, folder, run_settings(copy, folder), "it is an encoder with a decoder (t5)")
+    untrainable(run_settings(copy, folder), "it is an encoder with a decoder (t5)")
 
 
-def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_a_plan_sees_of_a_model(
+    model: Path, folder: Path, untrainable: Refused, refused: Refused
+) -> None:
     long = run_settings(model, folder, data={"max_length": 129})
     small = Path(shutil.copytree(model, folder / "model"))
     spoilt = AutoModelForCausalLM.from_pretrained(small)
@@ -333,14 +347,14 @@ def test_what_a_plan_sees_of_a_model(model: Path, folder: Path, capsys: pytest.C
         (long, "data.max_length=129 exceeds the 128 positions"),
         (run_settings(small, folder), "the model knows only those below 200"),
     ):
-        refuses_settings(capsys, folder, settings, word, quiet=False)
-        refuses(capsys, folder, ["plan", folder / "run.yaml"], word)
+        untrainable(settings, word, quiet=False)
+        refused(["plan", folder / "run.yaml"], word)
 
 
 @pytest.mark.parametrize("device", ["gpu", "mps:0", "cuda:99"])
-def test_devices(device: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_devices(device: str, model: Path, folder: Path, untrainable: Refused) -> None:
     settings = run_settings(model, folder, model={"device": device})
-    refuses_settings(capsys, folder, settings, f"model.device='{device}'", quiet=False)
+    untrainable(settings, f"model.device='{device}'", quiet=False)
 
 
 def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -351,7 +365,7 @@ def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[s
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])
 def test_an_output_that_cannot_be_made(
-    code: int, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    code: int, model: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, refused: Refused
 ) -> None:
     config = write_config(folder, run_settings(model, folder))
 
@@ -359,7 +373,7 @@ def test_an_output_that_cannot_be_made(
         raise OSError(code, os.strerror(code))
 
     monkeypatch.setattr(os, "mkdir", refuse)
-    refuses(capsys, folder, ["train", config], "cannot create", os.strerror(code))
+    refused(["train", config], "cannot create", os.strerror(code))
 
 
 class _FullDisk:
@@ -410,8 +424,8 @@ CALIBRATE = {
 
 
 @pytest.mark.parametrize("options", CALIBRATE)
-def test_calibrate(options: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, folder, ["calibrate", *options.split()], CALIBRATE[options])
+def test_calibrate(options: str, refused: Refused) -> None:
+    refused(["calibrate", *options.split()], CALIBRATE[options])
 
 
 LEDGERS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
@@ -427,27 +441,27 @@ LEDGERS: dict[str, tuple[Callable[[list[str]], list[str]], str]] = {
 
 
 @pytest.mark.parametrize("name", LEDGERS)
-def test_ledgers(name: str, finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ledgers(name: str, finished: Path, folder: Path, refused: Refused) -> None:
     change, word = LEDGERS[name]
     run = Path(shutil.copytree(finished / "run", folder / "run"))
     ledger = run / "release" / "ledger.jsonl"
     ledger.write_text("".join(change(ledger.read_text().splitlines(keepends=True))))
-    refuses(capsys, folder, ["budget", run], word)
-    refuses(capsys, folder, ["budget", finished / "run", ledger], word)
-    refuses(capsys, folder, ["resume", run], "shows 0 releases" if name == "empty" else word, quiet=False)
+    refused(["budget", run], word)
+    refused(["budget", finished / "run", ledger], word)
+    refused(["resume", run], "shows 0 releases" if name == "empty" else word, quiet=False)
 
 
-def test_budgets(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_budgets(finished: Path, folder: Path, refused: Refused) -> None:
     run = finished / "run"
-    refuses(capsys, folder, ["budget", folder / "none.jsonl"], "cannot be read")
-    refuses(capsys, folder, ["budget", folder], "cannot be read")
-    refuses(capsys, folder, ["budget", run, "--delta", "1"], "delta=1.0")
-    refuses(capsys, folder, ["budget"], "LEDGER")
+    refused(["budget", folder / "none.jsonl"], "cannot be read")
+    refused(["budget", folder], "cannot be read")
+    refused(["budget", run, "--delta", "1"], "delta=1.0")
+    refused(["budget"], "LEDGER")
 
 
-def test_resuming(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, folder, ["resume", folder], "no run in")
-    refuses(capsys, folder, ["resume", folder / "none"], "no run in")
+def test_resuming(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str], refused: Refused) -> None:
+    refused(["resume", folder], "no run in")
+    refused(["resume", folder / "none"], "no run in")
     unfinished = Path(shutil.copytree(finished / "run", folder / "a run"))
     settings = RunFolder(unfinished).settings
     before = settings.read_text()
@@ -455,7 +469,7 @@ def test_resuming(finished: Path, folder: Path, capsys: pytest.CaptureFixture[st
     edited["data"].update({name: str(folder / f"no-{name}.jsonl") for name in ("path", "evaluation")})
     settings.write_text(yaml.safe_dump(edited))
     words = ["no-path.jsonl", f"`privlora resume '{unfinished}' --data FILE --evaluation FILE`"]
-    refuses(capsys, folder, ["resume", unfinished], *words, quiet=False)
+    refused(["resume", unfinished], *words, quiet=False)
     settings.write_text(before)
     checkpoint = unfinished / "private" / "checkpoint.safetensors"
     checkpoint.write_bytes(checkpoint.read_bytes()[:50])
@@ -463,7 +477,7 @@ def test_resuming(finished: Path, folder: Path, capsys: pytest.CaptureFixture[st
     check(outcome, "checkpoint", "is damaged")
 
 
-def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_evaluating(finished: Path, model: Path, folder: Path, refused: Refused) -> None:
     run, data = finished / "run", folder / "records.jsonl"
     for argv, word in (
         ([run], "--data"),
@@ -472,17 +486,17 @@ def test_evaluating(finished: Path, model: Path, folder: Path, capsys: pytest.Ca
         ([model, "--data", data, "--base", model], "there is no adapter"),
         ([model, "--data", data, "--text", "note"], "no column 'note'"),
     ):
-        refuses(capsys, folder, ["evaluate", *argv], word)
+        refused(["evaluate", *argv], word)
     spoilt = Path(shutil.copytree(run / "release", folder / "adapter"))
     (spoilt / "adapter_model.safetensors").write_bytes(b"nonsense")
-    refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "a folder of the machine that trained")
+    refused(["evaluate", spoilt, "--data", data], "a folder of the machine that trained")
     argv = ["evaluate", spoilt, "--data", data, "--base", model]
-    refuses(capsys, folder, argv, "does not load on this base model", said=EVALUATING)
+    refused(argv, "does not load on this base model", said=EVALUATING)
     (spoilt / "adapter_config.json").write_text("{}")
-    refuses(capsys, folder, ["evaluate", spoilt, "--data", data], "cannot be read")
+    refused(["evaluate", spoilt, "--data", data], "cannot be read")
 
 
-def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exporting(finished: Path, folder: Path, refused: Refused) -> None:
     run, new = finished / "run", folder / "new"
     for argv, word in (
         ([], "RUN, OUT and one of --merge and --as-lora are missing"),
@@ -491,12 +505,12 @@ def test_exporting(finished: Path, folder: Path, capsys: pytest.CaptureFixture[s
         ([folder, new, "--as-lora"], "no run in"),
         ([run, folder / "records.jsonl" / "new", "--as-lora"], "cannot write"),
     ):
-        refuses(capsys, folder, ["export", *argv], word)
+        refused(["export", *argv], word)
     spoilt = Path(shutil.copytree(run, folder / "run"))
     (spoilt / "release" / "adapter_model.safetensors").write_bytes(b"nonsense")
-    refuses(capsys, folder, ["export", spoilt, new, "--merge"], "is not as the run wrote it")
+    refused(["export", spoilt, new, "--merge"], "is not as the run wrote it")
     (spoilt / "release" / "adapter_model.safetensors").unlink()
-    refuses(capsys, folder, ["export", spoilt, new, "--merge"], "is not finished")
+    refused(["export", spoilt, new, "--merge"], "is not finished")
 
 
 @pytest.mark.parametrize("line", ["trian", "plan . privacy.steps=0"])

@@ -12,17 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promises import promise
 
 import privlora
 from privlora.errors import ConfigError, DataError, ModelError, PrivloraError
 
-PRIVACY: dict[str, Any] = {
-    "target_epsilon": 3,
-    "delta": 1e-5,
-    "steps": 3,
-    "expected_batch_size": 2,
-    "public_dataset_size": 9,
-}
+PRIVACY = promise(steps=3, batch=2, records=9, delta=1e-5, target_epsilon=3)
 TEXTS = ["a"] * 9
 
 

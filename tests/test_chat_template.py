@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import transformers as hf
+from promises import promise
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.api import fine_tune, resume_run
@@ -23,8 +24,7 @@ RECORDS = [
     {"talk": [{"role": "user", "content": f"is {i} it?"}, {"role": "assistant", "content": "no."}]}
     for i in range(30)
 ]
-PRIVACY: dict[str, Any] = {"noise_multiplier": 1.0, "delta": 1e-3, "steps": 2, "expected_batch_size": 6}
-PRIVACY["public_dataset_size"] = 30
+PRIVACY = promise(steps=2, batch=6, records=30, noise_multiplier=1.0)
 
 
 def read(**data: Any) -> Any:

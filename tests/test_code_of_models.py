@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promises import promise
 from test_layers import SOURCE
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -38,13 +39,7 @@ class EvilTokenizer(PreTrainedTokenizerFast):
 """
 CONFIG, MODEL = {"AutoConfig": "evil.EvilConfig"}, {"AutoModelForCausalLM": "evil.EvilModel"}
 TOKENIZER = {"auto_map": {"AutoTokenizer": ["evil.EvilTokenizer", "evil.EvilTokenizer"]}}
-PROMISE: dict[str, Any] = {
-    "noise_multiplier": 1.0,
-    "delta": 1e-4,
-    "steps": 1,
-    "expected_batch_size": 8,
-    "public_dataset_size": 60,
-}
+PROMISE = promise(steps=1, batch=8, records=60, delta=1e-4, noise_multiplier=1.0)
 
 
 def load_calls() -> list[tuple[str, ast.Call]]:

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from promises import promise
 
 from privlora.config import settings_from
 from privlora.errors import ConfigError, PrivloraError, Together, echoed, typed
@@ -60,9 +61,8 @@ def test_no_setting_shows_a_secret_in_its_place(place: str, secret: Any) -> None
     content: dict[str, Any] = {
         "model": {"name": "m"},
         "data": {"path": "a.jsonl"},
-        "privacy": {"target_epsilon": 3, "delta": 1e-5, "steps": 10, "expected_batch_size": 4},
+        "privacy": promise(steps=10, batch=4, records=10**9, target_epsilon=3),
     }
-    content["privacy"]["public_dataset_size"] = 10**9
     content.setdefault(group, {})[name] = secret
     if name == "labels":
         content["data"]["label"] = "y"

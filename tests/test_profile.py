@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 import torch
+from promises import promise
 from run_cases import PUBLIC, RECORDS, Bench, StopAt
 from safetensors.torch import load_file
 
@@ -20,14 +21,7 @@ from privlora.stages import CHARGE, FORWARD, stage
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
 
-REPEATABLE = {
-    "noise_multiplier": 0.5,
-    "delta": 1e-3,
-    "steps": 6,
-    "expected_batch_size": 12,
-    "public_dataset_size": 30,
-    "insecure_noise_seed": 5,
-}
+REPEATABLE = promise(steps=6, batch=12, records=30, noise_multiplier=0.5, insecure_noise_seed=5)
 RANDOM = {"run_id", "salt", "prev", "charge", "hash"}  # in every run
 
 

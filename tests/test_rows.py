@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import yaml
+from promises import promise
 
 import privlora
 from privlora.config import load_settings, settings_from
@@ -16,13 +17,7 @@ from privlora.methods import find_row
 from privlora.rehearsals.choosing import plan_run
 from privlora.training.misfits import refuse_misfits
 
-PRIVACY = {
-    "target_epsilon": 3,
-    "delta": 1e-5,
-    "steps": 5,
-    "expected_batch_size": 4,
-    "public_dataset_size": 100,
-}
+PRIVACY = promise(steps=5, batch=4, records=100, delta=1e-5, target_epsilon=3)
 PLAIN: dict[str, Any] = {"model": {"name": "tiny"}, "data": {"path": "r.jsonl"}, "privacy": PRIVACY}
 
 UNFIT: dict[str, tuple[dict[str, Any], str]] = {

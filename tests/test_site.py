@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import typer
 import yaml
+from promises import promise
 
 from privlora.cli.commands import app_of
 from privlora.config import settings_from
@@ -25,13 +26,7 @@ ROOT = Path(__file__).parent.parent
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _LINE = re.compile(r"^(?:    |\$ |    \$ )(?:.*? )??privlora (?P<words>[a-z].*)$", re.MULTILINE)
 _IN_PROSE = re.compile(r"`privlora (?P<words>[a-z-]+ [^`…]+)`")
-PRIVATE = {
-    "target_epsilon": 3,
-    "delta": 1e-5,
-    "steps": 9,
-    "expected_batch_size": 8,
-    "public_dataset_size": 99,
-}
+PRIVATE = promise(steps=9, batch=8, records=99, delta=1e-5, target_epsilon=3)
 
 
 def commands(page: Path) -> Iterator[str]:

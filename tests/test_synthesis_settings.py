@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import pytest
+from promises import promise
 
 from privlora.config import Settings, load_settings, settings_from
 from privlora.config.synthesis import Preset
@@ -16,13 +17,7 @@ from privlora.synthesis.prompts import PRESETS
 BASE: dict[str, Any] = {
     "model": {"name": "tiny"},
     "data": {"path": "notes.jsonl", "evaluation": "held_out.jsonl"},
-    "privacy": {
-        "target_epsilon": 3,
-        "delta": 1e-5,
-        "steps": 5,
-        "expected_batch_size": 8,
-        "public_dataset_size": 100,
-    },
+    "privacy": promise(steps=5, batch=8, records=100, delta=1e-5, target_epsilon=3),
 }
 
 
