@@ -161,10 +161,9 @@ def refuses(
     *words: str,
     quiet: bool = True,
     said: Sequence[str] = (),
-) -> None:
+) -> Outcome:
     """The command refuses in one line that holds ``words``, or with a line for each fix; nothing changes in
     ``folder``.
-
     quiet: nothing else is printed but the phases ``said`` before; where none are, what a command says before slow
     imports.
     """
@@ -177,6 +176,7 @@ def refuses(
         assert len(fixes) != 1, outcome.err
         assert all(line.startswith("  - ") for line in fixes), outcome.err
     assert tree(folder) == before
+    return outcome
 
 
 def check(outcome: Outcome, *words: str) -> None:

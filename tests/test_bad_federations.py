@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import call, check, record, refuses, save_tiny_model, write_config, write_records
+from cli_cases import Outcome, call, check, record, refuses, save_tiny_model, write_config, write_records
 from federation_cases import federation_settings, write_clients
 
 from privlora.config import load_settings
@@ -32,7 +32,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-Refused = Callable[..., None]
+Refused = Callable[..., Outcome]
 
 
 @pytest.fixture

@@ -67,7 +67,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-Refused = Callable[..., None]
+Refused = Callable[..., Outcome]
 
 
 @pytest.fixture
@@ -148,13 +148,10 @@ FILES = {
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_files_that_are_no_settings(
-    name: str, folder: Path, capsys: pytest.CaptureFixture[str], refused: Refused
-) -> None:
+def test_files_that_are_no_settings(name: str, folder: Path, refused: Refused) -> None:
     content, word = FILES[name]
     (folder / "run.yaml").write_bytes(content)
-    refused(["train", folder / "run.yaml"], word)
-    assert "Zq" not in call(capsys, "train", folder / "run.yaml").err
+    assert "Zq" not in refused(["train", folder / "run.yaml"], word).err
 
 
 def test_no_file_of_settings(folder: Path, refused: Refused) -> None:
@@ -275,14 +272,12 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_models(
-    name: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], untrainable: Refused
-) -> None:
+def test_models(name: str, model: Path, folder: Path, untrainable: Refused) -> None:
     spoil, word = MODELS[name]
     spoilt = Path(shutil.copytree(model, folder / "model"))
     spoil(spoilt)
-    untrainable(run_settings(spoilt, folder), word, quiet=False)
-    assert "did you mean the folder" not in call(capsys, "train", folder / "run.yaml").err
+    outcome = untrainable(run_settings(spoilt, folder), word, quiet=False)
+    assert "did you mean the folder" not in outcome.err
 
 
 def test_folders_that_are_no_models(
@@ -359,8 +354,9 @@ def test_devices(device: str, model: Path, folder: Path, untrainable: Refused) -
 
 def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     over = ["holds a run already, and that is finished", f"its results are in {finished}/run/release"]
-    refuses(capsys, finished, ["train", finished / "run.yaml"], *over, "set run.output to another folder")
-    assert "privlora resume" not in call(capsys, "train", finished / "run.yaml").err
+    argv: list[object] = ["train", finished / "run.yaml"]
+    outcome = refuses(capsys, finished, argv, *over, "set run.output to another folder")
+    assert "privlora resume" not in outcome.err
 
 
 @pytest.mark.parametrize("code", [errno.EROFS, errno.EACCES, errno.ENOSPC])

@@ -55,15 +55,6 @@ def test_every_setting_has_words() -> None:
     assert all(purpose(kind) for kind in groups().values())
 
 
-def test_defaults_and_kinds() -> None:
-    found = {each.place: each for each in find_settings()}
-    assert found["privacy.steps"].default is None
-    assert found["privacy.steps"].kind == "whole number, at least 1 or auto"
-    assert found["privacy.delta"].kind == "number, above 0, below 1 or null"
-    assert found["run.tokens_per_micro_batch"].kind == "whole number, at least 1 or auto"
-    assert found["federation.clients.name"].default is None
-
-
 def test_a_group_a_setting_and_what_there_is_not() -> None:
     assert {each.place.partition(".")[0] for each in find_settings("privacy")} == {"privacy"}
     assert [each.place for each in find_settings("privacy.delta")] == ["privacy.delta"]
@@ -81,12 +72,9 @@ def test_settings_are_found_by_words_of_what_they_mean() -> None:
         "model.gradient_checkpointing"
     ]
     for words in ("held-out", "held out", "Out held"):
-        found = find_settings(words)
-        assert "data.evaluation" in {each.place for each in found}
+        found = {each.place for each in find_settings(words)}
+        assert "data.evaluation" in found
         assert len(found) < 10
-        for each in found:
-            said = f"{each.place} {each.kind} {each.meaning}".lower()
-            assert all(re.search(rf"(?<![a-z0-9]){word}", said) for word in ("held", "out"))
 
 
 def test_pages_are_those_of_the_source(pages: ModuleType) -> None:

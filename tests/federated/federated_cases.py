@@ -74,19 +74,21 @@ def settings_of(rule: str, names: Sequence[str], **groups: Any) -> Settings:
 class Direct:
     """An Exchange that calls clients of this process, and keeps what was said.
 
-    drop: which requests never arrive. change: what a test makes of a reply.
+    drop: which requests never arrive. ask: what a test makes of a request. change: and of a reply.
     """
 
     def __init__(self, clients: Mapping[str, Client]) -> None:
         self.clients = clients
         self.messages: list[Request | Reply] = []
         self.drop: Callable[[Request], bool] = lambda request: False
+        self.ask: Callable[[Request], Request] = lambda request: request
         self.change: Callable[[Reply], Reply] = lambda reply: reply
 
     def names(self) -> list[str]:
         return sorted(self.clients)
 
     def send(self, requests: Sequence[Request]) -> list[Reply]:
+        requests = [self.ask(request) for request in requests]
         reached = [request for request in requests if not self.drop(request)]
         replies = [self.change(reply) for reply in answer_all(self.clients, reached)]
         self.messages += [*requests, *replies]

@@ -31,6 +31,13 @@ def same(a: list[Tensor], b: list[Tensor]) -> bool:
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
+def test_a_metric_that_follows_the_update_is_refused_also_where_settings_changed_since() -> None:
+    read = settings_of("tan", NAMES, method={"name": "prism"})
+    changed = read.method.model_copy(update={"metric_power": 1.0})
+    with pytest.raises(ConfigError, match="joint alone"):
+        with_local_method(read.model_copy(update={"method": changed}))
+
+
 def test_scaffolds_control_variates_are_of_one_rate_for_all_modules() -> None:
     chosen = settings_of("scaffold", NAMES, method={"name": "dp-sgd", "relative_rate": True})
     with pytest.raises(ConfigError, match=r"scaffold does not go with method\.relative_rate"):

@@ -21,7 +21,6 @@ from privlora.errors import PrivacyError, RunError
 from privlora.federated.client import Session, Work
 from privlora.federated.history import STOPPED, History, RoundObserver
 from privlora.federated.messages import Reply, Request
-from privlora.federated.rounds import Turn
 from privlora.training.loop import Interrupted
 
 RULES: dict[str, dict[str, Any]] = {"joint": {}, "tan": {}, "fedask": {"secure_aggregation": True}}
@@ -117,15 +116,15 @@ def test_kill_9_and_go_on(rule: str, tmp_path: Path) -> None:
     check_ended(folder, settings, result)
 
 
-def dies_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, after: bool = False) -> None:
-    """Let the ``call``-th call of a method kill this process."""
+def dies_after(patch: pytest.MonkeyPatch, place: str, call: int) -> None:
+    """Let this process be killed when the ``call``-th call of a method is over."""
+    module, kind, name = place.rsplit(".", 2)
+    owner = getattr(sys.modules[f"privlora.{module}"], kind)
     whole, count = getattr(owner, name), [0]
 
     def mortal(*args: Any, **options: Any) -> Any:
-        count[0] += 1
-        if count[0] == call and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
         result = whole(*args, **options)
+        count[0] += 1
         if count[0] == call:
             os.kill(os.getpid(), signal.SIGKILL)
         return result
@@ -134,32 +133,25 @@ def dies_at(patch: pytest.MonkeyPatch, owner: Any, name: str, call: int, *, afte
 
 
 MOMENTS = {
-    "a client joined": (Session, "_join", 2, True),
-    "the round was noted": (History, "begin", 2, True),
-    "a client noted the question": ("privlora.federated.desk", "Desk.begin", 2, True),
-    "an answer was charged": (Session, "charged", CLIENTS + 1, True),
-    "the round was closed": (Turn, "take", 2, True),
-    "the round ended, its state unsaved": (History, "end", 2, True),
-    "the ledgers were given": ("privlora.federated.rounds", "Rounds._leave", 1, True),
-    "the adapter was written": ("privlora.training.assembly", "Parts.write_adapter", 1, True),
+    "a client joined": ("federated.client.Session._join", 2),
+    "the round was noted": ("federated.history.History.begin", 2),
+    "a client noted the question": ("federated.desk.Desk.begin", 2),
+    "an answer was charged": ("federated.client.Session.charged", CLIENTS + 1),
+    "the round was closed": ("federated.rounds.Turn.take", 2),
+    "the round ended, its state unsaved": ("federated.history.History.end", 2),
+    "the ledgers were given": ("federated.rounds.Rounds._leave", 1),
+    "the adapter was written": ("training.assembly.Parts.write_adapter", 1),
 }
 
 
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_death_at_each_moment_of_a_round(moment: str, tmp_path: Path) -> None:
-    owner, name, call, after = MOMENTS[moment]
     folder, log = tmp_path / "run", tmp_path / "log"
     settings = settings_of(folder, "tan")
 
     def work() -> None:
         with answers_logged(log), pytest.MonkeyPatch.context() as patch:
-            place = owner
-            if isinstance(owner, str):
-                kind, method = name.split(".")
-                place = getattr(sys.modules[owner], kind)
-                dies_at(patch, place, method, call, after=after)
-            else:
-                dies_at(patch, place, name, call, after=after)
+            dies_after(patch, *MOMENTS[moment])
             go_on(settings)
 
     assert in_a_child(work) == -signal.SIGKILL
@@ -181,7 +173,7 @@ def test_a_round_whose_state_was_lost_counts_as_void(tmp_path: Path) -> None:
 
     def work() -> None:
         with pytest.MonkeyPatch.context() as patch:
-            dies_at(patch, History, "end", 1, after=True)
+            dies_after(patch, "federated.history.History.end", 1)
             run(settings)
 
     assert in_a_child(work) == -signal.SIGKILL

@@ -45,6 +45,14 @@ def test_the_epsilon_against_a_client_stands_beside_the_other_and_is_the_reports
             assert f"{rounded_up(each)} against " in said
 
 
+@pytest.mark.parametrize("group", WHOLE)
+def test_where_noise_is_whole_there_is_one_epsilon(group: dict[str, Any]) -> None:
+    settings = settings_for(NOISE, **group)
+    plan = client_plan(settings)
+    assert what_colluding_costs(settings, plan) == []
+    assert "against" not in what_it_costs(settings, plan, server_plan(settings))
+
+
 def _clients(count: int, **group: Any) -> tuple[Settings, Any]:
     settings = settings_for(NOISE, clients=count, rule="fedavg", privacy_model="client", **group)
     return settings, client_plan(settings) or server_plan(settings)

@@ -84,26 +84,6 @@ def test_clients_join_no_terms_that_cannot_protect(case: str, tmp_path: Path) ->
     assert client.answer(replace(good, values={**good.values, "run": "another"})).refused is None
 
 
-class Asked:
-    """What a server asks of owner 0 for a secure sum, changed."""
-
-    def __init__(self, folder: Path, **federation: Any) -> None:
-        chosen = settings_of("joint", NAMES, federation={"survivors": 3, **federation})
-        self.made = Federation(folder, chosen, owners(4))
-        self.change: dict[str, Any] = {}
-        send = self.made.exchange.send
-
-        def changed(requests: Any) -> Any:
-            return send([self._changed(request) for request in requests])
-
-        self.made.exchange.send = changed  # type: ignore[method-assign]
-
-    def _changed(self, request: Request) -> Request:
-        if request.kind != "share" or request.client != "owner-0":
-            return request
-        return replace(request, values={**request.values, **self.change})
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -114,13 +94,17 @@ class Asked:
     ],
 )
 def test_a_client_shares_with_nobody_but_those_agreed_on(change: dict[str, Any], tmp_path: Path) -> None:
-    asked = Asked(tmp_path)
-    asked.change = change
-    asked.made.run()
-    own = [reply for reply in asked.made.exchange.replies("share") if reply.client == "owner-0"]
+    made = Federation(tmp_path, settings_of("joint", NAMES, federation={"survivors": 3}), owners(4))
+    made.exchange.ask = lambda request: (
+        replace(request, values={**request.values, **change})
+        if (request.kind, request.client) == ("share", "owner-0")
+        else request
+    )
+    made.run()
+    own = [reply for reply in made.exchange.replies("share") if reply.client == "owner-0"]
     assert [reply.refused for reply in own] == [REFUSED, REFUSED]
-    assert all("owner-0" not in one.answered for one in asked.made.done())
-    assert asked.made.ledger_of("owner-0").charges == 0
+    assert all("owner-0" not in one.answered for one in made.done())
+    assert made.ledger_of("owner-0").charges == 0
 
 
 def test_a_round_is_not_opened_twice_as_another_stage(tmp_path: Path) -> None:

@@ -120,6 +120,8 @@ def test_what_no_message_carries_is_not_written(value: Any) -> None:
     name = "tensors" if isinstance(value, Tensor) else "values"
     with pytest.raises(RunError):
         write_request(Request("a", "train", 1, **{name: {"x": value}}))
+    with pytest.raises(RunError):
+        message_type("evaluate")
 
 
 def altered(change: Callable[[RecordDict], None]) -> Message:

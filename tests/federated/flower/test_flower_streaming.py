@@ -23,6 +23,7 @@ from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.server_app import APPS, make_server_app
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Reply, Request
+from privlora.training.loop import Interrupted
 
 NOISE = {"noise_multiplier": 2.0, "delta": 1e-6, "insecure_noise_seed": 1}
 FLOWER = logging.getLogger("flwr")
@@ -138,6 +139,11 @@ def test_a_client_that_cannot_train_is_named_before_it_begins(
     [
         (lambda app, patch: patch.delenv(APPS), ConfigError, f"{APPS} is not set"),
         (lambda app, patch: _no_model(app), ModelError, "cannot load model '/nowhere/model'"),
+        (
+            lambda app, patch: patch.setattr("privlora.federated.run.serve_run", _interrupted),
+            RunError,
+            "the server was stopped after round 4, which is saved",
+        ),
     ],
 )
 def test_errors_of_privlora_are_one_line(
@@ -151,6 +157,10 @@ def test_errors_of_privlora_are_one_line(
     assert said.startswith("ERROR ")
     assert says in said
     assert "\n" not in said
+
+
+def _interrupted(*_: object, **__: object) -> None:
+    raise Interrupted(4)
 
 
 def _no_model(app: Path) -> None:

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from privlora.errors import RunError
 from privlora.federated.flower.grid import CLOCKS, PATIENCE, EmbeddedGrid, GridExchange
-from privlora.federated.flower.records import message_type, write_reply
+from privlora.federated.flower.records import message_type, write_reply, write_request
 from privlora.federated.messages import BAD_CONFIG, OTHER_NAME, Reply, Request
 
 FLOWER = logging.getLogger("flwr")
@@ -94,10 +94,11 @@ def test_the_embedded_grid_is_one_of_flowers() -> None:
 def test_messages_are_pushed_then_pulled_once() -> None:
     asked = []
     grid = EmbeddedGrid(["a", "b"], lambda requests: asked.append(len(requests)) or echo(requests))
-    over = GridExchange(grid, 1)
-    ids = list(
-        grid.push_messages([over._message(1, request("a"), 1, {}), over._message(2, request("b"), 1, {})])
-    )
+    contents = [write_request(request(name)) for name in "ab"]
+    sent = [
+        grid.create_message(each, "train.train", node, "1") for node, each in enumerate(contents, start=1)
+    ]
+    ids = list(grid.push_messages(sent))
     assert asked == []
     assert len(set(ids)) == 2
     assert list(grid.pull_messages(["unknown"])) == []

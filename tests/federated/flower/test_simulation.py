@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -49,6 +50,23 @@ def test_the_engine_is_told_how_many_and_where(engine: Callable, tmp_path: Path)
     assert told["backend_config"]["init_args"]["num_cpus"] == 3
     assert told["there"]
     assert not Path(told["home"]).exists()
+
+
+def test_flowers_banner_is_not_shown_and_all_else_is(
+    engine: Callable, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from flwr.supercore.logger import warn_deprecated_feature
+
+    assert "The `run_simulation` function is deprecated" in inspect.getsource(flwr.simulation.run_simulation)
+
+    def run(**arguments: object) -> None:
+        warn_deprecated_feature("The `run_simulation` function is deprecated and will be removed.")
+        warn_deprecated_feature("Another one.")
+
+    engine(run)
+    start(tmp_path)
+    assert "`run_simulation`" not in caplog.text
+    assert "Another one." in caplog.text
 
 
 def test_settings_may_be_a_file(tmp_path: Path, engine: Callable) -> None:
