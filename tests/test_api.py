@@ -252,6 +252,11 @@ def test_from_files_alone(tmp_path: Path) -> None:
     assert config["adapter"]["init"] == str(first.release)
 
 
+def test_resuming_where_there_is_no_run(tmp_path: Path) -> None:
+    with pytest.raises(RunError, match="no run in"):
+        resume_run(tmp_path)
+
+
 @pytest.mark.usefixtures("quick_reports")
 def test_records_in_memory_must_be_given_again(tmp_path: Path) -> None:
     tune(tiny_model(), tmp_path / "run")

@@ -83,3 +83,12 @@ def test_what_all_are_sent_is_written_once() -> None:
 
 def _data(record: Any) -> bytes:
     return record["tensors"]["w"].data  # type: ignore[no-any-return]
+
+
+def test_an_answer_that_no_message_can_carry_is_dropped() -> None:
+    def answer(requests: Sequence[Request]) -> list[Reply]:
+        values: dict[str, Any] = {"a": {"x": object()}, "b": {}, "c": {"n": 2**70}}
+        return [Reply(r.client, r.kind, r.round, values=values[r.client]) for r in requests]
+
+    exchange = GridExchange(EmbeddedGrid("abc", answer), timeout=1.0, invited="abc")
+    assert [reply.client for reply in exchange.send([Request(name, "train", 1) for name in "abc"])] == ["b"]
