@@ -183,6 +183,15 @@ def test_a_clients_records_are_never_public(model: Path, folder: Path, refused: 
     refused(["federate", write_config(folder, settings)], "which is private")
 
 
+def test_a_used_folder(
+    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], refused: Refused
+) -> None:
+    config = write_config(folder, federation_settings(model, folder))
+    assert call(capsys, "federate", config).code == 0
+    outcome = refused(["federate", config], "holds a federation already, and that is finished")
+    assert "privlora resume" not in outcome.err
+
+
 def test_errors_never_quote_a_record(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     secret = "the code is 481502"
     clients = write_clients(folder)

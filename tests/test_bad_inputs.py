@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gzip
 import json
 import os
 import shutil
@@ -162,6 +163,7 @@ def test_no_file_of_settings(folder: Path, refused: Refused) -> None:
 RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {
     "empty": ("a.jsonl", b"", {}, "no records"),
     "bad JSON": ("a.jsonl", b'{"text": "x"}\n{"text": \n', {}, "line 2"),
+    "half a gzip": ("a.jsonl.gz", gzip.compress(b'{"text": "x"}\n' * 99)[:40], {}, "not a whole gzip"),
     "not UTF-8": ("a.jsonl", b'{"text": "\xff"}\n', {}, "not UTF-8"),
     "unknown ending": ("a.dat", b"x", {}, "does not say what it is"),
     "no such column": ("a.jsonl", b'{"note": "x"}\n', {}, "no column 'text'"),
@@ -240,6 +242,7 @@ def test_records_that_are_not_there(path: str, model: Path, folder: Path, untrai
 
 MODULES: dict[str, tuple[Groups, str]] = {
     "unknown target": ({"target_modules": ["q_prj"]}, "did you mean 'q_proj'?"),
+    "several in one": ({"target_modules": "q_proj,v_proj"}, "names 'q_proj,v_proj'"),
     "output layer": ({"target_modules": ["lm_head"]}, "cannot be adapted"),
     "rank": ({"r": 17}, "exceeds the smaller side"),
 }

@@ -84,6 +84,19 @@ def test_the_hook_is_removed_when_the_model_fails() -> None:
     assert not model.get_output_embeddings()._forward_pre_hooks
 
 
+def test_a_model_that_does_not_name_its_output_layer_works_too() -> None:
+    class Wrapped(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = tiny_model()
+
+        def forward(self, **inputs: Any) -> Any:
+            return self.inner(**inputs)
+
+    batch = one_batch(uneven_examples())
+    torch.testing.assert_close(found_in(Wrapped(), batch).logits, found_in(tiny_model(), batch).logits)
+
+
 @pytest.mark.parametrize("count", [1, 7, 512, 513, 1100])
 def test_the_gradient_equals_autograds(count: int) -> None:
     logits = (3 * torch.randn(count, 11, dtype=torch.float64)).requires_grad_(True)

@@ -68,6 +68,7 @@ def test_what_is_written_is_read_back(given: dict[str, Any], tmp_path: Path) -> 
         ({"warm_start_learning_rate": 0.1}, "goes with warm_start_epochs"),
         ({"preset": "text", "variation_prompt": "{text}"}, "variation_prompt goes with random_prompt"),
         ({"random_prompt": "a", "variation_prompt": "b {tone}"}, "no place for the text"),
+        ({"random_prompt": "  "}, "it is empty"),
         ({"preset": "clinical-notes"}, "did you mean 'clinical-note'"),
         ({"generator": "openai"}, r"model, file \(with file\), endpoint"),
         ({"generator": "my_texts:write"}, "generator to callable, and callable to it"),

@@ -22,6 +22,7 @@ from privlora.config import Settings
 from privlora.config.auto import run_sizes
 from privlora.demo import model_path
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, RunError
+from privlora.result import Result
 from privlora.trainer.arguments import RENAMED, TRANSLATED, WHY, WITHOUT_EFFECT, groups_of
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
@@ -181,6 +182,7 @@ def test_forms_that_differ_are_translated() -> None:
         ({"perturbation": 1e-3}, r"write method=dict\(name=\.\.\., perturbation=\.\.\.\)"),
         ({"lr_scheduler_type": "polynomial"}, "lr_scheduler_type='polynomial' is unknown"),
         ({"eval_strategy": "epoch"}, "eval_strategy='epoch'"),
+        ({"eval_steps": 0.1}, "is a share of all steps"),
         ({"per_device_train_batch_size": 4}, "and so is how many records"),
         ({"trust_remote_code": True}, "could read private batches"),
         ({"model_init_kwargs": {"trust_remote_code": True}}, "could read private batches"),
@@ -366,6 +368,11 @@ def test_what_is_not_there_is_told_when_it_is_made(tmp_path: Path) -> None:
     assert not (tmp_path / "run").exists()
 
 
+def test_a_loaded_model_needs_its_tokenizer(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="pass processing_class="):
+        PrivateTrainer(tiny_model(), config(tmp_path / "run"), train_dataset=RECORDS)
+
+
 def test_models_that_are_no_base_models(tmp_path: Path) -> None:
     from peft import get_peft_model
 
@@ -419,6 +426,18 @@ def test_what_others_put_into_a_release_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="is a link"):
         one.save_model(tmp_path / "saved")
     assert not (tmp_path / "saved").exists()
+
+
+def test_the_model_of_a_run_that_is_over_is_the_trained_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = trainer(config(tmp_path / "run"))
+    given = one.model
+    for loaded_here, expected in ((False, "that with the adapter"), (True, given)):
+        result = Result(tmp_path, 4, 1.0, 1e-3, base_was_given=loaded_here)
+        monkeypatch.setattr(Result, "model", "that with the adapter")
+        monkeypatch.setattr(one, "_result", result)
+        assert one.model is expected
 
 
 def test_what_was_altered_is_not_saved_and_pages_are_made_anew(tmp_path: Path) -> None:
