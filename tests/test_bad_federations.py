@@ -175,7 +175,7 @@ def test_a_clients_records_are_never_public(model: Path, folder: Path, refused: 
     clients = write_clients(folder)
     data = {"path": None, "evaluation": f"{folder}/./south.jsonl"}
     settings = federation_settings(model, folder, data=data, federation={"clients": clients})
-    refused(["federate", write_config(folder, settings)], "a client's and private")
+    refused(["federate", write_config(folder, settings)], "data.evaluation names", "which is private")
     start = {"init": "public-gradient", "public_text": clients[2]["path"]}
     settings = federation_settings(
         model, folder, data={"path": None}, adapter=start, federation={"clients": clients}

@@ -158,15 +158,21 @@ def test_an_interrupted_run_leaves_its_trace_and_a_resumed_one_its_own(bench: Be
     with pytest.raises(Interrupted):
         bench.start(tmp_path, privacy=REPEATABLE, observer=StopAt(2), profile=True)
     assert "privlora: forward" in ranges_of(tmp_path)
-    traces: list[Path] = []
     from privlora.api import resume_run
+    from privlora.training.observer import Observer
+
+    traces: list[Path] = []
+
+    class Hears(Observer):
+        def on_profile(self, trace: Path) -> None:
+            traces.append(trace)
 
     (tmp_path / "private/profile" / TRACE).unlink()
-    given = {"model": bench.model, "tokenizer": bench.tokenizer, "records": RECORDS}
-    resume_run(tmp_path, on_profile=traces.append, **given)
+    given = {"model": bench.model, "tokenizer": bench.tokenizer, "records": RECORDS, "observer": Hears()}
+    resume_run(tmp_path, profile=True, **given)
     assert traces == [tmp_path / "private/profile" / TRACE]
     assert "privlora: forward" in ranges_of(tmp_path)
-    again = resume_run(tmp_path, on_profile=traces.append, **given)
+    again = resume_run(tmp_path, profile=True, **given)
     assert again.profile is None  # it takes no step
     assert len(traces) == 1
 

@@ -5,7 +5,7 @@ Slow imports are inside of functions, so that what is wrong with the arguments i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -36,10 +36,8 @@ from privlora.training.sources import refuse_first
 if TYPE_CHECKING:
     import torch
 
-    from privlora.data.summary import DataSummary
     from privlora.federated.history import RoundObserver
     from privlora.federated.run import Federated
-    from privlora.training.texts.final_texts import Progress
 
 
 @naming_the_nearest
@@ -132,13 +130,9 @@ def fine_tune(
             evaluation=evaluation_records,
             generator=generator,
             callbacks=callbacks,
-            on_profile=_unheard if profile else None,
-            **told,
+            profile=profile,
+            observer=told,
         )
-
-
-def _unheard(page: Path) -> None:
-    """Of a profile that only `Result` has to tell of."""
 
 
 @naming_the_nearest
@@ -268,19 +262,12 @@ def train_run(
     generator: Any = None,
     observer: Observer | None = None,
     callbacks: Sequence[Any] = (),
-    on_data: Callable[[DataSummary, Settings], None] | None = None,
-    on_choice: Callable[[str], None] | None = None,
-    on_profile: Callable[[Path], None] | None = None,
-    progress: Progress | None = None,
+    profile: bool = False,
 ) -> Result:
     """Start a run. Everything that can be refused is refused before the run folder exists. An earlier start that failed
     there before anything was charged is replaced.
 
-    records, evaluation: in memory, instead of data.path and data.evaluation. generator, callbacks: see `fine_tune`.
-    on_data: given what the records are, which is private, once they are found fit. on_choice: given which method the
-    run takes and why, where method.name stands for several, and how long micro-batches are, where that is auto.
-    on_profile: where it is given, the run's steps are profiled, and it is given the trace, also of a run that stops
-    early. progress: given (done, all) while texts are written, where they are the release (synthesis.publish).
+    records, evaluation: in memory, instead of data.path and data.evaluation. For the rest see `fine_tune`.
     """
     from privlora.methods import CHOICES, far_rate, find_row
     from privlora.profiling import refuse_without_steps
@@ -292,10 +279,8 @@ def train_run(
     from privlora.training.torch_ranks import joined
 
     told = checked_callbacks(callbacks)
-    given = Given(
-        *(model, tokenizer, records, evaluation, generator, observer, told),
-        *(on_data, on_choice, on_profile, progress),
-    )
+    heard = Observer() if observer is None else observer
+    given = Given(model, tokenizer, records, evaluation, generator, heard, told, profile)
 
     def begin() -> tuple[Settings, Plan | None]:
         settings.refuse_a_federation()
@@ -307,18 +292,19 @@ def train_run(
                 why="its release would be taken for that of the finished run, and what it cost forgotten",
                 fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
             )
-        if on_profile is not None:
+        if profile:
             refuse_without_steps(settings)
         located = settings.located()
         refuse_what_was_in_memory(located, records, evaluation, generator)
         refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
         plan = plan_run(located, model)
+        heard.on_plan(plan, located)
         if located.synthesis is not None and generator is None and located.method.name not in CHOICES:
             refuse_unusable_texts(located, find_row(located.method.name))
         bands = 1 if plan is None else bands_of(plan)
         for odd in (far_rate(located, bands), located.privacy.mostly_empty):
-            if observer is not None and odd is not None:
-                observer.on_warning(odd)
+            if odd is not None:
+                heard.on_warning(odd)
         return located, plan
 
     with joined() as ranks:
@@ -336,18 +322,14 @@ def resume_run(
     generator: Any = None,
     observer: Observer | None = None,
     callbacks: Sequence[Any] = (),
-    on_data: Callable[[DataSummary, Settings], None] | None = None,
     profile: bool = False,
-    on_profile: Callable[[Path], None] | None = None,
-    progress: Progress | None = None,
     show_progress: bool | None = None,
 ) -> Result:
     """Continue a run after an interruption or a crash, with fresh noise; nothing charged is forgotten.
 
     records, evaluation: those that the run began with, where they were in memory; or where their files lie now, if they
         have moved. model, tokenizer, generator: those that were in memory.
-    profile, on_profile: profile the steps that are left, see ``fine_tune`` and ``train_run``. callbacks, show_progress:
-        see ``fine_tune``.
+    profile: profile the steps that are left. callbacks, show_progress: see ``fine_tune``.
 
     Raises RunError if there is no run in ``root``, if the model differs from the run's, or for evaluation records where
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
@@ -374,14 +356,12 @@ def resume_run(
         from privlora.training.promise import plan_privacy
         from privlora.training.torch_ranks import joined
 
-    on_profile = on_profile or (_unheard if profile else None)
-
     def begin() -> tuple[Settings, Plan | None]:
         settings = _settings_of(folder, places)
         if settings.federation is not None:
             raise RunError(f"{str(root)!r} holds a federation", fix="use resume_federation")
         refuse_missing_loggers(settings.run.report_to)
-        if on_profile is not None:
+        if profile:
             refuse_without_steps(settings)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             return settings, None
@@ -391,16 +371,15 @@ def resume_run(
         plan = None
         if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
             plan = plan_privacy(settings, model)[0]
+        kept = plan if plan is not None or not settings.privacy.private else read_ledger(folder.ledger).plan
+        (told or Observer()).on_plan(kept, settings)
         return settings, plan
 
     with joined() as ranks, shown(show_progress, observer) as told:
-        given = Given(
-            *(model, tokenizer, records, evaluation, generator, told["observer"], heard),
-            *(on_data or told.get("on_data"), None, on_profile, progress),
-        )
+        given = Given(model, tokenizer, records, evaluation, generator, told or Observer(), heard, profile)
         settings, plan = ranks.same(begin)
         if settings.synthesis is not None and settings.synthesis.source is not None:
-            options: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "progress": progress}
+            options: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "observer": told}
             return ranks.same(lambda: ask_finished_run(settings, fresh=False, **options))
         return train_and_publish(settings, plan, given, ranks, fresh=False)
 

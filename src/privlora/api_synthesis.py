@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     import torch
 
     from privlora.training.observer import Observer
-    from privlora.training.texts.final_texts import Progress
 
 
 @dataclass(frozen=True)
@@ -61,17 +60,15 @@ def synthesize(
     output: str | Path = "runs/texts",
     run: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
-    progress: Progress | None = None,
 ) -> SynthesisResult:
     """Make a private data set of texts that stand for ``data``; what ``privlora synthesize`` does.
 
     data: the private records, as in ``fine_tune``. Or source: the folder of a finished run of ``fine_tune``, whose
         adapter is asked at no further cost; what it was trained on and how is known from there, so of the rest
-        ``columns``, ``loading``, ``tokenizer``, ``run`` and ``progress`` may be given.
+        ``columns``, ``loading``, ``tokenizer``, ``run`` and ``observer`` may be given.
     synthesis: fields of SynthesisSettings, for example ``dict(preset="clinical-note", seeds=100, samples=500)``.
     method: a method's name or fields of MethodSettings; None: aug-pe.
     generator: see ``fine_tune``. It is never given anything private.
-    progress: given (done, all) while texts are written.
     For the rest see ``fine_tune``.
 
     Raises PrivloraError subclasses that say what to mend.
@@ -91,13 +88,13 @@ def synthesize(
         refused = {"privacy": privacy, "evaluation": evaluation, "adapter": adapter, "method": method}
         problems.found += [
             ConfigError(f"{name} is given, and the run in source is trained already", fix=f"leave out {name}")
-            for name, value in {**refused, "generator": generator, "observer": observer}.items()
+            for name, value in {**refused, "generator": generator}.items()
             if value is not None
         ]
         problems.tell()
         groups = {"columns": columns, "loading": loading, "synthesis": synthesis, "run": run}
         settings = _of_source(source, model, groups, output)
-        return synthesize_run(settings, model=loaded, tokenizer=tokenizer, progress=progress)
+        return synthesize_run(settings, model=loaded, tokenizer=tokenizer, observer=observer)
     path, records = records_of(problems, data, "data")
     public, held = records_of(problems, evaluation, "evaluation")
     groups = {
@@ -122,7 +119,6 @@ def synthesize(
         evaluation=held,
         generator=generator,
         observer=observer,
-        progress=progress,
     )
 
 
@@ -130,7 +126,7 @@ def synthesize_run(settings: Settings | str | Path, **given: Any) -> SynthesisRe
     """Start a run whose release is a data set of generated texts. settings: checked, or the YAML file that says them.
 
     They have the group ``synthesis``; with synthesis.source the adapter of that finished run is asked, at no further
-    cost. given: as of ``train_run``; of a finished run model, tokenizer and progress alone.
+    cost. given: as of ``train_run``; of a finished run model, tokenizer and observer alone.
 
     Raises what ``train_run`` does.
     """

@@ -19,3 +19,13 @@ def rounded_up(value: float | None, decimals: int = 3) -> str:
     # the product itself is rounded: 4.963 * 1000 may be a hair above 4963
     whole = round(scaled) if math.isclose(scaled, round(scaled), rel_tol=1e-12) else math.ceil(scaled)
     return f"{whole / 10**decimals:.{decimals}f}"
+
+
+def to_one_digit(units: int) -> int:
+    """To one digit, which tells of the true number only roughly.
+
+    >>> [to_one_digit(n) for n in (1, 14, 15, 949, 4306, 96_000)]
+    [1, 10, 20, 900, 4000, 100000]
+    """
+    size = 10 ** (len(str(units)) - 1)
+    return (units + size // 2) // size * size

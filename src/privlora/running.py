@@ -4,7 +4,7 @@ their arguments."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,6 @@ from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.calling import of_memory
 from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
-from privlora.data.summary import DataSummary
 from privlora.methods import CHOICES, find_row
 from privlora.precision import own_context
 from privlora.profiling import profiled
@@ -66,7 +65,7 @@ from privlora.training.ranks import Ranks
 from privlora.training.reach import coverage
 from privlora.training.sharding import load_sharded, refuse_in_several
 from privlora.training.takeover import is_over, make_room
-from privlora.training.texts.final_texts import Progress, final_texts
+from privlora.training.texts.final_texts import final_texts
 
 
 @dataclass(frozen=True)
@@ -78,12 +77,9 @@ class Given:
     records: Any
     evaluation: Any
     generator: Any
-    observer: Observer | None
+    observer: Observer
     callbacks: Sequence[Any]
-    on_data: Callable[[DataSummary, Settings], None] | None
-    on_choice: Callable[[str], None] | None
-    on_profile: Callable[[Path], None] | None
-    progress: Progress | None
+    profile: bool
 
 
 DEFAULT_RATE: Final = (
@@ -97,7 +93,7 @@ def train_and_publish(
     settings: Settings, plan: Plan | None, given: Given, ranks: Ranks, *, fresh: bool
 ) -> Result:
     """All of a run in its first process; the others of ``ranks`` take their share of every batch."""
-    observer = Observer() if given.observer is None else given.observer
+    observer = given.observer
     begins = observer.on_phase
     if ranks.size > 1:
         refuse_in_several(settings, given=given.model is not None)
@@ -126,15 +122,15 @@ def train_and_publish(
     ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
     reached = coverage(adapter_for(settings, model))
-    if given.on_choice is not None and (reached["left_out"] or reached["experts"]):
-        given.on_choice(f"target_modules, {coverage_in_words(reached)}")
+    if reached["left_out"] or reached["experts"]:
+        observer.on_choice(f"target_modules, {coverage_in_words(reached)}")
     method = None if settings.method.name in CHOICES else find_row(settings.method.name)
     has_auto = (
         method is not None and method.weighed and settings.data.label is None and settings.data.chosen is None
     )
     by_default = settings.method.learning_rate is None and not (settings.auto and settings.auto.choose)
-    if fresh and given.on_choice is not None and settings.privacy.private and by_default and has_auto:
-        given.on_choice(DEFAULT_RATE)
+    if fresh and settings.privacy.private and by_default and has_auto:
+        observer.on_choice(DEFAULT_RATE)
     asked = settings.run.tokens_per_micro_batch
     told = observer.on_public_work
     over = not fresh and is_over(folder)
@@ -150,8 +146,8 @@ def train_and_publish(
         return with_micro_batches(settings, model, device, **room)
 
     settings, micro_batches = ranks.same(split)
-    if micro_batches is not None and given.on_choice is not None:
-        given.on_choice(micro_batches.why)
+    if micro_batches is not None:
+        observer.on_choice(micro_batches.why)
 
     def prepare() -> tuple[Settings, Plan | None, Data, Chosen | None, Identity]:
         if early is None:
@@ -161,8 +157,7 @@ def train_and_publish(
         else:
             data = early
             refuse_unknown_tokens(model, data.examples, data.evaluation)
-        if given.on_data is not None:
-            given.on_data(data.summary, settings)
+        observer.on_data(data.summary, settings)
         identity = identify(data, model)
         if not (fresh and plan is not None and leaves_a_choice(settings)):
             return settings, plan, data, None, identity
@@ -176,8 +171,7 @@ def train_and_publish(
             with measuring(folder, *bound) as measured:
                 chosen = settle(rehearsed, plan, model, tokenizer, told, measured)
         chosen = with_cost(replace(chosen, settings=in_micro_batches(chosen.settings, tokens)), plan)
-        if given.on_choice is not None:
-            given.on_choice(because(chosen.facts))
+        observer.on_choice(because(chosen.facts))
         named = replace(plan, method=chosen.settings.method.name, clip_norm=chosen.settings.privacy.clip_norm)
         return chosen.settings, named, data, chosen, identity
 
@@ -215,10 +209,11 @@ def train_and_publish(
                     "the base model comes from a run of privlora. Of records that were in that one, too, the epsilons "
                     "add up: `privlora budget` says to what"
                 )
+            tell = observer.on_profile if given.profile else None
             with (
                 _resumable(settings, given),
                 watching(observer, given.callbacks, reported, known, settings) as (all_of_them, heard),
-                profiled(folder, parts.adapter.device, settings.privacy.steps, given.on_profile) as traces,
+                profiled(folder, parts.adapter.device, settings.privacy.steps, tell) as traces,
             ):
                 finish_training(parts, data, folder, plan, observer=all_of_them, ranks=ranks)
             rows = _rows(parts, folder, known) if reported else []
@@ -230,7 +225,7 @@ def train_and_publish(
             folder.hide_settings()
             if settings.synthesis is not None and settings.synthesis.publish:
                 run_id = NO_RUN if summary is None else summary.run_id
-                texts = final_texts(parts, folder, run_id, given.progress)
+                texts = final_texts(parts, folder, run_id, observer.on_texts)
                 report = gather(parts, summary, read_lines(folder.evaluations), choice=read_choice(folder))
                 begins(WRITING)
                 with base_alone(model, parts.adapter) as base:
@@ -288,7 +283,7 @@ def _as_asked(settings: Settings, tokens: int | Literal["auto"], *, relative: bo
 
 @own_context()
 def ask_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
-    """Texts of the adapter of the run in synthesis.source, at no further cost. given: model, tokenizer, progress."""
+    """Texts of the adapter of the run in synthesis.source, at no further cost. given: model, tokenizer, observer."""
     folder, summary = texts_of_finished_run(settings, fresh=fresh, **given)
     return result_of(folder, summary, 0 if summary is None else summary.charges)
 

@@ -164,6 +164,9 @@ def test_what_is_chosen_is_said_and_rehearsals_are_shown(
             if what.startswith("rehearsing"):
                 told.append((what, done, total))
 
+        def on_choice(self, why: str) -> None:
+            said.append(why)
+
     run = settings(file, run={"output": str(tmp_path / "run")}, model={"name": "tiny"})
     privlora.api.train_run(
         run,
@@ -171,7 +174,6 @@ def test_what_is_chosen_is_said_and_rehearsals_are_shown(
         tokenizer=tiny_tokenizer(),
         records=RECORDS,
         observer=Watching(-1),
-        on_choice=said.append,
     )
     each = 2 * run.privacy.steps
     names = [f"rehearsing {row} on public texts" for row in STARTED for _ in range(each)]

@@ -7,7 +7,8 @@ from fractions import Fraction
 import pytest
 
 from privlora.config import PrivacySettings
-from privlora.starting.numbers import delta_for, length_for, numbers_for, to_one_digit
+from privlora.rounding import to_one_digit
+from privlora.starting.numbers import delta_for, length_for, numbers_for
 
 
 @pytest.mark.parametrize("units", [1, 2, 7, 14, 95, 120, 999, 1500, 2001, 4306, 9_999, 50_000, 1_234_567])

@@ -260,7 +260,7 @@ def test_the_private_loss_is_marked() -> None:
 @pytest.mark.parametrize("terminal", [False, True])
 def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
     console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
-    with RichObserver(console, None) as observer:
+    with RichObserver(console) as observer:
         observer.on_public_work("writing public texts", 200, 200)
         observer.on_warning("of 200 public texts that were asked for 3 differ")
         observer.on_step(StepReport(1, 9, 2e-4, 0.5))

@@ -99,7 +99,7 @@ def test_the_line_stands_above_a_live_display(monkeypatch: pytest.MonkeyPatch) -
     log = logging.getLogger("privlora.training.stopping")
     assert logging.lastResort is not None
     monkeypatch.setattr(log, "handlers", [logging.lastResort])
-    with RichObserver(console, None) as observer:
+    with RichObserver(console) as observer:
         with stop_on_signal():
             observer.on_step(StepReport(1, 9, 1e-3, 1.0))
             os.kill(os.getpid(), signal.SIGINT)

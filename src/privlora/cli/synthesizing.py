@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 from privlora.cli import auditing, training
-from privlora.cli.console import JsonOption, accounting, counted, option, quiet_libraries, show, stoppable
+from privlora.cli.console import JsonOption, option, quiet_libraries, show, stoppable
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.consoles import err, loading
@@ -58,17 +58,9 @@ def synthesize(
     with quiet_libraries(told=True):
         with loading():
             from privlora.api_synthesis import synthesize_run
-            from privlora.rehearsals.choosing import plan_run
 
-        if source is None:
-            with accounting(settings.privacy.steps):
-                plan = plan_run(settings)
-            shows = {"on_data": training.show_data, "on_choice": training.show_choice}
-            with training.observed(folder, plan, settings) as observer:
-                result = synthesize_run(settings, observer=observer, progress=observer.on_texts, **shows)
-        else:
-            with training.explained_stops(folder), counted(training.WRITING) as progress:
-                result = synthesize_run(settings, progress=progress)
+        with training.observed(folder) as observer:
+            result = synthesize_run(settings, observer=observer)
     training.show_texts(folder, result, as_json)
 
 

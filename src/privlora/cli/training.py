@@ -13,9 +13,7 @@ from privlora.accounting.events import event_or_phases
 from privlora.cli.console import (
     JsonOption,
     Stopped,
-    accounting,
     argument,
-    counted,
     named,
     option,
     processes,
@@ -29,21 +27,16 @@ from privlora.consoles import err, loading
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.training.files import RunFolder, no_run
 from privlora.training.sources import check_sources, refuse_first
-from privlora.training.takeover import OVER, is_over
+from privlora.training.takeover import is_over
 
 if TYPE_CHECKING:
     from privlora.api import Result
-    from privlora.data.summary import DataSummary
     from privlora.training.progress import RichObserver
 
 ConfigArgument = Annotated[Path, argument("CONFIG", "YAML file of the run.")]
 OverridesArgument = Annotated[
     list[str] | None, argument("[GROUP.KEY=VALUE]...", "Settings that replace those of the file.")
 ]
-
-
-WRITING = "writing texts"
-"""What is shown while a release of texts is made."""
 
 
 ProfileOption = Annotated[
@@ -65,17 +58,13 @@ def train(
             with loading():
                 import privlora.running  # noqa: F401 - else imported after the plan is shown, in silence
                 from privlora.api import train_run
-                from privlora.rehearsals.choosing import plan_run
 
             if not ranks.first:
                 with explained_stops(folder):
                     train_run(settings)
                 return
-            with accounting(settings.privacy.steps):
-                plan = plan_run(settings)
-            shows = {"on_data": show_data, "on_choice": show_choice, **_profiled(profile)}
-            with observed(folder, plan, settings) as observer:
-                result = train_run(settings, observer=observer, **shows)
+            with observed(folder) as observer:
+                result = train_run(settings, observer=observer, profile=profile)
     _show(folder, result, as_json)
 
 
@@ -131,42 +120,21 @@ def go_on(
 ) -> None:
     """Resume a run, and show what it leaves. moved: files that lie elsewhere now, as `resume_run` takes them."""
     chosen = settings.synthesis
-    if is_over(folder):
-        err().print(OVER)
-    else:
+    if not is_over(folder):
         _refuse_moved(settings, moved)
     with quiet_libraries(told=True):
         with loading():
             import privlora.running  # noqa: F401 - as of `train`
             from privlora.api import resume_run
-            from privlora.screen import going_on
-            from privlora.training.promise import plan_privacy
 
-        if (begun := going_on(folder, settings)) is not None:
-            err().print(begun)
-        if chosen is not None and chosen.source is not None and not profile:
-            with explained_stops(folder), counted(WRITING) as progress:
-                result = resume_run(folder.root, progress=progress, show_progress=False)
-        else:
-            plan = None
-            if settings.privacy.private:
-                plan = read_ledger(folder.ledger).plan if folder.has_plan else plan_privacy(settings)[0]
-            shows = {"on_data": show_data, **_profiled(profile), **moved}
-            with observed(folder, plan, settings) as observer:
-                result = resume_run(folder.root, observer=observer, progress=observer.on_texts, **shows)
-            if profile and result.profile is None:
-                err().print("no step was taken, so there is no profile")
+        with observed(folder) as observer:
+            result = resume_run(folder.root, observer=observer, profile=profile, **moved)
+        if profile and result.profile is None:
+            err().print("no step was taken, so there is no profile")
     if chosen is not None and chosen.publish:
         show_texts(folder, result, as_json)
     else:
         _show(folder, result, as_json)
-
-
-def _profiled(profile: bool) -> dict[str, Any]:
-    """To whoever may see the records."""
-    if not profile:
-        return {}
-    return {"on_profile": lambda page: err().print(f"PRIVATE, where the time of a step went: {page}")}
 
 
 def _refuse_moved(settings: Settings, moved: Mapping[str, Any]) -> None:
@@ -189,15 +157,11 @@ def load_run_settings(folder: RunFolder) -> Settings:
 
 
 @contextlib.contextmanager
-def observed(folder: RunFolder, plan: Plan | None, settings: Settings) -> Iterator[RichObserver]:
-    """Inside, the run is on the screen, after its plan."""
-    from privlora.training.progress import RichObserver, unit_of
+def observed(folder: RunFolder) -> Iterator[RichObserver]:
+    """Inside, the run is on the screen."""
+    from privlora.training.progress import RichObserver
 
-    words = "NOT PRIVATE: no clipping, no noise"
-    if plan is not None:
-        words = f"plan: {plan.describe()} (its words: docs/glossary.md)"
-    err().print(words)
-    with explained_stops(folder), RichObserver(err(), plan, unit_of(settings)) as observer:
+    with explained_stops(folder), RichObserver(err()) as observer:
         yield observer
 
 
@@ -224,18 +188,6 @@ def explained_stops(folder: RunFolder, step: str = "step") -> Iterator[None]:
         if folder.settings.exists():
             fix += f" in {folder.settings}, then `privlora resume {folder.root}`"
         raise RunError("out of device memory", fix=fix) from None
-
-
-def show_data(summary: DataSummary, settings: Settings) -> None:
-    """To whoever may see the records."""
-    from privlora.screen import tell_records
-
-    tell_records(err(), summary, settings)
-
-
-def show_choice(why: str) -> None:
-    """What was left to a run: the row, where ``method.name`` stands for several; the tokens of a micro-batch."""
-    err().print(f"chosen: {why}")
 
 
 def places_of(folder: RunFolder, release: Path, **first: str) -> dict[str, str | None]:

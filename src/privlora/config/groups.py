@@ -977,24 +977,9 @@ class Settings(Group):
                 "use flat or spectral, or remove privacy.clip_quantile",
                 "method.clipping",
             )
-        private = _shared(self.adapter.public_text, [*_paths(self.data.path), *self._paths_of_clients()])
-        if private is not None:
-            yield Wrong(
-                f"adapter.public_text names {private!r}, which is private: the start would reveal it",
-                "give public records, or another adapter.init",
-                "adapter.public_text",
-            )
         yield from self._other_than_public_texts()
         yield from self._other_than_rehearsals()
-        seen = _shared(self.adapter.public_text, self.data.evaluation)
-        if seen is not None:
-            yield Wrong(
-                f"adapter.public_text names {seen!r}, which is also data.evaluation: the held-out loss "
-                "would be that of texts that shaped the start",
-                "divide the file",
-                "adapter.public_text",
-                "data.evaluation",
-            )
+        yield from self._not_public()
 
     def _other_than_the_federation(self) -> Iterator[Wrong]:
         federation = self.federation
@@ -1035,14 +1020,6 @@ class Settings(Group):
                 "give each client records of its own",
                 "federation.clients",
             )
-        public = _shared(self.data.evaluation, own)
-        if public is not None:
-            yield Wrong(
-                f"data.evaluation names {public!r}, which is a client's and private: its held-out loss "
-                "would be published",
-                "give public records, or none",
-                "data.evaluation",
-            )
 
     @property
     def rows_of_a_unit(self) -> int:
@@ -1072,22 +1049,6 @@ class Settings(Group):
             yield Wrong(
                 "synthesis does not go with a federation, whose methods use no public texts",
                 "remove either group",
-            )
-        private = _shared(self.synthesis.file, self.data.path)
-        if private is not None:
-            yield Wrong(
-                f"synthesis.file names {private!r}, which is private: what counts as public would reveal it",
-                "give public texts, or another generator",
-                "synthesis.file",
-            )
-        seen = _shared(self.synthesis.file, self.data.evaluation)
-        if seen is not None:
-            yield Wrong(
-                f"synthesis.file names {seen!r}, which is also data.evaluation: the held-out loss would "
-                "be that of texts that shaped the training",
-                "divide the file",
-                "synthesis.file",
-                "data.evaluation",
             )
 
     def _other_than_rehearsals(self) -> Iterator[Wrong]:
@@ -1144,22 +1105,44 @@ class Settings(Group):
                     "leave out what is auto, or give numbers",
                     *names.replace(" and ", ", ").split(", "),
                 )
-        private = _shared(auto.file, self.data.path)
-        if private is not None:
-            yield Wrong(
-                f"auto.file names {private!r}, which is private: what is chosen on it would reveal it",
-                "give public records",
-                "auto.file",
-            )
-        seen = _shared(auto.file, self.data.evaluation)
-        if seen is not None:
-            yield Wrong(
-                f"auto.file names {seen!r}, which is also data.evaluation: the held-out loss would be "
-                "that of texts that chose the settings",
-                "divide the file",
-                "auto.file",
-                "data.evaluation",
-            )
+
+    def _not_public(self) -> Iterator[Wrong]:
+        """Files that stand for public records and are private, or that the held-out loss is measured on."""
+        clients = self._paths_of_clients()
+        private, held_out = [*_paths(self.data.path), *clients], self.data.evaluation
+        public = {
+            "data.evaluation": (held_out, "its held-out loss would be published", None),
+            "adapter.public_text": (
+                self.adapter.public_text,
+                "the start would reveal it",
+                "shaped the start",
+            ),
+            "synthesis.file": (
+                None if self.synthesis is None else self.synthesis.file,
+                "what counts as public would reveal it",
+                "shaped the training",
+            ),
+            "auto.file": (
+                None if self.auto is None else self.auto.file,
+                "what is chosen on it would reveal it",
+                "chose the settings",
+            ),
+        }
+        for name, (paths, reveals, did) in public.items():
+            shared = _shared(paths, private if did else clients)  # the group data looks at its own
+            if shared is not None:
+                yield Wrong(
+                    f"{name} names {shared!r}, which is private: {reveals}", "give public records", name
+                )
+            seen = _shared(paths, held_out) if did else None
+            if seen is not None:
+                yield Wrong(
+                    f"{name} names {seen!r}, which is also data.evaluation: the held-out loss would be that of "
+                    f"texts that {did}",
+                    "divide the file",
+                    name,
+                    "data.evaluation",
+                )
 
     def _paths_of_clients(self) -> list[str]:
         clients = [] if self.federation is None else self.federation.clients

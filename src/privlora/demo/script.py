@@ -22,7 +22,6 @@ from privlora.training.files import RunFolder, read_lines
 from privlora.training.inputs import tokenise
 from privlora.training.models import load_model
 from privlora.training.progress import RichObserver
-from privlora.training.promise import plan_privacy
 
 PROMISE = {"target_epsilon": 3.0, "delta": 1e-5}
 EPSILON, DELTA = PROMISE.values()
@@ -59,13 +58,19 @@ def settings_of(
     return settings_from({"data": _DATA, "privacy": privacy, "method": method, "run": run, **groups})
 
 
+class _Shown(RichObserver):
+    """A run without what was left to it, which is not a part of the story."""
+
+    def on_choice(self, why: str) -> None:
+        pass
+
+
 def trained(
     console: Console, title: str, settings: Settings, notes: Notes, held_out: Notes
 ) -> tuple[Result, Losses]:
     """Train under a title, showing how it goes."""
     console.rule(title)
-    plan = plan_privacy(settings)[0] if settings.privacy.private else None
-    with RichObserver(console, plan, timed=True) as observer:
+    with _Shown(console, timed=True) as observer:
         result = train_run(settings, records=notes, evaluation=held_out, observer=observer)
     rows = read_lines(RunFolder(Path(settings.run.output)).evaluations)
     return result, {row["step"]: row["loss_per_example"] for row in rows}

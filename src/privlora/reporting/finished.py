@@ -24,8 +24,9 @@ from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.identity import refuse_another_model
 from privlora.training.inputs import text_column
 from privlora.training.models import given_or_loaded, unchanged_afterwards
+from privlora.training.observer import Observer
 from privlora.training.takeover import make_room, refuse_if_spent
-from privlora.training.texts.final_texts import Progress, gather_texts
+from privlora.training.texts.final_texts import gather_texts
 
 
 def texts_of_finished_run(
@@ -33,7 +34,7 @@ def texts_of_finished_run(
     *,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
-    progress: Progress | None = None,
+    observer: Observer | None = None,
     fresh: bool = True,
 ) -> tuple[RunFolder, LedgerSummary | None]:
     """Ask the adapter of the run in synthesis.source for texts, and release them in run.output with that run's ledger.
@@ -94,7 +95,7 @@ def texts_of_finished_run(
                 chosen.samples or chosen.count,
                 folder,
                 NO_RUN if summary is None else summary.run_id,
-                progress,
+                None if observer is None else observer.on_texts,
             )
             if summary is not None:
                 write_atomically(folder.ledger, source.ledger.read_bytes())

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from privlora.config.auto import VERY_NOISY, run_sizes
+from privlora.rounding import to_one_digit
 
 FEW: Final = 2000
 """Up to so many units public texts may teach more (docs/few-records.md)."""
@@ -44,16 +45,6 @@ def rounds_for(steps: int) -> tuple[int, int]:
     """
     local = min(steps, 4 if steps >= 20 else 2)
     return -(-steps // local), local
-
-
-def to_one_digit(units: int) -> int:
-    """To one digit, which tells of the true number only roughly.
-
-    >>> [to_one_digit(n) for n in (1, 14, 15, 949, 4306, 96_000)]
-    [1, 10, 20, 900, 4000, 100000]
-    """
-    size = 10 ** (len(str(units)) - 1)
-    return (units + size // 2) // size * size
 
 
 def delta_for(n: int) -> str:

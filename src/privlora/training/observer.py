@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from inspect import signature
-from typing import Any, Final
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
 
 from privlora.accounting import Plan
 from privlora.config import Settings
 from privlora.errors import ConfigError
+
+if TYPE_CHECKING:
+    from privlora.data.summary import DataSummary
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,17 @@ class Observer:
     def on_phase(self, what: str) -> None:
         """Work before the first step or after the last one begins."""
 
+    def on_plan(self, plan: Plan | None, settings: Settings) -> None:
+        """What the run will cost, before its model is loaded. plan: None in the non-private mode."""
+
+    def on_data(self, summary: DataSummary, settings: Settings) -> None:
+        """PRIVATE: what the records are, once they are found fit."""
+
+    def on_choice(self, why: str) -> None:
+        """What was left to the run, and why: its method, its learning rate, the tokens of a micro-batch."""
+
     def on_run(self, plan: Plan | None, settings: Settings) -> None:
-        """What the run is. plan: None in the non-private mode."""
+        """Training is about to begin, with all that was left to the run in its plan and settings."""
 
     def on_start(self, done: int, stop: Callable[[], None]) -> None:
         """``done`` steps are over, and the next one is about to be charged. ``stop()`` ends the run as Ctrl-C does."""
@@ -49,6 +62,12 @@ class Observer:
 
     def on_public_work(self, what: str, done: int, total: int) -> None:
         """How far work on public things is: public texts, or what is found out about the model. Also within a step."""
+
+    def on_texts(self, done: int, total: int) -> None:
+        """How many texts of a release are written (synthesis.publish)."""
+
+    def on_profile(self, trace: Path) -> None:
+        """PRIVATE: where the trace of a profiled run lies, also of one that stops early."""
 
     def on_warning(self, what: str) -> None:
         """Something is odd that does not stop the run, such as public texts that are copies."""

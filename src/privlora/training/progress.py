@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Sequence
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Final, NamedTuple, Self
 
@@ -15,10 +16,16 @@ from rich.live import Live
 from rich.progress import Progress, TaskID, TimeRemainingColumn
 from rich.text import Text
 
-from privlora.accounting import Plan, epsilon
-from privlora.config import Settings
+from privlora.accounting import Plan, epsilon, read_ledger
+from privlora.config import PrivacySettings, Settings
+from privlora.data.summary import DataSummary
+from privlora.methods import find_row
 from privlora.pages.numbers import duration
+from privlora.rounding import rounded_up, to_one_digit
+from privlora.training.checkpoint import read_mark
+from privlora.training.files import RunFolder
 from privlora.training.observer import Observer, StepReport
+from privlora.training.takeover import OVER, is_over
 
 _LINES = 10  # plain lines of a run
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
@@ -37,6 +44,9 @@ WRITING: Final = "writing what the run leaves, with its report"
 
 IN_WORDS: Final = "; 0.1 lower makes tokens about 10 % more probable"
 """What a nat is, behind the first loss that is shown in nats per token."""
+
+_ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs without a word
+_MOST: Final = 0.5  # share of records that repeat others
 
 
 class _Shown(NamedTuple):
@@ -61,14 +71,14 @@ class RichObserver(Observer):
 
     Args:
         console: where to write, for example ``Console(stderr=True)``.
-        plan: the run's plan; None in the non-private mode.
+        plan: the run's plan, of one that does not say it (`Observer.on_plan`); None in the non-private mode.
         unit: of the held-out loss.
         timed: show seconds, which are PRIVATE: a step takes as long as its batch is large. Else on a terminal alone,
             since a log may be passed on.
     """
 
     def __init__(
-        self, console: Console, plan: Plan | None, unit: str = PER_TOKEN, *, timed: bool | None = None
+        self, console: Console, plan: Plan | None = None, unit: str = PER_TOKEN, *, timed: bool | None = None
     ) -> None:
         self._console = console
         self._timed = console.is_terminal if timed is None else timed
@@ -110,6 +120,22 @@ class RichObserver(Observer):
             self._accountant.shutdown(cancel_futures=True)
         self._live.stop()
 
+    def on_plan(self, plan: Plan | None, settings: Settings) -> None:
+        """What is promised; where a run goes on."""
+        self._plan, self._unit = plan, unit_of(settings)
+        if "log_every" in settings.run.model_fields_set:
+            self._every = settings.run.log_every
+        words = "NOT PRIVATE: no clipping, no noise"
+        if plan is not None:
+            words = f"plan: {plan.describe()} (its words: docs/glossary.md)"
+        self._console.print(words)
+        if (begun := _going_on(RunFolder(Path(settings.run.output)), settings)) is not None:
+            self._console.print(begun)
+
+    def on_run(self, plan: Plan | None, settings: Settings) -> None:
+        """Training is about to begin."""
+        self._plan = plan
+
     def on_step(self, report: StepReport) -> None:
         """Show the step: public numbers, and the private loss if it was given."""
         self._timings += 1
@@ -132,7 +158,7 @@ class RichObserver(Observer):
             return
         every = self._every or max(1, report.steps // _LINES)
         late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
-        if report.step == 1 or report.step % every == 0 or report.step == report.steps or late:
+        if self._timings == 1 or report.step % every == 0 or report.step == report.steps or late:
             line = self._line(report, self._seconds, self._spending(report))
             self._console.print(self._with_private_loss(line))
             self._printed_at = time.monotonic()
@@ -188,6 +214,18 @@ class RichObserver(Observer):
     def on_texts(self, done: int, total: int) -> None:
         """Show how many texts of a release are written."""
         self.on_public_work("texts to release", done, total)
+
+    def on_data(self, summary: DataSummary, settings: Settings) -> None:
+        """What the records are, and what is odd about them, on a terminal alone."""
+        tell_records(self._console, summary, settings)
+
+    def on_choice(self, why: str) -> None:
+        """What was left to the run."""
+        self._console.print(f"chosen: {why}")
+
+    def on_profile(self, trace: Path) -> None:
+        """Where the trace is, for whoever may see the records."""
+        self._console.print(f"PRIVATE, where the time of a step went: {trace}")
 
     @property
     def _promises(self) -> bool:
@@ -354,3 +392,56 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
+
+
+def tell_records(shown_on: Console, summary: DataSummary, settings: Settings) -> None:
+    """On a terminal, to whoever may see the records: what they are, and what is odd about them. Elsewhere, as in a log
+    that may be passed on, nothing: a warning would be a bit of them. private/data_summary.json has the numbers."""
+    if not shown_on.is_terminal:
+        return
+    privacy = settings.privacy
+    shown_on.print(f"PRIVATE, here and in private/ only: {summary.describe()}")
+    if privacy.unit == "record" and summary.repeated > _MOST:
+        shown_on.print(
+            "WARNING: most records say what another one says, and what is there k times is protected about k times "
+            "less: remove copies, or protect people (privacy.unit: user)",
+            style="bold yellow",
+        )
+    if (share := _times_the_public(summary, privacy)) is not None:
+        shown_on.print(
+            f"PRIVATE, too: these are {share:.2f} times {_public(privacy)}. Epsilon holds; beside the noise, steps "
+            f"weigh {share:.2f} times what was planned. Mend the file, or that number, if one of them is wrong"
+        )
+
+
+def _times_the_public(summary: DataSummary, privacy: PrivacySettings) -> float | None:
+    """None where that is one by a rounding such as that of `privlora init`, to one digit."""
+    share = summary.units / privacy.n
+    told = abs(share - 1) > _ROUNDED and to_one_digit(summary.units) != privacy.n
+    return share if told else None
+
+
+def _public(privacy: PrivacySettings) -> str:
+    return f"the {privacy.n:g} {privacy.unit}s that group privacy says (public_dataset_size)"
+
+
+def _going_on(folder: RunFolder, settings: Settings) -> str | None:
+    """Where a run goes on, in a line; None before its first step and where it takes none."""
+    if is_over(folder):
+        return OVER
+    if settings.synthesis is not None and settings.synthesis.source is not None:
+        return None
+    private, written, done = settings.privacy.private, None, 0
+    if private and folder.has_plan:
+        written = read_ledger(folder.ledger)
+        done = written.charges - written.plan.before_training
+    elif not private and folder.checkpoint.exists():
+        done = read_mark(folder.checkpoint).step
+    if done < 1:
+        return None
+    word = "step" if find_row(settings.method.name).releases == "gradients" else "round"
+    spent = "NOT PRIVATE"
+    if written is not None and not written.plan.insecure_noise:
+        spent = f"epsilon so far {rounded_up(written.epsilon())} (δ {written.plan.delta:g})"
+    where = f"{word} {done} of {settings.privacy.steps}"
+    return f"going on after {where}, {spent}, by the settings that it began with, whatever its YAML says now"

@@ -58,7 +58,7 @@ def published(
         patch.setattr(GaussianMechanism, "accumulate", summed)
         patch.setattr(ModelWriter, "write", written)
         patch.setattr(assembly, "NoiseSource", lambda seed: noise)
-        with RichObserver(console, None) as observer:
+        with RichObserver(console) as observer:
             fine_tune(
                 tiny_model(),
                 records,

@@ -334,8 +334,13 @@ def test_an_interruption_while_texts_are_written_keeps_them(shop: Shop, tmp_path
         shop.start(folder.root, Notes(stop), synthesis=synthesis)
     assert not folder.texts.exists()
     told: list[tuple[int, int]] = []
+
+    class Hears(Observer):
+        def on_texts(self, done: int, total: int) -> None:
+            told.append((done, total))
+
     notes = Notes()
-    shop.resume(folder.root, notes, progress=lambda done, total: told.append((done, total)))
+    shop.resume(folder.root, notes, observer=Hears())
     assert told[-1] == (40, 40)
     assert set(notes.asked) == {"vary"}
     assert len(folder.texts.read_text().splitlines()) == 40
