@@ -492,7 +492,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
             ],
         ),
         [],
-        ["d.jsonl, line 10: message 1 of column 'conversations' has no value"],
+        ["d.jsonl, line 10: message 1 of column 'conversations' has no known role"],
     ),
     "speakers that nobody knows": (
         lambda f: jsonl(
@@ -528,18 +528,18 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [
             "d.txt is named as a text",
             "holds JSON",
-            "name it d.json, or set data.format=json; set data.format=text if",
+            "set data.format=json, or data.format=text if",
         ],
     ),
     "JSON lines as text": (
         lambda f: _bytes(f / "d.txt", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'),
         [],
-        ["holds JSON, an object a line", "name it d.jsonl, or set data.format=jsonl"],
+        ["holds JSON, an object a line", "set data.format=jsonl"],
     ),
     "no ending": (
         lambda f: _bytes(f / "notes", b'{"text": "a"}\n'),
         [],
-        ["the ending of", "it holds JSON, an object a line: name it notes.jsonl, or set data.format=jsonl"],
+        ["the ending of", "it holds JSON, an object a line: set data.format=jsonl"],
     ),
     "no such format": (
         lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),

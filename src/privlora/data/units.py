@@ -8,7 +8,7 @@ from typing import Any, Final, overload
 
 import numpy as np
 
-from privlora.data.records import NULL, missing_as, value_of
+from privlora.data.records import missing_as, value_of
 from privlora.errors import ConfigError, DataError, RecordError, article
 from privlora.stages import DRAW, staged
 
@@ -184,7 +184,7 @@ def _instead(value: object) -> str:
     """
     missing = missing_as(value)
     if missing is not None:
-        return "empty (null)" if missing == NULL else "empty (NaN)"
+        return f"empty ({missing})"
     if isinstance(value, str):
         return "an empty text"
     if isinstance(value, bool):
