@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Integers = NDArray[np.int64]
+TruncationMode = Literal["keep_start", "keep_end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +32,7 @@ class Frame:
     eos: list[int]
     max_length: int
     label_all: bool
-    keeps: Literal["start", "end"] = "start"
+    keeps: TruncationMode = "keep_start"
     """Which part of a text that is too long stays."""
 
 
@@ -54,23 +56,18 @@ class Tokens:
     @classmethod
     def joined(cls, parts: Iterable[Tokens]) -> Tokens:
         """Those of all parts, in their order. Each part is let go before the next is asked for."""
-        ids, lengths, edges, edge_counts, dropped = (array("i") for _ in range(5))  # grow where they lie
+        whole = ids, lengths, edges, edge_counts, dropped = [
+            array("i") for _ in range(5)
+        ]  # grow where they lie
         blank = array("b")
         for part in parts:
-            ids.frombytes(part.ids.tobytes())
-            lengths.frombytes(np.diff(part.starts).astype(np.int32).tobytes())
-            edges.frombytes(part.edges.tobytes())
-            edge_counts.frombytes(np.diff(part.edge_starts).astype(np.int32).tobytes())
-            dropped.frombytes(part.dropped.tobytes())
+            some = (part.ids, np.diff(part.starts), part.edges, np.diff(part.edge_starts), part.dropped)
+            for held, more in zip(whole, some, strict=True):
+                held.frombytes(more.astype(np.int32).tobytes())
             blank.frombytes(part.blank.tobytes())
-        return cls(
-            np.frombuffer(ids, np.int32),
-            starts_of(np.frombuffer(lengths, np.int32)),
-            np.frombuffer(edges, np.int32),
-            starts_of(np.frombuffer(edge_counts, np.int32)),
-            np.frombuffer(dropped, np.int32),
-            np.frombuffer(blank, bool),
-        )
+        starts, edge_starts = (starts_of(np.frombuffer(each, np.int32)) for each in (lengths, edge_counts))
+        flat, runs, lost = (np.frombuffer(each, np.int32) for each in (ids, edges, dropped))
+        return cls(flat, starts, runs, edge_starts, lost, np.frombuffer(blank, bool))
 
 
 def divided(ids: Sequence[int], frame: Frame) -> list[Sequence[int]]:
@@ -105,13 +102,7 @@ def edges_of(labelled: NDArray[np.bool_], starts: Integers) -> tuple[NDArray[np.
 
 
 def frame_of(
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    label_all: bool,
-    add_eos: bool,
-    *,
-    is_chat: bool,
-    keeps: Literal["start", "end"] = "start",
+    tokenizer: Any, max_length: int, label_all: bool, add_eos: bool, is_chat: bool, keeps: TruncationMode
 ) -> Frame:
     encoded = tokenizer("a", return_special_tokens_mask=True)
     adds_bos = not is_chat and encoded["special_tokens_mask"][:1] == [1]
@@ -140,26 +131,21 @@ class Reader:
             self._ids("")  # brings the settings of a call: no padding, no truncation
             plain = [each.text for each in texts if not each.spelled]
             found = iter(self._backend.encode_batch(plain, add_special_tokens=False))
-            read = [
-                self._apart_from_spelled(each) if each.spelled else _learnt(next(found), each)
-                for each in texts
-            ]
+            apart = self._apart_from_spelled
+            read = [apart(each) if each.spelled else _learnt(next(found), each) for each in texts]
         return [ids for ids, _ in read], [flags for _, flags in read]
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         # verbose=False: the warning about long texts would print the length of a private one.
-        found: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False, **options)[
-            "input_ids"
-        ]
-        return found
+        found = self._tokenizer(text, add_special_tokens=False, verbose=False, **options)
+        return list(found["input_ids"])
 
     def _in_parts(self, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
         cuts = sorted({0, len(given.text), *chain.from_iterable((*given.trained, *given.spelled))})
         ids, flags = list[int](), list[bool]()
         for part in pairwise(cuts):
-            some = self._ids(
-                given.text[slice(*part)], **({"split_special_tokens": True} if part in given.spelled else {})
-            )
+            options = {"split_special_tokens": True} if part in given.spelled else {}
+            some = self._ids(given.text[slice(*part)], **options)
             ids += some
             flags += [any(a <= part[0] and part[1] <= b for a, b in given.trained)] * len(some)
         return ids, np.array(flags, bool)
@@ -174,10 +160,11 @@ class Reader:
         if block not in self._apart:
             self._apart[block] = _renamed(self._backend, block * _SIGNS)
         backend, names = self._apart[block]
-        text = control.sub(
-            lambda match: match[0] if match.span() in given.spelled else names.get(match[0], match[0]),
-            given.text,
-        )
+
+        def renamed(match: re.Match[str]) -> str:
+            return match[0] if match.span() in given.spelled else names.get(match[0], match[0])
+
+        text = control.sub(renamed, given.text)
         return _learnt(backend.encode(text, add_special_tokens=False), given)
 
 
@@ -190,7 +177,7 @@ def _renamed(backend: Any, first: int) -> tuple[Any, dict[str, str]]:
     told = json.loads(backend.to_str())
     special = [token for token in told["added_tokens"] if token["special"]]
     names = {
-        token["content"]: chr(first + i) * len(token["content"]) for i, token in enumerate(special[:_SIGNS])
+        each["content"]: chr(first + i) * len(each["content"]) for i, each in enumerate(special[:_SIGNS])
     }
     for token in special:
         token["content"] = names.get(token["content"], token["content"])
@@ -229,13 +216,9 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     kind = type(tokenizer)
-    own = (
-        (kind.__call__, PreTrainedTokenizerBase.__call__),
-        *(
-            (getattr(kind, name, None), getattr(PreTrainedTokenizerFast, name, None))
-            for name in ("_encode_plus", "_batch_encode_plus", "_convert_encoding", "_call_one")
-        ),
-    )
+    private = ("_encode_plus", "_batch_encode_plus", "_convert_encoding", "_call_one")
+    own = [(getattr(kind, name, None), getattr(PreTrainedTokenizerFast, name, None)) for name in private]
+    own.append((kind.__call__, PreTrainedTokenizerBase.__call__))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "encode_batch_fast") or any(mine is not theirs for mine, theirs in own):
         return None
@@ -271,7 +254,7 @@ def assemble(
 
     excess = np.maximum(0, bos + (ends - begins) + lacks_eos - frame.max_length)
     unasked = np.zeros(len(texts), bool)
-    if frame.keeps == "end":
+    if frame.keeps == "keep_end":
         prompt = _before_trained(trained, begins, ends)
         unasked = (prompt > 0) & (excess >= prompt)
         begins = begins + np.minimum(excess, ends - begins)

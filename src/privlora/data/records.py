@@ -543,7 +543,8 @@ def _read_hub(source: str) -> Iterator[Record]:
     name, config, split = hub["name"], hub["config"], hub["split"] or "train"
     had_bars = not are_progress_bars_disabled()
     with warnings.catch_warnings(action="ignore"):  # the environment may have the last word on bars
-        disable_progress_bars()  # they show how many records there are, and how fast they are read
+        # They show how many records there are, and how fast they are read.
+        disable_progress_bars()
         try:
             rows = datasets.load_dataset(name, config, split=split, trust_remote_code=False)
         except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:

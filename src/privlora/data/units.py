@@ -31,10 +31,8 @@ class Units(Sequence[np.ndarray]):
 
     def __init__(self, unit_of_record: np.ndarray, max_records_per_unit: int | None = None) -> None:
         if max_records_per_unit is not None and max_records_per_unit < 1:
-            raise ConfigError(
-                f"max_records_per_unit={max_records_per_unit} is below 1",
-                fix="leave it out, or allow at least one record",
-            )
+            fix = "leave it out, or allow at least one record"
+            raise ConfigError(f"max_records_per_unit={max_records_per_unit} is below 1", fix=fix)
         self.max_records_per_unit = max_records_per_unit
         # Records sorted by unit, and where each unit starts: two flat arrays for millions of units.
         self._records = np.argsort(unit_of_record, kind="stable").astype(np.int64)
@@ -127,11 +125,9 @@ class Grouping:
         if self._column is None:
             return np.arange(self.records)
         if len(self._kinds) > 1:
-            raise DataError(
-                f"unit column {self._column!r} mixes strings and integers",
-                why='1 and "1" would be two privacy units, and one person could be split in two',
-                fix="write all its values as strings",
-            )
+            what = f"unit column {self._column!r} mixes strings and integers"
+            why = '1 and "1" would be two privacy units, and one person could be split in two'
+            raise DataError(what, why=why, fix="write all its values as strings")
         digests = np.frombuffer(self._digests, f"S{_DIGEST}")
         order = np.argsort(digests, kind="stable")  # so that each unit's records stay in their order
         begins = np.ones(len(order), bool)
