@@ -20,8 +20,7 @@ from transformers import AutoTokenizer
 from privlora.config import Settings, load_settings, settings_from
 from privlora.data.examples import Template, build_examples
 from privlora.federated.plans import client_plan, with_local_method
-from privlora.starting.owners import owners_of
-from privlora.starting.proposal import PLAIN_CHAT
+from privlora.starting.proposal import PLAIN_CHAT, owners_of
 from privlora.starting.survey import survey
 from privlora.training.promise import plan_privacy
 

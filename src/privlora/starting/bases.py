@@ -58,15 +58,16 @@ def look_at(name: str) -> Base:
         chats = bool(settings.get("chat_template")) or file("chat_template.jinja") is not None
     config = {} if files is None else dict(files.config)
     refuse_encoder_decoder(name, config)
+    dense = tells_attention(config)
     return Base(
         name,
         local,
         _positions(config),
         chats,
         _tokenizer(file("tokenizer.json")),
-        dense=tells_attention(config),
+        dense,
         in_float16=files is not None and files.in_float16,
-        unproven="model_type" in config and not tells_attention(config),
+        unproven="model_type" in config and not dense,
     )
 
 
