@@ -217,7 +217,7 @@ def test_a_record_takes_less_than_100_bytes_beside_its_ids():
 def test_texts_without_a_token_are_empty():
     frame = frame_of(make_tokenizer(adds_bos=False), 4, True, False, True, "keep_start")
     learnt = [np.zeros(0, bool), np.ones(2, bool), np.zeros(0, bool)]
-    found = assemble([[], [5, 6], []], learnt, frame, blank=[True, False, True], is_open=[True] * 3)
+    found = assemble([[], [5, 6], []], learnt, frame, [True, False, True], [True] * 3)
     assert (found.starts.tolist(), found.edges.tolist()) == ([0, 0, 2, 2], [0, 2])
 
 

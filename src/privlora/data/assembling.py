@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
 TruncationMode = Literal["keep_start", "keep_end"]
 
 
@@ -50,7 +51,7 @@ class Tokens:
     """(N + 1,) where each example's edges start."""
     dropped: NDArray[np.int32]
     """(N,) tokens that did not fit into max_length."""
-    blank: NDArray[np.bool_]
+    blank: Flags
     """(N,) whether the trained part is empty, or the prompt before it is cut away altogether."""
 
     @classmethod
@@ -89,7 +90,7 @@ def starts_of(lengths: NDArray[np.integer[Any]]) -> Integers:
     return starts
 
 
-def edges_of(labelled: NDArray[np.bool_], starts: Integers) -> tuple[NDArray[np.int32], Integers]:
+def edges_of(labelled: Flags, starts: Integers) -> tuple[NDArray[np.int32], Integers]:
     """``edges`` and ``edge_starts`` of `Tokens` for (T,) flags of all tokens."""
     here = np.flatnonzero(labelled)
     first, last = np.zeros(len(labelled) + 1, bool), np.zeros(len(labelled) + 1, bool)
@@ -123,7 +124,7 @@ class Reader:
         self._backend = plain_backend(tokenizer)
         self._apart: dict[int, Any] = {}
 
-    def __call__(self, texts: Sequence[Rendered]) -> tuple[list[list[int]], list[NDArray[np.bool_]]]:
+    def __call__(self, texts: Sequence[Rendered]) -> tuple[list[list[int]], list[Flags]]:
         """Of each text the ids, without special tokens around it, and (T,) whether each is learnt."""
         if self._backend is None:
             read = [self._in_parts(each) for each in texts]
@@ -140,7 +141,7 @@ class Reader:
         found = self._tokenizer(text, add_special_tokens=False, verbose=False, **options)
         return list(found["input_ids"])
 
-    def _in_parts(self, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+    def _in_parts(self, given: Rendered) -> tuple[list[int], Flags]:
         cuts = sorted({0, len(given.text), *chain.from_iterable((*given.trained, *given.spelled))})
         ids, flags = list[int](), list[bool]()
         for part in pairwise(cuts):
@@ -150,7 +151,7 @@ class Reader:
             flags += [any(a <= part[0] and part[1] <= b for a, b in given.trained)] * len(some)
         return ids, np.array(flags, bool)
 
-    def _apart_from_spelled(self, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+    def _apart_from_spelled(self, given: Rendered) -> tuple[list[int], Flags]:
         """By a tokenizer whose control tokens are spelled by characters that the text lacks, in all places but those
         where the record spells one."""
         control, held = control_tokens(self._tokenizer), {ord(sign) // _SIGNS for sign in given.text}
@@ -192,14 +193,14 @@ def _renamed(backend: Any, first: int) -> tuple[Any, dict[str, str]]:
     return type(backend).from_str(json.dumps(told)), names
 
 
-def _learnt(encoding: Any, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+def _learnt(encoding: Any, given: Rendered) -> tuple[list[int], Flags]:
     ids: list[int] = encoding.ids
     if given.trained == ((0, len(given.text)),):
         return ids, np.ones(len(ids), bool)
     return ids, _within(np.array(encoding.offsets, np.int64).reshape(-1, 2), given.trained)
 
 
-def _within(offsets: Integers, spans: Sequence[Span]) -> NDArray[np.bool_]:
+def _within(offsets: Integers, spans: Sequence[Span]) -> Flags:
     """(T,) whether each token has a part in one of the spans. offsets: (T, 2) in characters; a token without any stands
     for what is between the one before it and its end, as a blank that was trimmed."""
     begins, ends = offsets.T
@@ -227,11 +228,10 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def assemble(
     texts: Sequence[Sequence[int]],
-    learnt: Sequence[NDArray[np.bool_]],
+    learnt: Sequence[Flags],
     frame: Frame,
-    *,
-    blank: Sequence[bool],
-    is_open: Sequence[bool],
+    blank: list[bool],
+    is_open: list[bool],
 ) -> Tokens:
     """Examples of N texts: token ids of each, and whether each is learnt; whether it says nothing, and whether nothing
     in it ends it."""
@@ -276,7 +276,7 @@ def assemble(
     return Tokens(ids, starts, *edges_of(labelled, starts), excess.astype(np.int32), empty)
 
 
-def _before_trained(trained: NDArray[np.bool_], begins: Integers, ends: Integers) -> Integers:
+def _before_trained(trained: Flags, begins: Integers, ends: Integers) -> Integers:
     """(N,) how many tokens from each of ``begins`` come before the first trained one, or before the end."""
     at = np.append(np.flatnonzero(trained), len(trained))
     return np.minimum(at[np.searchsorted(at, begins)], ends) - begins

@@ -57,10 +57,8 @@ class MicroBatch:
         for unit in range(self.unit_count):
             rows = self.unit_index == unit
             width = max(1, int(self.attention_mask[rows].sum(dim=1).max()))  # a record may have no token
-            own: dict[str, Any] = {
-                name: value[rows] if value.dim() == 1 else value[rows, :width]
-                for name, value in self._tensors().items()
-            }
+            own: dict[str, Any] = {name: value[rows] for name, value in self._tensors().items()}
+            own |= {name: value[:, :width] for name, value in own.items() if value.dim() == 2}
             own["unit_index"] = torch.zeros_like(own["unit_index"])
             yield replace(self, unit_count=1, **own)
 
@@ -217,11 +215,8 @@ def sequential_batches(examples: Examples, **bounds: Any) -> Iterator[MicroBatch
 def nobody(pad_token_id: int) -> MicroBatch:
     """One row of two tokens that belongs to no record, and whose loss has no weight."""
     row = torch.full((1, 2), pad_token_id, dtype=torch.int64)
-    labels, mask, zero = (
-        torch.tensor([[IGNORED, pad_token_id]]),
-        torch.ones_like(row),
-        torch.zeros(1, dtype=torch.int64),
-    )
+    labels, mask = torch.tensor([[IGNORED, pad_token_id]]), torch.ones_like(row)
+    zero = torch.zeros(1, dtype=torch.int64)
     return MicroBatch(row, mask, labels, zero, torch.zeros(1), torch.zeros(1, 2), zero, 1, pad_token_id)
 
 

@@ -218,10 +218,8 @@ class Examples(Sequence[Example]):
         starts, labelled = starts_of(np.array([len(e.input_ids) for e in examples])), labels != IGNORED
         if not np.array_equal(labels[labelled], ids[labelled]):
             self._labels = labels
-        dropped, blank = (
-            np.array([e.dropped for e in examples], np.int32),
-            np.array([e.blank for e in examples], bool),
-        )
+        dropped = np.array([e.dropped for e in examples], np.int32)
+        blank = np.array([e.blank for e in examples], bool)
         return Tokens(ids, starts, *edges_of(labelled, starts), dropped, blank)
 
 
@@ -327,7 +325,7 @@ def build_examples(
             blank = [not each.says for each, some in zip(rendered, parts, strict=True) for _ in some]
             texts = [part for some in parts for part in some]
             learnt = [np.ones(len(part), bool) for part in texts]
-            yield assemble(texts, learnt, frame, blank=blank, is_open=[False] * len(texts))
+            yield assemble(texts, learnt, frame, blank, [False] * len(texts))
 
     found._tokens = Tokens.joined(chunks())
     found.chunks = np.array(counts, np.int64) if chunk else None
@@ -354,8 +352,9 @@ def framed(
 
 def tokens_of(rendered: Sequence[Rendered], read: Reader, frame: Frame) -> Tokens:
     """Examples of rendered records."""
-    blank, is_open = ([not each.says for each in rendered], [each.open for each in rendered])
-    return assemble(*read(rendered), frame, blank=blank, is_open=is_open)
+    return assemble(
+        *read(rendered), frame, [not each.says for each in rendered], [each.open for each in rendered]
+    )
 
 
 def pad_token(tokenizer: Any) -> int:
@@ -385,11 +384,7 @@ def have_shared_tokens(private: Examples, public: Examples) -> bool:
 
 
 def encode_asked(
-    records: Iterable[Mapping[str, Any]],
-    template: Template,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
+    records: Iterable[Mapping[str, Any]], template: Template, tokenizer: Any, *, max_length: int
 ) -> list[np.ndarray]:
     """The token ids, (T,) int32 each, with which a trained model is asked about records: those that stand before their
     completions (before a chat's last answer) in training. Records need no completion; of whole texts nothing is asked.

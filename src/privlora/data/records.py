@@ -484,7 +484,7 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
         ending = file.suffix.lower()
         other = next((fix for endings, fix in _OTHER_ENDINGS.items() if ending in endings.split()), None)
         fix = other or _to_say(seems(file) if look else None)
-        raise DataError(f"the ending of {source} is none of a file of records that can be read", fix=fix)
+        raise DataError(f"the ending of {source} does not say what it is as records", fix=fix)
     if format == "jsonl" and look and begins_a_list(file):
         format = "json"
     return file, format

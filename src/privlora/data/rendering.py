@@ -112,9 +112,8 @@ class Renderer:
         if self.is_chat:
             self.applied(with_tools=False)
             special, known = control_tokens(tokenizer), tokenizer.added_tokens_decoder.values()
-            marks = [
-                re.escape(token.content) for token in known if "|" in token.content
-            ]  # some are not special
+            # Some marks of templates are no special tokens.
+            marks = [re.escape(token.content) for token in known if "|" in token.content]
             mark = "|".join([*marks, "(?!)" if special is None else special.pattern])
             self._ends, self._follows = re.compile(rf"(?:{mark})\s*\Z"), re.compile(rf"\s*(?:{mark})")
 
@@ -136,9 +135,7 @@ class Renderer:
             completion = self._turns(given.completion, record, number, "assistant")
             return self._conversation([*prompt, *completion], len(prompt), record, number)
         if given.text is None and any(holds_turns(record, form) for form in given.forms):
-            fix = (
-                "use an instruction-tuned model's tokenizer, or set data.chat_template; remove data.template"
-            )
+            fix = "use an instruction-tuned model, or set data.chat_template; remove data.template"
             raise RecordError(number, "holds messages, and no chat template renders them", fix=fix)
         return self._joined([self._fill(form, record, number) for form in given.forms])
 
@@ -335,11 +332,8 @@ class _Talk:
             each.get(key) for each in tools if isinstance(each, Mapping) for key in ("name", "description")
         ]
         lost = ["one of the tools"] * _lacks(packed, (said for said in told if isinstance(said, str)))
-        lost += [
-            f"something that message {i + 1} says"
-            for i in messages
-            if _lacks(packed, _said(self.messages[i]))
-        ]
+        silent = (i for i in messages if _lacks(packed, _said(self.messages[i])))
+        lost += [f"something that message {i + 1} says" for i in silent]
         if lost:
             raise self.error(
                 f"leaves out {lost[-1]}",

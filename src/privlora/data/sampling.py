@@ -63,10 +63,8 @@ class PoissonSampler:
         self._places = units
         if max_batch_size is not None:
             if max_batch_size < 1:
-                raise ConfigError(
-                    f"max_batch_size={max_batch_size} is below 1",
-                    fix="leave it out, or set it to at least 1.75 times the expected batch size",
-                )
+                fix = "leave it out, or set it to at least 1.75 times the expected batch size"
+                raise ConfigError(f"max_batch_size={max_batch_size} is below 1", fix=fix)
             if dataset_size is None:
                 raise ConfigError(
                     "max_batch_size is set without dataset_size",

@@ -275,11 +275,12 @@ def _from_aqua(record: Mapping[str, Any], number: int) -> dict[str, str]:
     shown = ", ".join(re.sub(r"^\s*([A-E])\s*\)\s*", r"(\1) ", option) for option in options)
     correct = text_of(record, "correct", number)
     rationale = text_of(record, "rationale", number).strip() if "rationale" in record else ""
-    return {
-        "instruction": f"{text_of(record, 'question', number)} Answer Choices: {shown}",
-        "output": f"{rationale} The answer is {correct}.".strip(),
-        "answer": correct,
-    }
+    return _worked(f"{text_of(record, 'question', number)} Answer Choices: {shown}", rationale, correct)
+
+
+def _worked(instruction: str, rationale: str, answer: str) -> dict[str, str]:
+    output = f"{rationale} The answer is {answer}.".strip()
+    return {"instruction": instruction, "output": output, "answer": answer}
 
 
 def _from_gsm8k(record: Mapping[str, Any], number: int) -> dict[str, str]:
@@ -287,12 +288,8 @@ def _from_gsm8k(record: Mapping[str, Any], number: int) -> dict[str, str]:
     if not marker:
         fix = "give GSM8K as published, or the columns instruction, output and answer"
         raise RecordError(number, "column 'answer' has no line '#### …' with the result", fix=fix)
-    rationale, answer = re.sub(r"<<[^>]*>>", "", rationale).strip(), answer.strip()
-    return {
-        "instruction": text_of(record, "question", number),
-        "output": f"{rationale} The answer is {answer}.".strip(),
-        "answer": answer,
-    }
+    rationale = re.sub(r"<<[^>]*>>", "", rationale).strip()
+    return _worked(text_of(record, "question", number), rationale, answer.strip())
 
 
 def _gold(value: object, number: int) -> float | str | None:

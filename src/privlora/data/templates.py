@@ -29,13 +29,10 @@ def parse(template: str) -> list[tuple[str, str | None]]:
     if any(field == "" or spec or conversion for _, field, spec, conversion in pieces):
         wrong, fix = (
             "has a field that is not a plain {column}",
-            "name one column between each pair of braces, without ! or :",
+            "write a column in each pair of braces, without ! or :",
         )
     elif not shown:
-        wrong, fix = (
-            "names no column, so every record would be the same text",
-            "name one in single braces, as {title}",
-        )
+        wrong, fix = "names no column, so all records would be alike", "name one in single braces, as {title}"
     elif max(shown.values()) > _MOST:
         wrong, fix = f"shows one column more than {_MOST} times", "name each column once"
     if wrong:

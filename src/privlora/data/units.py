@@ -14,7 +14,6 @@ from privlora.stages import DRAW, staged
 
 _EXACT: Final = 2**53  # above it, whole numbers share one float
 _DIGEST: Final = 16  # bytes, of which no two values share all
-_BLOCK: Final = 1 << 16  # records at a time, where as many bytes as records would be in the way
 
 
 class Units(Sequence[np.ndarray]):
@@ -129,17 +128,10 @@ class Grouping:
             why = '1 and "1" would be two privacy units, and one person could be split in two'
             raise DataError(what, why=why, fix="write all its values as strings")
         digests = np.frombuffer(self._digests, f"S{_DIGEST}")
-        order = np.argsort(digests, kind="stable")  # so that each unit's records stay in their order
-        begins = np.ones(len(order), bool)
-        for start in range(1, len(order), _BLOCK):
-            here = order[start - 1 : start + _BLOCK]
-            begins[start : start + _BLOCK] = digests[here[1:]] != digests[here[:-1]]
-        first = order[begins]
-        number = np.empty(len(first), np.int32)
+        _, first, unit = np.unique(digests, return_index=True, return_inverse=True)
+        number = np.empty(len(first), np.int64)
         number[np.argsort(first)] = np.arange(len(first))
-        found = np.empty(len(order), np.int64)
-        found[order] = number[np.cumsum(begins, dtype=np.int32) - 1]
-        return found
+        return number[unit]
 
     def count(self) -> int:
         """How many units there are. Raises DataError as `unit_of_record`."""

@@ -34,12 +34,11 @@ class Form:
     chats: bool = False
 
 
+Told = str | None
+
+
 def form_of(
-    found: Survey,
-    text: str | None = None,
-    prompt: str | None = None,
-    completion: str | None = None,
-    messages: str | None = None,
+    found: Survey, text: Told = None, prompt: Told = None, completion: Told = None, messages: Told = None
 ) -> Form:
     """What was told, or the best guess by most records. Raises DataError where columns cannot be guessed or are in no
     record, ConfigError for a form that is none."""

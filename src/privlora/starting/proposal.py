@@ -36,10 +36,8 @@ _MOST_FIT = 0.95  # of the records, by length
 _VERY_FEW = 50
 _WIDTH = 115
 _CHECKPOINTS = 10  # of a short run
-_WRAPPING, _TURNS = (
-    8,
-    48,
-)  # tokens that begin, end and set off a text; and turns, with a template's system prompt
+_WRAPPING = 8  # tokens that begin, end and set off a text
+_TURNS = 48  # of turns, with a template's system prompt
 _LONGEST = 63  # letters of a client's name
 
 _WHYS: Final = {
@@ -53,7 +51,7 @@ _WHYS: Final = {
     "adapter.target_modules": "those outside of attention did better (docs/results.md). all-linear: all layers",
     "privacy.unit": "all records of one user are protected together; numbers below count users",
     "privacy.target_epsilon": "the promise: 1 is strong, 3 usual, 8 weak; smaller means more noise",
-    "privacy.delta": "about the chance that the promise fails: a power of ten, at most a tenth of 1 / number of {whose}",
+    "privacy.delta": "the chance that the promise fails, roughly: a power of ten, at most 0.1 / number of {whose}",
     "privacy.public_dataset_size": "PUBLISHED: your number of {whose} to one digit. Write what may be published",
     "privacy.expected_batch_size": "{of_all}{batch} of {n}: large batches leave less noise than many steps",
     "privacy.steps": "{steps} noisy releases, {passes:.2g} passes over the data. `privlora recommend` weighs others",
@@ -128,11 +126,9 @@ def owners_of(paths: Sequence[str]) -> tuple[Owner, ...]:
         found = [str(each) for each in inside if each.is_file() and is_data_file_name(each.name)]
         files += found if folder.is_dir() else [path]
     if len(files) < 2:
-        raise DataError(
-            f"--clients, and {len(files)} file{'s' * (len(files) != 1)} of records: each owner has a file of its own, "
-            "and a federation at least two",
-            fix="give each owner's file, or a folder that holds them; without --clients it is a run in one place",
-        )
+        what = f"--clients, and {len(files)} file{'s' * (len(files) != 1)} of records: at least two owners take part"
+        fix = "give two owners' files or a folder of them; without --clients it is a run in one place"
+        raise DataError(what, fix=fix)
     stems = (Path(file).name.removesuffix(".gz").partition(".")[0] for file in files)
     names = [re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:_LONGEST] for stem in stems]
     if len({name.lower() for name in names}) < len(names) or not all(names):
@@ -219,18 +215,14 @@ def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, not
     at_limit = length in (LONGEST, base.positions)
     fits = f"in tokens; most records fit, by {counted}"
     if at_limit:
-        whose = (
-            f"the model's limit of {length}"
-            if length == base.positions
-            else f"at most {LONGEST} are proposed"
-        )
+        whose = f"at most {LONGEST} are proposed"
+        if length == base.positions:
+            whose = f"the model's limit of {length}"
         fits = f"in tokens, {whose}: longer records are cut"
     draft.put("data.max_length", length, fits=fits)
     if at_limit and "text" in form.settings and not asked.clients:
-        draft.remark(
-            "data",
-            "chunk: true   # divides longer texts instead of cutting them; all chunks of one are one unit",
-        )
+        chunk = "divides longer texts instead of cutting them; all chunks of one are one unit"
+        draft.remark("data", f"chunk: true   # {chunk}")
     if base.tokenizer is None:
         notes.append(
             f"no tokenizer of {base.name} is on this disk: data.max_length is guessed from characters"
@@ -274,11 +266,10 @@ def _users(found: Survey, column: str) -> int:
         for number, record in enumerate(found.first, start=1):
             grouping = Grouping(column)
             grouping.add(record, number)  # says what is wrong, if it is so early
-        raise DataError(
-            f"column {named(column)} does not name a user in every record",
-            why="a record that belongs to nobody cannot be protected at the level of its user",
-            fix="write every value of it as a string that is not empty, or leave out --user",
-        )
+        what = f"column {named(column)} does not name a user in every record"
+        why = "a record that belongs to nobody cannot be protected at the level of its user"
+        fix = "write every value of it as a string that is not empty, or leave out --user"
+        raise DataError(what, why=why, fix=fix)
     return users
 
 
