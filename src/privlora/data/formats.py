@@ -319,12 +319,10 @@ def _read_arrow(file: Path, format: Format) -> Iterator[Placed]:
             batches = pyarrow.parquet.ParquetFile(file).iter_batches()
         else:
             mapped = pyarrow.memory_map(str(file))
-            begins = mapped.read(6)
-            mapped.seek(0)
-            if begins == b"ARROW1":
+            try:
                 held = pyarrow.ipc.open_file(mapped)
                 batches = map(held.get_batch, range(held.num_record_batches))
-            else:
+            except pyarrow.ArrowInvalid:
                 batches = pyarrow.ipc.open_stream(mapped)
         yield from rows_of(batches)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
