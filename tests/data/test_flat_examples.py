@@ -203,22 +203,22 @@ def test_any_labels_are_given_back():
             Examples(given, pad_token_id=0)[number]
 
 
-def test_a_record_takes_less_than_100_bytes_beside_its_ids():
+def test_a_record_takes_less_than_20_bytes_beside_its_ids():
     records = [{"p": f"sentence number {i}", "c": ("good", "bad")[i % 2]} for i in range(2000)]
     found = build_examples(
         records, Template(prompt="p", completion="c"), make_tokenizer(), max_length=64, loss_on="completion"
     )
     tokens = found.tokens
-    beside = (tokens.starts, tokens.edges, tokens.edge_starts, tokens.dropped, tokens.blank)
-    assert sum(array.nbytes for array in beside) / len(found) < 40
-    assert found._tokens.ids.nbytes == 4 * found.lengths.sum()
+    beside = (tokens.starts, tokens.dropped, tokens.blank)
+    assert sum(array.nbytes for array in beside) / len(found) < 20
+    assert tokens.codes.nbytes == 4 * found.lengths.sum()
 
 
 def test_texts_without_a_token_are_empty():
     frame = frame_of(make_tokenizer(adds_bos=False), 4, True, False, True, "keep_start")
     learnt = [np.zeros(0, bool), np.ones(2, bool), np.zeros(0, bool)]
     found = assemble([[], [5, 6], []], learnt, frame, [True, False, True], [True] * 3)
-    assert (found.starts.tolist(), found.edges.tolist()) == ([0, 0, 2, 2], [0, 2])
+    assert (found.starts.tolist(), found.codes.tolist()) == ([0, 0, 2, 2], [5, 6])
 
 
 def labelled_from(first, ids):

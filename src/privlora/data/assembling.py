@@ -41,34 +41,31 @@ class Frame:
 class Tokens:
     """Examples in flat arrays: those of example i are between positions i and i + 1 of what starts with ``starts``."""
 
-    ids: NDArray[np.int32]
-    """(T,) of all examples, one behind the other."""
+    codes: NDArray[np.int32]
+    """(T,) of all examples, one behind the other: the id of a token that is learnt, else its complement, -1 - id."""
     starts: Integers
-    """(N + 1,) where each example starts in ``ids``; the last is T."""
-    edges: NDArray[np.int32]
-    """(2 R,) where each run of labelled tokens begins and ends, counted from the example's first token."""
-    edge_starts: Integers
-    """(N + 1,) where each example's edges start."""
+    """(N + 1,) where each example starts in ``codes``; the last is T."""
     dropped: NDArray[np.int32]
     """(N,) tokens that did not fit into max_length."""
     blank: Flags
     """(N,) whether the trained part is empty, or the prompt before it is cut away altogether."""
 
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """(T,) a new array: of all tokens."""
+        return np.maximum(self.codes, ~self.codes)
+
     @classmethod
     def joined(cls, parts: Iterable[Tokens]) -> Tokens:
         """Those of all parts, in their order. Each part is let go before the next is asked for."""
-        whole = ids, lengths, edges, edge_counts, dropped = [
-            array("i") for _ in range(5)
-        ]  # grow where they lie
+        codes, lengths, dropped = whole = [array("i") for _ in range(3)]  # grow where they lie
         blank = array("b")
         for part in parts:
-            some = (part.ids, np.diff(part.starts), part.edges, np.diff(part.edge_starts), part.dropped)
-            for held, more in zip(whole, some, strict=True):
+            for held, more in zip(whole, (part.codes, np.diff(part.starts), part.dropped), strict=True):
                 held.frombytes(more.astype(np.int32).tobytes())
             blank.frombytes(part.blank.tobytes())
-        starts, edge_starts = (starts_of(np.frombuffer(each, np.int32)) for each in (lengths, edge_counts))
-        flat, runs, lost = (np.frombuffer(each, np.int32) for each in (ids, edges, dropped))
-        return cls(flat, starts, runs, edge_starts, lost, np.frombuffer(blank, bool))
+        flat, sizes, lost = (np.frombuffer(each, np.int32) for each in (codes, lengths, dropped))
+        return cls(flat, starts_of(sizes), lost, np.frombuffer(blank, bool))
 
 
 def divided(ids: Sequence[int], frame: Frame) -> list[Sequence[int]]:
@@ -83,23 +80,11 @@ def divided(ids: Sequence[int], frame: Frame) -> list[Sequence[int]]:
     return [whole[start:stop] for start, stop in pairwise(bounds)]
 
 
-def starts_of(lengths: NDArray[np.integer[Any]]) -> Integers:
+def starts_of(lengths: NDArray[Any]) -> Integers:
     """(N + 1,) where each of pieces of these (N,) lengths starts, and where the last one ends."""
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
-
-
-def edges_of(labelled: Flags, starts: Integers) -> tuple[NDArray[np.int32], Integers]:
-    """``edges`` and ``edge_starts`` of `Tokens` for (T,) flags of all tokens."""
-    here = np.flatnonzero(labelled)
-    first, last = np.zeros(len(labelled) + 1, bool), np.zeros(len(labelled) + 1, bool)
-    first[starts], last[starts] = True, True
-    begins = here[first[here] | ~labelled[here - 1]]
-    ends = here[last[here + 1] | ~np.append(labelled, False)[here + 1]] + 1
-    example = np.searchsorted(starts, begins, side="right") - 1
-    edges = (np.stack([begins, ends], axis=1) - starts[example, None]).astype(np.int32)
-    return edges.reshape(-1), starts_of(2 * np.bincount(example, minlength=len(starts) - 1))
 
 
 def frame_of(
@@ -273,7 +258,7 @@ def assemble(
     if frame.label_all:
         labelled[:] = True
     empty = np.array(blank, bool) | unasked
-    return Tokens(ids, starts, *edges_of(labelled, starts), excess.astype(np.int32), empty)
+    return Tokens(np.where(labelled, ids, ~ids), starts, excess.astype(np.int32), empty)
 
 
 def _before_trained(trained: Flags, begins: Integers, ends: Integers) -> Integers:

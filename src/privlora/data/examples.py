@@ -18,7 +18,6 @@ from privlora.data.assembling import (
     TruncationMode,
     assemble,
     divided,
-    edges_of,
     frame_of,
     starts_of,
 )
@@ -89,7 +88,7 @@ class Preferences:
 class Examples(Sequence[Example]):
     """Tokenised records in the order of the records, in flat arrays. Everything that it counts is private.
 
-    An `Example` is made when it is asked for: its ids are a view, its labels a new array.
+    An `Example` is made when it is asked for, of new arrays.
 
     pad_token_id: any id of their tokenizer's vocabulary, for what batches are filled up with.
     """
@@ -135,9 +134,9 @@ class Examples(Sequence[Example]):
     def label_counts(self) -> np.ndarray:
         """(N,) int64: predicted tokens of each example, of a preference those of its shorter answer; an example with 0
         stays, and without any label it has a zero gradient."""
-        begins, ends = self._tokens.edges.reshape(-1, 2).T.astype(np.int64)
-        before = starts_of(ends - np.maximum(begins, 1))  # nothing precedes the first token
-        own = np.diff(before[self._tokens.edge_starts // 2])
+        starts, predicted = self._tokens.starts, self._tokens.codes >= 0
+        predicted[starts[:-1][starts[:-1] < starts[1:]]] = False  # nothing precedes the first token
+        own = np.diff(starts_of(predicted)[starts])
         return own if self.preferences is None else np.minimum(own, self.preferences.rejected.label_counts)
 
     @property
@@ -198,12 +197,9 @@ class Examples(Sequence[Example]):
     def _example(self, number: int) -> Example:
         tokens = self._tokens
         start, stop = tokens.starts[number : number + 2]
-        ids = tokens.ids[start:stop]
-        source = ids if self._labels is None else self._labels[start:stop]
-        labels = np.full(len(ids), IGNORED, np.int32)
-        edges = tokens.edges[slice(*tokens.edge_starts[number : number + 2])].tolist()
-        for first, last in zip(edges[::2], edges[1::2], strict=True):
-            labels[first:last] = source[first:last]
+        codes = tokens.codes[start:stop]
+        ids = np.maximum(codes, ~codes)
+        labels = np.where(codes < 0, IGNORED, ids if self._labels is None else self._labels[start:stop])
         answer, second = None, 0
         if self.answers is not None:
             answer, second = float(self.answers.values[number]), int(self.answers.seconds[number])
@@ -220,7 +216,7 @@ class Examples(Sequence[Example]):
             self._labels = labels
         dropped = np.array([e.dropped for e in examples], np.int32)
         blank = np.array([e.blank for e in examples], bool)
-        return Tokens(ids, starts, *edges_of(labelled, starts), dropped, blank)
+        return Tokens(np.where(labelled, ids, ~ids), starts, dropped, blank)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privlora.data.assembling import Tokens, edges_of, starts_of
+from privlora.data.assembling import Tokens, starts_of
 from privlora.data.examples import Answers, Examples, Template, pad_token
 from privlora.data.labels import Classes
 from privlora.data.rendering import Renderer, portions
@@ -50,8 +50,7 @@ def build_labelled(
             starts = starts_of(np.array([len(row) for row in ids]))
             flat = np.concatenate([np.empty(0, np.int32), *(np.array(row, np.int32) for row in ids)])
             blank = np.array([not any(text.strip() for text in texts) for texts, _ in some], bool)
-            edges = edges_of(np.ones(len(flat), bool), starts)
-            yield Tokens(flat, starts, *edges, np.array(dropped, np.int32), blank)
+            yield Tokens(flat, starts, np.array(dropped, np.int32), blank)
 
     tokens = Tokens.joined(chunks())
     typed = pair is not None and _tells_apart(tokenizer)
