@@ -135,11 +135,7 @@ def test_refuses_bad_files_without_showing_them(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
-        (
-            "a.txt",
-            '[\n{"text": "Zanzibar"}\n]',
-            "holds JSON. .*set data.format=json, or data.format=text",
-        ),
+        ("a.txt", '[\n{"text": "Zanzibar"}\n]', "holds JSON. .*set data.format=json, or data.format=text"),
         ("a.txt", '["Zanzibar", "b"]', "holds JSON"),
         (
             "a.txt",

@@ -183,9 +183,8 @@ def _cheapest_split(
     before = np.concatenate([[0], np.cumsum(rows)])  # rows of the units before
     cost = np.zeros(len(rows) + 1)  # of the first units, as cheaply as can be
     last = np.zeros(len(rows) + 1, np.int64)  # where their last piece starts
-    first = (
-        0  # the first unit that can be in a piece with the present one; later ones need not look before it
-    )
+    # The first unit that can be in a piece with the present one: later ones need not look before it.
+    first = 0
     for stop in range(1, len(rows) + 1):
         while first < stop - 1 and (
             (before[stop] - before[first]) * max(widths[first], row_tokens) > max_tokens
@@ -193,9 +192,8 @@ def _cheapest_split(
         ):
             first += 1
         costs = cost[first:stop] + (before[stop] - before[first:stop]) * widths[first:stop]
-        last[stop] = (
-            stop - 1 - int(costs[::-1].argmin())
-        )  # of equal ones the shortest: full pieces come first
+        # Of equal ones the shortest: full pieces come first.
+        last[stop] = stop - 1 - int(costs[::-1].argmin())
         cost[stop] = costs[last[stop] - first] + overhead
     pieces, stop = list[tuple[int, int]](), len(rows)
     while stop:

@@ -398,9 +398,8 @@ def encode_prompts(
     """The token ids, (T,) int32 each, of prompts as they stand, for a model that was trained without a chat template.
     Those of records are `encode_asked`; the rest is as there."""
     control = control_tokens(tokenizer)
-    spans = (
-        [] if control is None else [match.span() for match in control.finditer(each)] for each in prompts
-    )
+    found = ([] if control is None else control.finditer(each) for each in prompts)
+    spans = ([match.span() for match in some] for some in found)
     asked = [Rendered(each, (), tuple(some)) for each, some in zip(prompts, spans, strict=True)]
     return _encode(asked, tokenizer, max_length, is_chat=False)
 

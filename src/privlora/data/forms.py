@@ -89,11 +89,9 @@ def _pair(texts: Mapping[str, str], plain: Sequence[str], first: str, second: st
 
 def built_as_chat(value: object) -> bool:
     """Whether it is a list whose entries are built as messages are: each says who speaks."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(each, Mapping) and bool({"role", "from"} & each.keys()) for each in value)
-    )
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(each, Mapping) and bool({"role", "from"} & each.keys()) for each in value)
 
 
 def is_usual(column: str) -> bool:

@@ -224,13 +224,13 @@ def _rows_of_table(data: Any) -> Iterable[Any]:
     import pyarrow
 
     try:
-        rows = list(rows_of(pyarrow.table(data).to_batches()))
+        rows = [row for _, row in rows_of(pyarrow.table(data).to_batches())]
     except (TypeError, ValueError, pyarrow.ArrowException):  # a single column
         return data.to_pylist() if hasattr(data, "to_pylist") else data
-    for number, row in rows:
+    for number, row in enumerate(rows, start=1):
         if isinstance(row, DataError):
             raise row.of(f"record {number}") from None
-    return [row for _, row in rows]
+    return rows
 
 
 def without_arrays(value: Any) -> Any:
@@ -413,7 +413,7 @@ def missing_column(
     elif mend is not None:
         fix += f", as {mend}"
     elif column == "text":
-        fix = "name its columns: data.text=NAME; data.prompt=NAME with data.completion=NAME; or data.messages=NAME"
+        fix = "name its columns, as data.text=NAME; or data.prompt=NAME, data.completion=NAME; or data.messages=NAME"
     return RecordError(number, f"has no column {named(column)}; its columns are: {listed or 'none'}", fix=fix)
 
 

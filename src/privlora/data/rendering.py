@@ -293,9 +293,8 @@ class _Talk:
             return self._written(self.messages[:count], ask)
         except TemplateRefusedError as error:
             why = "a record's text would depend on what was rendered before it, which no clipping bounds"
-            raise self.error(
-                str(error.message), "mend it, or give another as data.chat_template", why
-            ) from None
+            fix = "mend it, or give another as data.chat_template"
+            raise self.error(str(error.message), fix, why) from None
         except UndefinedError:
             what = "asks for what these messages, or the template itself, do not have"
             raise self.error(what, f"{fix}; data.chat_template_kwargs gives the template more") from None
@@ -469,9 +468,8 @@ def _of_its_own(value: Any, number: int, whose: str) -> Any:
         raise RecordError(number, f"{whose} has {what}", why=why, fix=fix)
     if is_rounded(value):
         why = "tables round it once another record has a fraction there, so one record would change another's text"
-        raise RecordError(
-            number, f"{whose} has a number of more than 15 digits", why=why, fix="write it as a string"
-        )
+        what = f"{whose} has a number of more than 15 digits"
+        raise RecordError(number, what, why=why, fix="write it as a string")
     return canonical(value)
 
 

@@ -106,9 +106,7 @@ def refuse_implausible(
     if summary.spelled > _MOST:
         what = f"{most} spell control tokens, such as the ends of turns, which are read as text"
         why = "a chat template seems to have rendered them already, whose tokens would be learnt letter by letter"
-        fix = (
-            "set data.split_special_tokens=false if that is so, give the messages themselves as data.messages"
-        )
+        fix = "set data.split_special_tokens=false if that is so, give messages themselves as data.messages"
         raise DataError(what, why=why, fix=f"{fix}, {_UNCHECKED}")
     if summary.mostly_cut > _MOST:
         what = f"{most} lose more than half of their tokens to data.max_length={max_length}"

@@ -15,13 +15,12 @@ Scoring = Literal["likelihood", "generation"]
 SCORE_STEP = 0.2
 """STS-B's scores are trained on and scored in steps of a fifth (Raffel et al. 2020, section 2.4)."""
 
-_RESPONSE = (
-    "Write a response that appropriately completes the request.\n\n### Instruction:\n{instruction}\n\n"
-)
-_INSTRUCTION = f"Below is an instruction that describes a task. {_RESPONSE}### Response:\n"
+_RESPONSE = "Write a response that appropriately completes the request.\n\n"
+_ORDER = "### Instruction:\n{instruction}\n\n"
+_INSTRUCTION = f"Below is an instruction that describes a task. {_RESPONSE}{_ORDER}### Response:\n"
 _INSTRUCTION_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
-    f"{_RESPONSE}### Input:\n{{input}}\n\n### Response:\n"
+    f"{_RESPONSE}{_ORDER}### Input:\n{{input}}\n\n### Response:\n"
 )
 
 
@@ -182,9 +181,8 @@ def _question(task: Task, record: Mapping[str, Any], number: int) -> Question:
     name = text_of(record, "task", number)
     known = [each.name for each in _TASKS if each.kind in ("label", "score")]
     if name not in known:
-        raise RecordError(
-            number, "column 'task' names no task of GLUE", fix=f"give one of {', '.join(known)}"
-        )
+        fix = f"give one of {', '.join(known)}"
+        raise RecordError(number, "column 'task' names no task of GLUE", fix=fix)
     return _glue(TASKS[name], record, number)
 
 
@@ -212,16 +210,12 @@ def _label(task: Task, record: Mapping[str, Any], column: str, number: int) -> i
     if isinstance(value, bool) or key not in words:
         unlabelled = " (-1 marks the unlabelled test splits of GLUE)" if key == "-1" else ""
         fix = f"give 0 to {len(task.names) - 1}, or one of {', '.join(task.names)}"
-        raise RecordError(
-            number, f"column {column!r} holds no label of task {task.name}{unlabelled}", fix=fix
-        )
+        what = f"column {column!r} holds no label of task {task.name}{unlabelled}"
+        raise RecordError(number, what, fix=fix)
     stated = record.get("label_text")
     if stated in task.names and named[stated] != words[key]:
-        raise RecordError(
-            number,
-            f"columns {column!r} and 'label_text' name different labels",
-            fix=f"number them as GLUE does: {', '.join(f'{name} {i}' for name, i in named.items())}",
-        )
+        fix = f"number them as GLUE does: {', '.join(f'{name} {i}' for name, i in named.items())}"
+        raise RecordError(number, f"columns {column!r} and 'label_text' name different labels", fix=fix)
     return words[key]
 
 

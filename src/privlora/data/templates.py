@@ -27,10 +27,7 @@ def parse(template: str) -> list[tuple[str, str | None]]:
     shown = Counter(field for _, field, _, _ in pieces if field is not None)
     wrong, fix = "", ""
     if any(field == "" or spec or conversion for _, field, spec, conversion in pieces):
-        wrong, fix = (
-            "has a field that is not a plain {column}",
-            "write a column in each pair of braces, without ! or :",
-        )
+        wrong, fix = "has a field that is not a plain {column}", "write columns in braces, without ! or :"
     elif not shown:
         wrong, fix = "names no column, so all records would be alike", "name one in single braces, as {title}"
     elif max(shown.values()) > _MOST:

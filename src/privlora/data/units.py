@@ -155,12 +155,10 @@ def unit_value(record: Mapping[str, Any], column: str, number: int) -> str | int
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)  # a table makes fractions of whole numbers once one of them is missing
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise RecordError(
-            number,
-            f"unit column {column!r} names no unit: it is {_instead(value)}",
-            why="a record that belongs to nobody cannot be protected at the level of its unit",
-            fix="give every record its unit, a text or a whole number, or remove it",
-        )
+        what = f"unit column {column!r} names no unit: it is {_instead(value)}"
+        why = "a record that belongs to nobody cannot be protected at the level of its unit"
+        fix = "give every record its unit, a text or a whole number, or remove it"
+        raise RecordError(number, what, why=why, fix=fix)
     return value
 
 
