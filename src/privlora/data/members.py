@@ -34,4 +34,4 @@ def check_members(
         fix = "leave seeds out, or ledgers if this is a study"
         raise PrivacyError("models with seeds cannot be charged to ledgers", why=why, fix=fix)
     if seeds is not None and len(set(seeds)) < len(seeds):
-        raise ConfigError("two models share a seed, and so their noise", fix="give each its own")
+        raise ConfigError("two models have the same seed, and share their noise", fix="give each its own")
