@@ -195,13 +195,9 @@ class Rated(Optimizer):
 def tiled(examples: Examples, count: int) -> Examples:
     """The records once for each of ``count`` adapters, one copy behind the other."""
     t = examples.tokens
-
-    def repeated(starts: np.ndarray) -> np.ndarray:
-        return starts_of(np.tile(np.diff(starts), count))
-
-    flat = (np.tile(each, count) for each in (t.ids, t.edges, t.dropped, t.blank))
-    ids, edges, dropped, blank = flat
-    tokens = Tokens(ids, repeated(t.starts), edges, repeated(t.edge_starts), dropped, blank)
+    starts = starts_of(np.tile(np.diff(t.starts), count))
+    codes, dropped, blank = (np.tile(each, count) for each in (t.codes, t.dropped, t.blank))
+    tokens = Tokens(codes, starts, dropped, blank)
     return Examples.of(tokens, pad_token_id=examples.pad_token_id)
 
 

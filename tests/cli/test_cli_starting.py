@@ -20,8 +20,7 @@ from transformers import AutoTokenizer
 from privlora.config import Settings, load_settings, settings_from
 from privlora.data.examples import Template, build_examples
 from privlora.federated.plans import client_plan, with_local_method
-from privlora.starting.owners import owners_of
-from privlora.starting.proposal import PLAIN_CHAT
+from privlora.starting.proposal import PLAIN_CHAT, owners_of
 from privlora.starting.survey import survey
 from privlora.training.promise import plan_privacy
 
@@ -414,6 +413,10 @@ def _folder(folder: Path, *names: str) -> Path:
     return folder
 
 
+def _lines(records: list[dict[str, Any]]) -> Callable[[Path], Path]:
+    return lambda folder: jsonl(folder / "d.jsonl", records)
+
+
 BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
     "a table separated otherwise": (
         lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), ";"),
@@ -442,11 +445,7 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [],
         ["no file of records, nor a folder of them. Fix: name a file: .jsonl"],
     ),
-    "an empty folder": (
-        lambda f: _folder(f / "all"),
-        [],
-        ["no file of records, nor a folder of them"],
-    ),
+    "an empty folder": (lambda f: _folder(f / "all"), [], ["no file of records, nor a folder of them"]),
     "no such file": (lambda f: f / "none.jsonl", [], ["there is no file"]),
     "an unknown ending": (lambda f: _text(f / "d.doc", 3), [], ["ending"]),
     "empty": (lambda f: _text(f / "d.jsonl", 0), [], ["no records in"]),
@@ -467,14 +466,13 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ],
     ),
     "a chat that is none": (
-        lambda f: jsonl(
-            f / "d.jsonl",
+        _lines(
             [
                 *rows(9, messages=chat, source=SECRET),
                 {"messages": [{"role": "user"}], "source": SECRET},
                 {"messages": SECRET, "source": SECRET},
                 {ODD_KEY: "a"},
-            ],
+            ]
         ),
         [],
         [
@@ -484,108 +482,100 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ],
     ),
     "ShareGPT without one value": (
-        lambda f: jsonl(
-            f / "d.jsonl",
+        _lines(
             [
                 *rows(9, conversations=sharegpt, id=SECRET),
                 {"conversations": [{"from": "human"}], "id": SECRET},
-            ],
+            ]
         ),
         [],
-        ["d.jsonl, line 10: message 1 of column 'conversations' has no value"],
+        ["d.jsonl, line 10: message 1 of column 'conversations' has no known role"],
     ),
     "speakers that nobody knows": (
-        lambda f: jsonl(
-            f / "d.jsonl", rows(9, messages=lambda i: [{"from": "bot", "value": SECRET}], id=SECRET)
-        ),
+        _lines(rows(9, messages=lambda i: [{"from": "bot", "value": SECRET}], id=SECRET)),
         [],
         ["d.jsonl, lines 1, 2, 3, 4, 5 and more: message 1 of column 'messages' has no known role"],
     ),
     "a preference whose worse answer is null": (
-        lambda f: jsonl(
-            f / "d.jsonl",
+        _lines(
             [
                 *rows(9, prompt=SECRET, chosen=SECRET, rejected=SECRET),
                 {"prompt": SECRET, "chosen": SECRET, "rejected": None},
-            ],
+            ]
         ),
         [],
         ["d.jsonl, line 10: column 'rejected' is empty (null)"],
     ),
     "a preference without its worse answer": (
-        lambda f: jsonl(f / "d.jsonl", rows(9, prompt=SECRET, chosen=SECRET)),
+        _lines(rows(9, prompt=SECRET, chosen=SECRET)),
         [],
         ["most records have: prompt, chosen", "--prompt COLUMN --completion COLUMN"],
     ),
     "a preference whose worse answer is misspelt": (
-        lambda f: jsonl(f / "d.jsonl", rows(9, prompt=SECRET, chosen=SECRET, rejectd=SECRET)),
+        _lines(rows(9, prompt=SECRET, chosen=SECRET, rejectd=SECRET)),
         [],
         ["most records have: prompt, chosen, rejectd"],
     ),
     "a JSON list as text": (
         lambda f: _bytes(f / "d.txt", b'[\n  {"text": "a"},\n  {"text": "b"}\n]\n'),
         [],
-        [
-            "d.txt is named as a text",
-            "holds JSON",
-            "name it d.json, or set data.format=json; set data.format=text if",
-        ],
+        ["d.txt is named as a text", "holds JSON", "set data.format=json, or data.format=text if"],
     ),
     "JSON lines as text": (
         lambda f: _bytes(f / "d.txt", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'),
         [],
-        ["holds JSON, an object a line", "name it d.jsonl, or set data.format=jsonl"],
+        ["holds JSON, an object a line", "set data.format=jsonl"],
     ),
     "no ending": (
         lambda f: _bytes(f / "notes", b'{"text": "a"}\n'),
         [],
-        ["the ending of", "it holds JSON, an object a line: name it notes.jsonl, or set data.format=jsonl"],
+        ["the ending of", "it holds JSON, an object a line: set data.format=jsonl"],
     ),
     "no such format": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        _lines(rows(3, text=SECRET)),
         ["--format", "lines"],
         ["format='lines' is unknown", "auto, jsonl"],
     ),
     "a list of words": (lambda f: _bytes(f / "d.json", b'["a"]'), [], ["item 1"]),
     "columns like any": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, alpha=SECRET, beta=SECRET)),
+        _lines(rows(3, alpha=SECRET, beta=SECRET)),
         [],
         ["cannot be guessed", "alpha, beta", "--text COLUMN"],
     ),
     "a key of few records": (
-        lambda f: jsonl(f / "d.jsonl", [*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
+        _lines([*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
         [],
         ["cannot be guessed", "most records have: alpha, beta"],
     ),
     "a key of few records beside a column that is told": (
-        lambda f: jsonl(f / "d.jsonl", [*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
+        _lines([*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
         ["--text", ODD_KEY[:-1]],
         ["its columns are: alpha, beta"],
     ),
     "a text that is missing once": (
-        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"id": 4}]),
+        _lines([*rows(3, text=SECRET), {"id": 4}]),
         [],
         [
             "d.jsonl, line 4: has no column 'text', which most records have. Fix: write a text there, or remove"
         ],
     ),
     "a null": (
-        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": None}, {"text": None}]),
+        _lines([*rows(3, text=SECRET), {"text": None}, {"text": None}]),
         [],
         ["d.jsonl, lines 4, 5: column 'text' is empty (null)"],
     ),
     "a null in a column that is told": (
-        lambda f: jsonl(f / "d.jsonl", [{"a": None, "b": "c"}, *rows(3, a=SECRET, b=SECRET)]),
+        _lines([{"a": None, "b": "c"}, *rows(3, a=SECRET, b=SECRET)]),
         ["--text", "a"],
         ["d.jsonl, line 1: column 'a' is empty (null)"],
     ),
     "a name of two words": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, **{"id": SECRET, "chief complaint": SECRET, "plan": SECRET})),
+        _lines(rows(3, **{"id": SECRET, "chief complaint": SECRET, "plan": SECRET})),
         [],
         ["most records have: id, chief complaint, plan. Fix"],
     ),
     "files of several kinds": (
-        lambda f: jsonl(f / "d.jsonl", [{"a": SECRET}, {"b": SECRET}]),
+        _lines([{"a": SECRET}, {"b": SECRET}]),
         [],
         [
             "no column is in most of the records, so the files seem to be of several kinds: init one of them alone. Fix"
@@ -596,57 +586,26 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         [],
         ["header line"],
     ),
-    "numbers alone": (lambda f: jsonl(f / "d.jsonl", rows(3, a=int)), [], ["cannot be guessed"]),
-    "no such column": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
-        ["--text", "notes"],
-        ["did you mean 'note'?"],
-    ),
+    "numbers alone": (_lines(rows(3, a=int)), [], ["cannot be guessed"]),
+    "no such column": (_lines(rows(3, note=SECRET)), ["--text", "notes"], ["did you mean 'note'?"]),
     "a column of numbers": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET, age=int)),
+        _lines(rows(3, note=SECRET, age=int)),
         ["--text", "age"],
         ["d.jsonl, lines 1, 2, 3: column 'age' holds int, not text"],
     ),
-    "no messages": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
-        ["--messages", "note"],
-        ["not a list of messages"],
-    ),
-    "half a form": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
-        ["--prompt", "note"],
-        ["by halves"],
-    ),
-    "two forms": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
-        ["--text", "note", "--messages", "note"],
-        ["more than once"],
-    ),
-    "a broken format": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
-        ["--text", "{note"],
-        ["cannot be read"],
-    ),
-    "a format without a column": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, note=SECRET)),
-        ["--text", "{{}}"],
-        ["names no column"],
-    ),
-    "no users": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET, user=lambda i: None)),
-        ["--user", "user"],
-        ["names no unit"],
-    ),
+    "no messages": (_lines(rows(3, note=SECRET)), ["--messages", "note"], ["not a list of messages"]),
+    "half a form": (_lines(rows(3, note=SECRET)), ["--prompt", "note"], ["by halves"]),
+    "two forms": (_lines(rows(3, note=SECRET)), ["--text", "note", "--messages", "note"], ["more than once"]),
+    "a broken format": (_lines(rows(3, note=SECRET)), ["--text", "{note"], ["cannot be read"]),
+    "a format without a column": (_lines(rows(3, note=SECRET)), ["--text", "{{}}"], ["names no column"]),
+    "no users": (_lines(rows(3, text=SECRET, user=lambda i: None)), ["--user", "user"], ["names no unit"]),
     "a wrong column of users": (
-        lambda f: jsonl(f / "d.jsonl", [*rows(3, text=SECRET), {"text": "b", "rare": 1}]),
+        _lines([*rows(3, text=SECRET), {"text": "b", "rare": 1}]),
         ["--user", "patient"],
-        [
-            "--user: record 1: has no column 'patient'; its columns are: text",
-            "name one of its columns",
-        ],
+        ["--user: record 1: has no column 'patient'; its columns are: text", "name one of its columns"],
     ),
     "a misspelt column of users beside another": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET, patient="a")),
+        _lines(rows(3, text=SECRET, patient="a")),
         ["--user", "patent", "--text", "story"],
         [
             "2 mistakes",
@@ -656,12 +615,12 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ],
     ),
     "a file twice": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
+        _lines(rows(3, text=SECRET)),
         ["d.jsonl"],
         ["d.jsonl is given twice", "Each record would be two units"],
     ),
     "wrong columns of prompt and answer": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, ask=SECRET, tell=SECRET)),
+        _lines(rows(3, ask=SECRET, tell=SECRET)),
         ["--prompt", "request", "--completion", "reply"],
         [
             "2 mistakes",
@@ -677,40 +636,16 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
         ["--text: record 1: has no column 'story'; its columns are: (not shown"],
     ),
     "users that are missing late": (
-        lambda f: jsonl(f / "d.jsonl", [*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),
+        _lines([*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),
         ["--user", "user"],
         ["d.jsonl, line 301: ", "column 'user'", "names no unit"],
     ),
-    "no epsilon": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
-        ["--epsilon", "0"],
-        ["from 0.001 to 500"],
-    ),
-    "infinite epsilon": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
-        ["--epsilon", "inf"],
-        ["from 0.001 to 500"],
-    ),
-    "no folder": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
-        ["--output", "no/x.yaml"],
-        ["no folder"],
-    ),
-    "over another file": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
-        ["--output", "d.jsonl"],
-        ["exists already"],
-    ),
-    "no model": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
-        ["--model", "models/none"],
-        ["no local folder"],
-    ),
-    "a text for a model": (
-        lambda f: jsonl(f / "d.jsonl", rows(3, text=SECRET)),
-        ["--model", SECRET],
-        ["not shown: it is a text"],
-    ),
+    "no epsilon": (_lines(rows(3, text=SECRET)), ["--epsilon", "0"], ["from 0.001 to 500"]),
+    "infinite epsilon": (_lines(rows(3, text=SECRET)), ["--epsilon", "inf"], ["from 0.001 to 500"]),
+    "no folder": (_lines(rows(3, text=SECRET)), ["--output", "no/x.yaml"], ["no folder"]),
+    "over another file": (_lines(rows(3, text=SECRET)), ["--output", "d.jsonl"], ["exists already"]),
+    "no model": (_lines(rows(3, text=SECRET)), ["--model", "models/none"], ["no local folder"]),
+    "a text for a model": (_lines(rows(3, text=SECRET)), ["--model", SECRET], ["not shown: it is a text"]),
 }
 
 

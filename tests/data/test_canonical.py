@@ -141,12 +141,7 @@ def test_a_record_without_tools_has_none_whatever_stands_there() -> None:
         build_examples([{**record("a", {}), **told}], template, tiny_tokenizer(), max_length=400)[
             0
         ].input_ids.tolist()
-        for told in (
-            {},
-            {"tools": math.nan},
-            {"tools": None},
-            {"chat_template_kwargs": {"documents": None}},
-        )
+        for told in ({}, {"tools": math.nan}, {"tools": None}, {"chat_template_kwargs": {"documents": None}})
     ]
     assert all(each == ids[0] for each in ids)
 
@@ -154,10 +149,7 @@ def test_a_record_without_tools_has_none_whatever_stands_there() -> None:
 def test_what_is_taken_away() -> None:
     schema = {"type": "object", "properties": {"b": {"default": None}, "a": {"enum": ["x", None]}}}
     assert json.dumps(canonical({"arguments": schema, "note": None, "role": "tool"})) == json.dumps(
-        {
-            "role": "tool",
-            "arguments": {"type": "object", "properties": {"a": {"enum": ["x", None]}, "b": {}}},
-        }
+        {"role": "tool", "arguments": {"type": "object", "properties": {"a": {"enum": ["x", None]}, "b": {}}}}
     )
     numbers = [1.0, -0.0, 1.5, 1e300, float("inf"), True, 2**60]
     assert json.dumps(canonical(numbers)) == "[1, 0, 1.5, 1e+300, Infinity, true, 1152921504606846976]"

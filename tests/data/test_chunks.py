@@ -48,7 +48,7 @@ def loaded(**data: Any) -> Data:
 def test_parts_are_the_text_in_like_lengths(count: int, max_length: int, eos: bool, ends: bool) -> None:
     tokenizer = tiny_tokenizer()
     frame = dataclasses.replace(
-        frame_of(tokenizer, max_length, True, eos, is_chat=False), max_length=max_length
+        frame_of(tokenizer, max_length, True, eos, False, "keep_start"), max_length=max_length
     )
     ids = [5] * count + ([tokenizer.eos_token_id] if ends else [])
     parts = divided(ids, frame)

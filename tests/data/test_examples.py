@@ -301,7 +301,7 @@ class TestMessages:
                 "message 1 .* has a content that is no text but an int",
             ),
             (CHATML, [{"role": "user"}], "message 1 of column 'messages' has no content"),
-            (CHATML, [{"from": "human"}], "message 1 of column 'messages' has no value"),
+            (CHATML, [{"from": "human"}], "message 1 of column 'messages' has no known role"),
             (CHATML, [{"role": "user", "content": [{"text": "Zanzibar"}]}], "no text but a list"),
             (CHATML, [{"role": "user", "content": None}], "message 1 .* has no content"),
         ],

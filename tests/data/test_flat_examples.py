@@ -65,7 +65,7 @@ def one_by_one(ids, trained, frame, is_open=True):
     if ids[-1:] != frame.eos and is_open:
         ids, trained = ids + frame.eos, trained + [True] * len(frame.eos)
     excess = max(0, len(bos) + len(ids) - frame.max_length)
-    cut = excess if frame.keeps == "end" else 0
+    cut = excess if frame.keeps == "keep_end" else 0
     ids = (bos + ids[cut:])[: frame.max_length]
     trained = ([False] * len(bos) + trained[cut:])[: frame.max_length]
     labels = [i if frame.label_all or flag else IGNORED for i, flag in zip(ids, trained, strict=True)]
@@ -85,9 +85,8 @@ def read_plainly(each, tokenizer):
 def plainly(
     records, template, tokenizer, *, max_length, loss_on="all", add_eos=True, truncation_mode="keep_start"
 ):
-    keeps = truncation_mode.removeprefix("keep_")
     render = Renderer(template, tokenizer, loss_on)
-    frame = frame_of(tokenizer, max_length, loss_on == "all", add_eos, is_chat=render.is_chat, keeps=keeps)
+    frame = frame_of(tokenizer, max_length, loss_on == "all", add_eos, render.is_chat, truncation_mode)
     for number, record in enumerate(records, 1):
         each = render(record, number)
         *made, unasked = one_by_one(*read_plainly(each, tokenizer), frame, each.open)
@@ -158,7 +157,7 @@ def test_asking_the_backend_gives_what_the_tokenizer_gives(folder):
     assert Reader(tokenizer)(texts)[0] == whole
     tokenizer(TEXTS, padding=True, truncation=True, max_length=4)  # leaves its settings behind
     assert Reader(tokenizer)(texts)[0] == whole
-    frame = frame_of(tokenizer, 6, False, False, is_chat=False, keeps="end")
+    frame = frame_of(tokenizer, 6, False, False, False, "keep_end")
     split = tokenizer(TEXTS, add_special_tokens=False, split_special_tokens=True)["input_ids"]
     assert [ids.tolist() for ids in encode_prompts(TEXTS, tokenizer, max_length=6)] == [
         one_by_one(ids, [False] * len(ids), frame, is_open=False)[0] for ids in split
@@ -204,22 +203,22 @@ def test_any_labels_are_given_back():
             Examples(given, pad_token_id=0)[number]
 
 
-def test_a_record_takes_less_than_100_bytes_beside_its_ids():
+def test_a_record_takes_less_than_20_bytes_beside_its_ids():
     records = [{"p": f"sentence number {i}", "c": ("good", "bad")[i % 2]} for i in range(2000)]
     found = build_examples(
         records, Template(prompt="p", completion="c"), make_tokenizer(), max_length=64, loss_on="completion"
     )
     tokens = found.tokens
-    beside = (tokens.starts, tokens.edges, tokens.edge_starts, tokens.dropped, tokens.blank)
-    assert sum(array.nbytes for array in beside) / len(found) < 40
-    assert found._tokens.ids.nbytes == 4 * found.lengths.sum()
+    beside = (tokens.starts, tokens.dropped, tokens.blank)
+    assert sum(array.nbytes for array in beside) / len(found) < 20
+    assert tokens.codes.nbytes == 4 * found.lengths.sum()
 
 
 def test_texts_without_a_token_are_empty():
-    frame = frame_of(make_tokenizer(adds_bos=False), 4, True, False, is_chat=True)
+    frame = frame_of(make_tokenizer(adds_bos=False), 4, True, False, True, "keep_start")
     learnt = [np.zeros(0, bool), np.ones(2, bool), np.zeros(0, bool)]
-    found = assemble([[], [5, 6], []], learnt, frame, blank=[True, False, True], is_open=[True] * 3)
-    assert (found.starts.tolist(), found.edges.tolist()) == ([0, 0, 2, 2], [0, 2])
+    found = assemble([[], [5, 6], []], learnt, frame, [True, False, True], [True] * 3)
+    assert (found.starts.tolist(), found.codes.tolist()) == ([0, 0, 2, 2], [5, 6])
 
 
 def labelled_from(first, ids):
@@ -229,8 +228,7 @@ def labelled_from(first, ids):
 
 
 @pytest.mark.parametrize("number", range(5))
-def test_every_private_record_is_held_against_public_ones(number, monkeypatch):
-    monkeypatch.setattr("privlora.data.examples._CHUNK", 2)
+def test_every_private_record_is_held_against_public_ones(number):
     private = Examples([labelled_from(0, [3 + i, 9, 9]) for i in range(5)], pad_token_id=0)
     assert have_shared_tokens(private, private[number : number + 1])
     assert not have_shared_tokens(private, private.like([labelled_from(0, [9, 9, 9])]))

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from privlora.data.records import (
-    NAN,
-    NULL,
     as_records,
     content_hash,
     load_records,
@@ -118,8 +116,8 @@ BAD_FILES: list[tuple[str, str | bytes, str]] = [
     ("quotes.csv", f'text\n"{SECRET}"x\n', "line 2"),
     ("bad.parquet", SECRET, "not a readable Parquet"),
     ("a.parquet.gz", SECRET, "table inside gzip"),
-    ("a.unknown", SECRET, "name it a.unknown.txt, or set data.format=text; .* data.format=csv"),
-    ("only.gz", SECRET, "name it only.txt.gz, or set data.format=text"),
+    ("a.unknown", SECRET, "set data.format=text .* data.format=csv"),
+    ("only.gz", SECRET, "set data.format=text"),
 ]
 
 
@@ -137,16 +135,16 @@ def test_refuses_bad_files_without_showing_them(
 @pytest.mark.parametrize(
     ("name", "content", "words"),
     [
+        ("a.txt", '[\n{"text": "Zanzibar"}\n]', "holds JSON. .*set data.format=json, or data.format=text"),
+        ("a.txt", '["Zanzibar", "b"]', "holds JSON"),
         (
             "a.txt",
-            '[\n{"text": "Zanzibar"}\n]',
-            "holds JSON. .*name it a.json, or set data.format=json; set data.format=text",
+            '\n{"text": "Zanzibar"}\n{"text": "b"}',
+            "holds JSON, an object a line.* set data.format=jsonl",
         ),
-        ("a.txt", '["Zanzibar", "b"]', "holds JSON"),
-        ("a.txt", '\n{"text": "Zanzibar"}\n{"text": "b"}', "holds JSON, an object a line.* name it a.jsonl"),
         ("a.txt", '{\n  "text": "Zanzibar"}', "holds JSON. "),
-        ("a.txt.gz", gzip.compress(b'{"text": "Zanzibar"}', mtime=0), "name it a.jsonl.gz"),
-        ("a", b"PAR1Zanzibar", "it holds Parquet: name it a.parquet"),
+        ("a.txt.gz", gzip.compress(b'{"text": "Zanzibar"}', mtime=0), "set data.format=jsonl"),
+        ("a", b"PAR1Zanzibar", "it holds Parquet: set data.format=parquet"),
     ],
 )
 def test_a_name_that_says_something_else_than_the_file_holds(
@@ -177,7 +175,7 @@ def test_whether_a_file_is_there_is_told_without_opening_it(
     monkeypatch.setattr("privlora.data.records.seems", lambda *_: pytest.fail("opened"))
     refuse_missing(paths[0])
     with pytest.raises(
-        DataError, match=r"give it an ending that does .*\.jsonl.* or set data.format to jsonl, json"
+        DataError, match=r"give it an ending that does .*\.jsonl.* or set data.format to one of jsonl, json"
     ):
         refuse_missing(paths[1])
 
@@ -352,8 +350,9 @@ def test_what_a_table_lacks_is_known_by_any_name() -> None:
     import pandas
 
     assert [missing_as(value) for value in (None, float("nan"), pandas.NA, pandas.NaT, "", 0, "nan")] == [
-        NULL, NAN, NAN, NAN, None, None, None,
-    ]  # fmt: skip
+        *("null", "NaN", "NaN", "NaN"),
+        *(None, None, None),
+    ]
 
 
 def test_hashes_are_of_the_columns_that_are_used() -> None:
@@ -380,7 +379,7 @@ def test_hashes_are_of_the_columns_that_are_used() -> None:
             r"its columns are: label and others \(not shown",
         ),
         ({"text": None}, r"column .text. is empty \(null\)"),
-        ({"text": float("nan")}, r"is empty \(NaN\).*table.dropna\(subset=\['text'\]\)"),
+        ({"text": float("nan")}, r"is empty \(NaN\).*leave such records out"),
         ({"text": float("inf")}, "holds float"),
         ({"text": 4815}, "holds int"),
         ({"text": [SECRET]}, "holds list"),
@@ -636,9 +635,7 @@ def test_a_text_that_is_too_long_to_tokenise_is_refused(monkeypatch: pytest.Monk
 def test_the_files_of_a_folder_are_named(tmp_path: Path) -> None:
     for name in ("b.jsonl", "a.jsonl", "readme.md"):
         write(tmp_path / name, "x")
-    with pytest.raises(
-        DataError, match=r"as path: \[.*/a.jsonl, .*/b.jsonl\], in Python as sorted\(.*glob\('\*.jsonl'\)\)"
-    ):
+    with pytest.raises(DataError, match=r"as path: \[.*/a.jsonl, .*/b.jsonl\]"):
         load_records(str(tmp_path))
 
 
@@ -649,7 +646,7 @@ def test_the_files_of_a_folder_are_named(tmp_path: Path) -> None:
         ("A.XLS", r"save the sheet as CSV"),
         ("a.tsv", r"write it with commas"),
         ("a.docx", r"write its texts as JSON lines"),
-        ("a.dat", r"it holds JSON, an object a line: name it a.dat.jsonl, or set data.format=jsonl"),
+        ("a.dat", r"it holds JSON, an object a line: set data.format=jsonl"),
     ],
 )
 def test_files_of_other_programs(name: str, fix: str, tmp_path: Path) -> None:

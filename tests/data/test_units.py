@@ -81,11 +81,6 @@ def test_a_user_is_its_value_whatever_its_class_shows(users: list[Any], units: l
     assert [u.tolist() for u in group_units([{"user": user} for user in users], "user")] == units
 
 
-def test_every_block_of_records_is_grouped(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privlora.data.units._BLOCK", 2)
-    test_groups_by_column()
-
-
 def test_no_records_no_units() -> None:
     assert len(group_units([], None)) == len(group_units([], "user")) == 0
 

@@ -37,9 +37,16 @@ def init(
     # Not at the top: numpy and templates, which most commands need later or never.
     from privlora.data.records import format_of
     from privlora.starting.columns import fitting_form
-    from privlora.starting.files import refuse_existing, write_new
-    from privlora.starting.owners import owners_of
-    from privlora.starting.proposal import Asked, checked_text, look_at, propose, refuse_epsilon, top_of
+    from privlora.starting.draft import refuse_existing, write_new
+    from privlora.starting.proposal import (
+        Asked,
+        checked_text,
+        look_at,
+        owners_of,
+        propose,
+        refuse_epsilon,
+        top_of,
+    )
     from privlora.starting.survey import refuse_no_files, survey
     from privlora.training.model_names import told_to_be_of_the_hub
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 Integers = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+TruncationMode = Literal["keep_start", "keep_end"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +33,7 @@ class Frame:
     eos: list[int]
     max_length: int
     label_all: bool
-    keeps: Literal["start", "end"] = "start"
+    keeps: TruncationMode = "keep_start"
     """Which part of a text that is too long stays."""
 
 
@@ -38,39 +41,31 @@ class Frame:
 class Tokens:
     """Examples in flat arrays: those of example i are between positions i and i + 1 of what starts with ``starts``."""
 
-    ids: NDArray[np.int32]
-    """(T,) of all examples, one behind the other."""
+    codes: NDArray[np.int32]
+    """(T,) of all examples, one behind the other: the id of a token that is learnt, else its complement, -1 - id."""
     starts: Integers
-    """(N + 1,) where each example starts in ``ids``; the last is T."""
-    edges: NDArray[np.int32]
-    """(2 R,) where each run of labelled tokens begins and ends, counted from the example's first token."""
-    edge_starts: Integers
-    """(N + 1,) where each example's edges start."""
+    """(N + 1,) where each example starts in ``codes``; the last is T."""
     dropped: NDArray[np.int32]
     """(N,) tokens that did not fit into max_length."""
-    blank: NDArray[np.bool_]
+    blank: Flags
     """(N,) whether the trained part is empty, or the prompt before it is cut away altogether."""
+
+    @property
+    def ids(self) -> NDArray[np.int32]:
+        """(T,) a new array: of all tokens."""
+        return np.maximum(self.codes, ~self.codes)
 
     @classmethod
     def joined(cls, parts: Iterable[Tokens]) -> Tokens:
         """Those of all parts, in their order. Each part is let go before the next is asked for."""
-        ids, lengths, edges, edge_counts, dropped = (array("i") for _ in range(5))  # grow where they lie
+        codes, lengths, dropped = whole = [array("i") for _ in range(3)]  # grow where they lie
         blank = array("b")
         for part in parts:
-            ids.frombytes(part.ids.tobytes())
-            lengths.frombytes(np.diff(part.starts).astype(np.int32).tobytes())
-            edges.frombytes(part.edges.tobytes())
-            edge_counts.frombytes(np.diff(part.edge_starts).astype(np.int32).tobytes())
-            dropped.frombytes(part.dropped.tobytes())
+            for held, more in zip(whole, (part.codes, np.diff(part.starts), part.dropped), strict=True):
+                held.frombytes(more.astype(np.int32).tobytes())
             blank.frombytes(part.blank.tobytes())
-        return cls(
-            np.frombuffer(ids, np.int32),
-            starts_of(np.frombuffer(lengths, np.int32)),
-            np.frombuffer(edges, np.int32),
-            starts_of(np.frombuffer(edge_counts, np.int32)),
-            np.frombuffer(dropped, np.int32),
-            np.frombuffer(blank, bool),
-        )
+        flat, sizes, lost = (np.frombuffer(each, np.int32) for each in (codes, lengths, dropped))
+        return cls(flat, starts_of(sizes), lost, np.frombuffer(blank, bool))
 
 
 def divided(ids: Sequence[int], frame: Frame) -> list[Sequence[int]]:
@@ -85,33 +80,15 @@ def divided(ids: Sequence[int], frame: Frame) -> list[Sequence[int]]:
     return [whole[start:stop] for start, stop in pairwise(bounds)]
 
 
-def starts_of(lengths: NDArray[np.integer[Any]]) -> Integers:
+def starts_of(lengths: NDArray[Any]) -> Integers:
     """(N + 1,) where each of pieces of these (N,) lengths starts, and where the last one ends."""
     starts = np.zeros(len(lengths) + 1, np.int64)
     np.cumsum(lengths, out=starts[1:])
     return starts
 
 
-def edges_of(labelled: NDArray[np.bool_], starts: Integers) -> tuple[NDArray[np.int32], Integers]:
-    """``edges`` and ``edge_starts`` of `Tokens` for (T,) flags of all tokens."""
-    here = np.flatnonzero(labelled)
-    first, last = np.zeros(len(labelled) + 1, bool), np.zeros(len(labelled) + 1, bool)
-    first[starts], last[starts] = True, True
-    begins = here[first[here] | ~labelled[here - 1]]
-    ends = here[last[here + 1] | ~np.append(labelled, False)[here + 1]] + 1
-    example = np.searchsorted(starts, begins, side="right") - 1
-    edges = (np.stack([begins, ends], axis=1) - starts[example, None]).astype(np.int32)
-    return edges.reshape(-1), starts_of(2 * np.bincount(example, minlength=len(starts) - 1))
-
-
 def frame_of(
-    tokenizer: PreTrainedTokenizerBase,
-    max_length: int,
-    label_all: bool,
-    add_eos: bool,
-    *,
-    is_chat: bool,
-    keeps: Literal["start", "end"] = "start",
+    tokenizer: Any, max_length: int, label_all: bool, add_eos: bool, is_chat: bool, keeps: TruncationMode
 ) -> Frame:
     encoded = tokenizer("a", return_special_tokens_mask=True)
     adds_bos = not is_chat and encoded["special_tokens_mask"][:1] == [1]
@@ -132,7 +109,7 @@ class Reader:
         self._backend = plain_backend(tokenizer)
         self._apart: dict[int, Any] = {}
 
-    def __call__(self, texts: Sequence[Rendered]) -> tuple[list[list[int]], list[NDArray[np.bool_]]]:
+    def __call__(self, texts: Sequence[Rendered]) -> tuple[list[list[int]], list[Flags]]:
         """Of each text the ids, without special tokens around it, and (T,) whether each is learnt."""
         if self._backend is None:
             read = [self._in_parts(each) for each in texts]
@@ -140,31 +117,26 @@ class Reader:
             self._ids("")  # brings the settings of a call: no padding, no truncation
             plain = [each.text for each in texts if not each.spelled]
             found = iter(self._backend.encode_batch(plain, add_special_tokens=False))
-            read = [
-                self._apart_from_spelled(each) if each.spelled else _learnt(next(found), each)
-                for each in texts
-            ]
+            apart = self._apart_from_spelled
+            read = [apart(each) if each.spelled else _learnt(next(found), each) for each in texts]
         return [ids for ids, _ in read], [flags for _, flags in read]
 
     def _ids(self, text: str, **options: Any) -> list[int]:
         # verbose=False: the warning about long texts would print the length of a private one.
-        found: list[int] = self._tokenizer(text, add_special_tokens=False, verbose=False, **options)[
-            "input_ids"
-        ]
-        return found
+        found = self._tokenizer(text, add_special_tokens=False, verbose=False, **options)
+        return list(found["input_ids"])
 
-    def _in_parts(self, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+    def _in_parts(self, given: Rendered) -> tuple[list[int], Flags]:
         cuts = sorted({0, len(given.text), *chain.from_iterable((*given.trained, *given.spelled))})
         ids, flags = list[int](), list[bool]()
         for part in pairwise(cuts):
-            some = self._ids(
-                given.text[slice(*part)], **({"split_special_tokens": True} if part in given.spelled else {})
-            )
+            options = {"split_special_tokens": True} if part in given.spelled else {}
+            some = self._ids(given.text[slice(*part)], **options)
             ids += some
             flags += [any(a <= part[0] and part[1] <= b for a, b in given.trained)] * len(some)
         return ids, np.array(flags, bool)
 
-    def _apart_from_spelled(self, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+    def _apart_from_spelled(self, given: Rendered) -> tuple[list[int], Flags]:
         """By a tokenizer whose control tokens are spelled by characters that the text lacks, in all places but those
         where the record spells one."""
         control, held = control_tokens(self._tokenizer), {ord(sign) // _SIGNS for sign in given.text}
@@ -174,10 +146,11 @@ class Reader:
         if block not in self._apart:
             self._apart[block] = _renamed(self._backend, block * _SIGNS)
         backend, names = self._apart[block]
-        text = control.sub(
-            lambda match: match[0] if match.span() in given.spelled else names.get(match[0], match[0]),
-            given.text,
-        )
+
+        def renamed(match: re.Match[str]) -> str:
+            return match[0] if match.span() in given.spelled else names.get(match[0], match[0])
+
+        text = control.sub(renamed, given.text)
         return _learnt(backend.encode(text, add_special_tokens=False), given)
 
 
@@ -190,7 +163,7 @@ def _renamed(backend: Any, first: int) -> tuple[Any, dict[str, str]]:
     told = json.loads(backend.to_str())
     special = [token for token in told["added_tokens"] if token["special"]]
     names = {
-        token["content"]: chr(first + i) * len(token["content"]) for i, token in enumerate(special[:_SIGNS])
+        each["content"]: chr(first + i) * len(each["content"]) for i, each in enumerate(special[:_SIGNS])
     }
     for token in special:
         token["content"] = names.get(token["content"], token["content"])
@@ -205,14 +178,14 @@ def _renamed(backend: Any, first: int) -> tuple[Any, dict[str, str]]:
     return type(backend).from_str(json.dumps(told)), names
 
 
-def _learnt(encoding: Any, given: Rendered) -> tuple[list[int], NDArray[np.bool_]]:
+def _learnt(encoding: Any, given: Rendered) -> tuple[list[int], Flags]:
     ids: list[int] = encoding.ids
     if given.trained == ((0, len(given.text)),):
         return ids, np.ones(len(ids), bool)
     return ids, _within(np.array(encoding.offsets, np.int64).reshape(-1, 2), given.trained)
 
 
-def _within(offsets: Integers, spans: Sequence[Span]) -> NDArray[np.bool_]:
+def _within(offsets: Integers, spans: Sequence[Span]) -> Flags:
     """(T,) whether each token has a part in one of the spans. offsets: (T, 2) in characters; a token without any stands
     for what is between the one before it and its end, as a blank that was trimmed."""
     begins, ends = offsets.T
@@ -229,13 +202,9 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
     kind = type(tokenizer)
-    own = (
-        (kind.__call__, PreTrainedTokenizerBase.__call__),
-        *(
-            (getattr(kind, name, None), getattr(PreTrainedTokenizerFast, name, None))
-            for name in ("_encode_plus", "_batch_encode_plus", "_convert_encoding", "_call_one")
-        ),
-    )
+    private = ("_encode_plus", "_batch_encode_plus", "_convert_encoding", "_call_one")
+    own = [(getattr(kind, name, None), getattr(PreTrainedTokenizerFast, name, None)) for name in private]
+    own.append((kind.__call__, PreTrainedTokenizerBase.__call__))
     backend = getattr(tokenizer, "backend_tokenizer", None)
     if not hasattr(backend, "encode_batch_fast") or any(mine is not theirs for mine, theirs in own):
         return None
@@ -244,11 +213,10 @@ def plain_backend(tokenizer: PreTrainedTokenizerBase) -> Any:
 
 def assemble(
     texts: Sequence[Sequence[int]],
-    learnt: Sequence[NDArray[np.bool_]],
+    learnt: Sequence[Flags],
     frame: Frame,
-    *,
-    blank: Sequence[bool],
-    is_open: Sequence[bool],
+    blank: list[bool],
+    is_open: list[bool],
 ) -> Tokens:
     """Examples of N texts: token ids of each, and whether each is learnt; whether it says nothing, and whether nothing
     in it ends it."""
@@ -271,7 +239,7 @@ def assemble(
 
     excess = np.maximum(0, bos + (ends - begins) + lacks_eos - frame.max_length)
     unasked = np.zeros(len(texts), bool)
-    if frame.keeps == "end":
+    if frame.keeps == "keep_end":
         prompt = _before_trained(trained, begins, ends)
         unasked = (prompt > 0) & (excess >= prompt)
         begins = begins + np.minimum(excess, ends - begins)
@@ -290,10 +258,10 @@ def assemble(
     if frame.label_all:
         labelled[:] = True
     empty = np.array(blank, bool) | unasked
-    return Tokens(ids, starts, *edges_of(labelled, starts), excess.astype(np.int32), empty)
+    return Tokens(np.where(labelled, ids, ~ids), starts, excess.astype(np.int32), empty)
 
 
-def _before_trained(trained: NDArray[np.bool_], begins: Integers, ends: Integers) -> Integers:
+def _before_trained(trained: Flags, begins: Integers, ends: Integers) -> Integers:
     """(N,) how many tokens from each of ``begins`` come before the first trained one, or before the end."""
     at = np.append(np.flatnonzero(trained), len(trained))
     return np.minimum(at[np.searchsorted(at, begins)], ends) - begins

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import groupby
+from typing import Any
 
 import numpy as np
 import torch
@@ -56,19 +57,14 @@ class MicroBatch:
         for unit in range(self.unit_count):
             rows = self.unit_index == unit
             width = max(1, int(self.attention_mask[rows].sum(dim=1).max()))  # a record may have no token
-            yield replace(
-                self,
-                input_ids=self.input_ids[rows, :width],
-                attention_mask=self.attention_mask[rows, :width],
-                labels=self.labels[rows, :width],
-                unit_index=torch.zeros_like(self.unit_index[rows]),
-                row_weight=self.row_weight[rows],
-                token_weight=self.token_weight[rows, :width],
-                record_index=self.record_index[rows],
-                unit_count=1,
-                answers=None if self.answers is None else self.answers[rows],
-                token_type_ids=None if self.token_type_ids is None else self.token_type_ids[rows, :width],
-            )
+            own: dict[str, Any] = {name: value[rows] for name, value in self._tensors().items()}
+            own |= {name: value[:, :width] for name, value in own.items() if value.dim() == 2}
+            own["unit_index"] = torch.zeros_like(own["unit_index"])
+            yield replace(self, unit_count=1, **own)
+
+    def _tensors(self) -> dict[str, torch.Tensor]:
+        found = {each.name: getattr(self, each.name) for each in fields(self)}
+        return {name: value for name, value in found.items() if isinstance(value, torch.Tensor)}
 
     def widened(self, width: int) -> MicroBatch:
         """The same micro-batch with padding up to ``width`` columns, if it has fewer."""
@@ -79,6 +75,7 @@ class MicroBatch:
         def padded(t: torch.Tensor, value: int) -> torch.Tensor:
             return torch.nn.functional.pad(t, (0, more), value=value)
 
+        types = self.token_type_ids
         return replace(
             self,
             # No other token: classifiers find a text's end by it.
@@ -86,7 +83,7 @@ class MicroBatch:
             attention_mask=padded(self.attention_mask, 0),
             labels=padded(self.labels, IGNORED),
             token_weight=padded(self.token_weight, 0),
-            token_type_ids=None if self.token_type_ids is None else padded(self.token_type_ids, 0),
+            token_type_ids=None if types is None else padded(types, 0),
         )
 
     def to(self, device: torch.device | str) -> MicroBatch:
@@ -95,14 +92,8 @@ class MicroBatch:
         The rest stays on the CPU: where labels are and which rows are a unit's is found out there, so that nobody waits
         for a device to answer.
         """
-        return replace(
-            self,
-            input_ids=self.input_ids.to(device, non_blocking=True),
-            attention_mask=self.attention_mask.to(device, non_blocking=True),
-            token_type_ids=None
-            if self.token_type_ids is None
-            else self.token_type_ids.to(device, non_blocking=True),
-        )
+        read = {"input_ids", "attention_mask", "token_type_ids"} & self._tensors().keys()
+        return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in read})
 
 
 def micro_batches(
@@ -137,9 +128,8 @@ def micro_batches(
             not be bounded.
     """
     if max_tokens < 1:
-        raise ConfigError(
-            f"max_tokens={max_tokens} is below 1", fix="set it to a few times the longest example"
-        )
+        fix = "set it to a few times the longest example"
+        raise ConfigError(f"max_tokens={max_tokens} is below 1", fix=fix)
     if max_rows is not None and max_rows < 1:
         raise ConfigError(f"max_rows={max_rows} is below 1", fix="set it to the rows that fit in memory")
     units = [np.atleast_1d(np.asarray(unit)) for unit in indices]
@@ -152,16 +142,14 @@ def micro_batches(
             fix="give the indices that a sampler draws",
         )
     if len(np.unique(records)) != len(records):
-        raise PrivacyError(
-            "a record occurs twice in one logical batch",
-            why="its contribution would be twice the clipping bound that the noise is made for",
-            fix="draw each logical batch with one call of PoissonSampler.draw",
-        )
+        why = "its contribution would be twice the clipping bound that the noise is made for"
+        fix = "draw each logical batch with one call of PoissonSampler.draw"
+        raise PrivacyError("a record occurs twice in one logical batch", why=why, fix=fix)
 
     lengths = [_longest(unit, examples) for unit in units]
     order = sorted(range(len(units)), key=lambda unit: -lengths[unit])
     counts = [examples.rows * len(unit) for unit in units]
-    on_gpu = device is not None and device.type != "cpu"
+    overhead = _OVERHEAD if device is None or device.type == "cpu" else _OVERHEAD_OF_GPUS
 
     def kind(unit: int) -> tuple[int, int]:
         width = 0 if own_width is None else own_width(lengths[unit])
@@ -173,14 +161,8 @@ def micro_batches(
         widths, rows = (np.array([of[unit] for unit in together]) for of in (lengths, counts))
         if own_width is not None:
             widths[:] = widths[0]  # which saves nothing for shorter ones
-        for start, stop in _cheapest_split(
-            np.maximum(widths, 1),
-            rows,
-            max_tokens=max_tokens,
-            max_rows=max_rows,
-            row_tokens=row_tokens,
-            overhead=_OVERHEAD_OF_GPUS if on_gpu else _OVERHEAD,
-        ):
+        pieces = _cheapest_split(np.maximum(widths, 1), rows, max_tokens, max_rows, row_tokens, overhead)
+        for start, stop in pieces:
             yield collate([units[unit] for unit in together[start:stop]], examples)
 
 
@@ -188,7 +170,6 @@ def micro_batches(
 def _cheapest_split(
     widths: np.ndarray,
     rows: np.ndarray,
-    *,
     max_tokens: int,
     max_rows: int | None,
     row_tokens: int,
@@ -202,9 +183,8 @@ def _cheapest_split(
     before = np.concatenate([[0], np.cumsum(rows)])  # rows of the units before
     cost = np.zeros(len(rows) + 1)  # of the first units, as cheaply as can be
     last = np.zeros(len(rows) + 1, np.int64)  # where their last piece starts
-    first = (
-        0  # the first unit that can be in one piece with the present one: later ones need not look before it
-    )
+    # The first unit that can be in a piece with the present one: later ones need not look before it.
+    first = 0
     for stop in range(1, len(rows) + 1):
         while first < stop - 1 and (
             (before[stop] - before[first]) * max(widths[first], row_tokens) > max_tokens
@@ -212,9 +192,8 @@ def _cheapest_split(
         ):
             first += 1
         costs = cost[first:stop] + (before[stop] - before[first:stop]) * widths[first:stop]
-        last[stop] = (
-            stop - 1 - int(costs[::-1].argmin())
-        )  # of equal ones the shortest: full pieces come first
+        # Of equal ones the shortest: full pieces come first.
+        last[stop] = stop - 1 - int(costs[::-1].argmin())
         cost[stop] = costs[last[stop] - first] + overhead
     pieces, stop = list[tuple[int, int]](), len(rows)
     while stop:
@@ -223,45 +202,20 @@ def _cheapest_split(
     return pieces[::-1]
 
 
-def sequential_batches(
-    examples: Examples,
-    *,
-    max_tokens: int,
-    max_rows: int | None = None,
-    row_tokens: int = 0,
-    device: torch.device | None = None,
-) -> Iterator[MicroBatch]:
+def sequential_batches(examples: Examples, **bounds: Any) -> Iterator[MicroBatch]:
     """Every example once, for evaluation; ``record_index`` leads back to the original order.
 
-    Arguments and errors are those of :func:`micro_batches`; each example is its own unit.
+    bounds: arguments of :func:`micro_batches`, whose errors these are; each example is its own unit.
     """
-    return micro_batches(
-        range(len(examples)),
-        examples,
-        max_tokens=max_tokens,
-        max_rows=max_rows,
-        row_tokens=row_tokens,
-        device=device,
-    )
+    return micro_batches(range(len(examples)), examples, **bounds)
 
 
 def nobody(pad_token_id: int) -> MicroBatch:
     """One row of two tokens that belongs to no record, and whose loss has no weight."""
     row = torch.full((1, 2), pad_token_id, dtype=torch.int64)
-    labels = row.clone()
-    labels[:, 0] = IGNORED
+    labels, mask = torch.tensor([[IGNORED, pad_token_id]]), torch.ones_like(row)
     zero = torch.zeros(1, dtype=torch.int64)
-    return MicroBatch(
-        input_ids=row,
-        attention_mask=torch.ones_like(row),
-        labels=labels,
-        unit_index=zero,
-        row_weight=torch.zeros(1),
-        token_weight=torch.zeros(1, 2),
-        record_index=zero,
-        unit_count=1,
-        pad_token_id=pad_token_id,
-    )
+    return MicroBatch(row, mask, labels, zero, torch.zeros(1), torch.zeros(1, 2), zero, 1, pad_token_id)
 
 
 def _longest(unit: np.ndarray, examples: Examples) -> int:

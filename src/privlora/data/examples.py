@@ -11,7 +11,16 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 
 import numpy as np
 
-from privlora.data.assembling import Frame, Reader, Tokens, assemble, divided, edges_of, frame_of, starts_of
+from privlora.data.assembling import (
+    Frame,
+    Reader,
+    Tokens,
+    TruncationMode,
+    assemble,
+    divided,
+    frame_of,
+    starts_of,
+)
 from privlora.data.rendering import Rendered, Renderer, control_tokens, portions
 from privlora.data.templates import fields_of, parse
 from privlora.errors import ConfigError
@@ -22,10 +31,6 @@ if TYPE_CHECKING:
 IGNORED = -100
 """The label of a position that carries no loss (the value that torch and transformers ignore)."""
 
-TruncationMode = Literal["keep_start", "keep_end"]
-
-_CHUNK = 1000  # records whose digests are taken at once
-_ONE = 1 << 40  # a token more, in a sum of ids
 OWN_WORDS = 16  # labelled tokens from which on they are a record's own, and no answer that many share
 
 
@@ -83,23 +88,19 @@ class Preferences:
 class Examples(Sequence[Example]):
     """Tokenised records in the order of the records, in flat arrays. Everything that it counts is private.
 
-    An `Example` is made when it is asked for: its ids are a view, its labels a new array.
+    An `Example` is made when it is asked for, of new arrays.
 
     pad_token_id: any id of their tokenizer's vocabulary, for what batches are filled up with.
     """
 
     def __init__(self, examples: Iterable[Example], *, pad_token_id: int) -> None:
         if pad_token_id < 0:
-            raise ConfigError(
-                f"pad_token_id={pad_token_id} is not a token",
-                fix="use the tokenizer's padding or end-of-text id",
-            )
+            fix = "use the tokenizer's padding or end-of-text id"
+            raise ConfigError(f"pad_token_id={pad_token_id} is not a token", fix=fix)
         self.pad_token_id = pad_token_id
         self._labels: np.ndarray | None = None  # (T,) int32 where labels are other tokens than the ids
         self.answers: Answers | None = None
-        self.chunks: np.ndarray | None = (
-            None  # (records,) int64: how many examples each became, where they are divided
-        )
+        self.chunks: np.ndarray | None = None  # (records,) int64: into how many examples each is divided
         self.preferences: Preferences | None = None
         self.spelled = 0  # records that spell control tokens, which are read as text
         self._tokens = self._flat(list(examples))
@@ -133,9 +134,9 @@ class Examples(Sequence[Example]):
     def label_counts(self) -> np.ndarray:
         """(N,) int64: predicted tokens of each example, of a preference those of its shorter answer; an example with 0
         stays, and without any label it has a zero gradient."""
-        begins, ends = self._tokens.edges.reshape(-1, 2).T.astype(np.int64)
-        before = starts_of(ends - np.maximum(begins, 1))  # nothing precedes the first token
-        own = np.diff(before[self._tokens.edge_starts // 2])
+        starts, predicted = self._tokens.starts, self._tokens.codes >= 0
+        predicted[starts[:-1][starts[:-1] < starts[1:]]] = False  # nothing precedes the first token
+        own = np.diff(starts_of(predicted)[starts])
         return own if self.preferences is None else np.minimum(own, self.preferences.rejected.label_counts)
 
     @property
@@ -161,24 +162,6 @@ class Examples(Sequence[Example]):
         """The largest token id; -1 if there is no token."""
         more = -1 if self.preferences is None else self.preferences.rejected.largest_id
         return int(self._tokens.ids.max(initial=more))
-
-    def sums(self) -> Iterator[np.ndarray]:
-        """(n, 2) int64, of each thousand examples: a sum over the tokens of each, and one over the labelled ones
-        where `token_hashes` looks at them. Where sums differ, hashes do."""
-        tokens = self._tokens
-        for first in range(0, len(self), _CHUNK):
-            bounds = tokens.starts[first : first + _CHUNK + 1]
-            ids = tokens.ids[bounds[0] : bounds[-1]]
-            source = ids if self._labels is None else self._labels[bounds[0] : bounds[-1]]
-            bounds, runs = bounds - bounds[0], tokens.edge_starts[first : first + _CHUNK + 1]
-            edges = tokens.edges[runs[0] : runs[-1]] + np.repeat(bounds[:-1], np.diff(runs))
-            turns = np.zeros(len(ids) + 1, np.int8)
-            turns[edges[::2]] += 1
-            turns[edges[1::2]] -= 1
-            labelled = np.cumsum(turns[:-1], dtype=np.int8).astype(bool)
-            told = (ids.astype(np.int64) + _ONE, np.where(labelled, source.astype(np.int64) + _ONE, 0))
-            whole, part = (np.diff(starts_of(each)[bounds]) for each in told)
-            yield np.stack([whole, np.where(part >= OWN_WORDS * _ONE, part, whole)], axis=1)
 
     def __len__(self) -> int:
         return len(self._tokens.starts) - 1
@@ -214,35 +197,26 @@ class Examples(Sequence[Example]):
     def _example(self, number: int) -> Example:
         tokens = self._tokens
         start, stop = tokens.starts[number : number + 2]
-        ids = tokens.ids[start:stop]
-        source = ids if self._labels is None else self._labels[start:stop]
-        labels = np.full(len(ids), IGNORED, np.int32)
-        edges = tokens.edges[slice(*tokens.edge_starts[number : number + 2])].tolist()
-        for first, last in zip(edges[::2], edges[1::2], strict=True):
-            labels[first:last] = source[first:last]
-        answers = self.answers
-        answer = None if answers is None else float(answers.values[number])
-        second = 0 if answers is None else int(answers.seconds[number])
+        codes = tokens.codes[start:stop]
+        ids = np.maximum(codes, ~codes)
+        labels = np.where(codes < 0, IGNORED, ids if self._labels is None else self._labels[start:stop])
+        answer, second = None, 0
+        if self.answers is not None:
+            answer, second = float(self.answers.values[number]), int(self.answers.seconds[number])
         other = None if self.preferences is None else self.preferences.rejected[number]
-        return Example(
-            ids, labels, int(tokens.dropped[number]), bool(tokens.blank[number]), answer, second, other
-        )
+        dropped, blank = int(tokens.dropped[number]), bool(tokens.blank[number])
+        return Example(ids, labels, dropped, blank, answer, second, other)
 
     def _flat(self, examples: Sequence[Example]) -> Tokens:
-        ids, labels = (
-            np.concatenate([np.empty(0, np.int32), *arrays], dtype=np.int32)
-            for arrays in ([e.input_ids for e in examples], [e.labels for e in examples])
-        )
+        none = np.empty(0, np.int32)
+        ids = np.concatenate([none, *(e.input_ids for e in examples)], dtype=np.int32)
+        labels = np.concatenate([none, *(e.labels for e in examples)], dtype=np.int32)
         starts, labelled = starts_of(np.array([len(e.input_ids) for e in examples])), labels != IGNORED
         if not np.array_equal(labels[labelled], ids[labelled]):
             self._labels = labels
-        return Tokens(
-            ids,
-            starts,
-            *edges_of(labelled, starts),
-            np.array([e.dropped for e in examples], np.int32),
-            np.array([e.blank for e in examples], bool),
-        )
+        dropped = np.array([e.dropped for e in examples], np.int32)
+        blank = np.array([e.blank for e in examples], bool)
+        return Tokens(np.where(labelled, ids, ~ids), starts, dropped, blank)
 
 
 @dataclass(frozen=True)
@@ -278,10 +252,8 @@ class Template:
         names = ("text", "prompt", "completion", "messages")
         given = {name for name in names if getattr(self, name) is not None}
         if given not in ({"text"}, {"prompt", "completion"}, {"messages"}):
-            raise ConfigError(
-                "the template names no column, or those of several kinds of record",
-                fix="give text, or prompt and completion, or messages",
-            )
+            what = "the template names no column, or those of several kinds of record"
+            raise ConfigError(what, fix="give text, or prompt and completion, or messages")
         for value in self.forms:
             parse(value)
 
@@ -333,21 +305,14 @@ def build_examples(
     """
     if chunk and template.text is None:
         raise ConfigError("chunk divides whole texts alone", fix="give a template with text, or remove chunk")
-    frame, render = framed(
-        template,
-        tokenizer,
-        max_length=max_length,
-        loss_on=loss_on,
-        add_eos=add_eos,
-        truncation_mode=truncation_mode,
-    )
-    read, counts, spelled = Reader(tokenizer), list[int](), 0
+    frame, render = framed(template, tokenizer, max_length, loss_on, add_eos, truncation_mode)
+    read, counts = Reader(tokenizer), list[int]()
+    found = Examples([], pad_token_id=pad_token(tokenizer))
 
     def chunks() -> Iterator[Tokens]:
-        nonlocal spelled
         every = (render(record, number) for number, record in enumerate(records, start=1))
         for rendered in portions(every, lambda each: len(each.text)):
-            spelled += sum(bool(each.spelled) for each in rendered)
+            found.spelled += sum(bool(each.spelled) for each in rendered)
             if not chunk:
                 yield tokens_of(rendered, read, frame)
                 continue
@@ -356,22 +321,15 @@ def build_examples(
             blank = [not each.says for each, some in zip(rendered, parts, strict=True) for _ in some]
             texts = [part for some in parts for part in some]
             learnt = [np.ones(len(part), bool) for part in texts]
-            yield assemble(texts, learnt, frame, blank=blank, is_open=[False] * len(texts))
+            yield assemble(texts, learnt, frame, blank, [False] * len(texts))
 
-    found = Examples.of(Tokens.joined(chunks()), pad_token_id=pad_token(tokenizer))
-    found.spelled = spelled
+    found._tokens = Tokens.joined(chunks())
     found.chunks = np.array(counts, np.int64) if chunk else None
     return found
 
 
 def framed(
-    template: Template,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
-    loss_on: str,
-    add_eos: bool,
-    truncation_mode: TruncationMode,
+    template: Template, tokenizer: Any, max_length: int, loss_on: str, add_eos: bool, keeps: TruncationMode
 ) -> tuple[Frame, Renderer]:
     """What is the same for all examples of a template, and what renders them. Raises the ConfigErrors of
     `build_examples`."""
@@ -380,30 +338,25 @@ def framed(
     if loss_on not in ("all", "completion"):
         raise ConfigError(f"loss_on={loss_on!r} is unknown", fix='use "all" or "completion"')
     if loss_on == "completion" and template.text is not None:
-        raise ConfigError(
-            'loss_on="completion" needs a template with a completion',
-            fix='give prompt and completion columns, or set loss_on to "all"',
-        )
+        what = 'loss_on="completion" needs a template with a completion'
+        raise ConfigError(what, fix='give prompt and completion columns, or set loss_on to "all"')
     render = Renderer(template, tokenizer, loss_on)
     if add_eos and not render.is_chat and tokenizer.eos_token_id is None:
         raise ConfigError("the tokenizer has no EOS token", fix="set tokenizer.eos_token, or add_eos=False")
-    keeps: Literal["start", "end"] = "end" if truncation_mode == "keep_end" else "start"
-    label_all = loss_on == "all"
-    return frame_of(tokenizer, max_length, label_all, add_eos, is_chat=render.is_chat, keeps=keeps), render
+    return frame_of(tokenizer, max_length, loss_on == "all", add_eos, render.is_chat, keeps), render
 
 
 def tokens_of(rendered: Sequence[Rendered], read: Reader, frame: Frame) -> Tokens:
     """Examples of rendered records."""
-    blank, is_open = ([not each.says for each in rendered], [each.open for each in rendered])
-    return assemble(*read(rendered), frame, blank=blank, is_open=is_open)
+    return assemble(
+        *read(rendered), frame, [not each.says for each in rendered], [each.open for each in rendered]
+    )
 
 
 def pad_token(tokenizer: Any) -> int:
     """A ``pad_token_id``. Any serves models of texts, where padding is masked and weightless; classifiers are told."""
-    for token in (tokenizer.pad_token_id, tokenizer.eos_token_id):
-        if token is not None:
-            return int(token)
-    return 0
+    given = (token for token in (tokenizer.pad_token_id, tokenizer.eos_token_id) if token is not None)
+    return int(next(given, 0))
 
 
 def token_hashes(examples: Iterable[Example]) -> set[bytes]:
@@ -422,18 +375,12 @@ def token_hashes(examples: Iterable[Example]) -> set[bytes]:
 
 def have_shared_tokens(private: Examples, public: Examples) -> bool:
     """Whether a hash of ``token_hashes`` is one of both."""
-    hashes, wanted = token_hashes(public), np.unique(np.concatenate([*public.sums()]))
-    numbers = (np.flatnonzero(np.isin(some, wanted).any(axis=1)) for some in private.sums())
-    alike = (block * _CHUNK + i for block, some in enumerate(numbers) for i in some.tolist())
-    return any(not hashes.isdisjoint(token_hashes([private[i]])) for i in alike)
+    hashes = token_hashes(public)
+    return any(not hashes.isdisjoint(token_hashes([each])) for each in private)
 
 
 def encode_asked(
-    records: Iterable[Mapping[str, Any]],
-    template: Template,
-    tokenizer: PreTrainedTokenizerBase,
-    *,
-    max_length: int,
+    records: Iterable[Mapping[str, Any]], template: Template, tokenizer: Any, *, max_length: int
 ) -> list[np.ndarray]:
     """The token ids, (T,) int32 each, with which a trained model is asked about records: those that stand before their
     completions (before a chat's last answer) in training. Records need no completion; of whole texts nothing is asked.
@@ -451,17 +398,16 @@ def encode_prompts(
     """The token ids, (T,) int32 each, of prompts as they stand, for a model that was trained without a chat template.
     Those of records are `encode_asked`; the rest is as there."""
     control = control_tokens(tokenizer)
-    found = (
-        () if control is None else [match.span() for match in control.finditer(each)] for each in prompts
-    )
-    asked = [Rendered(each, (), tuple(spans)) for each, spans in zip(prompts, found, strict=True)]
+    found = ([] if control is None else control.finditer(each) for each in prompts)
+    spans = ([match.span() for match in some] for some in found)
+    asked = [Rendered(each, (), tuple(some)) for each, some in zip(prompts, spans, strict=True)]
     return _encode(asked, tokenizer, max_length, is_chat=False)
 
 
 def _encode(
     asked: Sequence[Rendered], tokenizer: PreTrainedTokenizerBase, max_length: int, *, is_chat: bool
 ) -> list[np.ndarray]:
-    frame = frame_of(tokenizer, max_length, False, False, is_chat=is_chat, keeps="end")
+    frame = frame_of(tokenizer, max_length, False, False, is_chat, "keep_end")
     found = tokens_of(asked, Reader(tokenizer), frame)
     return np.split(found.ids, found.starts[1:-1])[: len(asked)]
 

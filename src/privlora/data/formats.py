@@ -14,7 +14,8 @@ import json
 import re
 import zlib
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -74,9 +75,10 @@ def seems(file: Path) -> Format:
     """What a file's first 64 KiB look like: Parquet, Arrow, JSON (a list, or an object a line), else text, which may be
     CSV. A line of prose may well begin with a bracket, so what JSON has behind it is sought."""
     head = _head(file)
-    for begins, format in (b"PAR1", "parquet"), (b"ARROW1", "arrow"), (b"\xff\xff\xff\xff", "arrow"):
-        if head.startswith(begins):
-            return format  # type: ignore[return-value]
+    if head.startswith(b"PAR1"):
+        return "parquet"
+    if head.startswith((b"ARROW1", b"\xff\xff\xff\xff")):
+        return "arrow"
     text = _text(head)
     line, more, _ = text.partition("\n")
     if not _OBJECT.match(text):
@@ -117,20 +119,13 @@ def read_placed(file: Path, format: Format) -> Iterator[Placed]:
     if format in ("parquet", "arrow"):
         yield from _read_arrow(file, format)
         return
-    readers = {
-        "jsonl": _read_jsonl,
-        "json": _read_json,
-        "csv": _read_csv,
-        "text": _read_lines,
-        "paragraphs": _read_paragraphs,
-    }
     # surrogateescape: else nothing could be read of the lines around one that is not UTF-8.
     how: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     try:
         with gzip.open(file, "rt", **how) if is_zipped(file) else open(file, **how) as stream:
             # Of every line, and not of the first alone: where files were joined, a record would change when the one
             # before it is removed.
-            yield from readers[format](line.lstrip(_MARK) for line in stream)
+            yield from _READERS[format](line.lstrip(_MARK) for line in stream)
     except (gzip.BadGzipFile, zlib.error, EOFError):
         yield 0, DataError("this is not a whole gzip file", fix="copy or compress it again")
     except OSError as error:
@@ -139,9 +134,8 @@ def read_placed(file: Path, format: Format) -> Iterator[Placed]:
 
 
 def _no_utf8(text: str) -> DataError:
-    seems, of = ("but seems to be UTF-16", "UTF-16") if text.startswith(_UTF16) else ("", "WINDOWS-1252")
-    fix = f"convert it, as iconv -f {of} -t UTF-8 does"
-    return DataError(f"this is not UTF-8 text {seems}".rstrip(), fix=fix)
+    seems, of = (" but seems to be UTF-16", "UTF-16") if text.startswith(_UTF16) else ("", "WINDOWS-1252")
+    return DataError(f"this is not UTF-8 text{seems}", fix=f"convert it, as iconv -f {of} -t UTF-8 does")
 
 
 class _Twice(ValueError):
@@ -166,7 +160,7 @@ def _number(digits: str) -> int | float:
 _JSON: Final = json.JSONDecoder(parse_int=_number, object_pairs_hook=_object)
 _NO_RECORD: Final = {
     _Twice: DataError(
-        "an object has a key twice", why="one of its two values would be lost", fix="name every key once"
+        "an object has a key twice, and one of its values would be lost", fix="name every key once"
     ),
     RecursionError: DataError("this is too deeply nested", fix="mend or remove it"),
 }
@@ -182,20 +176,16 @@ def _record(found: Any) -> Record | DataError:
     )
 
 
-def _read_jsonl(stream: Iterable[str]) -> Iterator[Placed]:
-    for number, line in _lines(stream):
-        if isinstance(line, DataError):
-            yield number, line
-            continue
-        try:
-            yield number, _record(_JSON.decode(line))
-        except (_Twice, RecursionError) as error:
-            yield number, _NO_RECORD[type(error)]
-        except ValueError:
-            # Only which line: the error itself holds it, and a column in it says how long a record is.
-            as_python = line.lstrip().startswith("{'")
-            fix = "write each record with json.dumps(record)" if as_python else "mend or remove the line"
-            yield number, DataError("this is not JSON", fix=fix)
+def _of_line(line: str) -> Record | DataError:
+    try:
+        return _record(_JSON.decode(line))
+    except (_Twice, RecursionError) as error:
+        return _NO_RECORD[type(error)]
+    except ValueError:
+        # Only which line: the error itself holds it, and a column in it says how long a record is.
+        as_python = line.lstrip().startswith("{'")
+        fix = "write each record with json.dumps(record)" if as_python else "mend or remove the line"
+        return DataError("this is not JSON", fix=fix)
 
 
 def _read_json(stream: Iterable[str]) -> Iterator[Placed]:
@@ -215,8 +205,7 @@ def _items(content: str) -> Iterator[Record | DataError]:
     """Of a JSON list. Raises JSONDecodeError for what is none."""
 
     def after(at: int) -> int:
-        found = _BLANK.match(content, at)
-        return found.end() if found else at
+        return _BLANK.match(content, at).end()  # type: ignore[union-attr]
 
     at = after(0)
     if not content.startswith("[", at):
@@ -329,13 +318,11 @@ def _read_arrow(file: Path, format: Format) -> Iterator[Placed]:
         elif format == "parquet":
             batches = pyarrow.parquet.ParquetFile(file).iter_batches()
         else:
-            with pyarrow.memory_map(str(file)) as source:
-                begins = source.read(6)
             mapped = pyarrow.memory_map(str(file))
-            if begins == b"ARROW1":
+            try:
                 held = pyarrow.ipc.open_file(mapped)
                 batches = map(held.get_batch, range(held.num_record_batches))
-            else:
+            except pyarrow.ArrowInvalid:
                 batches = pyarrow.ipc.open_stream(mapped)
         yield from rows_of(batches)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
@@ -364,21 +351,30 @@ def _row(one: Any) -> Record | DataError:
         return DataError("this holds what is no value of its column", fix="mend or remove the row")
 
 
-def _lines(stream: Iterable[str]) -> Iterator[tuple[int, str | DataError]]:
-    """Lines that are not blank, with their numbers."""
+def _read_lines(stream: Iterable[str], made: Callable[[str], Record | DataError]) -> Iterator[Placed]:
+    """Lines that are not blank, each made a record."""
     for number, line in enumerate(stream, start=1):
         if line.strip():
-            yield number, _no_utf8(line) if _NO_UTF8.search(line) else line
+            yield number, _no_utf8(line) if _NO_UTF8.search(line) else made(line)
 
 
-def _read_lines(stream: Iterable[str]) -> Iterator[Placed]:
-    for number, line in _lines(stream):
-        yield number, line if isinstance(line, DataError) else {"text": line.rstrip("\r\n")}
+def _of_text(line: str) -> Record:
+    return {"text": line.rstrip("\r\n")}
 
 
 def _read_paragraphs(stream: Iterable[str]) -> Iterator[Placed]:
     for blank, group in itertools.groupby(enumerate(stream, start=1), key=lambda line: not line[1].strip()):
         if not blank:
-            lines = list(group)
-            text = "\n".join(line.rstrip("\r\n") for _, line in lines)
-            yield lines[0][0], _no_utf8(text) if _NO_UTF8.search(text) else {"text": text}
+            (number, *_), lines = zip(*group, strict=True)
+            text = "\n".join(line.rstrip("\r\n") for line in lines)
+            yield number, _no_utf8(text) if _NO_UTF8.search(text) else _of_text(text)
+
+
+_READERS: Final[dict[str, Callable[[Iterator[str]], Iterator[Placed]]]] = {
+    "jsonl": partial(_read_lines, made=_of_line),
+    "json": _read_json,
+    "csv": _read_csv,
+    "text": partial(_read_lines, made=_of_text),
+    "paragraphs": _read_paragraphs,
+}
+"""Of texts, by their format: from the lines of a file."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Final
 
 COLUMN: Final = re.compile(r"[^\W\d][\w.-]{0,39}")
@@ -44,34 +43,26 @@ _ASKED: Final = ("prompt", "question", "instruction", "query", "input")
 _KNOWN: Final = _USUAL.union(_TEXTS, _TITLES, _CHATS, _ASKED, *_PAIRS, *PREFERENCES)
 
 
-@dataclass(frozen=True)
-class Named:
-    """settings: of the group data. why: in a comment."""
-
-    settings: dict[str, str]
-    why: str
+Named = tuple[dict[str, str], str]
+"""Settings of the group data, and why, in a comment."""
 
 
 def spoken(texts: Sequence[str], chats: Sequence[str]) -> Named | None:
     """Preferences or chats. texts, chats: columns that hold them in every record, in their order."""
-    why = "a better and a worse answer, by their names: learnt by DPO"
     of_text = {name.lower(): name for name in texts}
     of_chat = {name.lower(): name for name in chats}
     of_text["prompt"] = asked = next((of_text[each] for each in _ASKED if each in of_text), "")
-    for names in PREFERENCES:
+    for better, worse in PREFERENCES:
         for columns in (of_chat, of_text):
-            if not all(each in columns for each in names) or (columns is of_text and not asked):
-                continue
-            prompt = {"prompt": columns["prompt"]} if "prompt" in columns else {}
-            pair = dict(zip(("chosen", "rejected"), (columns[each] for each in names), strict=True))
-            return Named({**prompt, **pair}, why)
+            if better in columns and worse in columns and (columns is of_chat or asked):
+                prompt = {"prompt": columns["prompt"]} if "prompt" in columns else {}
+                pair = {"chosen": columns[better], "rejected": columns[worse]}
+                return prompt | pair, "a better and a worse answer, by their names: learnt by DPO"
     if {"prompt", "completion"} <= of_chat.keys():
         parts = {each: of_chat[each] for each in ("prompt", "completion")}
-        return Named({**parts, "loss_on": "completion"}, "a prompt and its answer, as messages")
+        return parts | {"loss_on": "completion"}, "a prompt and its answer, as messages"
     found = [of_chat[each] for each in _CHATS if each in of_chat] or list(chats)
-    return (
-        Named({"messages": found[0], "loss_on": "completion"}, "messages, by their form") if found else None
-    )
+    return ({"messages": found[0], "loss_on": "completion"}, "messages, by their form") if found else None
 
 
 def written(texts: Sequence[str], plain: Sequence[str]) -> Named | None:
@@ -80,12 +71,12 @@ def written(texts: Sequence[str], plain: Sequence[str]) -> Named | None:
     of_text = {name.lower(): name for name in texts}
     for first, second in _PAIRS:
         if first in of_text and second in of_text:
-            return Named(_pair(of_text, plain, first, second), "a prompt and its answer, by their names")
+            return _pair(of_text, plain, first, second), "a prompt and its answer, by their names"
     for name in _TEXTS:
         if name in of_text:
             title = next((of_text[each] for each in _TITLES if each in of_text), None)
             form = of_text[name] if title is None else f"{{{title}}}\n{{{of_text[name]}}}"
-            return Named({"text": form}, "by the names of columns")
+            return {"text": form}, "by the names of columns"
     return None
 
 
@@ -98,11 +89,9 @@ def _pair(texts: Mapping[str, str], plain: Sequence[str], first: str, second: st
 
 def built_as_chat(value: object) -> bool:
     """Whether it is a list whose entries are built as messages are: each says who speaks."""
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(isinstance(each, Mapping) and bool({"role", "from"} & each.keys()) for each in value)
-    )
+    if not isinstance(value, list) or not value:
+        return False
+    return all(isinstance(each, Mapping) and bool({"role", "from"} & each.keys()) for each in value)
 
 
 def is_usual(column: str) -> bool:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from privlora.data.assembling import Tokens, edges_of, starts_of
+from privlora.data.assembling import Tokens, starts_of
 from privlora.data.examples import Answers, Examples, Template, pad_token
 from privlora.data.labels import Classes
 from privlora.data.rendering import Renderer, portions
@@ -15,9 +15,6 @@ from privlora.errors import ConfigError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
-
-
-_Rendered = tuple[tuple[str, ...], float]
 
 
 def build_labelled(
@@ -37,9 +34,12 @@ def build_labelled(
 
     Raises DataError for a record without a text or with a label that is none of the classes.
     """
-    render = _renderer(template, pair, classes, tokenizer)
+    parts = [Renderer(each, tokenizer, "all") for each in (template, pair) if each is not None]
     split = template.split_special_tokens
     answers, seconds = list[float](), list[int]()
+
+    def render(record: Mapping[str, Any], number: int) -> tuple[tuple[str, ...], float]:
+        return tuple(part(record, number).text for part in parts), classes.answer_of(record, number)
 
     def chunks() -> Iterator[Tokens]:
         every = (render(record, number) for number, record in enumerate(records, start=1))
@@ -50,8 +50,7 @@ def build_labelled(
             starts = starts_of(np.array([len(row) for row in ids]))
             flat = np.concatenate([np.empty(0, np.int32), *(np.array(row, np.int32) for row in ids)])
             blank = np.array([not any(text.strip() for text in texts) for texts, _ in some], bool)
-            edges = edges_of(np.ones(len(flat), bool), starts)
-            yield Tokens(flat, starts, *edges, np.array(dropped, np.int32), blank)
+            yield Tokens(flat, starts, np.array(dropped, np.int32), blank)
 
     tokens = Tokens.joined(chunks())
     typed = pair is not None and _tells_apart(tokenizer)
@@ -61,19 +60,6 @@ def build_labelled(
 
 def _tells_apart(tokenizer: Any) -> bool:
     return "token_type_ids" in tokenizer.model_input_names
-
-
-def _renderer(
-    template: Template, pair: Template | None, classes: Classes, tokenizer: Any
-) -> Callable[[Mapping[str, Any], int], _Rendered]:
-    """A function from a record and its number to its one or two texts and its answer."""
-    parts = [Renderer(each, tokenizer, "all") for each in (template, pair) if each is not None]
-
-    def rendered(record: Mapping[str, Any], number: int) -> _Rendered:
-        texts = tuple(part(record, number).text for part in parts)
-        return texts, classes.answer_of(record, number)
-
-    return rendered
 
 
 def _encode(
@@ -95,10 +81,8 @@ def _encode(
     if long:
         shorter = encode([texts[at] for at in long], truncation=True, max_length=max_length)
         if max(map(len, shorter["input_ids"])) > max_length:
-            raise ConfigError(
-                f"data.max_length={max_length} leaves no room for a text next to the tokenizer's special tokens",
-                fix="raise it",
-            )
+            what = f"data.max_length={max_length} leaves no room for a text next to the tokenizer's special tokens"
+            raise ConfigError(what, fix="raise it")
         for place, at in enumerate(long):
             ids[at] = shorter["input_ids"][place]
             if types is not None:

@@ -41,15 +41,12 @@ class Classes:
         """The class's place among the names, or the score. number: of the record, from 1. Raises DataError, which shows
         no value."""
         value = value_of(record, self.column, number)
-        found = self._score(value) if not self.names else self._class(value)
+        found = self._class(value) if self.names else number_of(value)
         if found is None:
             what, fix = self._wanted()
-            raise RecordError(
-                number,
-                f"the label in column {self.column!r} is {what}",
-                why="what labels may be is public; one that is found in private records would be published with them",
-                fix=f"{fix}; else mend the record",
-            )
+            why = "what labels may be is public, and one that is found in private records would be published"
+            what = f"the label in column {self.column!r} is {what}"
+            raise RecordError(number, what, why=why, fix=f"{fix}; else mend the record")
         return found
 
     def _wanted(self) -> tuple[str, str]:
@@ -57,21 +54,16 @@ class Classes:
         if not self.names:
             return "not a finite number", "if labels are names, set data.labels=[negative, positive]"
         if self.numbers:
-            return (
-                "none of the numbers of data.labels",
-                "if records hold other numbers, name them, as data.labels={-1: negative, 1: positive}; if they hold "
-                "names, set data.labels=[negative, positive]",
-            )
+            fix = "name them, as data.labels={-1: negative, 1: positive}; or names, as data.labels=[negative, positive]"
+            return "none of the numbers of data.labels", fix
         # Quoted, as JSON is also YAML and Python.
         named = ", ".join(f"{at}: {json.dumps(name)}" for at, name in enumerate(self.names))
-        return (
-            f"none of the {len(self.names)} names of data.labels",
-            f"if records hold numbers from 0 on, set data.labels={{{named}}}",
-        )
+        fix = f"if records hold numbers from 0 on, set data.labels={{{named}}}"
+        return f"none of the {len(self.names)} names of data.labels", fix
 
     def _class(self, value: Any) -> float | None:
         if self.numbers:
-            number = self._score(int(value) if isinstance(value, bool) else value)
+            number = number_of(int(value) if isinstance(value, bool) else value)
             return float(self.numbers.index(int(number))) if number in self.numbers else None
         if isinstance(value, bool):
             value = str(value).lower()
@@ -83,15 +75,16 @@ class Classes:
             return None
         return float(self.names.index(text)) if text in self.names else None
 
-    @staticmethod
-    def _score(value: Any) -> float | None:
-        if isinstance(value, bool) or not isinstance(value, int | float | str):
-            return None
-        try:
-            number = float(value)
-        except (ValueError, OverflowError):
-            return None
-        return number if isfinite(number) else None
+
+def number_of(value: Any) -> float | None:
+    """A finite number, also one that a text states; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if isfinite(number) else None
 
 
 def classes_of(column: str, labels: Labels) -> Classes:
@@ -99,15 +92,12 @@ def classes_of(column: str, labels: Labels) -> Classes:
     if labels == SCORE:
         return Classes(column, ())
     if isinstance(labels, int) and labels > MOST_CLASSES:
-        raise ConfigError(
-            f"data.labels: there cannot be more than {MOST_CLASSES} classes",
-            fix="give how many there can be, or score for a number that is to be predicted",
-        )
+        fix = "give how many there can be, or score for a number that is to be predicted"
+        raise ConfigError(f"data.labels: there cannot be more than {MOST_CLASSES} classes", fix=fix)
     if isinstance(labels, int):
         labels = {number: str(number) for number in range(labels)}
-    numbers, names = (
-        (tuple(labels), tuple(labels.values())) if isinstance(labels, dict) else ((), tuple(labels))
-    )
+    numbers = tuple(labels) if isinstance(labels, dict) else ()
+    names = tuple(labels.values() if isinstance(labels, dict) else labels)
     if len(names) < 2 or len(set(names)) < len(names):
         raise ConfigError(
             f"data.labels names {named(labels)}: there have to be two different classes or more",

@@ -24,19 +24,14 @@ def check_members(
         PrivacyError: ledgers are given with seeds.
     """
     if members.dtype != torch.bool or members.dim() != 2 or members.shape[1] != units or not len(members):
-        raise ConfigError(
-            f"members are {tuple(members.shape)} {members.dtype}", fix=f"give bool (models, {units})"
-        )
+        what = f"members are {tuple(members.shape)} {members.dtype}"
+        raise ConfigError(what, fix=f"give bool (models, {units})")
     for name, given in (("seeds", seeds), ("ledgers", ledgers)):
         if given is not None and len(given) != len(members):
             raise ConfigError(f"{len(given)} {name} for {len(members)} models", fix="give one for each")
     if seeds is not None and ledgers is not None:
-        raise PrivacyError(
-            "models with seeds cannot be charged to ledgers",
-            why="whoever knows a seed can subtract the noise",
-            fix="leave seeds out, or ledgers if this is a study",
-        )
+        why = "whoever knows a seed can subtract the noise"
+        fix = "leave seeds out, or ledgers if this is a study"
+        raise PrivacyError("models with seeds cannot be charged to ledgers", why=why, fix=fix)
     if seeds is not None and len(set(seeds)) < len(seeds):
-        raise ConfigError(
-            "two models have the same seed", why="they share their noise", fix="give each its own"
-        )
+        raise ConfigError("two models have the same seed, and share their noise", fix="give each its own")

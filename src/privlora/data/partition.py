@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from itertools import count
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -21,21 +21,8 @@ _DRAWS = 1000  # of proportions, before alpha counts as too small
 _Record = Mapping[str, Any]
 
 
-class Cut(Protocol):
-    """What ``cut`` asks of the settings of a federation; ``config.federation.FederationSettings`` has it."""
-
-    @property
-    def names(self) -> list[str]: ...
-    @property
-    def split(self) -> str: ...
-    @property
-    def column(self) -> str | None: ...
-    @property
-    def alpha(self) -> float | None: ...
-
-
 def cut(
-    records: Sequence[_Record], federation: Cut, *, seed: int, user_column: str | None = None
+    records: Sequence[_Record], federation: Any, *, seed: int, user_column: str | None = None
 ) -> dict[str, list[_Record]]:
     """The records of each client, in their order; every client has at least one.
 
@@ -46,7 +33,7 @@ def cut(
 
     Args:
         records: of any number, in memory.
-        federation: names of the K clients and how to cut.
+        federation: ``config.federation.FederationSettings``: names of the K clients and how to cut.
         seed: public; the same seed and records give the same cut.
         user_column: all records of a user go to the same client, and in what is said above users take the place of
             records; a user's value is the most frequent one of the user's records. None: every record for itself.
@@ -60,10 +47,8 @@ def cut(
     units = group_units(records, user_column)
     what = "records" if user_column is None else "users"
     if len(units) < len(federation.names):
-        raise DataError(
-            f"there are fewer {what} than the {len(federation.names)} clients to cut them into",
-            fix="set federation.clients to a smaller number",
-        )
+        what = f"there are fewer {what} than the {len(federation.names)} clients to cut them into"
+        raise DataError(what, fix="set federation.clients to a smaller number")
     parts = _parts(records, units, federation, seed)
     return {
         name: [records[i] for i in sorted(i for unit in part for i in units[int(unit)])]
@@ -72,22 +57,20 @@ def cut(
 
 
 def _parts(
-    records: Sequence[_Record], units: Units, federation: Cut, seed: int
+    records: Sequence[_Record], units: Units, federation: Any, seed: int
 ) -> Sequence[np.ndarray | list[int]]:
     """Units of each client."""
     clients = len(federation.names)
     if federation.split == "iid":
         return np.array_split(counter_generator(seed).permutation(len(units)), clients)
     if federation.column is None or (federation.split == "dirichlet" and federation.alpha is None):
-        raise ConfigError(
-            f"federation.split={federation.split} lacks federation.column or federation.alpha",
-            fix="name the column to cut by, and with split=dirichlet set alpha, for example to 0.5",
-        )
+        fix = "name the column to cut by, and with split=dirichlet set alpha, for example to 0.5"
+        what = f"federation.split={federation.split} lacks federation.column or federation.alpha"
+        raise ConfigError(what, fix=fix)
     of_value = _units_of_each_value(records, units, federation.column)
     if federation.split == "column":
         return _one_for_each(of_value, clients, federation.column)
     if federation.split == "dirichlet":
-        assert federation.alpha is not None
         return _dirichlet(list(of_value.values()), clients, federation.alpha, seed)
     raise ConfigError(f"federation.split={federation.split!r} is unknown", fix="use iid, dirichlet or column")
 
@@ -96,11 +79,8 @@ def _units_of_each_value(records: Sequence[_Record], units: Units, column: str) 
     """The units that have each value, values in the order in which units come."""
     values = [_value(record, column, number) for number, record in enumerate(records, start=1)]
     if len({type(value) for value in values}) > 1:
-        raise DataError(
-            f"column {column!r} mixes strings, integers or booleans",
-            why='1 and "1" would be two values',
-            fix="write all its values as strings",
-        )
+        what = f"column {column!r} mixes strings, integers or booleans"
+        raise DataError(what, why='1 and "1" would be two values', fix="write all its values as strings")
     found: dict[str | int, list[int]] = {}
     for unit, of_unit in enumerate(units):
         value = Counter(values[i] for i in of_unit).most_common(1)[0][0]  # of equals, the first one seen
@@ -114,25 +94,17 @@ def _value(record: _Record, column: str, number: int) -> str | int:
     except DataError as error:
         raise error.of("federation.column, in data.path") from None
     if not isinstance(value, str | int):
-        raise RecordError(
-            number,
-            f"column {column!r} holds {type(value).__name__}, which is nothing to cut by",
-            fix="cut by a column of strings or integers, such as a label",
-        )
+        what = f"column {column!r} holds {type(value).__name__}, which is nothing to cut by"
+        raise RecordError(number, what, fix="cut by a column of strings or integers, such as a label")
     return value
 
 
 def _one_for_each(of_value: dict[Any, list[int]], clients: int, column: str) -> list[list[int]]:
     if len(of_value) != clients:
-        more = len(of_value) > clients
-        raise DataError(
-            f"federation.column={column!r} has {len(of_value)} different values, and there are {clients} clients",
-            why="one client has one value, so records with the other values would be left out"
-            if more
-            else None,
-            fix=f"set federation.clients to {len(of_value)}, or cut by another column"
-            + (", such as one that joins values" if more else ""),
-        )
+        what = f"federation.column={column!r} has {len(of_value)} different values, and there are {clients} clients"
+        fix = f"set federation.clients to {len(of_value)}, or cut by another column, such as one that joins values"
+        lost = "one client has one value, so records with the other values would be left out"
+        raise DataError(what, why=lost if len(of_value) > clients else None, fix=fix)
     return [of_value[value] for value in sorted(of_value)]
 
 
@@ -144,11 +116,8 @@ def _dirichlet(of_value: list[list[int]], clients: int, alpha: float, seed: int)
         if (np.diff(ends, prepend=0).sum(axis=0) > 0).all():
             break
         if draw + 1 == _DRAWS:
-            raise DataError(
-                f"federation.alpha={alpha:g} is too small: in {_DRAWS} draws of the clients' shares, "
-                "each time a client was left without records",
-                fix="set a larger alpha or fewer clients, or give more records",
-            )
+            what = f"federation.alpha={alpha:g} is too small: each of {_DRAWS} draws left a client without records"
+            raise DataError(what, fix="set a larger alpha or fewer clients, or give more records")
     pieces = [
         np.split(generator.permutation(of_one), end[:-1]) for of_one, end in zip(of_value, ends, strict=True)
     ]

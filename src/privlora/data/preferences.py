@@ -5,16 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from privlora.data.assembling import Reader, Tokens
-from privlora.data.examples import (
-    Examples,
-    Preferences,
-    Template,
-    TruncationMode,
-    framed,
-    pad_token,
-    tokens_of,
-)
+from privlora.data.assembling import Reader, Tokens, TruncationMode
+from privlora.data.examples import Examples, Preferences, Template, framed, pad_token, tokens_of
 from privlora.data.rendering import portions
 
 if TYPE_CHECKING:
@@ -36,17 +28,8 @@ def build_preferences(
 
     beta: of the loss. Raises what `build_examples` does.
     """
-    both = [
-        framed(
-            each,
-            tokenizer,
-            max_length=max_length,
-            loss_on="completion",
-            add_eos=add_eos,
-            truncation_mode=truncation_mode,
-        )
-        for each in (chosen, rejected)
-    ]
+    given = (tokenizer, max_length, "completion", add_eos, truncation_mode)
+    both = [framed(each, *given) for each in (chosen, rejected)]
     found: tuple[list[Tokens], list[Tokens]] = ([], [])
     read, spelled = Reader(tokenizer), 0
     every = ([render(record, number) for _, render in both] for number, record in enumerate(records, start=1))

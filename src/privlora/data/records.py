@@ -15,9 +15,8 @@ import re
 import sys
 import warnings
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, NoReturn, get_args
+from typing import Any, Final, NoReturn, cast, get_args
 
 from privlora.data.canonical import canonical
 from privlora.data.formats import (
@@ -28,7 +27,6 @@ from privlora.data.formats import (
     Format,
     Record,
     begins_a_list,
-    is_zipped,
     read_placed,
     rows_of,
     seems,
@@ -44,22 +42,14 @@ CONTENT_BYTES = 16
 """Of a content hash."""
 
 GIVE_RECORDS: Final = (
-    "give a list of mappings or of texts, a table (datasets, pandas, polars, Arrow), or the path of a "
-    "file of records"
+    "give a list of mappings or of texts, a table (datasets, pandas, polars, Arrow), or a file of records"
 )
 
 _OTHER_ENDINGS: Final = {
-    ending: fix
-    for endings, fix in (
-        (".xlsx .xls .xlsm .ods", "save the sheet as CSV (UTF-8), or in Python pass pandas.read_excel(...)"),
-        (".tsv", "write it with commas as .csv, or as JSONL"),
-        (
-            ".pdf .docx .doc .html .md",
-            'write its texts as JSON lines, {"text": ...}; rename plain text to .txt',
-        ),
-        (".zip .tar .7z", "unpack it"),
-    )
-    for ending in endings.split()
+    ".xlsx .xls .xlsm .ods": "save the sheet as CSV (UTF-8), or in Python pass pandas.read_excel(...)",
+    ".tsv": "write it with commas as .csv, or as JSONL",
+    ".pdf .docx .doc .html .md": 'write its texts as JSON lines, {"text": ...}; rename plain text to .txt',
+    ".zip .tar .7z": "unpack it",
 }
 """How to give files of other programs."""
 
@@ -83,16 +73,9 @@ def _refuse(error: DataError) -> NoReturn:
     raise error from None  # what it came from may hold a record
 
 
-def load_records(
-    path: str | list[str],
-    *,
-    format: Format = "auto",
-    limit: int | None = None,
-    broken: Broken = _refuse,
-    look: bool = True,
-) -> list[Record]:
-    """What `iterate_records` yields, as a list. Raises what it does."""
-    return list(iterate_records(path, format=format, limit=limit, broken=broken, look=look))
+def load_records(path: str | list[str], **how: Any) -> list[Record]:
+    """What `iterate_records` yields, as a list. how: its other arguments. Raises what it does."""
+    return list(iterate_records(path, **how))
 
 
 def iterate_records(
@@ -141,10 +124,9 @@ def iterate_records(
 
 def format_of(name: str) -> Format:
     """A format by its name. Raises ConfigError for an unknown one."""
-    found = next((each for each in get_args(Format) if each == name), None)
-    if found is None:
+    if name not in get_args(Format):
         raise ConfigError(f"format={named(name)} is unknown", fix=f"use one of {', '.join(get_args(Format))}")
-    return found
+    return cast(Format, name)
 
 
 def no_records(sources: Sequence[str]) -> DataError:
@@ -182,24 +164,20 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
     if not items:
         raise DataError("there are no records", fix="give at least one")
     texts, mappings = (sum(isinstance(item, kind) for item in items) for kind in (str, Mapping))
-    kind, called = (Mapping, "mapping of columns") if mappings > texts else (str, "text")
+    kind, called = (str, "text") if texts >= max(1, mappings) else (Mapping, "mapping of columns")
     wrong = [str(number) for number, item in enumerate(items, start=1) if not isinstance(item, kind)]
-    if len(wrong) == len(items):
-        what, called = f"of type {type(items[0]).__name__}", "mapping of columns"
-    else:
-        what = f"no {called}, as the others are"
     if wrong:
+        what = f"no {called}, as the others are"
+        if len(wrong) == len(items):
+            what = f"of type {type(items[0]).__name__}"
+        where = places("record", wrong[:SHOWN], len(wrong) - SHOWN)
         raise DataError(
-            f"{places('record', wrong[:SHOWN], len(wrong) - SHOWN)} {'are' if len(wrong) > 1 else 'is'} {what} "
-            "(counted from 1)",
+            f"{where} {'are' if len(wrong) > 1 else 'is'} {what} (counted from 1)",
             fix=f"write every record as a {called}, and leave out what is missing (None, NaN)",
         )
     if texts and all(map(is_data_file_name, items)):
-        raise DataError(
-            "the data are a list of strings that all end like names of data files",
-            why="strings in a list are records",
-            fix="give files as pathlib.Path",
-        )
+        what = "all strings end like names of data files, and strings in a list are records"
+        raise DataError(what, fix="give files as pathlib.Path")
     try:
         return Records({"text": item} for item in items) if texts else Records(map(without_arrays, items))
     except RecursionError:
@@ -219,10 +197,8 @@ def _items_of(data: Any) -> Iterable[Any]:
     if hasattr(data, "__arrow_c_stream__") or hasattr(data, "__arrow_c_array__"):
         return _rows_of_table(data)
     if hasattr(data, "collate_fn") and hasattr(data, "dataset"):
-        raise DataError(
-            f"the data are a {type(data).__name__}, which gives batches and not records",
-            fix="give what it was made from, as loader.dataset",
-        )
+        what = f"the data are a {type(data).__name__}, which gives batches and not records"
+        raise DataError(what, fix="give what it was made from, as loader.dataset")
     if inspect.isroutine(data):
         raise DataError("the data are a function, and not what it gives", fix="call it, as records()")
     if isinstance(data, Iterable) and not isinstance(data, str | bytes | Path):
@@ -235,10 +211,8 @@ def _items_of(data: Any) -> Iterable[Any]:
 def _rows_of_columns(data: Mapping[str, Any]) -> Iterable[Record]:
     columns = {name: without_arrays(column) for name, column in data.items()}
     if not all(isinstance(column, list) for column in columns.values()):
-        raise DataError(
-            "the data are one mapping that holds no lists, and not several records",
-            fix="give a list of mappings, or a mapping from columns to lists; put a single record in a list",
-        )
+        fix = "give a mapping from columns to lists, or a list of mappings; put a single record in a list"
+        raise DataError("the data are one mapping that holds no lists, and not several records", fix=fix)
     try:
         return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
     except ValueError:
@@ -250,15 +224,13 @@ def _rows_of_table(data: Any) -> Iterable[Any]:
     import pyarrow
 
     try:
-        rows = rows_of(pyarrow.table(data).to_batches())
+        rows = [row for _, row in rows_of(pyarrow.table(data).to_batches())]
     except (TypeError, ValueError, pyarrow.ArrowException):  # a single column
         return data.to_pylist() if hasattr(data, "to_pylist") else data
-    items = []
-    for number, row in rows:
+    for number, row in enumerate(rows, start=1):
         if isinstance(row, DataError):
             raise row.of(f"record {number}") from None
-        items.append(row)
-    return items
+    return rows
 
 
 def without_arrays(value: Any) -> Any:
@@ -277,16 +249,14 @@ def without_arrays(value: Any) -> Any:
 SHOWN: Final = 5
 """Places of one mistake that are named."""
 _BLANKS: Final = 2  # in a path that is shown
-NULL: Final = "None"
-NAN: Final = "NaN"
 
 
 def missing_as(value: Any) -> str | None:
-    """As what a value that is not there was written; None for others."""
+    """As what a value that is not there was written, null or NaN; None for others."""
     if value is None:
-        return NULL
+        return "null"
     is_nan = (isinstance(value, float) and value != value) or type(value).__name__ in ("NAType", "NaTType")
-    return NAN if is_nan else None
+    return "NaN" if is_nan else None
 
 
 def places(kind: str, where: Sequence[str], more: int = 0) -> str:
@@ -308,10 +278,10 @@ def refuse_splits(data: Any) -> None:
     if not type(data).__module__.startswith("datasets.") and not _SPLITS.issuperset(data):
         return
     splits = [str(name) for name in data if COLUMN.fullmatch(str(name))] or ["train"]
+    split = "train" if "train" in splits else splits[0]
     raise DataError(
-        f"the data are a {type(data).__name__} of several splits",
-        why="which of them are private is yours to say",
-        fix=f"give one split, as data[{'train' if 'train' in splits else splits[0]!r}]",
+        f"the data are a {type(data).__name__} of several splits, and which of them are private is yours to say",
+        fix=f"give one split, as data[{split!r}]",
     )
 
 
@@ -391,37 +361,22 @@ def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
     value = value_of(record, column, number)
     if not isinstance(value, str):
         what = missing_as(value)
-        held = (
-            f"is empty ({'null' if what == NULL else what})"
-            if what
-            else f"holds {type(value).__name__}, not text"
-        )
-        fix = "write every value of it as a string (an empty one if there is nothing to say)"
+        held = f"is empty ({what})" if what else f"holds {type(value).__name__}, not text"
+        fix = "write every value as a string, an empty one if there is nothing to say, or leave such records out"
         if isinstance(value, Mapping):
             inner = next((name for name in value if isinstance(name, str) and is_usual(name)), "FIELD")
             fix = f"name what is in it with a dot, as {column}.{inner}"
-        if what == NAN:  # as a table of pandas has it
-            fix += f", or leave such records out, of a table of pandas as table.dropna(subset=[{column!r}])"
         raise RecordError(number, f"column {column!r} {held}", fix=fix)
     if len(value) > MOST_CHARACTERS:
-        raise RecordError(
-            number,
-            f"column {column!r} has more than {MOST_CHARACTERS:,} characters",
-            fix="divide the text into several records, or remove it",
-        )
+        what = f"column {column!r} has more than {MOST_CHARACTERS:,} characters"
+        raise RecordError(number, what, fix="divide the text into several records, or remove it")
     try:
         value.encode()
     except UnicodeEncodeError:
+        what = f"column {column!r} holds half of a surrogate pair, which is no valid Unicode"
         # Not chained: the original error holds the text.
-        raise RecordError(
-            number,
-            f"column {column!r} holds half of a surrogate pair, which is no valid Unicode",
-            fix="repair the program that wrote the file, or replace such characters",
-        ) from None
+        raise RecordError(number, what, fix="replace such characters, or mend what wrote the file") from None
     return value
-
-
-_FORMS: Final = "data.text=NAME; or data.prompt=NAME with data.completion=NAME; or data.messages=NAME"
 
 
 def missing_column(
@@ -458,7 +413,7 @@ def missing_column(
     elif mend is not None:
         fix += f", as {mend}"
     elif column == "text":
-        fix = f"name its columns, as {_FORMS}"
+        fix = "name its columns, as data.text=NAME; or data.prompt=NAME, data.completion=NAME; or data.messages=NAME"
     return RecordError(number, f"has no column {named(column)}; its columns are: {listed or 'none'}", fix=fix)
 
 
@@ -511,10 +466,9 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
     except (OSError, ValueError, RuntimeError):  # too long, a null byte, no such home: no name of a file
         exists = is_file = False
     if not exists:
+        is_shown = shown(source) == source and is_data_file_name(source)
         raise DataError(
-            f"there is no file {source}"
-            if shown(source) == source and is_data_file_name(source)
-            else f"{shown(source)} is no local file",
+            f"there is no file {source}" if is_shown else f"{shown(source)} is no local file",
             fix=f"check the path; a hub dataset is written {HUB}name:split, and in Python texts are a list of strings",
         )
     if not is_file:
@@ -527,13 +481,10 @@ def local_file(source: str, format: Format, *, look: bool = False) -> tuple[Path
         if format == "text" and look:
             _refuse_json(source, file)
     if format == "auto":
-        other = _OTHER_ENDINGS.get(file.suffix.lower())
-        raise DataError(
-            f"the ending of {source} does not say what it is"
-            if other is None
-            else f"{source} is no file of records that can be read, by its ending",
-            fix=other or _to_name(file, seems(file) if look else None),
-        )
+        ending = file.suffix.lower()
+        other = next((fix for endings, fix in _OTHER_ENDINGS.items() if ending in endings.split()), None)
+        fix = other or _to_say(seems(file) if look else None)
+        raise DataError(f"the ending of {source} does not say what it is as records", fix=fix)
     if format == "jsonl" and look and begins_a_list(file):
         format = "json"
     return file, format
@@ -544,28 +495,15 @@ def files_in(place: Path) -> list[Path]:
     return sorted(each for each in place.iterdir() if each.is_file()) if place.is_dir() else [place]
 
 
-def _to_name(file: Path, format: Format | None) -> str:
+def _to_say(format: Format | None) -> str:
     """How to say what a file is that has no ending, or another one. format: None for what is not known."""
-    if format is None:
-        return (
-            f"give it an ending that does ({', '.join(FORMAT_OF_SUFFIX)}), or set data.format to jsonl, json, csv, "
-            "parquet, text or paragraphs"
-        )
     if format == "text":
-        table = f"{_stem(file)}.csv{'.gz' if is_zipped(file) else ''}"
-        return (
-            f"if it is a text a line, {_as(file, format)}; of a table with commas, {table} or data.format=csv"
-        )
-    return f"it holds {SAID[format]}: {_as(file, format)}"
-
-
-def _as(file: Path, format: Format) -> str:
-    ending = next(suffix for suffix, each in FORMAT_OF_SUFFIX.items() if each == format)
-    return f"name it {_stem(file)}{ending}{'.gz' if is_zipped(file) else ''}, or set data.format={format}"
-
-
-def _stem(file: Path) -> str:
-    return file.name.removesuffix(".gz").removesuffix(".txt")
+        return "set data.format=text if each line is a text, or data.format=csv for a table with commas"
+    if format is not None:
+        return f"it holds {SAID[format]}: set data.format={format}"
+    endings = ", ".join(FORMAT_OF_SUFFIX)
+    formats = ", ".join(get_args(Format)[1:])
+    return f"give it an ending that does ({endings}), or set data.format to one of {formats}"
 
 
 def _refuse_json(source: str, file: Path) -> None:
@@ -575,66 +513,46 @@ def _refuse_json(source: str, file: Path) -> None:
         raise DataError(
             f"{source} is named as a text with a record in each line, and holds {SAID[format]}",
             why="each line would be trained on as it stands, with its brackets and names of columns",
-            fix=f"{_as(file, format)}; set data.format=text if its lines are the texts",
+            fix=f"set data.format={format}, or data.format=text if its lines are the texts",
         )
 
 
 def _no_file(source: str, place: Path) -> DataError:
     """The error for what is there and no file."""
     if (place / SAVED[1]).is_file():
-        splits = sorted(each.parent.name for each in place.glob(f"*/{SAVED[0]}"))
-        return DataError(
-            f"{source!r} holds several splits",
-            why="which of them are private is yours to say",
-            fix=f"name one of them, as {place / (splits or ['train'])[0]}",
-        )
+        split = min((each.parent for each in place.glob(f"*/{SAVED[0]}")), default=place / "train")
+        what = f"{source!r} holds several splits, and which of them are private is yours to say"
+        return DataError(what, fix=f"name one of them, as {split}")
     files = [str(each) for each in sorted(place.glob("*")) if is_data_file_name(each.name)]
-    listed = ", ".join(files[:SHOWN]) + ", …" * (len(files) > SHOWN)
     if not files:
         what = f"{source!r} is no file of records, nor a folder of them"
         return DataError(what, fix=f"name a file: {', '.join(FORMAT_OF_SUFFIX)}")
-    glob = f"sorted(pathlib.Path({str(place)!r}).glob('*{Path(files[0]).suffix}'))"
-    return DataError(
-        f"{source!r} is not a file but a folder",
-        fix=f"name the files in it, as path: [{listed}], in Python as {glob}, for `privlora init` one after the other, "
-        "with --clients if each is of another owner",
-    )
-
-
-@contextmanager
-def _without_bars() -> Iterator[None]:
-    """No bars of datasets inside; afterwards as before."""
-    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
-
-    before = are_progress_bars_disabled()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the environment may have the last word on them
-        disable_progress_bars()
-        try:
-            yield
-        finally:
-            if not before:
-                enable_progress_bars()
+    listed = ", ".join(files[:SHOWN]) + ", …" * (len(files) > SHOWN)
+    fix = f"name its files, as path: [{listed}]; for `privlora init` one after the other, with --clients if each is "
+    return DataError(f"{source!r} is not a file but a folder", fix=f"{fix}of another owner")
 
 
 def _read_hub(source: str) -> Iterator[Record]:
     import datasets
+    from datasets.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     hub = _HUB_NAME.fullmatch(source)
     if hub is None:
-        raise DataError(
-            f"what follows {HUB} is no name of a hub dataset", fix=f"write {HUB}name@config:split"
-        )
+        fix = f"write {HUB}name@config:split"
+        raise DataError(f"what follows {HUB} is no name of a hub dataset", fix=fix)
     name, config, split = hub["name"], hub["config"], hub["split"] or "train"
-    try:
-        with _without_bars():  # which tell how many records there are, and how fast they are read
+    had_bars = not are_progress_bars_disabled()
+    with warnings.catch_warnings(action="ignore"):  # the environment may have the last word on bars
+        # They show how many records there are, and how fast they are read.
+        disable_progress_bars()
+        try:
             rows = datasets.load_dataset(name, config, split=split, trust_remote_code=False)
-    except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
-        # Only the kind of error: the message of a failed conversion may quote a record.
-        wanted = f"{name}@{config}" if config else name
-        raise DataError(
-            f"the hub dataset {wanted}, split {split}, cannot be loaded ({type(error).__name__})",
-            fix="check the name, its configurations and splits, and the network; "
-            "or download it and give the local file",
-        ) from None
+        except (datasets.exceptions.DatasetsError, OSError, ValueError) as error:
+            # Only the kind of error: the message of a failed conversion may quote a record.
+            wanted = f"the hub dataset {f'{name}@{config}' if config else name}, split {split},"
+            fix = "check the name, its configurations and splits, and the network; or give a local file"
+            raise DataError(f"{wanted} cannot be loaded ({type(error).__name__})", fix=fix) from None
+        finally:
+            if had_bars:
+                enable_progress_bars()
     yield from rows

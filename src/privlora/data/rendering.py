@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import accumulate, chain
+from os.path import commonprefix
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 from jinja2 import TemplateError, UndefinedError
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
     from privlora.data.examples import Template
 
+Message = dict[str, Any]
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Span = tuple[int, int]
@@ -68,7 +70,7 @@ class Rendered:
 Piece = tuple[str, bool]
 """A text, and whether a record says it; else the settings do."""
 
-Apply = Callable[..., str]
+Apply = Callable[[list[Message], bool, Any, Mapping[str, Any]], str]
 """A chat template: messages, whether an answer is asked for, tools, and what else it is given, to a text."""
 
 
@@ -76,10 +78,9 @@ def control_tokens(tokenizer: PreTrainedTokenizerBase) -> re.Pattern[str] | None
     """What finds a tokenizer's special tokens in a text; None if it has none. Words and signs count as text."""
     known = tokenizer.added_tokens_decoder.values()
     special = (token.content for token in known if token.special)
-    names = {
-        name for name in (*special, *tokenizer.all_special_tokens) if len(name) > 2 and not name.isalnum()
-    }
-    parts = sorted((re.escape(name) for name in names if name.strip()), key=len, reverse=True)
+    names = {*special, *tokenizer.all_special_tokens}
+    marks = (re.escape(name) for name in names if len(name) > 2 and name.strip() and not name.isalnum())
+    parts = sorted(marks, key=len, reverse=True)
     return re.compile("|".join(parts)) if parts else None
 
 
@@ -102,45 +103,46 @@ class Renderer:
 
     def __init__(self, template: Template, tokenizer: PreTrainedTokenizerBase, loss_on: str) -> None:
         """Raises ConfigError for a chat template that cannot be used, and for one that is needed and not there."""
-        self._template, self._tokenizer, self._loss_on = template, tokenizer, loss_on
-        self._control = control_tokens(tokenizer) if template.split_special_tokens else None
+        self.template, self._tokenizer, self._loss_on = template, tokenizer, loss_on
+        self.control = control_tokens(tokenizer) if template.split_special_tokens else None
         self._pieces = {form: parse(form) for form in template.forms}
-        self._whose = "data.chat_template" if template.chat_template else "the tokenizer's chat template"
+        self.whose = "data.chat_template" if template.chat_template else "the tokenizer's chat template"
         self._applied: dict[bool, Apply] = {}
         self.is_chat = is_chat(template, tokenizer)
         if self.is_chat:
-            self._applied[False] = self._apply(with_tools=False)
+            self.applied(with_tools=False)
             special, known = control_tokens(tokenizer), tokenizer.added_tokens_decoder.values()
-            marks = [
-                re.escape(token.content) for token in known if "|" in token.content
-            ]  # not all are special
+            # Some marks of templates are no special tokens.
+            marks = [re.escape(token.content) for token in known if "|" in token.content]
             mark = "|".join([*marks, "(?!)" if special is None else special.pattern])
             self._ends, self._follows = re.compile(rf"(?:{mark})\s*\Z"), re.compile(rf"\s*(?:{mark})")
 
+    def applied(self, *, with_tools: bool) -> Apply:
+        """The chat template of records with or without tools. Raises ConfigError."""
+        if with_tools not in self._applied:
+            own, tokenizers = self.template.chat_template, self._tokenizer.chat_template
+            text = template_named(own, tokenizers, with_tools=with_tools)
+            self._applied[with_tools] = _applied(text, self._tokenizer)
+        return self._applied[with_tools]
+
     def __call__(self, record: Mapping[str, Any], number: int) -> Rendered:
         """The text of a record, which has this number (from 1). Raises DataError."""
-        given = self._template
+        given = self.template
         if given.messages is not None:
             return self._conversation(messages_of(record, number, given.messages), 0, record, number)
-        if given.prompt is None or given.completion is None:
-            return self._joined([self._fill(form, record, number) for form in given.forms])
-        if not self.is_chat:
-            if any(holds_turns(record, form) for form in given.forms):
-                raise RecordError(
-                    number,
-                    "holds messages, and no chat template renders them",
-                    fix="use the tokenizer of an instruction-tuned model, or set data.chat_template; remove "
-                    "data.template",
-                )
-            return self._joined([self._fill(form, record, number) for form in given.forms])
-        prompt = self._turns(given.prompt, record, number, "user")
-        completion = self._turns(given.completion, record, number, "assistant")
-        return self._conversation([*prompt, *completion], len(prompt), record, number)
+        if self.is_chat and given.prompt is not None and given.completion is not None:
+            prompt = self._turns(given.prompt, record, number, "user")
+            completion = self._turns(given.completion, record, number, "assistant")
+            return self._conversation([*prompt, *completion], len(prompt), record, number)
+        if given.text is None and any(holds_turns(record, form) for form in given.forms):
+            fix = "use an instruction-tuned model, or set data.chat_template; remove data.template"
+            raise RecordError(number, "holds messages, and no chat template renders them", fix=fix)
+        return self._joined([self._fill(form, record, number) for form in given.forms])
 
     def asked(self, record: Mapping[str, Any], number: int) -> Rendered:
         """The text with which a model is asked for a record's completion, which need not be there, or for the last
         answer of a chat. Of a record that is all text it is empty."""
-        given = self._template
+        given = self.template
         if given.messages is not None:
             messages = messages_of(record, number, given.messages)
             answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
@@ -155,7 +157,7 @@ class Renderer:
             whole = self._joined([self._fill(given.prompt, record, number), answer])
             end = whole.trained[0][0]
             return Rendered(whole.text[:end], spelled=tuple(span for span in whole.spelled if span[1] <= end))
-        talk = self._talk(messages, record, number)
+        talk = _Talk(messages, record, number, self)
         return talk.restored(talk.render(len(messages), ask=True))
 
     def _fill(self, form: str, record: Mapping[str, Any], number: int) -> list[Piece]:
@@ -178,7 +180,7 @@ class Renderer:
 
     def _spelled(self, pieces: list[Piece], text: str) -> tuple[Span, ...]:
         """Control tokens that the settings did not write, without an end of sequence where the text ends."""
-        found = [] if self._control is None else [match.span() for match in self._control.finditer(text)]
+        found = [] if self.control is None else [match.span() for match in self.control.finditer(text)]
         if not found:
             return ()
         ends = accumulate(len(piece) for piece, _ in pieces)
@@ -187,42 +189,27 @@ class Renderer:
             own.append(found[-1])
         return tuple((a, b) for a, b in found if not any(first <= a and b <= last for first, last in own))
 
-    def _turns(self, form: str, record: Mapping[str, Any], number: int, role: str) -> list[dict[str, Any]]:
+    def _turns(self, form: str, record: Mapping[str, Any], number: int, role: str) -> list[Message]:
         """Messages that a column holds, or its text as one of them."""
         if holds_turns(record, form):
             return messages_of(record, number, form)
         return [{"role": role, "content": "".join(text for text, _ in self._fill(form, record, number))}]
 
-    def _apply(self, with_tools: bool) -> Apply:
-        text = template_named(
-            self._template.chat_template, self._tokenizer.chat_template, with_tools=with_tools
-        )
-        return _applied(text, self._tokenizer)
-
-    def _talk(self, messages: list[dict[str, Any]], record: Mapping[str, Any], number: int) -> _Talk:
-        tools = tools_of(record, number, self._template.tools)
-        apply = self._applied.get(bool(tools)) or self._applied.setdefault(True, self._apply(with_tools=True))
-        told = self._template.chat_template_kwargs
-        return _Talk(
-            messages, tools, _told_by(record, number), told, apply, number, self._whose, self._control
-        )
-
     def _conversation(
-        self, messages: list[dict[str, Any]], first: int, record: Mapping[str, Any], number: int
+        self, messages: list[Message], first: int, record: Mapping[str, Any], number: int
     ) -> Rendered:
         """The rendered conversation, whose assistant's turns from message ``first`` on are learnt.
 
         Such a turn starts where the conversation before it, with the generation prompt, ends: that is what the model is
         given when it has to write the turn. Its end is learnt with it.
         """
-        talk, last = self._talk(messages, record, number), len(messages) - 1
+        talk, last = _Talk(messages, record, number, self), len(messages) - 1
         whole = talk.render(last + 1)
         messages = talk.messages
         learnt = [i for i, message in enumerate(messages) if message["role"] == "assistant" and i >= first]
         if first and not learnt:
-            raise RecordError(
-                number, "the completion has no message of the assistant", fix="give it that role"
-            )
+            what = "the completion has no message of the assistant"
+            raise RecordError(number, what, fix="give one of its messages that role")
         others = [i for i in range(last + 1) if messages[i]["role"] != "assistant"]
         talk.refuse_lost(whole, others, with_tools=True)
         is_open = bool(learnt) and learnt[-1] == last and self._ends.search(whole) is None
@@ -237,12 +224,10 @@ class Renderer:
             if self._ends.search(whole[start:stop]) is None and not (is_open and i == last):
                 follows = self._follows.match(whole, stop)
                 if follows is None:
-                    raise RecordError(
-                        number,
-                        f"{self._whose} does not end message {i + 1} by a token of its own",
+                    raise talk.error(
+                        f"does not end message {i + 1} by a token of its own",
+                        "write {{ eos_token }} behind each answer in data.chat_template, or divide the record",
                         why="the model would not learn where its answers end",
-                        fix="write {{ eos_token }} behind an assistant's message in data.chat_template, or make a "
-                        "record of each answer",
                     )
                 stop = follows.end()
             spans.append((start, stop))
@@ -258,11 +243,9 @@ def _applied(text: str, tokenizer: PreTrainedTokenizerBase) -> Apply:
         return rendering(text, tokenizer)
     # A tokenizer that renders by code of its own, in no sandbox of ours.
     if re.search(r"\b(random|lipsum)\b", text):
-        raise ConfigError(
-            "the chat template draws at random, or may",
-            why="a record's text would depend on how many records came before",
-            fix="give data.chat_template without it",
-        )
+        why = "a record's text would depend on how many records came before"
+        what = "the chat template draws at random, or may"
+        raise ConfigError(what, why=why, fix="give data.chat_template without it")
     text = f"{{%- macro strftime_now(form='') -%}}{DATE}{{%- endmacro -%}}{text}"
     return lambda messages, ask, tools, told: str(
         tokenizer.apply_chat_template(
@@ -271,112 +254,90 @@ def _applied(text: str, tokenizer: PreTrainedTokenizerBase) -> Apply:
     )
 
 
-@dataclass
 class _Talk:
     """A record's messages on their way through a chat template.
 
     While they are rendered, other characters stand for the control tokens that they spell, so that what the
-    template writes itself can be known from it. own: what else the record gives the template. told: what the
-    settings tell it.
+    template writes itself can be known from it.
     """
 
-    messages: list[dict[str, Any]]
-    tools: list[Any] | None
-    own: Mapping[str, Any]
-    told: Mapping[str, Any]
-    template: Apply
-    number: int
-    whose: str
-    control: re.Pattern[str] | None
-
-    def __post_init__(self) -> None:
-        objects = _with_objects(self.messages)
-        if objects != self.messages:
+    def __init__(
+        self, messages: list[Message], record: Mapping[str, Any], number: int, renderer: Renderer
+    ) -> None:
+        """Raises DataError for tools, or what else the template is given, that are not of the record alone."""
+        self.messages, self.number, self._whose = messages, number, renderer.whose
+        self.tools = tools_of(record, number, renderer.template.tools)
+        self._own = _told_by(record, number)  # what else the record gives the template, and the settings do
+        self._told = renderer.template.chat_template_kwargs
+        self._template = renderer.applied(with_tools=bool(self.tools))
+        objects = _with_objects(messages)
+        if objects != messages:
             with suppress(Exception):  # a template that takes arguments as text fails on objects
                 self._written(objects)
                 self.messages = objects
-        (self.messages, self.tools, self.own), self._stand_ins = _guarded(
-            [self.messages, self.tools, self.own], self.control
+        (self.messages, self.tools, self._own), self._stand_ins = _guarded(
+            [self.messages, self.tools, self._own], renderer.control
         )
 
-    def _written(self, messages: list[dict[str, Any]], ask: bool = False) -> str:
-        return self.template(messages, ask, self.tools, {**self.told, **self.own})
+    def _written(self, messages: list[Message], ask: bool = False) -> str:
+        return self._template(messages, ask, self.tools, {**self._told, **self._own})
+
+    def error(self, what: str, fix: str, why: str | None = None) -> RecordError:
+        """What the template does to this record."""
+        return RecordError(self.number, f"{self._whose} {what}", why=why, fix=fix)
 
     def render(self, count: int, ask: bool = False) -> str:
         """The first ``count`` messages, and the beginning of an answer if one is asked for. Raises DataError."""
+        fix = "mend the records, or give another template as data.chat_template"
         try:
             return self._written(self.messages[:count], ask)
         except TemplateRefusedError as error:
-            raise RecordError(
-                self.number,
-                f"{self.whose} {error.message}",
-                why="a record's text would depend on what was rendered before it, and no clipping bounds what a record "
-                "changes then",
-                fix="mend the template, or give another one as data.chat_template",
-            ) from None
+            why = "a record's text would depend on what was rendered before it, which no clipping bounds"
+            fix = "mend it, or give another as data.chat_template"
+            raise self.error(str(error.message), fix, why) from None
         except UndefinedError:
-            raise RecordError(
-                self.number,
-                f"{self.whose} asks for what these messages, or the template itself, do not have",
-                fix="mend the template: a message has role and content and what else the record says of it; "
-                "data.chat_template_kwargs gives the template more",
-            ) from None
+            what = "asks for what these messages, or the template itself, do not have"
+            raise self.error(what, f"{fix}; data.chat_template_kwargs gives the template more") from None
         except TemplateError:
-            raise RecordError(
-                self.number,
-                f"{self.whose} refuses these messages",
-                fix="mend the records, or give another template as data.chat_template: most want an optional system "
-                "message, then user and assistant in turn",
-            ) from None
+            usual = "most want an optional system message, then user and assistant in turn"
+            raise self.error("refuses these messages", f"{fix}: {usual}") from None
         except Exception as error:  # noqa: BLE001 - a template is a program, and its own words may hold a record
-            raise RecordError(
-                self.number,
-                f"{self.whose} fails on these messages ({type(error).__name__})",
-                fix="mend the records, or give another template as data.chat_template",
-            ) from None
+            raise self.error(f"fails on these messages ({type(error).__name__})", fix) from None
 
     def turn(self, i: int, whole: str) -> Span:
         """Where message ``i``, the assistant's, starts and ends in the whole conversation. Raises DataError."""
         if i == 0:
-            raise RecordError(
-                self.number,
-                "the conversation starts with the assistant",
-                fix='put what it answers in front (a system or user message), or set loss_on="all"',
-            )
+            fix = 'put what it answers in front (a system or user message), or set loss_on="all"'
+            raise RecordError(self.number, "the conversation starts with the assistant", fix=fix)
         # Asked for an answer, some templates open it differently (a thinking tag): what is common counts.
         asked = self.render(i, ask=True)
-        start = _common_prefix(asked, whole)
+        start = len(commonprefix([asked, whole]))  # noqa: RUF071 - of characters
         before = asked if start == len(asked) else self.render(i)
         until_turn = whole if i == len(self.messages) - 1 else self.render(i + 1)
         stop = _turn_end(whole, start, until_turn, self.messages[i]["content"].strip())
         if stop is None or (before is not asked and (not whole.startswith(before) or start < len(before))):
-            raise RecordError(
-                self.number,
-                f"{self.whose} shows message {i + 1} differently once others follow",
+            raise self.error(
+                f"shows message {i + 1} differently once others follow",
+                'make a record of each assistant turn and the messages before it, or set loss_on="all"',
                 why="the tokens of the assistant cannot be told from the others",
-                fix='make a record of each assistant turn and the messages before it, or set loss_on="all"',
             )
         return start, stop
 
     def refuse_lost(self, text: str, messages: Iterable[int], *, with_tools: bool = False) -> None:
         """Raise DataError where the text lacks what one of these messages says, or what a tool is for."""
-        packed, lost = _packed(text), None
+        packed = _packed(text)
         tools = [each.get("function", each) for each in self.tools or [] if with_tools]
         told = [
             each.get(key) for each in tools if isinstance(each, Mapping) for key in ("name", "description")
         ]
-        if any(_lacks(packed, said) for said in told if isinstance(said, str)):
-            lost = "one of the tools"
-        for i in messages:
-            if any(_lacks(packed, said) for said in _said(self.messages[i])):
-                lost = f"something that message {i + 1} says"
-        if lost is not None:
-            raise RecordError(
-                self.number,
-                f"{self.whose} leaves out {lost}",
+        lost = ["one of the tools"] * _lacks(packed, (said for said in told if isinstance(said, str)))
+        silent = (i for i in messages if _lacks(packed, _said(self.messages[i])))
+        lost += [f"something that message {i + 1} says" for i in silent]
+        if lost:
+            raise self.error(
+                f"leaves out {lost[-1]}",
+                "give a template that shows it (many lack tools or reasoning), or take it out of the records",
                 why="the model would learn an answer without it",
-                fix="give a template that shows it as data.chat_template (many lack tools or reasoning), or "
-                "take it out of the records",
             )
 
     def restored(
@@ -394,7 +355,7 @@ class _Talk:
 def _guarded(value: Any, control: re.Pattern[str] | None) -> tuple[Any, dict[str, str]]:
     """The value with each control token in its strings replaced by as many of a character that stands nowhere in them,
     and what stands for what."""
-    texts = list(_strings(value)) if control is not None else []
+    texts = list(_leaves(value))
     found = {match[0] for text in texts for match in control.finditer(text)} if control is not None else set()
     if control is None or not found:
         return value, {}
@@ -405,16 +366,6 @@ def _guarded(value: Any, control: re.Pattern[str] | None) -> tuple[Any, dict[str
     return guarded, {sign: name for name, sign in stand_ins.items()}
 
 
-def _strings(value: Any) -> Iterator[str]:
-    """All strings in it, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        yield from chain.from_iterable(map(_strings, chain.from_iterable(value.items())))
-    elif isinstance(value, list):
-        yield from chain.from_iterable(map(_strings, value))
-
-
 def _replaced(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, str):
         return change(value)
@@ -423,21 +374,18 @@ def _replaced(value: Any, change: Callable[[str], str]) -> Any:
     return [_replaced(part, change) for part in value] if isinstance(value, list) else value
 
 
-def _with_objects(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _with_objects(messages: list[Message]) -> list[Message]:
     """With the arguments of calls as objects where they are JSON, which templates would write as JSON once more."""
-
-    def read(arguments: Any) -> Any:
-        with suppress(ValueError):
-            found = json.loads(arguments) if isinstance(arguments, str) else None
-            return found if isinstance(found, dict) else arguments
-        return arguments
 
     def of(call: Any) -> Any:
         if not isinstance(call, dict):
             return call
         if "function" in call:
             return {**call, "function": of(call["function"])}
-        return {**call, "arguments": read(call["arguments"])} if "arguments" in call else call
+        with suppress(ValueError, KeyError, TypeError):
+            if isinstance(found := json.loads(call["arguments"]), dict):
+                return {**call, "arguments": found}
+        return call
 
     return [
         {**each, "tool_calls": list(map(of, each["tool_calls"]))}
@@ -478,18 +426,13 @@ def _packed(text: str) -> str:
     return "".join(text.split())
 
 
-def _lacks(packed: str, said: str) -> bool:
-    """Whether a text without white space lacks what was said, also as JSON writes it."""
-    if _packed(said) in packed:
-        return False
-    return all(_packed(json.dumps(said, ensure_ascii=ascii)[1:-1]) not in packed for ascii in (False, True))
-
-
-def _common_prefix(a: str, b: str) -> int:
-    if b.startswith(a):
-        return len(a)
-    differing = (k for k, (x, y) in enumerate(zip(a, b, strict=False)) if x != y)
-    return next(differing, min(len(a), len(b)))
+def _lacks(packed: str, texts: Iterable[str]) -> bool:
+    """Whether a text without white space lacks one of those that were said, also as JSON writes it."""
+    for said in texts:
+        as_json = (json.dumps(said, ensure_ascii=ascii)[1:-1] for ascii in (False, True))
+        if not any(_packed(each) in packed for each in (said, *as_json)):
+            return True
+    return False
 
 
 def _turn_end(whole: str, start: int, until_turn: str, content: str) -> int | None:
@@ -511,32 +454,22 @@ def tools_of(record: Mapping[str, Any], number: int, column: str | None) -> list
     if not given or given != given:  # NaN, which pandas writes where a record has none
         return None
     if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
-        raise RecordError(
-            number,
-            f"column {column!r} is no list of tools",
-            fix='write it as [{"type": "function", "function": {"name": "...", ...}}], or set data.tools to another '
-            "column, or to null",
-        )
+        fix = 'write [{"type": "function", "function": {"name": "...", ...}}], or set data.tools to a column or null'
+        raise RecordError(number, f"column {column!r} is no list of tools", fix=fix)
     return [_of_its_own(each, number, f"column {column!r}") for each in given]
 
 
 def _of_its_own(value: Any, number: int, whose: str) -> Any:
     """As if the record were the only one of its source. Raises DataError where that is not known."""
     if not is_json(value):
-        raise RecordError(
-            number,
-            f"{whose} has a value that is neither text, number, truth, list nor mapping",
-            why="tables read texts as dates unless another record's is none, so one record would change another's text",
-            fix="write it as a string, and keep readers from making dates of it",
-        )
+        what = "a value that is neither text, number, truth, list nor mapping"
+        why = "tables read texts as dates unless another record's is none, so one record would change another's text"
+        fix = "write it as a string, and keep readers from making dates of it"
+        raise RecordError(number, f"{whose} has {what}", why=why, fix=fix)
     if is_rounded(value):
-        raise RecordError(
-            number,
-            f"{whose} has a number of more than 15 digits",
-            why="tables round such a number once another record has a fraction there, so one record would change "
-            "another's text",
-            fix="write it as a string",
-        )
+        why = "tables round it once another record has a fraction there, so one record would change another's text"
+        what = f"{whose} has a number of more than 15 digits"
+        raise RecordError(number, what, why=why, fix="write it as a string")
     return canonical(value)
 
 
@@ -546,11 +479,8 @@ def _told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     if not isinstance(told, Mapping):
         return {}
     if TAKEN & {key for key, value in told.items() if value is not None}:
-        raise RecordError(
-            number,
-            "column 'chat_template_kwargs' holds what is decided by settings",
-            fix="leave in it what the template asks for, as {enable_thinking: false}",
-        )
+        fix = "leave in it what the template asks for, as {enable_thinking: false}"
+        raise RecordError(number, "column 'chat_template_kwargs' holds what is decided by settings", fix=fix)
     found: Mapping[str, Any] = _of_its_own(told, number, "column 'chat_template_kwargs'")
     return found
 
@@ -564,20 +494,16 @@ _SHAREGPT: Final = {"human": "user", "gpt": "assistant"}
 """Speakers of ShareGPT, whose messages have from and value, instead of roles."""
 
 
-def messages_of(record: Mapping[str, Any], number: int, column: str) -> list[dict[str, Any]]:
+def messages_of(record: Mapping[str, Any], number: int, column: str) -> list[Message]:
     """The messages in ``column`` of record ``number`` (from 1): checked, those of ShareGPT with role and content, and
     written as if each were the only one of its source. Raises DataError."""
     messages = value_of(record, column, number)
     if not isinstance(messages, list) or not messages:
-        raise RecordError(
-            number,
-            f"column {column!r} is not a list of messages",
-            fix='write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]',
-        )
-    messages = [with_role(message) for message in messages]
+        fix = 'write it as [{"role": "user", "content": "..."}, {"role": "assistant", "content": "..."}]'
+        raise RecordError(number, f"column {column!r} is not a list of messages", fix=fix)
     said = []
-    for i, message in enumerate(messages):
-        whose = f"message {i + 1} of column {column!r}"
+    for i, message in enumerate(map(with_role, messages), start=1):
+        whose = f"message {i} of column {column!r}"
         _refuse_unspoken(message, number, whose)
         said.append(_of_its_own({**message, "content": message.get("content") or ""}, number, whose))
     return said
@@ -595,27 +521,19 @@ def with_role(message: Any) -> Any:
 
 
 def _refuse_unspoken(message: Any, number: int, whose: str) -> None:
-    """Raise DataError for a message, with a role where it has a known one, of which nobody speaks or nothing is said.
-    whose: of which one it is said."""
-    role, speaker = (message.get(key) if isinstance(message, Mapping) else None for key in ("role", "from"))
-    speaks = role is None and isinstance(speaker, str) and _SHAREGPT.get(speaker, speaker) in ROLES
-    said = "value" if speaks else "content"
-    wrong, fix = "", ""
-    if (role not in ROLES and not speaks) or (speaks and message.get("value") is not None):
-        wrong, fix = "has no known role", f"give it a role ({', '.join(ROLES)}) and a content"
-        fix += f", or from ({', '.join(_SHAREGPT)}, or a role) and value"
-    elif not speaks and speaks_by_calls(message):
-        return
-    elif message.get(said) is None:
-        wrong, fix = f"has no {said}", 'write it as a string, an empty one ("") if there is nothing to say'
-    elif not isinstance(message[said], str):
-        wrong, fix = (
-            f"has a {said} that is no text but {article(type(message[said]).__name__)}",
-            "write it as one string",
-        )
-    if wrong:
-        raise RecordError(number, f"{whose} {wrong}", fix=fix)
-    text_of(message, said, number)
+    """Raise DataError for a message, as `with_role` gives it, that has no speaker or no content. whose: which one."""
+    if not isinstance(message, Mapping) or message.get("role") not in ROLES:
+        fix = f"give it role ({', '.join(ROLES)}) and content, or from ({', '.join(_SHAREGPT)}, or a role) and value"
+        raise RecordError(number, f"{whose} has no known role", fix=fix)
+    said = message.get("content")
+    if said is None and not speaks_by_calls(message):
+        fix = 'write it as a string, an empty one ("") if there is nothing to say'
+        raise RecordError(number, f"{whose} has no content", fix=fix)
+    if said is not None and not isinstance(said, str):
+        what = f"has a content that is no text but {article(type(said).__name__)}"
+        raise RecordError(number, f"{whose} {what}", fix="write it as one string")
+    if said is not None:
+        text_of(message, "content", number)
 
 
 def speaks_by_calls(message: Mapping[str, Any]) -> bool:

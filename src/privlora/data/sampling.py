@@ -57,22 +57,17 @@ class PoissonSampler:
     ) -> None:
         _check(units, sample_rate, "set sample_rate to expected_batch_size / dataset_size")
         if dataset_size is not None and dataset_size < 1:
-            raise ConfigError(
-                f"dataset_size={dataset_size} is below 1", fix="give the public number of units"
-            )
+            fix = "give the public number of units"
+            raise ConfigError(f"dataset_size={dataset_size} is below 1", fix=fix)
         self._places = units
         if max_batch_size is not None:
             if max_batch_size < 1:
-                raise ConfigError(
-                    f"max_batch_size={max_batch_size} is below 1",
-                    fix="leave it out, or set it to at least 1.75 times the expected batch size",
-                )
+                fix = "leave it out, or set it to at least 1.75 times the expected batch size"
+                raise ConfigError(f"max_batch_size={max_batch_size} is below 1", fix=fix)
             if dataset_size is None:
-                raise ConfigError(
-                    "max_batch_size is set without dataset_size",
-                    why="the epsilon of truncated Poisson sampling depends on a public number of units",
-                    fix="set dataset_size to a public upper bound on the number of units",
-                )
+                why = "the epsilon of truncated Poisson sampling depends on a public number of units"
+                fix = "set dataset_size to a public upper bound on the number of units"
+                raise ConfigError("max_batch_size is set without dataset_size", why=why, fix=fix)
             if units > dataset_size:
                 raise PrivacyError(
                     f"there are more privacy units than dataset_size={dataset_size}",
@@ -102,11 +97,9 @@ class PoissonSampler:
             ConfigError: no ``dataset_size`` was given.
         """
         if self.dataset_size is None:
-            raise ConfigError(
-                "expected_batch_size is unknown without dataset_size",
-                why="deriving it from the private number of units would reveal that number",
-                fix="set dataset_size to a public estimate, or give the expected batch size yourself",
-            )
+            why = "deriving it from the private number of units would reveal that number"
+            fix = "set dataset_size to a public estimate, or give the expected batch size yourself"
+            raise ConfigError("expected_batch_size is unknown without dataset_size", why=why, fix=fix)
         return self.sample_rate * self.dataset_size
 
     @staged(DRAW)

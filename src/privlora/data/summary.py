@@ -98,24 +98,18 @@ def refuse_implausible(
     at_clients: the records are those of all clients of a federation, each with files of its own.
     """
     refuse_far_count(summary.units, public_units=public_units, unit=unit, at_clients=at_clients)
+    most = "more than half of the records"
     if summary.empty > _MOST:
-        raise DataError(
-            "more than half of the records have nothing to train on",
-            why="they would be trained on as if they said something, with noise and budget spent on nothing",
-            fix=f"check the columns and loss_on, and that data.max_length={max_length} leaves room for a prompt and "
-            f"its answer (data.truncation_mode says which is cut); remove empty records, {_UNCHECKED}",
-        )
+        why = "noise and budget would be spent on nothing"
+        fix = f"check the columns, loss_on and data.max_length={max_length}, which answers need; remove empty records"
+        raise DataError(f"{most} have nothing to train on", why=why, fix=f"{fix}, {_UNCHECKED}")
     if summary.spelled > _MOST:
-        raise DataError(
-            "more than half of the records spell control tokens, such as the ends of turns, which are read as text",
-            why="a chat template seems to have rendered them already, whose tokens would be learnt letter by letter",
-            fix="set data.split_special_tokens=false if that is so, give the messages themselves as data.messages, or "
-            "set data.unchecked=true (in Python columns=dict(unchecked=True))",
-        )
+        what = f"{most} spell control tokens, such as the ends of turns, which are read as text"
+        why = "a chat template seems to have rendered them already, whose tokens would be learnt letter by letter"
+        fix = "set data.split_special_tokens=false if that is so, give messages themselves as data.messages"
+        raise DataError(what, why=why, fix=f"{fix}, {_UNCHECKED}")
     if summary.mostly_cut > _MOST:
-        raise DataError(
-            f"more than half of the records lose more than half of their tokens to data.max_length={max_length}",
-            why="most of what they say would not be trained on",
-            fix="raise data.max_length, divide long records by data.chunk=true (all chunks of one are one unit), "
-            f"{_UNCHECKED}",
-        )
+        what = f"{most} lose more than half of their tokens to data.max_length={max_length}"
+        why = "most of what they say would not be trained on"
+        fix = "raise data.max_length, divide long records by data.chunk=true (all chunks of one are one unit)"
+        raise DataError(what, why=why, fix=f"{fix}, {_UNCHECKED}")

@@ -7,21 +7,20 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
 
+from privlora.data.labels import number_of
 from privlora.data.records import missing_column, text_of
-from privlora.errors import ConfigError, RecordError, named, nearest
+from privlora.errors import ConfigError, DataError, RecordError, named, nearest
 
 Scoring = Literal["likelihood", "generation"]
 SCORE_STEP = 0.2
 """STS-B's scores are trained on and scored in steps of a fifth (Raffel et al. 2020, section 2.4)."""
 
-_INSTRUCTION = (
-    "Below is an instruction that describes a task. Write a response that appropriately completes the request."
-    "\n\n### Instruction:\n{instruction}\n\n### Response:\n"
-)
+_RESPONSE = "Write a response that appropriately completes the request.\n\n"
+_ORDER = "### Instruction:\n{instruction}\n\n"
+_INSTRUCTION = f"Below is an instruction that describes a task. {_RESPONSE}{_ORDER}### Response:\n"
 _INSTRUCTION_WITH_INPUT = (
     "Below is an instruction that describes a task, paired with an input that provides further context. "
-    "Write a response that appropriately completes the request."
-    "\n\n### Instruction:\n{instruction}\n\n### Input:\n{input}\n\n### Response:\n"
+    f"{_RESPONSE}{_ORDER}### Input:\n{{input}}\n\n### Response:\n"
 )
 
 
@@ -39,9 +38,13 @@ class Task:
     kind: Literal["label", "score", "math", "mixture"]
     metrics: tuple[str, ...] = ("accuracy",)
     columns: tuple[tuple[str, ...], ...] = ()
-    prompt: str = ""
     labels: tuple[str, ...] = ()
     names: tuple[str, ...] = ()
+
+    @property
+    def prompt(self) -> str:
+        """With a {number} for each text."""
+        return f"{_ASKED[self.name]}\nAnswer:"
 
     @property
     def answers(self) -> tuple[str, ...]:
@@ -67,77 +70,34 @@ class Question:
     """Which data set of a mixture it is from, if the record says."""
 
 
-_PAIR = ("sentence1", "sentence2")
+_ASKED = {
+    "sst2": "Sentence: {0}\nIs its sentiment negative or positive?",
+    "cola": "Sentence: {0}\nIs it acceptable English, yes or no?",
+    "mrpc": "First: {0}\nSecond: {1}\nDo both sentences mean the same, yes or no?",
+    "stsb": "First: {0}\nSecond: {1}\nHow similar are they, from 0.0 (unrelated) to 5.0 (equal)?",
+    "qqp": "First: {0}\nSecond: {1}\nDo both questions ask the same, yes or no?",
+    "mnli": "Premise: {0}\nHypothesis: {1}\nDoes the hypothesis follow, yes, maybe or no?",
+    "qnli": "Question: {0}\nSentence: {1}\nDoes the sentence answer the question, yes or no?",
+    "rte": "Premise: {0}\nHypothesis: {1}\nDoes the hypothesis follow, yes or no?",
+}
+_ONE, _PAIR, _PREMISE = (("sentence",), ("sentence1",)), ("sentence1", "sentence2"), ("premise", "hypothesis")
+_QUESTIONS = ("question1", "question2")
+_SENTIMENT, _NO_YES = ("negative", "positive"), ("no", "yes")
 _ENTAILMENT = ("entailment", "not_entailment")
-_SAME = ("not_equivalent", "equivalent")
+_F1 = ("accuracy", "f1")
 
 _TASKS = (
+    Task("sst2", "label", columns=(*_ONE, ("text",)), labels=_SENTIMENT, names=_SENTIMENT),
+    Task("cola", "label", ("matthews_correlation",), _ONE, _NO_YES, ("unacceptable", "acceptable")),
+    Task("mrpc", "label", _F1, (_PAIR,), _NO_YES, ("not_equivalent", "equivalent")),
+    Task("stsb", "score", ("pearson", "spearman"), (_PAIR,)),
+    Task("qqp", "label", _F1, (_QUESTIONS, _PAIR), _NO_YES, ("not_duplicate", "duplicate")),
     Task(
-        "sst2",
-        "label",
-        columns=(("sentence",), ("sentence1",), ("text",)),
-        prompt="Sentence: {0}\nIs its sentiment negative or positive?\nAnswer:",
-        labels=("negative", "positive"),
-        names=("negative", "positive"),
-    ),
-    Task(
-        "cola",
-        "label",
-        metrics=("matthews_correlation",),
-        columns=(("sentence",), ("sentence1",)),
-        prompt="Sentence: {0}\nIs it acceptable English, yes or no?\nAnswer:",
-        labels=("no", "yes"),
-        names=("unacceptable", "acceptable"),
-    ),
-    Task(
-        "mrpc",
-        "label",
-        metrics=("accuracy", "f1"),
-        columns=(_PAIR,),
-        prompt="First: {0}\nSecond: {1}\nDo both sentences mean the same, yes or no?\nAnswer:",
-        labels=("no", "yes"),
-        names=_SAME,
-    ),
-    Task(
-        "stsb",
-        "score",
-        metrics=("pearson", "spearman"),
-        columns=(_PAIR,),
-        prompt="First: {0}\nSecond: {1}\nHow similar are they, from 0.0 (unrelated) to 5.0 (equal)?\nAnswer:",
-    ),
-    Task(
-        "qqp",
-        "label",
-        metrics=("accuracy", "f1"),
-        columns=(("question1", "question2"), _PAIR),
-        prompt="First: {0}\nSecond: {1}\nDo both questions ask the same, yes or no?\nAnswer:",
-        labels=("no", "yes"),
-        names=("not_duplicate", "duplicate"),
-    ),
-    Task(
-        "mnli",
-        "label",
-        columns=(("premise", "hypothesis"), _PAIR),
-        prompt="Premise: {0}\nHypothesis: {1}\nDoes the hypothesis follow, yes, maybe or no?\nAnswer:",
-        labels=("yes", "maybe", "no"),
+        *("mnli", "label", ("accuracy",), (_PREMISE, _PAIR), ("yes", "maybe", "no")),
         names=("entailment", "neutral", "contradiction"),
     ),
-    Task(
-        "qnli",
-        "label",
-        columns=(("question", "sentence"), _PAIR),
-        prompt="Question: {0}\nSentence: {1}\nDoes the sentence answer the question, yes or no?\nAnswer:",
-        labels=("yes", "no"),
-        names=_ENTAILMENT,
-    ),
-    Task(
-        "rte",
-        "label",
-        columns=(_PAIR, ("premise", "hypothesis")),
-        prompt="Premise: {0}\nHypothesis: {1}\nDoes the hypothesis follow, yes or no?\nAnswer:",
-        labels=("yes", "no"),
-        names=_ENTAILMENT,
-    ),
+    Task("qnli", "label", columns=(("question", "sentence"), _PAIR), labels=("yes", "no"), names=_ENTAILMENT),
+    Task("rte", "label", columns=(_PAIR, _PREMISE), labels=("yes", "no"), names=_ENTAILMENT),
     Task("glue8", "mixture"),
     *(Task(name, "math") for name in ("math10k", "gsm8k", "aqua", "mawps", "svamp")),
 )
@@ -155,18 +115,15 @@ def find_task(name: str) -> Task:
 def scoring_of(task: Task, wanted: str | None) -> Scoring:
     """How the task is scored. wanted: None takes likelihood where it is possible. Raises ConfigError."""
     if task.kind == "mixture":
-        raise ConfigError(
-            f"task {task.name} is for training: each of its tasks has a metric of its own",
-            fix="evaluate one task at a time, as sst2",
-        )
+        what = f"task {task.name} is for training: each of its tasks has a metric of its own"
+        raise ConfigError(what, fix="evaluate one task at a time, as sst2")
     if wanted is None:
         return "generation" if task.kind == "math" else "likelihood"
     if wanted not in get_args(Scoring):
         raise ConfigError(f"scoring={wanted!r} is unknown", fix="use likelihood or generation")
     if wanted == "likelihood" and task.kind == "math":
-        raise ConfigError(
-            f"task {task.name} has no fixed set of answers to compare", fix="use scoring=generation"
-        )
+        what = f"task {task.name} has no fixed set of answers to compare"
+        raise ConfigError(what, fix="use scoring=generation")
     return cast(Scoring, wanted)
 
 
@@ -199,95 +156,80 @@ def labelled_record(task: Task, record: Mapping[str, Any], number: int) -> dict[
 
     task: of GLUE, with the data set's own columns. Raises DataError.
     """
+    texts = _texts(task, record, number)
+    if texts is None:
+        raise _no_text(task, record, number)
+    found = (_score if task.kind == "score" else _label)(task, record, "label", number)
+    return {**dict(zip(("text", "text_pair"), texts, strict=False)), "label": found}
+
+
+def _texts(task: Task, record: Mapping[str, Any], number: int) -> list[str] | None:
+    """The texts that the prompt shows; None where the record has not all columns."""
     chosen = next((names for names in task.columns if all(name in record for name in names)), None)
-    if chosen is None:
-        raise missing_column(next(n for n in task.columns[0] if n not in record), record, number)
-    if "label" not in record:
-        raise missing_column("label", record, number)
-    texts = {place: text_of(record, name, number) for place, name in zip(_PLACES, chosen, strict=False)}
-    if task.kind == "score":
-        return {**texts, "label": _score(record["label"], "label", number)}
-    return {**texts, "label": _label(task, record, "label", number)}
+    return None if chosen is None else [text_of(record, name, number) for name in chosen]
 
 
-_PLACES = ("text", "text_pair")
+def _no_text(task: Task, record: Mapping[str, Any], number: int) -> DataError:
+    return missing_column(next(name for name in task.columns[0] if name not in record), record, number)
 
 
 def _question(task: Task, record: Mapping[str, Any], number: int) -> Question:
-    convert = {"math": _math, "mixture": _mixture}.get(task.kind, _glue)
-    return convert(task, record, number)
+    if task.kind == "math":
+        return _math(record, number)
+    if task.kind != "mixture":
+        return _glue(task, record, number)
+    name = text_of(record, "task", number)
+    known = [each.name for each in _TASKS if each.kind in ("label", "score")]
+    if name not in known:
+        fix = f"give one of {', '.join(known)}"
+        raise RecordError(number, "column 'task' names no task of GLUE", fix=fix)
+    return _glue(TASKS[name], record, number)
 
 
 def _glue(task: Task, record: Mapping[str, Any], number: int) -> Question:
-    chosen = next((names for names in task.columns if all(name in record for name in names)), None)
-    if chosen is not None:
-        prompt = task.prompt.format(*(text_of(record, name, number) for name in chosen))
-    elif "instruction" in record:
-        prompt = _instruction(record, number)
-    else:
-        raise missing_column(next(n for n in task.columns[0] if n not in record), record, number)
-    column = "output" if chosen is None and "label" not in record else "label"
-    if column not in record:
-        raise missing_column(column, record, number)
+    texts = _texts(task, record, number)
+    if texts is None and "instruction" not in record:
+        raise _no_text(task, record, number)
+    prompt = _instruction(record, number) if texts is None else task.prompt.format(*texts)
+    column = "output" if texts is None and "label" not in record else "label"
     if task.kind == "score":
-        score = _score(record[column], column, number)
-        answer = f"{round(score / SCORE_STEP) * SCORE_STEP:.1f}"
-        return Question(prompt, task.completion(answer), score, None)
+        score = _score(task, record, column, number)
+        return Question(prompt, task.completion(f"{round(score / SCORE_STEP) * SCORE_STEP:.1f}"), score, None)
     label = _label(task, record, column, number)
     return Question(prompt, task.completion(task.labels[label]), label, None)
 
 
-def _mixture(_: Task, record: Mapping[str, Any], number: int) -> Question:
-    name = text_of(record, "task", number)
-    if name not in TASKS or TASKS[name].kind not in ("label", "score"):
-        raise RecordError(
-            number,
-            "column 'task' names no task of GLUE",
-            fix=f"give one of {', '.join(t.name for t in _TASKS if t.kind in ('label', 'score'))}",
-        )
-    return _glue(TASKS[name], record, number)
-
-
 def _label(task: Task, record: Mapping[str, Any], column: str, number: int) -> int:
-    value = record[column]
-    numbers = {str(i): i for i in range(len(task.names))}
-    words = {**dict(zip(task.labels, numbers.values(), strict=True)), **_named(task), **numbers}
+    value = _held(record, column, number)
+    named = {name: i for i, name in enumerate(task.names)}
+    numbers = {str(i): i for i in named.values()}
+    words = {**dict(zip(task.labels, named.values(), strict=True)), **named, **numbers}
     key = value.strip().lower().rstrip(".") if isinstance(value, str) else ""
-    if (
-        isinstance(value, int | float) and abs(value) < len(numbers) + 1
-    ):  # of more digits than Python writes, none
+    if isinstance(value, int | float) and abs(value) < len(numbers) + 1:  # Python does not write all digits
         key = str(value)
     if isinstance(value, bool) or key not in words:
         unlabelled = " (-1 marks the unlabelled test splits of GLUE)" if key == "-1" else ""
-        raise RecordError(
-            number,
-            f"column {column!r} holds no label of task {task.name}{unlabelled}",
-            fix=f"give 0 to {len(task.names) - 1}, or one of {', '.join(task.names)}",
-        )
+        fix = f"give 0 to {len(task.names) - 1}, or one of {', '.join(task.names)}"
+        what = f"column {column!r} holds no label of task {task.name}{unlabelled}"
+        raise RecordError(number, what, fix=fix)
     stated = record.get("label_text")
-    if stated in task.names and task.names.index(stated) != words[key]:
-        raise RecordError(
-            number,
-            f"columns {column!r} and 'label_text' name different labels",
-            why=f"the numbers of task {task.name} are {', '.join(f'{n} {i}' for n, i in _named(task).items())}",
-            fix="number the labels as GLUE does",
-        )
+    if stated in task.names and named[stated] != words[key]:
+        fix = f"number them as GLUE does: {', '.join(f'{name} {i}' for name, i in named.items())}"
+        raise RecordError(number, f"columns {column!r} and 'label_text' name different labels", fix=fix)
     return words[key]
 
 
-def _named(task: Task) -> dict[str, int]:
-    return {name: i for i, name in enumerate(task.names)}
+def _held(record: Mapping[str, Any], column: str, number: int) -> Any:
+    if column not in record:
+        raise missing_column(column, record, number)
+    return record[column]
 
 
-def _score(value: object, column: str, number: int) -> float:
-    try:
-        score = float(value) if isinstance(value, int | float | str) else float("nan")
-    except (ValueError, OverflowError):
-        score = float("nan")
-    if isinstance(value, bool) or not 0 <= score <= 5:
-        raise RecordError(
-            number, f"column {column!r} holds no score", fix="give a number from 0 to 5; STS-B's own"
-        )
+def _score(_: Task, record: Mapping[str, Any], column: str, number: int) -> float:
+    score = number_of(_held(record, column, number))
+    if score is None or not 0 <= score <= 5:
+        fix = "give a number from 0 to 5; STS-B's own"
+        raise RecordError(number, f"column {column!r} holds no score", fix=fix)
     return score
 
 
@@ -299,7 +241,7 @@ def _instruction(record: Mapping[str, Any], number: int) -> str:
     return form.format(instruction=instruction, input=context)
 
 
-def _math(_: Task, record: Mapping[str, Any], number: int) -> Question:
+def _math(record: Mapping[str, Any], number: int) -> Question:
     if "instruction" in record:
         plain = dict(record)
     elif "options" in record:
@@ -316,12 +258,8 @@ def _math(_: Task, record: Mapping[str, Any], number: int) -> Question:
     if not output and gold is None:
         raise missing_column("output", record, number)
     source = record.get("source")
-    return Question(
-        _instruction(plain, number),
-        output or f"The answer is {plain['answer']}.",
-        gold,
-        source if isinstance(source, str) else None,
-    )
+    source = source if isinstance(source, str) else None
+    return Question(_instruction(plain, number), output or f"The answer is {plain['answer']}.", gold, source)
 
 
 def _from_aqua(record: Mapping[str, Any], number: int) -> dict[str, str]:
@@ -331,27 +269,21 @@ def _from_aqua(record: Mapping[str, Any], number: int) -> dict[str, str]:
     shown = ", ".join(re.sub(r"^\s*([A-E])\s*\)\s*", r"(\1) ", option) for option in options)
     correct = text_of(record, "correct", number)
     rationale = text_of(record, "rationale", number).strip() if "rationale" in record else ""
-    return {
-        "instruction": f"{text_of(record, 'question', number)} Answer Choices: {shown}",
-        "output": f"{rationale} The answer is {correct}.".strip(),
-        "answer": correct,
-    }
+    return _worked(f"{text_of(record, 'question', number)} Answer Choices: {shown}", rationale, correct)
+
+
+def _worked(instruction: str, rationale: str, answer: str) -> dict[str, str]:
+    output = f"{rationale} The answer is {answer}.".strip()
+    return {"instruction": instruction, "output": output, "answer": answer}
 
 
 def _from_gsm8k(record: Mapping[str, Any], number: int) -> dict[str, str]:
     rationale, marker, answer = text_of(record, "answer", number).rpartition("####")
     if not marker:
-        raise RecordError(
-            number,
-            "column 'answer' has no line '#### …' with the result",
-            fix="give GSM8K as published, or the columns instruction, output and answer",
-        )
-    rationale, answer = re.sub(r"<<[^>]*>>", "", rationale).strip(), answer.strip()
-    return {
-        "instruction": text_of(record, "question", number),
-        "output": f"{rationale} The answer is {answer}.".strip(),
-        "answer": answer,
-    }
+        fix = "give GSM8K as published, or the columns instruction, output and answer"
+        raise RecordError(number, "column 'answer' has no line '#### …' with the result", fix=fix)
+    rationale = re.sub(r"<<[^>]*>>", "", rationale).strip()
+    return _worked(text_of(record, "question", number), rationale, answer.strip())
 
 
 def _gold(value: object, number: int) -> float | str | None:
@@ -360,14 +292,8 @@ def _gold(value: object, number: int) -> float | str | None:
     text = str(value).strip()
     if re.fullmatch(r"[A-E]", text):
         return text
-    try:
-        result = float("nan") if isinstance(value, bool) else float(text.replace(",", ""))
-    except ValueError:
-        result = float("nan")
-    if not abs(result) < float("inf"):
-        raise RecordError(
-            number,
-            "the answer is neither a number nor a letter from A to E",
-            fix="write it as 18, 1,234, 0.5 or B",
-        )
+    result = None if isinstance(value, bool) else number_of(text.replace(",", ""))
+    if result is None:
+        what = "the answer is neither a number nor a letter from A to E"
+        raise RecordError(number, what, fix="write it as 18, 1,234, 0.5 or B")
     return result

@@ -22,27 +22,18 @@ def parse(template: str) -> list[tuple[str, str | None]]:
     try:
         pieces = list(string.Formatter().parse(template))
     except ValueError as error:
-        raise ConfigError(
-            f"template {named(template)} cannot be read: {error}", fix="write {{ and }} for literal braces"
-        ) from None
-    for _, field, spec, conversion in pieces:
-        if field == "" or spec or conversion:
-            raise ConfigError(
-                f"template {named(template)} has a field that is not a plain {{column}}",
-                fix="name one column between each pair of braces, without ! or :",
-            )
-    if all(field is None for _, field, _, _ in pieces):
-        raise ConfigError(
-            f"template {named(template)} names no column",
-            why="every record would be the same text",
-            fix="name one in single braces, as {title}",
-        )
-    if max(Counter(field for _, field, _, _ in pieces if field is not None).values()) > _MOST:
-        raise ConfigError(
-            f"template {named(template)} shows one column more than {_MOST} times",
-            why="a record is read whole before it is cut",
-            fix="name each column once",
-        )
+        what = f"template {named(template)} cannot be read: {error}"
+        raise ConfigError(what, fix="write {{ and }} for literal braces") from None
+    shown = Counter(field for _, field, _, _ in pieces if field is not None)
+    wrong, fix = "", ""
+    if any(field == "" or spec or conversion for _, field, spec, conversion in pieces):
+        wrong, fix = "has a field that is not a plain {column}", "write columns in braces, without ! or :"
+    elif not shown:
+        wrong, fix = "names no column, so all records would be alike", "name one in single braces, as {title}"
+    elif max(shown.values()) > _MOST:
+        wrong, fix = f"shows one column more than {_MOST} times", "name each column once"
+    if wrong:
+        raise ConfigError(f"template {named(template)} {wrong}", fix=fix)
     return [(literal, field) for literal, field, _, _ in pieces]
 
 
@@ -61,11 +52,8 @@ TAKEN: Final = frozenset(_TAKEN.split())
 
 def no_chat_template() -> ConfigError:
     """The error for messages that nothing renders."""
-    return ConfigError(
-        "the tokenizer has no chat template, so messages cannot be rendered",
-        fix="use the tokenizer of an instruction-tuned model, set data.chat_template, or use prompt and completion "
-        "columns of text",
-    )
+    fix = "use an instruction-tuned model's tokenizer, set data.chat_template, or give columns of prompts and answers"
+    return ConfigError("the tokenizer has no chat template, so messages cannot be rendered", fix=fix)
 
 
 def template_named(own: str | None, tokenizers: Any, *, with_tools: bool) -> str:
@@ -79,9 +67,7 @@ def template_named(own: str | None, tokenizers: Any, *, with_tools: bool) -> str
     named = tokenizers if isinstance(tokenizers, Mapping) else {"default": tokenizers}
     name = own or ("tool_use" if with_tools and "tool_use" in named else "default")
     if name not in named:
-        raise ConfigError(
-            f"the tokenizer has no chat template {name!r}",
-            fix=f"set data.chat_template to the name of one of its own ({', '.join(sorted(named))}), or to another "
-            "template",
-        )
+        known = ", ".join(sorted(named))
+        fix = f"set data.chat_template to the name of one of its own ({known}), or to another template"
+        raise ConfigError(f"the tokenizer has no chat template {name!r}", fix=fix)
     return str(named[name])

@@ -8,13 +8,12 @@ from typing import Any, Final, overload
 
 import numpy as np
 
-from privlora.data.records import NULL, missing_as, value_of
+from privlora.data.records import missing_as, value_of
 from privlora.errors import ConfigError, DataError, RecordError, article
 from privlora.stages import DRAW, staged
 
 _EXACT: Final = 2**53  # above it, whole numbers share one float
 _DIGEST: Final = 16  # bytes, of which no two values share all
-_BLOCK: Final = 1 << 16  # records at a time, where as many bytes as records would be in the way
 
 
 class Units(Sequence[np.ndarray]):
@@ -31,10 +30,8 @@ class Units(Sequence[np.ndarray]):
 
     def __init__(self, unit_of_record: np.ndarray, max_records_per_unit: int | None = None) -> None:
         if max_records_per_unit is not None and max_records_per_unit < 1:
-            raise ConfigError(
-                f"max_records_per_unit={max_records_per_unit} is below 1",
-                fix="leave it out, or allow at least one record",
-            )
+            fix = "leave it out, or allow at least one record"
+            raise ConfigError(f"max_records_per_unit={max_records_per_unit} is below 1", fix=fix)
         self.max_records_per_unit = max_records_per_unit
         # Records sorted by unit, and where each unit starts: two flat arrays for millions of units.
         self._records = np.argsort(unit_of_record, kind="stable").astype(np.int64)
@@ -127,23 +124,14 @@ class Grouping:
         if self._column is None:
             return np.arange(self.records)
         if len(self._kinds) > 1:
-            raise DataError(
-                f"unit column {self._column!r} mixes strings and integers",
-                why='1 and "1" would be two privacy units, and one person could be split in two',
-                fix="write all its values as strings",
-            )
+            what = f"unit column {self._column!r} mixes strings and integers"
+            why = '1 and "1" would be two privacy units, and one person could be split in two'
+            raise DataError(what, why=why, fix="write all its values as strings")
         digests = np.frombuffer(self._digests, f"S{_DIGEST}")
-        order = np.argsort(digests, kind="stable")  # so that each unit's records stay in their order
-        begins = np.ones(len(order), bool)
-        for start in range(1, len(order), _BLOCK):
-            here = order[start - 1 : start + _BLOCK]
-            begins[start : start + _BLOCK] = digests[here[1:]] != digests[here[:-1]]
-        first = order[begins]
-        number = np.empty(len(first), np.int32)
+        _, first, unit = np.unique(digests, return_index=True, return_inverse=True)
+        number = np.empty(len(first), np.int64)
         number[np.argsort(first)] = np.arange(len(first))
-        found = np.empty(len(order), np.int64)
-        found[order] = number[np.cumsum(begins, dtype=np.int32) - 1]
-        return found
+        return number[unit]
 
     def count(self) -> int:
         """How many units there are. Raises DataError as `unit_of_record`."""
@@ -167,12 +155,10 @@ def unit_value(record: Mapping[str, Any], column: str, number: int) -> str | int
     if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
         value = int(value)  # a table makes fractions of whole numbers once one of them is missing
     if isinstance(value, bool) or not isinstance(value, str | int) or value == "":
-        raise RecordError(
-            number,
-            f"unit column {column!r} names no unit: it is {_instead(value)}",
-            why="a record that belongs to nobody cannot be protected at the level of its unit",
-            fix="give every record its unit, a text or a whole number, or remove it",
-        )
+        what = f"unit column {column!r} names no unit: it is {_instead(value)}"
+        why = "a record that belongs to nobody cannot be protected at the level of its unit"
+        fix = "give every record its unit, a text or a whole number, or remove it"
+        raise RecordError(number, what, why=why, fix=fix)
     return value
 
 
@@ -184,7 +170,7 @@ def _instead(value: object) -> str:
     """
     missing = missing_as(value)
     if missing is not None:
-        return "empty (null)" if missing == NULL else "empty (NaN)"
+        return f"empty ({missing})"
     if isinstance(value, str):
         return "an empty text"
     if isinstance(value, bool):

@@ -46,36 +46,33 @@ def look_at(name: str) -> Base:
     """Raises ModelError for what is neither a local folder nor the name of a model on the hub."""
     refuse_unknown_model(name)
     folder = Path(name).expanduser()
-    files, local = files_of(ModelSettings(name=name)), folder.is_dir()
-    here = files.folder if files is not None else folder if local else None
-
-    def file(wanted: str) -> Path | None:
-        return here / wanted if here is not None and (here / wanted).is_file() else None
-
-    chats = None
-    if file("tokenizer_config.json") is not None:
-        settings = _json(file("tokenizer_config.json"))
-        chats = bool(settings.get("chat_template")) or file("chat_template.jinja") is not None
+    files = files_of(ModelSettings(name=name))
+    here = folder if files is None else files.folder
+    settings, chats = _json(here / "tokenizer_config.json"), None
+    if settings is not None:
+        chats = bool(settings.get("chat_template")) or (here / "chat_template.jinja").is_file()
     config = {} if files is None else dict(files.config)
     refuse_encoder_decoder(name, config)
+    dense = tells_attention(config)
     return Base(
         name,
-        local,
+        folder.is_dir(),
         _positions(config),
         chats,
-        _tokenizer(file("tokenizer.json")),
-        dense=tells_attention(config),
+        _tokenizer(here / "tokenizer.json"),
+        dense,
         in_float16=files is not None and files.in_float16,
-        unproven="model_type" in config and not tells_attention(config),
+        unproven="model_type" in config and not dense,
     )
 
 
-def _json(file: Path | None) -> dict[str, Any]:
-    if file is None:
-        return {}
+def _json(file: Path) -> dict[str, Any] | None:
+    """Empty for a file that cannot be read, which loading the model says; None where there is none."""
+    if not file.is_file():
+        return None
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # loading the model says so
+    except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
 
@@ -91,8 +88,8 @@ def _positions(config: dict[str, Any]) -> int | None:
     return min((number for number in found if number > 1), default=None)
 
 
-def _tokenizer(file: Path | None) -> Any:
-    if file is None:
+def _tokenizer(file: Path) -> Any:
+    if not file.is_file():
         return None
     from tokenizers import Tokenizer
 

@@ -34,29 +34,26 @@ class Form:
     chats: bool = False
 
 
+Told = str | None
+
+
 def form_of(
-    found: Survey,
-    text: str | None = None,
-    prompt: str | None = None,
-    completion: str | None = None,
-    messages: str | None = None,
+    found: Survey, text: Told = None, prompt: Told = None, completion: Told = None, messages: Told = None
 ) -> Form:
     """What was told, or the best guess by most records. Raises DataError where columns cannot be guessed or are in no
     record, ConfigError for a form that is none."""
     given = [text, prompt or completion, messages]
     if sum(each is not None for each in given) > 1 or (prompt is None) != (completion is None):
-        raise ConfigError(
-            "the form of the records is given more than once, or by halves",
-            fix="give only one of: --text; --prompt and --completion; --messages",
-        )
+        fix = "give only one of: --text; --prompt and --completion; --messages"
+        raise ConfigError("the form of the records is given more than once, or by halves", fix=fix)
     if text is not None:
         return _checked(found, {"text": text}, "as you said")
     if prompt is not None and completion is not None:
-        return _checked(
-            found, {"prompt": prompt, "completion": completion, "loss_on": "completion"}, "as you said"
-        )
+        told = {"prompt": prompt, "completion": completion, "loss_on": "completion"}
+        return _checked(found, told, "as you said")
     if messages is not None:
-        return _chat(found, messages, "as you said")
+        _refuse_missing(found, {messages: "--messages"})
+        return Form({"messages": messages, "loss_on": "completion"}, (messages,), "as you said", chats=True)
     return _guess(found)
 
 
@@ -82,9 +79,8 @@ def fitting_form(
 
 def _refuse_no_user(found: Survey, user: str | None) -> None:
     """Raise DataError for a column of users that is in no record."""
-    if user is None or user in found.columns:
-        return
-    raise _missing(found, user, "--user")
+    if user is not None and user not in found.columns:
+        raise _missing(found, user, "--user")
 
 
 def _of_all(columns: Iterable[str], check: Check) -> Check:
@@ -93,11 +89,8 @@ def _of_all(columns: Iterable[str], check: Check) -> Check:
     def of(record: Mapping[str, Any], number: int) -> None:
         for name in columns:
             if not has_column(record, name):
-                raise RecordError(
-                    number,
-                    f"has no column {name!r}, which most records have",
-                    fix="write a text there, or remove the record",
-                )
+                fix = "write a text there, or remove the record"
+                raise RecordError(number, f"has no column {name!r}, which most records have", fix=fix)
         check(record, number)
 
     return of
@@ -113,7 +106,7 @@ def _checked(found: Survey, settings: dict[str, str], why: str) -> Form:
         if field is not None
     }
     _refuse_missing(found, named)
-    chats = any(name in (*found.chats, *found.seem_chats) for name in named)
+    chats = not {*found.mostly("chat"), *found.mostly("seems")}.isdisjoint(named)
     return Form(settings, tuple(named), why, chats)
 
 
@@ -138,29 +131,25 @@ def _may_be_shown(found: Survey) -> bool:
     return are_names(found.common)
 
 
-def _chat(found: Survey, name: str, why: str) -> Form:
-    _refuse_missing(found, {name: "--messages"})
-    return Form({"messages": name, "loss_on": "completion"}, (name,), why, chats=True)
-
-
 def _guess(found: Survey) -> Form:
     mark = separator_of(found.columns)
     if mark is not None:
-        raise DataError(
-            f"the table has one column, and {mark!r} in its name: it seems to be separated by that, not by commas",
-            fix="write it with commas, or as JSONL",
-        )
+        what = f"the table has one column, and {mark!r} in its name: it seems to be separated by that, not by commas"
+        raise DataError(what, fix="write it with commas, or as JSONL")
     names = [name for name in found.columns if COLUMN.fullmatch(str(name))]
-    texts = [name for name in found.texts if name in names]
-    spoken = forms.spoken(texts, [name for name in names if name in found.chats])
-    if spoken is not None:
-        return _checked(found, spoken.settings, spoken.why)
-    written = forms.written(texts, [name for name in found.plain if name in names])
-    if written is not None:
-        return _checked(found, written.settings, written.why)
-    seem = forms.spoken((), [name for name in names if name in found.seem_chats])
-    if seem is not None:  # what is wrong with them is told, and no other column learnt in their place
-        return _checked(found, seem.settings, seem.why)
+
+    def named(kind: str) -> list[str]:
+        return [name for name in found.mostly(kind) if name in names]
+
+    texts = named("filled")
+    # What is wrong with lists that seem to be messages is told, and no other column learnt instead.
+    guess = (
+        forms.spoken(texts, named("chat"))
+        or forms.written(texts, named("text"))
+        or forms.spoken((), named("seems"))
+    )
+    if guess is not None:
+        return _checked(found, *guess)
     # Where one column is named by a record, any may be.
     longest = _longest(found, texts) if len(names) == len(found.columns) else None
     if longest is not None:

@@ -1,15 +1,18 @@
-"""Settings with a comment on each, and the YAML that they make."""
+"""Settings with a comment on each, the YAML that they make, and how it is written."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
 from privlora.config.reference import groups
+from privlora.errors import RunError
 
 _COMMENT_AT = 44
 _WIDTH = 118
@@ -24,7 +27,7 @@ class Plain(str):
 
 @dataclass(frozen=True)
 class Line:
-    """value: as Python has it. why: a comment. written: what the YAML says in its place, such as auto."""
+    """value: as Python has it. why: a comment. written: what the YAML says instead, such as auto."""
 
     value: Any
     why: str = ""
@@ -33,14 +36,19 @@ class Line:
 
 @dataclass
 class Draft:
-    """Group -> setting -> its line; and lines of comment below a group, each a proposal or a remark."""
+    """Group -> setting -> its line; and lines of comment below a group, each a proposal or a remark.
 
+    whys: of settings, formats of the comments that stand where none is given.
+    """
+
+    whys: dict[str, str]
     settings: dict[str, dict[str, Line]] = field(default_factory=dict)
     below: dict[str, list[str]] = field(default_factory=dict)
 
-    def put(self, place: str, value: Any, why: str = "", *, written: str | None = None) -> None:
-        """Set ``group.name``, in the place of what it was. written: what stands for the value in the YAML."""
+    def put(self, place: str, value: Any, why: str = "", *, written: str | None = None, **facts: Any) -> None:
+        """Set ``group.name``. written: what stands for the value in the YAML. facts: what the comment shows."""
         group, _, name = place.partition(".")
+        why = why or self.whys.get(place, "").format(**facts)
         self.settings.setdefault(group, {})[name] = Line(value, why, written)
 
     def get(self, place: str) -> Any:
@@ -55,16 +63,12 @@ class Draft:
 
     def content(self) -> dict[str, dict[str, Any]]:
         """As plain mappings, in which a setting is what the YAML says or stands for."""
-        return {
-            group: {name: line.value for name, line in self.settings[group].items()} for group in self._order
-        }
+        lines = ((group, self.settings[group]) for group in self._order)
+        return {group: {name: line.value for name, line in some.items()} for group, some in lines}
 
     @property
     def _order(self) -> list[str]:
-        known: Mapping[str, Any] = groups()
-        return [group for group in _ORDER if self.settings.get(group)] + [
-            group for group in known if group not in _ORDER and self.settings.get(group)
-        ]
+        return [group for group in dict.fromkeys((*_ORDER, *groups())) if self.settings.get(group)]
 
     def written(self, top: Iterable[str]) -> str:
         """The YAML; ``top``: comments before all groups."""
@@ -82,13 +86,11 @@ _ORDER: Final = ("model", "data", "adapter", "synthesis", "privacy", "federation
 
 
 def _lines(setting: str, why: str) -> list[str]:
-    """A setting and its comment, beside it where there is room, else above it."""
+    """A setting and its comment, next to it where there is room, else above it."""
     if not why:
         return [setting]
-    if "\n" in setting:
-        return [f"{_INDENT}# {why}", setting]
-    beside = f"{setting:<{_COMMENT_AT}}# {why}" if len(setting) < _COMMENT_AT else f"{setting}  # {why}"
-    return [beside] if len(beside) <= _WIDTH else [f"{_INDENT}# {why}", setting]
+    line = f"{setting:<{_COMMENT_AT}}# {why}" if len(setting) < _COMMENT_AT else f"{setting}  # {why}"
+    return [line] if "\n" not in setting and len(line) <= _WIDTH else [f"{_INDENT}# {why}", setting]
 
 
 def scalar(value: Any) -> str:
@@ -102,4 +104,33 @@ def scalar(value: Any) -> str:
     if isinstance(value, str) and ("\n" in value or not value.isprintable()):
         return json.dumps(value)  # YAML reads what JSON quotes
     text = yaml.safe_dump(value, default_flow_style=True, width=10**6, allow_unicode=True).strip()
-    return text.removesuffix("\n...").removesuffix("...").strip()
+    return text.removesuffix("...").strip()
+
+
+def refuse_existing(path: Path) -> None:
+    """Raise RunError where something is already, or the folder is not there."""
+    if path.exists() or path.is_symlink():
+        raise RunError(f"{str(path)!r} exists already", fix=_OTHER_NAME)
+    if not path.parent.is_dir():
+        raise RunError(f"there is no folder {str(path.parent)!r}", fix="create it, or give another --output")
+
+
+_OTHER_NAME: Final = "give another name with --output; nothing is written over"
+
+
+def write_new(path: Path, content: str) -> None:
+    """Write a new file whole or not at all, and never over another. Raises RunError, with nothing written."""
+    half = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        with open(half, "x", encoding="utf-8") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.link(half, path)  # fails where a file came meanwhile, which a rename would replace
+    except FileExistsError:
+        raise RunError(f"{str(path)!r} exists already", fix=_OTHER_NAME) from None
+    except OSError as error:
+        what = f"cannot write {str(path)!r}: {error.strerror or error}"
+        raise RunError(what, fix="give a writable place with --output") from None
+    finally:
+        half.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ docs/sharp-edges.md from what each of them follows.
 
 from __future__ import annotations
 
+import re
 import textwrap
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,32 +21,54 @@ from privlora.config.auto import AUTO, RANK
 from privlora.config.groups import RunSettings
 from privlora.config.schema import FILE as SCHEMA
 from privlora.data.formats import Format
-from privlora.data.records import HUB, field_of
+from privlora.data.records import HUB, field_of, is_data_file_name
 from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, named
 from privlora.starting.bases import Base, look_at
 from privlora.starting.columns import Form
 from privlora.starting.draft import Draft, Plain, scalar
-from privlora.starting.files import free
-from privlora.starting.numbers import (
-    LONGEST,
-    Numbers,
-    length_for,
-    numbers_for,
-    rounds_for,
-)
+from privlora.starting.numbers import LONGEST, Numbers, length_for, numbers_for, rounds_for
 from privlora.starting.survey import Survey, turn_text
 
-__all__ = ["Asked", "checked_text", "look_at", "propose", "refuse_epsilon", "top_of"]
+__all__ = ["Asked", "checked_text", "look_at", "owners_of", "propose", "refuse_epsilon", "top_of"]
 
 _MOST_FIT = 0.95  # of the records, by length
 _VERY_FEW = 50
 _WIDTH = 115
 _CHECKPOINTS = 10  # of a short run
-_WRAPPING, _TURNS = (
-    8,
-    48,
-)  # tokens that begin, end and set off a text; and turns, with a template's system prompt
+_WRAPPING = 8  # tokens that begin, end and set off a text
+_TURNS = 48  # of turns, with a template's system prompt
+_LONGEST = 63  # letters of a client's name
+
+_WHYS: Final = {
+    "model.dtype": "it is stored in float16, whose gradients overflow; float32 is exact, and twice as large",
+    "data.path": "PRIVATE records; nothing of them is published",
+    "data.format": "as you said",
+    "data.loss_on": "only answers are learnt",
+    "data.max_length": "{fits}. PUBLISHED, like all settings of the method",
+    "data.chat_template": "plain text, since this tokenizer has none: change it; use the same one to ask the model",
+    "adapter.r": "rank: more adapts more, and spreads the noise over more numbers; 4 to 8 were best",
+    "adapter.target_modules": "those outside of attention did better (docs/results.md). all-linear: all layers",
+    "privacy.unit": "all records of one user are protected together; numbers below count users",
+    "privacy.target_epsilon": "the promise: 1 is strong, 3 usual, 8 weak; smaller means more noise",
+    "privacy.delta": "the chance that the promise fails, roughly: a power of ten, at most 0.1 / number of {whose}",
+    "privacy.public_dataset_size": "PUBLISHED: your number of {whose} to one digit. Write what may be published",
+    "privacy.expected_batch_size": "{of_all}{batch} of {n}: large batches leave less noise than many steps",
+    "privacy.steps": "{steps} noisy releases, {passes:.2g} passes over the data. `privlora recommend` weighs others",
+    "federation.clients": "whose records: names are PUBLISHED, paths are not",
+    "federation.rounds": "how often the server asks its clients",
+    "federation.local_steps": "noisy steps of a client in a round; {steps} in all are charged",
+    "federation.rule": "each client adds all of its noise itself, so it has to trust nobody",
+    "method.name": "`privlora methods` lists the others",
+    "method.learning_rate": "found before the run, from what its noise alone does to the model: no record takes part",
+    "privacy.clip_norm": "each record's gradient is cut to this: a quarter of the usual one on the model's own texts",
+    "method.metric_power": "what the update has grown in moves on faster; 0: all alike",
+    "method.right_weight": "0.25 to 1: less where the start knows the layers' inputs, as texts of the model's own show",
+    "method.clipping": "measured better on so few records: small gradients are not lost in noise (docs/choosing.md)",
+    "run.output": "release/ may be published, private/ never",
+    "run.checkpoint_every": "a crash costs the steps since the last checkpoint, charged already",
+    "run.tokens_per_micro_batch": "as much at once as memory has room for; results stay the same",
+}
 
 PLAIN_CHAT: Final = """\
 {{- bos_token }}
@@ -93,75 +116,70 @@ class Asked:
         return (name.removesuffix(".gz").rpartition(".")[0] or name).strip() or "run"
 
 
+def owners_of(paths: Sequence[str]) -> tuple[Owner, ...]:
+    """The clients of a federation: each file is one owner's, and its name the client's. paths: of files, or of folders
+    whose data files are meant. Raises DataError for fewer than two files."""
+    files = list[str]()
+    for path in paths:
+        folder = Path(path).expanduser()
+        inside = sorted(folder.iterdir()) if folder.is_dir() else []
+        found = [str(each) for each in inside if each.is_file() and is_data_file_name(each.name)]
+        files += found if folder.is_dir() else [path]
+    if len(files) < 2:
+        what = f"--clients, and {len(files)} file{'s' * (len(files) != 1)} of records: at least two owners take part"
+        fix = "give two owners' files or a folder of them; without --clients it is a run in one place"
+        raise DataError(what, fix=fix)
+    stems = (Path(file).name.removesuffix(".gz").partition(".")[0] for file in files)
+    names = [re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:_LONGEST] for stem in stems]
+    if len({name.lower() for name in names}) < len(names) or not all(names):
+        names = [f"client-{number}" for number in range(1, len(files) + 1)]
+    return tuple(map(Owner, names, files))
+
+
 def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft, list[str]]:
     """The settings, and what to say of them on the screen. Raises DataError for a column of users that is none."""
-    draft, notes = Draft(), list[str]()
+    draft, notes = Draft(_WHYS), list[str]()
     draft.put("model.name", base.name, "a local folder" if base.local else "a model of the hub")
     if base.in_float16:
-        draft.put(
-            "model.dtype",
-            "bfloat16",
-            "it is stored in float16, whose gradients overflow; float32 is exact, and twice as large",
-        )
+        draft.put("model.dtype", "bfloat16")
     draft.remark(
         "model", "quantization: 4bit   # where memory is short (QLoRA; pip install 'privlora[quant]')"
     )
     _data(draft, asked, found, form, base, notes)
-    draft.put(
-        "adapter.r", RANK, "rank: more adapts more, and spreads the noise over more numbers; 4 to 8 were best"
-    )
-    units = found.records if asked.user is None else _users(found, asked.user)
-    numbers = numbers_for(units)
+    draft.put("adapter.r", RANK)
+    numbers = numbers_for(found.records if asked.user is None else _users(found, asked.user))
     texts = draft.get("data.chosen") is None
     if base.dense and texts and not (numbers.noisy or asked.clients):
-        draft.put(
-            "adapter.target_modules",
-            "feed-forward",
-            "the layers outside of attention, which did better (docs/results.md). all-linear: all layers",
-        )
+        draft.put("adapter.target_modules", "feed-forward")
     _privacy(draft, asked, found, numbers, notes)
     if numbers.n < _VERY_FEW:
-        notes.append(
-            f"so few {'users' if asked.user else 'records'} can hardly be learnt from with privacy: expect little"
-        )
+        whose = "users" if asked.user else "records"
+        notes.append(f"so few {whose} can hardly be learnt from with privacy: expect little")
     if asked.clients:
         _federation(draft, asked, numbers)
     else:
         _method(draft, numbers, texts=texts)
     name = asked.stem if asked.target is None else asked.target.stem
-    draft.put("run.output", str(free(Path("runs") / name)), "release/ may be published, private/ never")
+    outputs = (Path("runs") / (name if number == 1 else f"{name}-{number}") for number in range(1, 10**6))
+    draft.put("run.output", str(next(each for each in outputs if not each.exists())))
     if asked.clients:
         return draft, notes
     often = numbers.steps // _CHECKPOINTS
     if often < RunSettings.model_fields["checkpoint_every"].default:
-        draft.put(
-            "run.checkpoint_every",
-            max(1, often),
-            "a crash costs the steps since the last checkpoint, charged already",
-        )
-    draft.put(
-        "run.tokens_per_micro_batch", "auto", "as much at once as memory has room for; results stay the same"
-    )
+        draft.put("run.checkpoint_every", max(1, often))
+    draft.put("run.tokens_per_micro_batch", "auto")
     return draft, notes
 
 
 def top_of(target: Path, source: str, command: str = "train") -> list[str]:
     """The comments that the YAML begins with. source: what it is made from, in words. command: that runs it."""
-    schema = target.parent / SCHEMA
-    first = (
-        [f"yaml-language-server: $schema={SCHEMA}"]
-        if schema.is_file()
-        else [f"Editors complete settings with `privlora settings --schema > {SCHEMA}` beside this file."]
-    )
-    made = f"Proposed by `privlora init` from {source}."
+    first = f"Editors complete settings with `privlora settings --schema > {SCHEMA}` next to this file."
+    if (target.parent / SCHEMA).is_file():
+        first = f"yaml-language-server: $schema={SCHEMA}"
+    made = f"Proposed by `privlora init` from {source}. Nothing here is final: read the comments, change what you like."
     return [
-        *first,
-        *textwrap.wrap(
-            f"{made} Nothing here is final: read the comments, change what you like.",
-            _WIDTH,
-            break_long_words=False,
-            break_on_hyphens=False,
-        ),
+        first,
+        *textwrap.wrap(made, _WIDTH, break_long_words=False, break_on_hyphens=False),
         "What a setting means: `privlora settings privacy.delta`. All of them: docs/settings.md.",
         "",
         f"  privlora plan {target}     what it costs; reads no record",
@@ -177,19 +195,17 @@ def checked_text(draft: Draft, top: Iterable[str]) -> str:
 
 
 def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str]) -> None:
-    path = asked.paths[0] if len(asked.paths) == 1 else list(asked.paths)
     if not asked.clients:
-        draft.put("data.path", path, "PRIVATE records; nothing of them is published")
+        draft.put("data.path", asked.paths[0] if len(asked.paths) == 1 else list(asked.paths))
         if asked.form != "auto":
-            draft.put("data.format", asked.form, "as you said")
+            draft.put("data.format", asked.form)
     if found.lines and asked.form == "auto":
         notes.append(
             "each line of a .txt that is not blank is one record, with a unit and an epsilon of its own: where blank "
             "lines divide records of several lines, add --format paragraphs"
         )
     for name, value in form.settings.items():
-        why = "only answers are learnt" if name == "loss_on" else ""
-        draft.put(f"data.{name}", value, why)
+        draft.put(f"data.{name}", value)
     if form.why:
         notes.append(f"columns: {', '.join(form.used)} ({form.why})")
     if base.chats is False and form.chats:
@@ -197,20 +213,16 @@ def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, not
     length, counted = _length(found, form, base)
     # By the length alone, which stands there: a word on how many are longer would tell more of the records.
     at_limit = length in (LONGEST, base.positions)
-    whose = (
-        f"the model's limit of {length}" if length == base.positions else f"at most {LONGEST} are proposed"
-    )
-    fits = (
-        f"in tokens, {whose}: longer records are cut"
-        if at_limit
-        else f"in tokens; most records fit, by {counted}"
-    )
-    draft.put("data.max_length", length, f"{fits}. PUBLISHED, like all settings of the method")
+    fits = f"in tokens; most records fit, by {counted}"
+    if at_limit:
+        whose = f"at most {LONGEST} are proposed"
+        if length == base.positions:
+            whose = f"the model's limit of {length}"
+        fits = f"in tokens, {whose}: longer records are cut"
+    draft.put("data.max_length", length, fits=fits)
     if at_limit and "text" in form.settings and not asked.clients:
-        draft.remark(
-            "data",
-            "chunk: true   # divides longer texts in the place of cutting them; all chunks of one are one unit",
-        )
+        chunk = "divides longer texts instead of cutting them; all chunks of one are one unit"
+        draft.remark("data", f"chunk: true   # {chunk}")
     if base.tokenizer is None:
         notes.append(
             f"no tokenizer of {base.name} is on this disk: data.max_length is guessed from characters"
@@ -219,14 +231,12 @@ def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, not
     if labelled and "text" in form.settings:
         draft.remark(
             "data",
-            f"To learn to predict {found.label} in the place of writing texts (docs/classification.md):",
+            f"To learn to predict {found.label} instead of writing texts (docs/classification.md):",
             f"label: {found.label}   # and remove what is auto in method, and privacy.clip_norm",
             "labels: 2   # all that there can be: how many, or their names, as {0: negative, 1: positive}. PUBLIC",
         )
-    draft.remark(
-        "data",
-        "evaluation: public.jsonl   # a PUBLIC file with these columns: its loss shows what is learnt. Never private",
-    )
+    public = "a PUBLIC file with these columns: its loss shows what is learnt. Never private"
+    draft.remark("data", f"evaluation: public.jsonl   # {public}")
 
 
 def _length(found: Survey, form: Form, base: Base) -> tuple[int, str]:
@@ -256,11 +266,10 @@ def _users(found: Survey, column: str) -> int:
         for number, record in enumerate(found.first, start=1):
             grouping = Grouping(column)
             grouping.add(record, number)  # says what is wrong, if it is so early
-        raise DataError(
-            f"column {named(column)} does not name a user in every record",
-            why="a record that belongs to nobody cannot be protected at the level of its user",
-            fix="write every value of it as a string that is not empty, or leave out --user",
-        )
+        what = f"column {named(column)} does not name a user in every record"
+        why = "a record that belongs to nobody cannot be protected at the level of its user"
+        fix = "write every value of it as a string that is not empty, or leave out --user"
+        raise DataError(what, why=why, fix=fix)
     return users
 
 
@@ -268,40 +277,17 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
     whose = "users" if asked.user else "records"
     of_all = " of all clients together" if asked.clients else ""
     if asked.user is not None:
-        draft.put(
-            "privacy.unit",
-            "user",
-            "all records of one user are protected together; numbers below count users",
-        )
+        draft.put("privacy.unit", "user")
         draft.put("privacy.user_column", asked.user)
     epsilon = int(asked.epsilon) if asked.epsilon == int(asked.epsilon) else asked.epsilon
-    draft.put(
-        "privacy.target_epsilon",
-        epsilon,
-        "the promise: 1 is strong, 3 usual, 8 weak; smaller means more noise",
-    )
-    draft.put(
-        "privacy.delta",
-        Plain(numbers.delta),
-        f"roughly the chance that the promise does not hold: a power of ten, at most a tenth of 1 / number of {whose}",
-    )
-    draft.put(
-        "privacy.public_dataset_size",
-        numbers.n,
-        f"PUBLISHED: your number of {whose}{of_all} to one digit. Write what you are willing to publish",
-    )
-    passes = numbers.steps * numbers.batch / numbers.n
-    batch = f"{numbers.batch} of {numbers.n}: large batches leave less noise than many steps"
-    steps = f"{numbers.steps} noisy releases, {passes:.2g} passes over the data. `privlora recommend` weighs others"
-    written = None if asked.clients else AUTO
-    draft.put(
-        "privacy.expected_batch_size",
-        numbers.batch,
-        f"{of_all.strip()}; {batch}" if of_all else batch,
-        written=written,
-    )
+    draft.put("privacy.target_epsilon", epsilon)
+    draft.put("privacy.delta", Plain(numbers.delta), whose=whose)
+    draft.put("privacy.public_dataset_size", numbers.n, whose=whose + of_all)
+    n, steps, batch = numbers.n, numbers.steps, numbers.batch
+    written, of_all = (None, f"{of_all.strip()}; ") if asked.clients else (AUTO, "")
+    draft.put("privacy.expected_batch_size", batch, written=written, batch=batch, n=n, of_all=of_all)
     if not asked.clients:
-        draft.put("privacy.steps", numbers.steps, steps, written=written)
+        draft.put("privacy.steps", steps, written=written, steps=steps, passes=steps * batch / n)
     if asked.user is None and found.repeated is not None:
         notes.append(
             f"records repeat values of column {found.repeated}: if it names people, --user {found.repeated} protects "
@@ -317,30 +303,18 @@ def _chat_template(draft: Draft, asked: Asked, base: Base) -> None:
             why="a template in the settings is a program, and would run where the clients' records are",
             fix="give an instruction-tuned model, or records with --text or --prompt and --completion",
         )
-    indented = "\n".join(f"    {line}" for line in PLAIN_CHAT.splitlines())
-    draft.put(
-        "data.chat_template",
-        PLAIN_CHAT,
-        "plain text, since this tokenizer has none: change it as you like; use the same one where you ask the model",
-        written=f"|-\n{indented}",
-    )
+    draft.put("data.chat_template", PLAIN_CHAT, written=f"|-\n{textwrap.indent(PLAIN_CHAT, '    ')}")
 
 
 def _federation(draft: Draft, asked: Asked, numbers: Numbers) -> None:
-    """Who takes part, and how often; in the place of privacy.steps and of a local method, which is the rule's."""
+    """Who takes part, and how often; instead of privacy.steps and of a local method, which is the rule's."""
     rounds, local = rounds_for(numbers.steps)
     owners = [each.written(asked.form) for each in asked.clients]
     lines = "".join(f"\n    - {scalar(owner)}" for owner in owners)
-    draft.put(
-        "federation.clients", owners, "whose records: names are PUBLISHED, paths are not", written=lines
-    )
-    draft.put("federation.rounds", rounds, "how often the server asks its clients")
-    draft.put(
-        "federation.local_steps",
-        local,
-        f"noisy steps of a client in a round; {rounds * local} in all are charged",
-    )
-    draft.put("federation.rule", "tan", "each client adds all of its noise itself, so it has to trust nobody")
+    draft.put("federation.clients", owners, written=lines)
+    draft.put("federation.rounds", rounds)
+    draft.put("federation.local_steps", local, steps=rounds * local)
+    draft.put("federation.rule", "tan")
     draft.remark(
         "federation",
         "rule: joint     # less noise for the same epsilon, if clients are online together and keep their shares of",
@@ -350,25 +324,13 @@ def _federation(draft: Draft, asked: Asked, numbers: Numbers) -> None:
 
 def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
     """texts: whether it learns to write them, and no preferences."""
-    draft.put("method.name", "prism", "`privlora methods` lists the others")
+    draft.put("method.name", "prism")
     if texts:
-        draft.put(
-            "method.learning_rate",
-            AUTO,
-            "found before the run begins, from what its noise alone does to the model: no record takes part",
-        )
+        draft.put("method.learning_rate", AUTO)
         if not numbers.noisy:  # which are clipped to one length, whatever it is
-            draft.put(
-                "privacy.clip_norm",
-                AUTO,
-                "each record's gradient is cut to this: a quarter of what is usual on texts of the model's own",
-            )
-            draft.put("method.metric_power", 1, "what the update has grown in moves on faster; 0: all alike")
-            draft.put(
-                "method.right_weight",
-                AUTO,
-                "0.25 to 1: less where the start knows the layers' inputs, as texts of the model's own show",
-            )
+            draft.put("privacy.clip_norm", AUTO)
+            draft.put("method.metric_power", 1)
+            draft.put("method.right_weight", AUTO)
     else:
         draft.remark(
             "method",
@@ -376,11 +338,7 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
             "texts that a model writes, and no preferences (docs/preferences.md).",
         )
     if numbers.noisy:
-        draft.put(
-            "method.clipping",
-            "automatic",
-            "measured better on so few records: small gradients are not lost in noise (docs/choosing.md)",
-        )
+        draft.put("method.clipping", "automatic")
     if not numbers.few or not texts:
         return
     column = draft.get("data.text")
@@ -398,7 +356,6 @@ def refuse_epsilon(epsilon: float) -> None:
     from privlora.accounting.calibration import LARGEST_EPSILON, SMALLEST_EPSILON
 
     if not SMALLEST_EPSILON <= epsilon <= LARGEST_EPSILON:
-        raise ConfigError(
-            f"--epsilon {epsilon:g} is no promise: it is from {SMALLEST_EPSILON:g} to {LARGEST_EPSILON:g}",
-            fix="give a number such as 3; more than 8 protects little",
-        )
+        limits = f"from {SMALLEST_EPSILON:g} to {LARGEST_EPSILON:g}"
+        what = f"--epsilon {epsilon:g} is no promise: it is {limits}"
+        raise ConfigError(what, fix="give a number such as 3; more than 8 protects little")

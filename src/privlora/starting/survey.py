@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import re
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -42,32 +43,28 @@ _LABELS: Final = ("label", "labels", "class", "category", "sentiment", "rating",
 
 @dataclass
 class Column:
-    """Of all records: in how many there is a value, texts, texts that say something, lists of messages, and lists that
-    are built as if of messages; lengths in characters.
+    """Of all records: in how many there is a value (held), a text, one that says something (filled), a list of messages
+    (chat), and a list that is built as if of messages (seems); lengths in characters.
 
     units: digests of values, where the name is one of users or asked for; None once a value is no unit.
     """
 
-    held: int = 0
-    texts: int = 0
-    filled: int = 0
-    chats: int = 0
-    seem_chats: int = 0
+    counts: Counter[str] = field(default_factory=Counter)
     lengths: array[int] = field(default_factory=lambda: array("q"))
     units: set[int] | None = None
     kinds: set[type] = field(default_factory=set)
 
     def add(self, value: object) -> None:
         """The value of one more record."""
-        self.held += is_there(value)
-        if isinstance(value, str):
-            self.texts += 1
-            self.filled += bool(value.strip())
-            self.lengths.append(len(value))
-        else:
-            self.lengths.append(_chat_length(value))
-            self.chats += _is_chat(value)
-            self.seem_chats += built_as_chat(value)
+        said = {
+            "held": is_there(value),
+            "text": isinstance(value, str),
+            "filled": isinstance(value, str) and bool(value.strip()),
+            "chat": _is_chat(value),
+            "seems": built_as_chat(value),
+        }
+        self.counts.update(kind for kind, holds in said.items() if holds)
+        self.lengths.append(len(value) if isinstance(value, str) else _chat_length(value))
         if self.units is not None:
             if isinstance(value, float) and value.is_integer():
                 value = int(value)
@@ -96,47 +93,23 @@ class Survey:
     @property
     def common(self) -> list[str]:
         """Columns that more than half of the records have. The others may be about few, and are shown nowhere."""
-        return self._mostly(lambda column: column.held)
+        return self.mostly("held")
 
-    @property
-    def texts(self) -> list[str]:
-        """Columns that are text, and not blank."""
-        return self._mostly(lambda column: column.filled)
-
-    @property
-    def plain(self) -> list[str]:
-        """Columns that are text, also where most are blank."""
-        return self._mostly(lambda column: column.texts)
-
-    @property
-    def chats(self) -> list[str]:
-        """Columns of messages."""
-        return self._mostly(lambda column: column.chats)
-
-    @property
-    def seem_chats(self) -> list[str]:
-        """Columns of what is built as if of messages."""
-        return self._mostly(lambda column: column.seem_chats)
-
-    def _mostly(self, count: Callable[[Column], int]) -> list[str]:
-        return [name for name, column in self.columns.items() if 2 * count(column) > self.records]
+    def mostly(self, kind: str) -> list[str]:
+        """Columns that are of a kind (`Column.counts`) in more than half of the records."""
+        return [name for name, column in self.columns.items() if 2 * column.counts[kind] > self.records]
 
     def lacks(self, names: Iterable[str]) -> bool:
         """Whether one of these columns is neither a text nor a chat in some record."""
-        found = [self.columns[name] for name in names]
-        return any(max(column.texts, column.chats) < self.records for column in found)
+        found = [self.columns[name].counts for name in names]
+        return any(max(counts["text"], counts["chat"]) < self.records for counts in found)
 
     def users(self, name: str) -> int | None:
         """How many units a column makes; None if a value of it names none."""
         column = self.columns.get(name)
-        if (
-            column is None
-            or column.units is None
-            or len(column.lengths) < self.records
-            or len(column.kinds) > 1
-        ):
+        if column is None or column.units is None or len(column.lengths) < self.records:
             return None
-        return len(column.units)
+        return len(column.units) if len(column.kinds) < 2 else None
 
     @property
     def label(self) -> str | None:
@@ -157,11 +130,8 @@ def refuse_no_files(path: Sequence[str], form: Format = "auto") -> None:
     """Raise DataError for a local file that is not there, and one whose name does not say what it is."""
     twice = named_twice(path)
     if twice is not None:
-        raise DataError(
-            f"{shown(twice)} is given twice",
-            why="each record would be two units, and epsilon that of a half of it",
-            fix="give each file once",
-        )
+        why = "each record would be two units, and epsilon that of a half of it"
+        raise DataError(f"{shown(twice)} is given twice", why=why, fix="give each file once")
     refuse_missing(list(path), format=form, look=True)
 
 
@@ -177,11 +147,10 @@ def survey(path: Sequence[str], user: str | None = None, form: Format = "auto") 
         if number <= SAMPLE:
             first.append(record)
         for name, value in _fields(record):
-            column = columns.get(name)
-            if column is None:
+            if name not in columns:
                 counted = name == user or _OF_USERS.fullmatch(str(name))
-                column = columns[name] = Column(units=set() if counted else None)
-            column.add(value)
+                columns[name] = Column(units=set() if counted else None)
+            columns[name].add(value)
     kinds = {local_file(each, form, look=True)[1] for each in path if not each.startswith(HUB)}
     return Survey(number, columns, first, len(broken), bool(kinds & TABLES), "text" in kinds)
 
@@ -206,26 +175,17 @@ def _readable(path: Sequence[str], form: Format, broken: list[DataError]) -> Ite
 
 
 def _is_chat(value: object) -> bool:
-    return (
-        isinstance(value, list)
-        and bool(value)
-        and all(
-            isinstance(each, Mapping)
-            and (isinstance(each.get("content"), str) or speaks_by_calls(each))
-            and each.get("role") in ROLES
-            for each in map(with_role, value)
-        )
+    return built_as_chat(value) and all(
+        (isinstance(each.get("content"), str) or speaks_by_calls(each)) and each.get("role") in ROLES
+        for each in map(with_role, value)  # type: ignore[call-overload]
     )
 
 
 def turn_text(message: Mapping[str, Any]) -> str:
     """About what a chat template writes of a message: its content, and calls of tools and the like as JSON."""
     content = message.get("content", message.get("value"))
-    rest = {
-        key: value
-        for key, value in message.items()
-        if key not in ("role", "from", "content", "value") and value is not None
-    }
+    shown = ("role", "from", "content", "value")
+    rest = {key: value for key, value in message.items() if key not in shown and value is not None}
     text = content if isinstance(content, str) else ""
     return text + (json.dumps(rest, ensure_ascii=False, default=str) if rest else "")
 
