@@ -46,7 +46,7 @@ class Bench:
     def start(
         self, folder: Path, *, method: Any = "prism", observer: Observer | None = None, **groups: Any
     ) -> Result:
-        groups = {"privacy": PRIVACY, "adapter": {"r": 2}, "columns": {"max_length": 40}, **groups}
+        groups = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, **groups}
         groups["run"] = {"checkpoint_every": 2, "tokens_per_micro_batch": 120, **groups.get("run", {})}
         return fine_tune(
             self.model,

@@ -29,7 +29,7 @@ NOT_PRIVATE = {"private": False, "steps": 4, "expected_batch_size": 6, "public_d
 
 
 def tune(model: Any, output: Path, **options: Any) -> Result:
-    given = {"privacy": PRIVACY, "adapter": {"r": 2}, "columns": {"max_length": 40}, "data": RECORDS}
+    given = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, "records": RECORDS}
     return fine_tune(model, output=output, **{**given, "tokenizer": tiny_tokenizer(), **options})
 
 
@@ -202,11 +202,11 @@ def test_the_model_comes_back_as_it_was(checkpointing: str, had: bool | None, tm
         ({"privacy": {**PRIVACY, "delta": 0.04}}, ConfigError),
         ({"privacy": {**PRIVACY, "public_dataset_size": 20, "delta": 0.04}}, PrivacyError),
         ({"privacy": {**PRIVACY, "target_epsilon": 1.0}}, ConfigError),
-        ({"columns": {"text": "txet"}}, PrivloraError),
-        ({"columns": {"max_length": 8}}, PrivloraError),  # which cuts most of them
+        ({"data": {"text": "txet"}}, PrivloraError),
+        ({"data": {"max_length": 8}}, PrivloraError),  # which cuts most of them
         ({"loading": {"dtype": torch.float16}}, ConfigError),
-        ({"data": []}, PrivloraError),
-        ({"data": lambda: RECORDS}, PrivloraError),
+        ({"records": []}, PrivloraError),
+        ({"records": lambda: RECORDS}, PrivloraError),
         ({"model": torch.nn.Linear(2, 2)}, PrivloraError),
         ({"tokenizer": None}, ConfigError),
         *(({"output": output}, ConfigError) for output in (None, "", 3)),
@@ -240,7 +240,7 @@ def test_from_files_alone(tmp_path: Path) -> None:
     tiny_model().save_pretrained(base)
     tiny_tokenizer().save_pretrained(base)
     (tmp_path / "records.jsonl").write_text("\n".join(json.dumps(row) for row in RECORDS))
-    options: dict[str, Any] = {"privacy": PRIVACY, "columns": {"max_length": 40}}
+    options: dict[str, Any] = {"privacy": PRIVACY, "data": {"max_length": 40}}
     files = (str(base), str(tmp_path / "records.jsonl"))
     first = fine_tune(*files, output=tmp_path / "2024", adapter={"r": 2}, **options)
     assert resume_run(tmp_path / "2024").epsilon == first.epsilon
@@ -275,6 +275,6 @@ def test_a_folder_whose_name_is_a_number_can_be_resumed(
 
 
 def test_a_dtype_may_be_torchs() -> None:
-    groups = {"columns": None, "run": None, "loading": {"dtype": torch.bfloat16}, "privacy": PRIVACY}
+    groups = {"data": None, "run": None, "loading": {"dtype": torch.bfloat16}, "privacy": PRIVACY}
     found = privlora.calling.settings_of_call("x", {"path": "x.jsonl"}, groups, "runs/x", source="fine_tune")
     assert found.model.dtype == "bfloat16"

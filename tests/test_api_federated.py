@@ -29,7 +29,7 @@ def start(model: Path, data: Any, output: Path, **changes: Any) -> Any:
         "federation": ROUNDS,
         "privacy": PRIVACY,
         "adapter": {"r": 2},
-        "columns": {"max_length": 48},
+        "data": {"max_length": 48},
         "output": output,
         **changes,
     }
@@ -100,12 +100,12 @@ def test_what_contradicts_itself(model: Path, tmp_path: Path) -> None:
     both = {"north": records, "south": records}
     lost, nobody = {"north": records, "south": "lost.jsonl"}, {"north": records, "south": []}
     for data, federation, kind, says in (
-        (both, {**ROUNDS, "clients": 2}, ConfigError, "data names the clients, and so does federation"),
+        (both, {**ROUNDS, "clients": 2}, ConfigError, "records names the clients, and so does federation"),
         (records, ROUNDS, ConfigError, r"federation\['clients'\] is missing"),
         (both, "tan", ConfigError, "federation is of type str"),
         (both, None, ConfigError, "federation is of type NoneType"),
         (lost, ROUNDS, DataError, r"there is no file lost\.jsonl"),
-        (nobody, ROUNDS, DataError, r"data\['south'\]: there are no records"),
+        (nobody, ROUNDS, DataError, r"records\['south'\]: there are no records"),
     ):
         with pytest.raises(kind, match=says):
             start(model, data, tmp_path / "run", federation=federation)

@@ -17,6 +17,7 @@ from privlora.accounting import read_ledger
 from privlora.api_synthesis import synthesize_run
 from privlora.config import load_settings
 from privlora.errors import ConfigError, RunError
+from privlora.training.observer import Observer
 
 RECORDS = [{"note": f"patient {i} came in at {i % 7} with a cold."} for i in range(12)]
 PRIVACY: dict[str, Any] = {
@@ -43,7 +44,7 @@ class Notes:
 def make(model: Any, output: Path, **options: Any) -> privlora.SynthesisResult:
     given: dict[str, Any] = {
         "privacy": PRIVACY,
-        "columns": COLUMNS,
+        "data": COLUMNS,
         "adapter": {"r": 2},
         "synthesis": {"seeds": 3, "samples": 9},
         "generator": Notes(),
@@ -55,9 +56,14 @@ def make(model: Any, output: Path, **options: Any) -> privlora.SynthesisResult:
 
 def test_records_in_memory_become_texts(tmp_path: Path) -> None:
     told: list[tuple[int, int]] = []
+
+    class Hears(Observer):
+        def on_texts(self, done: int, total: int) -> None:
+            told.append((done, total))
+
     model = tiny_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    result = make(model, tmp_path / "texts", progress=lambda done, total: told.append((done, total)))
+    result = make(model, tmp_path / "texts", observer=Hears())
     assert len(set(result.texts)) == 9
     assert all("a patient had a cough" in text for text in result.texts)
     assert told[-1] == (9, 9)
@@ -79,7 +85,7 @@ def test_a_finished_run_is_asked_at_no_cost(tmp_path: Path) -> None:
         RECORDS,
         tokenizer=tiny_tokenizer(),
         privacy=PRIVACY,
-        columns=COLUMNS,
+        data=COLUMNS,
         adapter={"r": 2},
         output=tmp_path / "run",
     )
@@ -130,7 +136,7 @@ def test_a_file_says_the_settings_too(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"source": "runs/a"}, "give data, or source, and not both"),
+        ({"source": "runs/a"}, "give records, or source, and not both"),
         ({"synthesis": None, "generator": None}, "nothing says who writes the texts"),
         ({"synthesis": "model"}, "synthesis is of type str"),
         (

@@ -82,7 +82,7 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
         *(privlora.fine_tune, "tiny", [{"text": "Lovelace"}, 3]),
         privacy={**PRIVACY, "delta": 2, "stepz": 1},
         method={"name": "dp-zo", "clipping": "per-module", "relative_rate": True},
-        columns={"txt": "a", "path": "b"},
+        data={"txt": "a", "path": "b"},
         run=3,
         output="",
         callbacks=3,
@@ -93,7 +93,7 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
     for words in (
         "output is empty",
         "run is of type int, not a mapping of settings",
-        "columns holds 'path'",
+        "data holds 'path'",
         "unknown setting 'privacy.stepz'",
         "privacy['delta']=2: ",
         "method.relative_rate=true cannot be used",
@@ -110,7 +110,7 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
         ("fine_tune", {"eval_dataset": []}, "did you mean evaluation?"),
         ("fine_tune", {"max_grad_norm": 1}, r"did you mean privacy=dict\(clip_norm=...\)\?"),
         ("federate", {"evil": 3}, "'evil'$"),
-        ("PrivateTrainer", {"data": []}, "it takes those of a trainer"),
+        ("PrivateTrainer", {"records": []}, "it takes those of a trainer"),
         ("fine_tune", {"patient Greta has it since 1999": 1}, "not shown"),
     ],
 )
@@ -146,7 +146,7 @@ def test_what_is_not_there_is_told_together(tmp_path: Path) -> None:
     for name in ("config.json", "tokenizer.json"):
         (tmp_path / name).write_text("{}")
     columns = {"prompt": "q", "completion": "a"}
-    error = told(privlora.fine_tune, tmp_path, [{"text": "x"}], privacy=PRIVACY, columns=columns, **output)
+    error = told(privlora.fine_tune, tmp_path, [{"text": "x"}], privacy=PRIVACY, data=columns, **output)
     assert type(error) is DataError
     assert "no column 'a'" in str(error)
     assert "no column 'q'" in str(error)
@@ -154,7 +154,7 @@ def test_what_is_not_there_is_told_together(tmp_path: Path) -> None:
 
 def test_help_and_completion_know_what_a_call_takes() -> None:
     found = inspect.signature(privlora.fine_tune).parameters
-    assert list(found)[:3] == ["model", "data", "privacy"]
+    assert list(found)[:3] == ["model", "records", "privacy"]
     assert found["method"].default == "prism"
     assert "Fine-tune a causal LM privately" in (inspect.getdoc(privlora.fine_tune) or "")
     assert set(privlora.__all__) <= set(dir(privlora))

@@ -98,7 +98,7 @@ def test_a_run_is_of_its_template(tmp_path: Path) -> None:
         *(model, RECORDS),
         tokenizer=tokenizer,
         privacy=PRIVACY,
-        columns=columns,
+        data=columns,
         adapter={"r": 2},
         output=tmp_path / "run",
     )

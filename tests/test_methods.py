@@ -25,7 +25,7 @@ STEPS: dict[str, Any] = {"steps": 3, "expected_batch_size": 6, "public_dataset_s
 
 
 def tune(folder: Path, method: Any, privacy: Mapping[str, Any] = PRIVATE, **more: Any) -> Result:
-    small = {"adapter": {"r": 2}, "columns": {"max_length": 40}, "tokenizer": tiny_tokenizer()}
+    small = {"adapter": {"r": 2}, "data": {"max_length": 40}, "tokenizer": tiny_tokenizer()}
     given = {**small, "output": folder, "privacy": {**STEPS, **privacy}, **more}
     return fine_tune(tiny_model(), RECORDS, method=method, **given)
 

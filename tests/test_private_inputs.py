@@ -52,16 +52,16 @@ def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny_model(tmp_path_factory.mktemp("model"))
 
 
-def tune(output: Path, data: Any = RECORDS, *, model: Any = None, **options: Any) -> Result:
-    settings = {"privacy": PRIVACY, "adapter": {"r": 2}, "columns": {"max_length": 48}, **options}
+def tune(output: Path, records: Any = RECORDS, *, model: Any = None, **options: Any) -> Result:
+    settings = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 48}, **options}
     given = tiny_model() if model is None else model
-    return fine_tune(given, data, tokenizer=tiny_tokenizer(), output=output, **settings)
+    return fine_tune(given, records, tokenizer=tiny_tokenizer(), output=output, **settings)
 
 
-def refused(folder: Path, error: type[PrivloraError], match: str, data: Any = RECORDS, **options: Any) -> str:
+def refused(folder: Path, error: type[PrivloraError], match: str, records: Any = RECORDS, **options: Any) -> str:
     """The run is refused in one line that shows no record, and there is no run folder."""
     with pytest.raises(error, match=match) as caught:
-        tune(folder / "run", data, **options)
+        tune(folder / "run", records, **options)
     assert not (folder / "run").exists()
     assert "\n" not in str(caught.value)
     assert "4815" not in str(caught.value)
@@ -86,7 +86,7 @@ def test_strings_in_a_list_are_records(tmp_path: Path, monkeypatch: pytest.Monke
         tune(
             tmp_path / str(i),
             given,
-            columns={"max_length": 60, "unchecked": True},
+            data={"max_length": 60, "unchecked": True},
             evaluation=["public words"],
         )
         found = json.loads((tmp_path / str(i) / "private" / "data_summary.json").read_text())
@@ -143,7 +143,7 @@ def test_other_things_are_refused(
     "columns", [{"text": "note"}, {"prompt": "text", "completion": "answer"}, {"task": "sst2"}]
 )
 def test_texts_have_one_column(columns: dict[str, str], tmp_path: Path) -> None:
-    refused(tmp_path, DataError, "column", [SECRET] * 30, columns={"max_length": 40, **columns})
+    refused(tmp_path, DataError, "column", [SECRET] * 30, data={"max_length": 40, **columns})
 
 
 @pytest.mark.usefixtures("no_network")
@@ -152,7 +152,7 @@ def test_records_in_the_place_of_settings_are_not_shown(texts: Any, tmp_path: Pa
     start = {"r": 2, "init": "public-gradient", "public_text": texts}
     refused(tmp_path, PrivloraError, "public_text|the string given as data", adapter=start)
     for name in ("path", "evaluation"):
-        refused(tmp_path, ConfigError, f"columns holds {name!r}", columns={"max_length": 40, name: texts})
+        refused(tmp_path, ConfigError, f"data holds {name!r}", data={"max_length": 40, name: texts})
 
 
 # Where a setting is expected, a record: as a text, in a list, in a mapping.
@@ -171,12 +171,12 @@ MISPLACED: dict[str, dict[str, Any]] = {
     "optimizer": {"method": {"name": "prism", "optimizer": SECRET}},
     "schedule": {"method": {"schedule": SECRET}},
     "a setting's name": {"adapter": {SECRET: 1}},
-    "task": {"columns": {"task": SECRET}},
-    "format": {"columns": {"format": SECRET}},
-    "column": {"columns": {"text": SECRET}},
-    "template": {"columns": {"text": SECRET + " {text!r}"}},
-    "open template": {"columns": {"text": SECRET + " {text"}},
-    "unknown field": {"columns": {"text": "{" + SECRET + "}"}},
+    "task": {"data": {"task": SECRET}},
+    "format": {"data": {"format": SECRET}},
+    "column": {"data": {"text": SECRET}},
+    "template": {"data": {"text": SECRET + " {text!r}"}},
+    "open template": {"data": {"text": SECRET + " {text"}},
+    "unknown field": {"data": {"text": "{" + SECRET + "}"}},
     "device": {"loading": {"device": SECRET}, "model": "gpt2"},
     "dtype": {"loading": {"dtype": SECRET}},
     "label": {"run": {"label": [SECRET]}},
@@ -439,7 +439,7 @@ def test_what_is_the_same_to_the_model_is_not_for_evaluation(name: str, tmp_path
                 output=tmp_path / "run",
                 **{"adapter": {"r": 2}, **given},
                 privacy=PRIVACY,
-                columns={"max_length": 40, **columns},
+                data={"max_length": 40, **columns},
             )
     assert not (tmp_path / "run").exists()
 
@@ -448,7 +448,7 @@ def test_what_is_the_same_to_the_model_is_not_for_evaluation(name: str, tmp_path
 def test_a_short_answer_may_be_the_same(tmp_path: Path) -> None:
     private = [{"p": f"note {i}", "c": "positive"} for i in range(30)]
     columns = {"max_length": 40, "prompt": "p", "completion": "c", "loss_on": "completion"}
-    tune(tmp_path / "run", private, columns=columns, evaluation=[{"p": "mail", "c": "positive"}])
+    tune(tmp_path / "run", private, data=columns, evaluation=[{"p": "mail", "c": "positive"}])
 
 
 def test_a_task_compares_what_is_trained_on(tmp_path: Path) -> None:
@@ -461,7 +461,7 @@ def test_a_task_compares_what_is_trained_on(tmp_path: Path) -> None:
         "in completion, prompt",
         rows,
         evaluation=public,
-        columns=columns,
+        data=columns,
         adapter={"r": 2},
     )
 
@@ -504,11 +504,11 @@ def test_records_that_cannot_be_what_was_said(name: str, tmp_path: Path) -> None
     records, change, match = IMPLAUSIBLE[name]
     privacy = {key: value for key, value in {**PRIVACY, **change}.items() if value is not None}
     told = refused(
-        tmp_path, DataError, match, records, privacy=privacy, columns={"max_length": 48, "add_eos": False}
+        tmp_path, DataError, match, records, privacy=privacy, data={"max_length": 48, "add_eos": False}
     )
-    assert "columns=dict(unchecked=True)" in told
+    assert "data.unchecked=true" in told
     columns = {"max_length": 48, "add_eos": False, "unchecked": True}
-    assert tune(tmp_path / "run", records, privacy=privacy, columns=columns).steps == 2
+    assert tune(tmp_path / "run", records, privacy=privacy, data=columns).steps == 2
 
 
 def _files(folder: Path) -> Iterator[tuple[str, str]]:
@@ -590,12 +590,12 @@ UNFIT: dict[str, tuple[Callable[[], Any], dict[str, Any], str]] = {
     "vocabulary": (_small_vocabulary, {}, "only those below 20"),
     "rotary positions": (
         tiny_model,
-        {"columns": {"max_length": 65}},
+        {"data": {"max_length": 65}},
         "max_length=65 exceeds the 64 positions",
     ),
     "learned positions": (
         lambda: tiny_model("gpt2"),
-        {"columns": {"max_length": 512}},
+        {"data": {"max_length": 512}},
         "exceeds the 64 positions",
     ),
     "float16": (lambda: tiny_model(dtype=torch.float16), {}, "float16"),
@@ -639,7 +639,7 @@ def test_a_merged_model_is_a_base_model(tmp_path: Path) -> None:
     assert tune(tmp_path / "run", model=_adapted().merge_and_unload()).steps == 2
 
 
-@pytest.mark.parametrize("name", ["adapter", "method", "privacy", "run", "columns", "loading"])
+@pytest.mark.parametrize("name", ["adapter", "method", "privacy", "run", "data", "loading"])
 @pytest.mark.parametrize("given", [[SECRET], 4815, "LoraConfig"], ids=["list", "number", "object"])
 def test_settings_that_are_no_mapping(name: str, given: Any, tmp_path: Path) -> None:
     if given == "LoraConfig":
@@ -665,7 +665,7 @@ def test_a_token_that_the_model_lacks(tmp_path: Path) -> None:
     """It was added to the tokenizer, and one record holds it."""
     tokenizer = tiny_tokenizer()
     tokenizer.add_tokens([f"extra{i:02d}" for i in range(VOCAB)])
-    options: dict[str, Any] = {"privacy": PRIVACY, "adapter": {"r": 2}, "columns": {"max_length": 48}}
+    options: dict[str, Any] = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 48}}
     with pytest.raises(DataError, match="a token that the model does not know") as caught:
         fine_tune(
             tiny_model(),

@@ -53,7 +53,7 @@ def test_what_may_be_passed_on_has_nothing_of_the_records(tmp_path: Path) -> Non
 
 
 def call(folder: Path, **more: Any) -> Any:
-    given = {"tokenizer": tiny_tokenizer(), "columns": {"max_length": 40}, "adapter": {"r": 2}, **more}
+    given = {"tokenizer": tiny_tokenizer(), "data": {"max_length": 40}, "adapter": {"r": 2}, **more}
     return fine_tune(tiny_model(), RECORDS, privacy=PRIVACY, output=folder, **given)
 
 
@@ -156,7 +156,7 @@ def test_a_run_goes_on_with_files_that_have_moved(tmp_path: Path) -> None:
             before,
             tokenizer=tokenizer,
             privacy=PRIVACY,
-            columns={"max_length": 40},
+            data={"max_length": 40},
             adapter={"r": 2},
             output=tmp_path / "run",
             callbacks=[stop],

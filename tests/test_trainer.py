@@ -53,7 +53,7 @@ def test_what_nobody_gives_is_auto(
 
     monkeypatch.setattr(privlora.trainer.trainer, "settings_of_call", look)
     promise = {"target_epsilon": 3.0, "delta": 1e-4, "public_dataset_size": 1000}
-    more = {"privacy": promise, "columns": {"unchecked": True}}
+    more = {"privacy": promise, "data": {"unchecked": True}}
     used = {"output_dir": str(tmp_path / "run"), **({} if kind is PrivateConfig else {"use_cpu": True})}
     trainer(kind(**used), auto=auto, **more)
     (settings,) = found
@@ -215,9 +215,7 @@ def test_preferences_take_the_place_of_a_dpo_trainer(tmp_path: Path) -> None:
     """As docs/trl.md says it."""
     rows = [{"prompt": f"q {i} ", "chosen": "yes", "rejected": "no"} for i in range(len(RECORDS))]
     columns = {name: name for name in rows[0]}
-    one = trainer(
-        config(tmp_path / "run", max_steps=1), train_dataset=rows, eval_dataset=None, columns=columns
-    )
+    one = trainer(config(tmp_path / "run", max_steps=1), train_dataset=rows, eval_dataset=None, data=columns)
     one.train()
     assert one.result.report["preferences"]["loss"] == "dpo"
 
@@ -321,7 +319,7 @@ def test_columns_are_seen_from_the_first_record(
     record: dict[str, Any], more: dict[str, Any], columns: dict[str, Any], tmp_path: Path
 ) -> None:
     found = trainer(config(tmp_path / "run", **more), train_dataset=[record] * 30, eval_dataset=None)
-    assert found._groups["columns"] == {"max_length": 40, **columns}
+    assert found._groups["data"] == {"max_length": 40, **columns}
 
 
 KINDS: dict[str, Any] = {
@@ -342,7 +340,7 @@ def test_files_and_splits(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text("\n".join(map(json.dumps, RECORDS)))
     one = trainer(config(tmp_path / "run"), train_dataset=file, eval_dataset=None)
-    assert (one._records, one._given("data", None)) == (None, str(file))
+    assert (one._records, one._given("records", None)) == (None, str(file))
     both = datasets.DatasetDict(test=whole(), train=whole())
     for given in (both, datasets.IterableDatasetDict(train=whole().to_iterable_dataset())):
         with pytest.raises(DataError, match=r"train_dataset: the data are a .*DatasetDict .*data\['train'\]"):
@@ -398,7 +396,7 @@ def test_sft_config_is_read_as_it_is() -> None:
     trl = pytest.importorskip("trl", reason="an SFTConfig is trl's")
     given = trl.SFTConfig(output_dir="runs/x", use_cpu=True, bf16=False, max_steps=4, max_length=64)
     found = groups_of(given, PROMISE, None)
-    assert found.columns == {"max_length": 64}
+    assert found.data == {"max_length": 64}
     assert found.loading == {"device": "cpu"}
     packed = trl.SFTConfig(output_dir="runs/x", use_cpu=True, bf16=False, max_steps=4, packing=True)
     with pytest.raises(ConfigError, match=r"SFTConfig\.packing is set"):
@@ -409,7 +407,7 @@ def test_no_single_record_decides_how_all_are_read(tmp_path: Path) -> None:
     """The form of the records is published; a first record of another form would tell that it was there."""
     pairs = [{"text": f"t {i}", "prompt": f"p {i}", "completion": "c"} for i in range(30)]
     found = trainer(config(tmp_path / "a"), train_dataset=pairs, eval_dataset=None)
-    assert found._groups["columns"]["loss_on"] == "completion"
+    assert found._groups["data"]["loss_on"] == "completion"
     for at in (0, 15, 30):
         mixed = [*pairs[:at], {"text": "hello"}, *pairs[at:]]
         with pytest.raises(

@@ -49,7 +49,7 @@ def plain(data: str) -> dict[str, Any]:
         result = fine_tune(
             f"{data}/models/{MODEL}",
             f"{data}/{TASK}-train.jsonl",
-            columns={"max_length": 48, "unchecked": True, **task},
+            data={"max_length": 48, "unchecked": True, **task},
             adapter={"r": 8, "lora_alpha": 16},
             privacy={
                 "private": False,

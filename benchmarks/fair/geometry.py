@@ -40,7 +40,7 @@ def write_starts(data: Path) -> None:
         fine_tune(
             str(data / "models" / MODEL),
             str(data / "biorxiv-train.jsonl"),
-            columns={"text": "text", "max_length": 48, "unchecked": True},
+            data={"text": "text", "max_length": 48, "unchecked": True},
             adapter={"r": 8, "lora_alpha": 16},
             privacy={
                 "private": False,

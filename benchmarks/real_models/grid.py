@@ -164,7 +164,7 @@ def run(cell: Cell, rate: float | str, models: Path, assets: Path, scratch: Path
     result = fine_tune(
         models / cell.model,
         records,
-        columns=dict(task.columns),
+        data=dict(task.columns),
         privacy={
             "public_dataset_size": len(records) // 100 * 100,
             "delta": 1e-5,

@@ -43,12 +43,12 @@ if TYPE_CHECKING:
 @naming_the_nearest
 def fine_tune(
     model: str | Path | torch.nn.Module,
-    data: Source,
+    records: Source,
     *,
     privacy: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     evaluation: Source | None = None,
-    columns: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
     adapter: Any = None,
     loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] = "prism",
@@ -67,12 +67,12 @@ def fine_tune(
 
     model: a local folder, a hub name, or a loaded transformers model. The module is not wrapped; when this returns,
         also by an exception, it is exactly as before. tokenizer: of a loaded model; of others, instead of theirs.
-    data: a file as a string or a ``Path``, a list of ``Path``, or ``hf://name:split``; or records: any iterable of
-        mappings (a ``datasets.Dataset`` or a streaming one, too), a ``pandas.DataFrame``, or a list of strings, which
-        are texts and never names of files. evaluation: PUBLIC records of the same form.
+    records: a file as a string or a ``Path``, a list of ``Path``, or ``hf://name:split``; or themselves: any iterable
+        of mappings (a ``datasets.Dataset`` or a streaming one, too), a ``pandas.DataFrame``, or a list of strings,
+        which are texts and never names of files. evaluation: PUBLIC records of the same form.
     privacy: the fields of PrivacySettings, for example ``dict(target_epsilon=3, delta=1e-5, steps=200,
         expected_batch_size=64, public_dataset_size=10_000)``.
-    columns: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
+    data: further fields of DataSettings (text, prompt, completion, messages, loss_on, max_length, …).
     adapter: fields of AdapterSettings, or a ``peft.LoraConfig`` of which nothing is set that means nothing here. run:
         fields of RunSettings. method: a method's name or fields of MethodSettings.
     synthesis: fields of SynthesisSettings, for methods that lean on public texts, or for a warm start. generator: what
@@ -96,11 +96,11 @@ def fine_tune(
         problems.found.append(error)
     problems.of(None, refuse_no_observer, observer)
     callbacks = problems.of([], callbacks_of, callbacks)
-    path, records = records_of(problems, data, "data", needed=True)
+    path, given = records_of(problems, records, "records", needed=True)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
     groups = {
         "privacy": privacy,
-        "columns": columns,
+        "data": data,
         "adapter": adapter,
         "loading": loading,
         "method": {"name": method} if isinstance(method, str) else method,
@@ -115,7 +115,7 @@ def fine_tune(
     if not several_processes():  # of which the first one looks, once they have joined
         looked = Together()
         looked.of(None, refuse_missing_loggers, settings.run.report_to)
-        looked.of(None, lambda: refuse_first(settings, records, evaluation_records, **there))
+        looked.of(None, lambda: refuse_first(settings, given, evaluation_records, **there))
         looked.tell()
     with loading_for_a_call(show_progress, observer):
         import privlora.running  # noqa: F401 - else imported later, in silence
@@ -126,7 +126,7 @@ def fine_tune(
             settings,
             model=loaded,
             tokenizer=tokenizer,
-            records=records,
+            records=given,
             evaluation=evaluation_records,
             generator=generator,
             callbacks=callbacks,
@@ -138,13 +138,13 @@ def fine_tune(
 @naming_the_nearest
 def federate(
     model: str | Path | torch.nn.Module,
-    data: Source | Mapping[str, Source],
+    records: Source | Mapping[str, Source],
     *,
     federation: Mapping[str, Any] | None = None,
     privacy: Mapping[str, Any] | None = None,
     tokenizer: Any = None,
     evaluation: Source | None = None,
-    columns: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
     adapter: Any = None,
     loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] | None = None,
@@ -155,10 +155,10 @@ def federate(
     """A federation whose clients are all in this process; what ``privlora federate`` does. The result is a plain peft
     adapter and each client's ledger in ``output/release``, or in ``output/not-private`` where nothing protects them.
 
-    data: a mapping from each client's public name to its records, each as in `fine_tune`; or one source that is cut
+    records: a mapping from each client's public name to its records, each as in `fine_tune`; or one source that is cut
         into ``federation["clients"]`` parts, for studies and rehearsals.
     federation: fields of FederationSettings, for example ``dict(rule="tan", rounds=20, local_steps=4)``; without
-        ``clients`` where ``data`` names them. Rounds of several kinds: ``phases=[dict(rounds=4, local_steps=3), …]``.
+        ``clients`` where ``records`` names them. Rounds of several kinds: ``phases=[dict(rounds=4), …]``.
     privacy: as in `fine_tune`, without steps, which follow; public_dataset_size and expected_batch_size are of all
         clients together.
     method: a method's name or fields of MethodSettings; None takes what goes with the rule.
@@ -177,28 +177,30 @@ def federate(
         fix = "pass federation=dict(rule='tan', rounds=20, local_steps=4)"
         problems.found.append(ConfigError(what, fix=fix))
     terms = dict(federation) if isinstance(federation, Mapping) else None
-    records: Any = None
-    if isinstance(data, Mapping):
+    found: Any = None
+    if isinstance(records, Mapping):
         if terms is not None and "clients" in terms:
             problems.found.append(
                 ConfigError(
-                    "data names the clients, and so does federation", fix="remove federation['clients']"
+                    "records names the clients, and so does federation", fix="remove federation['clients']"
                 )
             )
-        given = {name: records_of(problems, source, f"data[{named(name)}]") for name, source in data.items()}
+        given = {
+            name: records_of(problems, source, f"records[{named(name)}]") for name, source in records.items()
+        }
         if terms is not None:
             terms["clients"] = [
                 {"name": name, "path": None if path == IN_MEMORY else path}
                 for name, (path, _) in given.items()
             ]
-        records = {name: found for name, (_, found) in given.items() if found is not None}
+        found = {name: own for name, (_, own) in given.items() if own is not None}
     else:
-        sources["path"], records = records_of(problems, data, "data", needed=True)
+        sources["path"], found = records_of(problems, records, "records", needed=True)
     if terms is None:  # nothing is said of clients that nobody knows
         sources["path"] = IN_MEMORY
     groups = {
         "privacy": privacy,
-        "columns": columns,
+        "data": data,
         "adapter": adapter,
         "loading": loading,
         "method": {"name": method} if isinstance(method, str) else method,
@@ -208,14 +210,14 @@ def federate(
     loaded = model if is_loaded(model) else None
     there = {"given": loaded is not None, "tokenizer": tokenizer, "begins": False}
     settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
-    refuse_first(settings, records, evaluation_records, **there)
+    refuse_first(settings, found, evaluation_records, **there)
     from privlora.federated.run import federate as run_federation
 
     return run_federation(
         settings,
         model=loaded,
         tokenizer=tokenizer,
-        records=records,
+        records=found,
         evaluation=evaluation_records,
         observer=observer,
     )

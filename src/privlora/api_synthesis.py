@@ -45,14 +45,14 @@ class SynthesisResult(Result):
 @naming_the_nearest
 def synthesize(
     model: str | Path | torch.nn.Module,
-    data: Source | None = None,
+    records: Source | None = None,
     *,
     synthesis: Mapping[str, Any],
     privacy: Mapping[str, Any] | None = None,
     source: str | Path | None = None,
     tokenizer: Any = None,
     evaluation: Source | None = None,
-    columns: Mapping[str, Any] | None = None,
+    data: Mapping[str, Any] | None = None,
     adapter: Mapping[str, Any] | None = None,
     loading: Mapping[str, Any] | None = None,
     method: str | Mapping[str, Any] | None = None,
@@ -61,11 +61,11 @@ def synthesize(
     run: Mapping[str, Any] | None = None,
     observer: Observer | None = None,
 ) -> SynthesisResult:
-    """Make a private data set of texts that stand for ``data``; what ``privlora synthesize`` does.
+    """Make a private data set of texts that stand for ``records``; what ``privlora synthesize`` does.
 
-    data: the private records, as in ``fine_tune``. Or source: the folder of a finished run of ``fine_tune``, whose
+    records: the private ones, as in ``fine_tune``. Or source: the folder of a finished run of ``fine_tune``, whose
         adapter is asked at no further cost; what it was trained on and how is known from there, so of the rest
-        ``columns``, ``loading``, ``tokenizer``, ``run`` and ``observer`` may be given.
+        ``data``, ``loading``, ``tokenizer``, ``run`` and ``observer`` may be given.
     synthesis: fields of SynthesisSettings, for example ``dict(preset="clinical-note", seeds=100, samples=500)``.
     method: a method's name or fields of MethodSettings; None: aug-pe.
     generator: see ``fine_tune``. It is never given anything private.
@@ -76,10 +76,11 @@ def synthesize(
     problems = Together()
     if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
         problems.found.append(error)
-    if (data is None) == (source is None):
+    if (records is None) == (source is None):
         problems.found.append(
             ConfigError(
-                "texts stand for records, or come of a finished run", fix="give data, or source, and not both"
+                "texts stand for records, or come of a finished run",
+                fix="give records, or source, and not both",
             )
         )
         problems.tell()
@@ -92,14 +93,14 @@ def synthesize(
             if value is not None
         ]
         problems.tell()
-        groups = {"columns": columns, "loading": loading, "synthesis": synthesis, "run": run}
+        groups = {"data": data, "loading": loading, "synthesis": synthesis, "run": run}
         settings = _of_source(source, model, groups, output)
         return synthesize_run(settings, model=loaded, tokenizer=tokenizer, observer=observer)
-    path, records = records_of(problems, data, "data")
+    path, given = records_of(problems, records, "records")
     public, held = records_of(problems, evaluation, "evaluation")
     groups = {
         "privacy": privacy,
-        "columns": columns,
+        "data": data,
         "adapter": adapter,
         "loading": loading,
         "method": {"name": method or "aug-pe"} if method is None or isinstance(method, str) else method,
@@ -110,12 +111,12 @@ def synthesize(
     there = {"given": loaded is not None, "tokenizer": tokenizer}
     settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
     if not several_processes():  # of which the first one looks, once they have joined
-        refuse_first(settings, records, held, **there)
+        refuse_first(settings, given, held, **there)
     return synthesize_run(
         settings,
         model=loaded,
         tokenizer=tokenizer,
-        records=records,
+        records=given,
         evaluation=held,
         generator=generator,
         observer=observer,
@@ -166,7 +167,7 @@ def _of_source(
         asked = {**asked, "publish": True, "source": str(folder.root.resolve())}
     known = {
         "privacy": trained.privacy.model_dump(exclude_unset=True),
-        "columns": trained.data.model_dump(exclude_unset=True, exclude={"path", "evaluation"}),
+        "data": trained.data.model_dump(exclude_unset=True, exclude={"path", "evaluation"}),
         "loading": trained.model.model_dump(exclude_unset=True, exclude={"name"}),
     }
     given = {name: group for name, group in groups.items() if group is not None}

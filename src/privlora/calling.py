@@ -29,7 +29,7 @@ IN_MEMORY_GENERATOR = "in_memory:generator"
 """In settings, as the place of a generator that was handed over."""
 
 _ELSEWHERE: Final = {
-    "train_dataset": "data",
+    "train_dataset": "records",
     "eval_dataset": "evaluation",
     "processing_class": "tokenizer",
     "peft_config": "adapter",
@@ -54,7 +54,7 @@ def naming_the_nearest(call: Callable[_Given, _Found]) -> Callable[_Given, _Foun
                 near = other if other in known else close(name, known, 0.75)
                 if near is None and place is not None:
                     group, _, setting = place.partition(".")
-                    argument = {"data": "columns", "model": "loading"}.get(group, group)
+                    argument = {"model": "loading"}.get(group, group)
                     near = f"{argument}=dict({setting}=...)" if argument in known else None
                 hint = f"; did you mean {near}?" if near else ""
                 raise TypeError(f"{who}() got an unexpected keyword argument {named(name)}{hint}")
@@ -140,7 +140,7 @@ def all_auto(auto: bool | Mapping[str, Any] | None) -> Mapping[str, Any] | None:
 
 def settings_of_call(
     model: Any,
-    data: Mapping[str, Any],
+    files: Mapping[str, Any],
     groups: Mapping[str, Any],
     output: Any,
     *,
@@ -148,7 +148,7 @@ def settings_of_call(
     problems: Together | None = None,
     arguments: Mapping[Place, str] | None = None,
 ) -> Settings:
-    """Settings from the arguments of a call. data: where the records are. problems: what was found wrong before.
+    """Settings from the arguments of a call. files: where the records are. problems: what was found wrong before.
     arguments: that stand for a setting by themselves, by (group, name).
 
     Raises ConfigError for all that is wrong with them, and what was found before.
@@ -166,9 +166,9 @@ def settings_of_call(
                 for name, called in names.items()
                 if name in groups[argument]
             ]
-    columns = groups["columns"] or {}
-    if isinstance(columns, Mapping):
-        columns = {**columns, **data}
+    data = groups["data"] or {}
+    if isinstance(data, Mapping):
+        data = {**data, **files}
     name = _name_of(model) if is_loaded(model) else str(model)
     loading = groups["loading"] or {}
     if isinstance(loading, Mapping):
@@ -176,7 +176,7 @@ def settings_of_call(
     run = groups["run"] or {}
     content = {
         "model": loading,
-        "data": columns,
+        "data": data,
         "run": {"output": str(output), **run} if isinstance(run, Mapping) else run,
     }
     more = ("privacy", "adapter", "method", "synthesis", "federation", "auto")
@@ -190,7 +190,7 @@ def settings_of_call(
 
 
 _ARGUMENTS: Final = {
-    "columns": {"path": "data", "evaluation": "evaluation"},
+    "data": {"path": "records", "evaluation": "evaluation"},
     "loading": {"name": "model"},
     "run": {"output": "output"},
 }
@@ -224,8 +224,8 @@ def _plain(value: Any) -> Any:
 
 
 def _adapter(groups: Mapping[str, Any], problems: Together) -> Any:
-    columns = groups.get("columns")
-    labelled = isinstance(columns, Mapping) and columns.get("label") is not None
+    data = groups.get("data")
+    labelled = isinstance(data, Mapping) and data.get("label") is not None
     return adapter_settings(groups.get("adapter"), classifies=labelled, problems=problems)
 
 

@@ -280,7 +280,7 @@ def test_the_adapter_of_a_finished_run_is_trained_again_and_asked(
             "sample_rate": 0.5,
             "public_dataset_size": 6,
         },
-        columns={"max_length": 110},
+        data={"max_length": 110},
         adapter={"r": 2},
         output=tmp_path / "run",
     )

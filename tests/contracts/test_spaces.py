@@ -223,7 +223,7 @@ def test_a_run_steps_on_fresh_operands_where_the_space_has_them(
         output=tmp_path / "run",
         privacy=PRIVACY,
         adapter={"r": 2},
-        columns={"max_length": 40},
+        data={"max_length": 40},
     )
     assert len(seen) == (3 if METHODS[variant[0]].coordinates.dense else 0)
     assert not any(torch.allclose(a, b) for i, a in enumerate(seen) for b in seen[:i])

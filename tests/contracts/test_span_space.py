@@ -97,7 +97,7 @@ def test_a_run_that_is_killed_goes_on_and_is_reported_and_exported(tmp_path: Pat
         "output": tmp_path,
         "privacy": PRIVACY,
         "adapter": {"r": 2},
-        "columns": {"max_length": 40},
+        "data": {"max_length": 40},
         "run": {"checkpoint_every": 1},
     }
     died = in_a_child(lambda: fine_tune(model, RECORDS, observer=DiesAfterTwo(), **settings))

@@ -171,7 +171,7 @@ def test_a_run_with_a_device_map(chosen: Any, tmp_path: Path) -> None:
         RECORDS,
         privacy={**PRIVACY, "steps": 2},
         adapter={"r": 2},
-        columns={"max_length": 40},
+        data={"max_length": 40},
         loading={"device_map": chosen},
         output=tmp_path / "run",
     )

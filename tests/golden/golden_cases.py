@@ -55,7 +55,7 @@ def _run(records: Any, output: Path, **groups: Any) -> Result:
     usual: dict[str, Any] = {
         "evaluation": HELD_OUT,
         "adapter": {"r": 4},
-        "columns": {"max_length": 48},
+        "data": {"max_length": 48},
         "loading": {"dtype": "float32"},
     }
     return fine_tune(model_path(), records, output=output, show_progress=False, **{**usual, **groups})
@@ -89,7 +89,7 @@ def together(rule: str, **federation: Any) -> Run:
             privacy=privacy,
             evaluation=HELD_OUT,
             adapter={"r": 4},
-            columns={"max_length": 48},
+            data={"max_length": 48},
             loading={"dtype": "float32"},
             output=output,
         )
@@ -149,7 +149,7 @@ _CLIPPINGS = {
 CASES: dict[str, Run] = {
     **{name: run(method=name) for name in _METHODS},
     **{
-        name: run(method=name, synthesis=_texts(), columns={"max_length": 48, "text": "text"})
+        name: run(method=name, synthesis=_texts(), data={"max_length": 48, "text": "text"})
         for name in _SPANNING
     },
     **{f"rule {name}": together(name) for name in _RULES},
@@ -196,17 +196,17 @@ CASES: dict[str, Run] = {
     "feed-forward": run(adapter={"r": 4, "target_modules": "feed-forward"}),
     "answers": run(
         asked(NOTES),
-        columns={"max_length": 48, "prompt": "prompt", "completion": "completion"},
+        data={"max_length": 48, "prompt": "prompt", "completion": "completion"},
         evaluation=asked(HELD_OUT),
     ),
     "classes": run(
         labelled(NOTES),
-        columns={"max_length": 48, "text": "text", "label": "label", "labels": ["0", "1"]},
+        data={"max_length": 48, "text": "text", "label": "label", "labels": ["0", "1"]},
         evaluation=labelled(HELD_OUT),
     ),
     "preferences": run(
         preferred(NOTES),
-        columns={"max_length": 48, "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
+        data={"max_length": 48, "prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
         evaluation=preferred(HELD_OUT),
     ),
     "auto on its own texts": run(

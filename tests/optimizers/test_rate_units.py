@@ -269,7 +269,7 @@ def test_rows_without_a_unit_refuse_it_before_anything_is_made(name: str, tmp_pa
     assert not ROWS[name].resolve(MethodSettings(name=name, relative_rate=False), None, 24).relative_rate
     if name in METHODS and not METHODS[name].public_texts:
         with pytest.raises(ConfigError, match="relative_rate=true"):
-            tune(tmp_path / "run", {"name": name, "relative_rate": True}, **PRIVATE)
+            tune(tmp_path / "run", {"name": name, "relative_rate": True})
         assert not (tmp_path / "run").exists()
         coordinates, _ = build(METHODS[name], LowRankAdapter(tiny_model(), rank=2))
         with pytest.raises(ConfigError, match="in the size of the frozen weights"):
@@ -337,7 +337,7 @@ def begun(folder: Path, method: dict[str, Any], observer: Any = None) -> Any:
         output=folder,
         privacy={**STEPS, **PRIVATE, "steps": 4},
         adapter={"r": 2},
-        columns={"max_length": 40},
+        data={"max_length": 40},
         run={"checkpoint_every": 1},
         observer=observer,
     )
@@ -391,7 +391,7 @@ def test_which_rows_have_their_rate_in_the_size_of_the_weights() -> None:
 
 def test_epsilon_is_that_of_the_run_in_entries(tmp_path: Path, quick_reports: None) -> None:
     found = [
-        tune(tmp_path / str(relative), {"name": "prism", "relative_rate": relative}, **PRIVATE)[1].epsilon
+        tune(tmp_path / str(relative), {"name": "prism", "relative_rate": relative}).epsilon
         for relative in (True, False)
     ]
     assert found[0] == found[1]

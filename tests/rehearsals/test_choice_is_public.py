@@ -50,7 +50,7 @@ def test_nothing_that_is_chosen_by_follows_from_the_records(
                 [{"text": f"patient {i} {words}"} for i in range(count)],
                 tokenizer=tokenizer,
                 output=tmp_path / "run",
-                columns={"max_length": 40},
+                data={"max_length": 40},
                 privacy=PRIVACY,
                 adapter={"r": 2, "target_modules": ["q_proj"]},
                 method={"name": "auto"},

@@ -98,7 +98,7 @@ def start(model: Any, root: Path, file: Path, observer: Any = None, **more: Any)
         RECORDS,
         tokenizer=tiny_tokenizer(),
         output=root,
-        columns={"max_length": 40},
+        data={"max_length": 40},
         observer=observer,
         **groups(file, **more),
     )

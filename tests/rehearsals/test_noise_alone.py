@@ -388,7 +388,7 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
             records,
             tokenizer=tiny_tokenizer(),
             output=tmp_path / name,
-            columns={"max_length": 16},
+            data={"max_length": 16},
             privacy={
                 "noise_multiplier": 1.0,
                 "delta": 1e-4,

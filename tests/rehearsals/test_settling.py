@@ -642,7 +642,7 @@ def test_a_run_takes_what_was_settled_and_resumes_with_it(public: Path, tmp_path
             tokenizer=tiny_tokenizer(),
             privacy={**settings(public).privacy.model_dump(exclude_none=True), "clip_norm": "auto"},
             adapter={"r": 2},
-            columns={"max_length": 16},
+            data={"max_length": 16},
             method={"name": "prism", "learning_rate": "auto"},
             auto={"file": str(public)},
             output=str(tmp_path / "run"),

@@ -61,7 +61,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory, with_plots: Plotted) -> R
             private_records(40, seed=1),
             evaluation=private_records(4, seed=2),
             privacy=PRIVACY,
-            columns={"max_length": 48},
+            data={"max_length": 48},
             adapter={"r": 2},
             run={"report_to": "jsonl", "log_every": 2},
             output=root / "run",

@@ -218,7 +218,7 @@ def test_a_federation_shows_its_adapters_answers(tmp_path: Path) -> None:
         tokenizer=tiny_tokenizer(),
         evaluation=PUBLIC,
         adapter={"r": 2},
-        columns={"max_length": 40},
+        data={"max_length": 40},
         output=tmp_path / "run",
     )
     report = json.loads((found.release / "privacy_report.json").read_text())

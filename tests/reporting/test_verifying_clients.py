@@ -399,7 +399,7 @@ def together(tmp_path_factory: pytest.TempPathFactory, with_plots: Any) -> Path:
                 "unit": "user",
                 "user_column": "person",
             },
-            columns={"max_length": 48},
+            data={"max_length": 48},
             adapter={"r": 2},
             output=tmp_path_factory.mktemp("together") / "run",
         )

@@ -84,7 +84,7 @@ def test_votes_by_such_a_model(method: str, folder: Path, tmp_path: Path) -> Non
             "public_dataset_size": 12,
         },
         adapter={"r": 2},
-        columns={"max_length": 40},
+        data={"max_length": 40},
         method=method,
         synthesis={**chosen, **own[method], "embedding": str(folder)},
         output=tmp_path / "run",

@@ -48,7 +48,7 @@ def filed(
                 "public_dataset_size": 30,
             },
             adapter={"r": 2},
-            columns={"max_length": 40},
+            data={"max_length": 40},
             evaluation=PUBLIC,
             output=root,
         )

@@ -27,7 +27,7 @@ from privlora.training.files import RunFolder
 
 PRIVACY = {"noise_multiplier": 1.0, "delta": 1e-4, "steps": 1, "expected_batch_size": 4}
 PRIVACY["public_dataset_size"] = 40
-SMALL: dict[str, Any] = {"privacy": PRIVACY, "columns": {"max_length": 48}, "adapter": {"r": 2}}
+SMALL: dict[str, Any] = {"privacy": PRIVACY, "data": {"max_length": 48}, "adapter": {"r": 2}}
 
 
 def _loaded(name: str | Path = model_path(), **options: Any) -> Any:

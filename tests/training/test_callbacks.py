@@ -28,7 +28,7 @@ RUN = {"checkpoint_every": 100, "log_every": 5, "evaluate_every": 6}
 
 
 def tune(bench: Bench, folder: Path, **options: Any) -> Any:
-    settings = {"privacy": PRIVACY, "adapter": {"r": 2}, "columns": {"max_length": 40}, "run": RUN, **options}
+    settings = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, "run": RUN, **options}
     return fine_tune(
         bench.model, RECORDS, tokenizer=bench.tokenizer, output=folder, evaluation=PUBLIC, **settings
     )
@@ -92,7 +92,7 @@ def test_nothing_private_can_be_told(tmp_path: Path) -> None:
         fine_tune(
             *(bench.model, records),
             tokenizer=bench.tokenizer,
-            **{"privacy": privacy, "adapter": {"r": 2}, "columns": {"max_length": 40}, "run": RUN},
+            **{"privacy": privacy, "adapter": {"r": 2}, "data": {"max_length": 40}, "run": RUN},
             callbacks=[heard, events.append],
             output=tmp_path / str(number),
         )

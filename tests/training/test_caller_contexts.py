@@ -83,7 +83,7 @@ CONTEXTS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
 
 
 def trained(folder: Path, **groups: Any) -> Any:
-    groups = {"privacy": PROMISE, "adapter": {"r": 2}, "columns": {"max_length": 40}, **groups}
+    groups = {"privacy": PROMISE, "adapter": {"r": 2}, "data": {"max_length": 40}, **groups}
     groups["run"] = {"tokens_per_micro_batch": 240}
     return fine_tune(str(model_path()), RECORDS, output=folder, show_progress=False, **groups)
 
@@ -143,7 +143,7 @@ def test_a_federation_computes_as_outside(tmp_path: Path) -> None:
             federation={"rule": "tan", "rounds": 1, "local_steps": 2},
             privacy={name: value for name, value in PROMISE.items() if name != "steps"},
             adapter={"r": 2},
-            columns={"max_length": 40},
+            data={"max_length": 40},
             output=folder,
         )
         return left(folder)
@@ -182,4 +182,4 @@ def test_a_model_that_was_made_in_inference_mode_is_refused(tmp_path: Path) -> N
     with pytest.raises(ModelError, match=r"made inside torch.inference_mode.*Fix: load it outside"):
         fine_tune(model, OF_LETTERS, output=tmp_path / "run", **run)
     assert not (tmp_path / "run").exists()
-    fine_tune(tiny_model(), OF_LETTERS, output=tmp_path / "run", columns={"max_length": 40}, **run)
+    fine_tune(tiny_model(), OF_LETTERS, output=tmp_path / "run", data={"max_length": 40}, **run)

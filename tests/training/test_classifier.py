@@ -219,7 +219,7 @@ def run(tmp_path: Path, **more: Any) -> Any:
             "expected_batch_size": 10,
             "public_dataset_size": 40,
         },
-        "columns": {"text": "text", "label": "label", "labels": NAMES, "max_length": 24},
+        "data": {"text": "text", "label": "label", "labels": NAMES, "max_length": 24},
         "adapter": {"r": 3},
         "output": tmp_path / "run",
     }
@@ -463,7 +463,7 @@ def test_rows_that_labels_do_not_go_with(method: str, tmp_path: Path) -> None:
 
 def test_a_model_of_other_classes_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no linear layer with 2 outputs"):
-        run(tmp_path, columns={"text": "text", "label": "label", "labels": 2}, every={"label": 1})
+        run(tmp_path, data={"text": "text", "label": "label", "labels": 2}, every={"label": 1})
     assert not (tmp_path / "run").exists()
 
 

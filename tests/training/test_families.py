@@ -218,7 +218,7 @@ def test_a_model_still_tells_its_routers_afterwards(tmp_path: Path) -> None:
         model,
         private_records(60, seed=1),
         tokenizer=tokenizer,
-        columns=groups["data"],
+        data=groups["data"],
         adapter={"r": 4},
         privacy=groups["privacy"],
         output=str(tmp_path / "run"),

@@ -66,7 +66,7 @@ def start_by_user(bench: Bench, folder: RunFolder) -> None:
         tokenizer=bench.tokenizer,
         privacy=BY_USER,
         adapter={"r": 2},
-        columns={"max_length": 40},
+        data={"max_length": 40},
         output=folder.root,
         observer=StopAt(2),
     )

@@ -58,7 +58,7 @@ class Sent:
 def tune(folder: Path, records: Any = RECORDS, **options: Any) -> Any:
     bench = Bench()
     run = {"report_to": ALL, "log_every": 5, "label": "notes", "checkpoint_every": 100}
-    settings = {"privacy": PRIVACY, "adapter": {"r": 2}, "columns": {"max_length": 40}, "run": run, **options}
+    settings = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, "run": run, **options}
     return fine_tune(bench.model, records, tokenizer=bench.tokenizer, output=folder, **settings)
 
 

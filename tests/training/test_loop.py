@@ -145,7 +145,7 @@ def test_empty_batches_are_full_steps(method: str, bench: Bench, tmp_path: Path)
     }
     with side_log(tmp_path / "log"):
         columns = {"max_length": 40, "unchecked": True}  # 30 records for a public 4e9
-        result = bench.start(tmp_path / "run", method=method, privacy=privacy, columns=columns)
+        result = bench.start(tmp_path / "run", method=method, privacy=privacy, data=columns)
     assert releases(tmp_path / "log") == list(range(1, 21))
     assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 20
     assert result.steps == 20

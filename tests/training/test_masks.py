@@ -46,7 +46,7 @@ def dropping_model() -> Any:
 
 
 def run(model: Any, folder: Path, records: Any = RECORDS, **groups: Any) -> None:
-    groups = {"privacy": EVERYBODY, "adapter": {"r": 2}, "columns": {"max_length": 60}, **groups}
+    groups = {"privacy": EVERYBODY, "adapter": {"r": 2}, "data": {"max_length": 60}, **groups}
     fine_tune(
         model,
         records,

@@ -297,7 +297,7 @@ def run(folder: Path, **more: Any) -> Any:
     privacy = {"noise_multiplier": 0.6, "delta": 1e-3, "steps": 4, "expected_batch_size": 10}
     options: dict[str, Any] = {
         "privacy": {**privacy, "public_dataset_size": 40},
-        "columns": {**COLUMNS, "max_length": 40},
+        "data": {**COLUMNS, "max_length": 40},
         "adapter": {"r": 3},
         "output": folder / "run",
         "tokenizer": tiny_tokenizer(),

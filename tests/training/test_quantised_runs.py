@@ -48,7 +48,7 @@ def train(folder: Path, output: Path, packing: Any, **more: Any) -> Any:
         RECORDS,
         privacy={**PRIVACY, "steps": 3},
         adapter={"r": 2, **more.pop("adapter", {})},
-        columns={"max_length": 40},
+        data={"max_length": 40},
         loading=loading,
         output=output,
         run=SHORT,
@@ -152,7 +152,7 @@ def test_methods_of_dense_updates_are_refused_before_there_is_a_run(
             tokenizer=tokenizer,
             privacy=PRIVACY,
             adapter={"r": 2},
-            columns={"max_length": 40},
+            data={"max_length": 40},
             method=method,
             output=tmp_path / "run",
         )

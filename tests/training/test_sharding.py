@@ -44,7 +44,7 @@ def start(base: Any, folder: Path, shard: bool, **groups: Any) -> Result:
         evaluation=PUBLIC,
         privacy={**REPEATABLE, **groups.pop("privacy", {})},
         loading=loading,
-        columns={"max_length": 40},
+        data={"max_length": 40},
         # Singular vectors of the weights may come out turned, and with them the noise of a public seed.
         adapter={"r": 2, "init": "random"},
         run={"tokens_per_micro_batch": 120, "evaluate_every": 1},

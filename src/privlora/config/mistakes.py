@@ -66,13 +66,13 @@ _STAND_INS: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 """Instead of settings that are needed, while what is wrong with the others is looked for: they contradict nothing."""
 _ARGUMENTS: Final = {
-    ("data", "path"): "data",
+    ("data", "path"): "records",
     ("data", "evaluation"): "evaluation",
     ("model", "name"): "model",
     ("run", "output"): "output",
 }
 """Settings that are arguments of their own in a call."""
-_GROUP_ARGUMENTS: Final = {"data": "columns", "model": "loading"}
+_GROUP_ARGUMENTS: Final = {"model": "loading"}
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Origin:
         """A setting or a group, as whoever gave it calls it.
 
         >>> Origin("fine_tune", arguments={}).called(("data", "max_length")), Origin("x").called(("run",))
-        ("columns['max_length']", 'run')
+        ("data['max_length']", 'run')
         """
         if self.arguments is None or place[:1] not in ((group,) for group in Settings.model_fields):
             return _dotted(place)

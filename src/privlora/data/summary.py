@@ -11,7 +11,7 @@ from privlora.errors import DataError
 
 _FACTOR = 2.0  # how far the number of units may be from the public one
 _MOST = 0.5
-_UNCHECKED = "or set data.unchecked=true (in Python columns=dict(unchecked=True))"
+_UNCHECKED = "or set data.unchecked=true"
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,10 @@ RENAMED: Final[Mapping[str, tuple[str, str]]] = {
     "weight_decay": ("method", "weight_decay"),
     "adam_beta1": ("method", "beta1"),
     "adam_beta2": ("method", "beta2"),
-    "max_length": ("columns", "max_length"),
-    "truncation_mode": ("columns", "truncation_mode"),
-    "dataset_text_field": ("columns", "text"),
-    "chat_template_path": ("columns", "chat_template"),
+    "max_length": ("data", "max_length"),
+    "truncation_mode": ("data", "truncation_mode"),
+    "dataset_text_field": ("data", "text"),
+    "chat_template_path": ("data", "chat_template"),
     "seed": ("run", "seed"),
     "run_name": ("run", "label"),
     "logging_steps": ("run", "log_every"),
@@ -133,7 +133,7 @@ class Groups:
 
     output: str | None = None
     privacy: dict[str, Any] = field(default_factory=dict)
-    columns: dict[str, Any] = field(default_factory=dict)
+    data: dict[str, Any] = field(default_factory=dict)
     method: dict[str, Any] = field(default_factory=dict)
     loading: dict[str, Any] = field(default_factory=dict)
     run: dict[str, Any] = field(default_factory=dict)
@@ -153,7 +153,7 @@ _OF_TRAINERS: Final = {
 
 def names_for(args: Any) -> dict[tuple[Any, ...], str]:
     """Which fields of args stand for settings, by (group, name)."""
-    group_of = {"columns": "data", "loading": "model"}
+    group_of = {"loading": "model"}
     own: dict[tuple[Any, ...], str] = {
         (group_of.get(group, group), here): name
         for name, (group, here) in {**RENAMED, **_OF_TRAINERS}.items()

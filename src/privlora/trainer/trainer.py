@@ -38,7 +38,7 @@ _REFUSED: Final = {
     "optimizers": "the method brings its optimizer, which sees releases alone: method='dp-adamw', for example",
     "optimizer_cls_and_kwargs": "the method brings its optimizer, which sees releases alone",
     "preprocess_logits_for_metrics": "the held-out loss is measured, and nothing else",
-    "formatting_func": "columns say it: privlora.fine_tune(columns=dict(text='{title} {body}'))",
+    "formatting_func": "columns say it: privlora.fine_tune(data=dict(text='{title} {body}'))",
     "quantization_config": "load the model with it, and pass the model",
     "tokenizer": "it is called processing_class",
 }
@@ -67,13 +67,13 @@ class PrivateTrainer:
     train_dataset: PRIVATE records, of any kind that `fine_tune` takes. Which columns are read is seen from the names
         that all records have: messages; or prompt and completion (then the loss is on completions, unless
         completion_only_loss is False); or text. As in TRL, prompts that are texts are rendered by no chat template:
-        columns=dict(template="chat") does.
+        data=dict(template="chat") does.
     eval_dataset: PUBLIC records of the same form: their loss is published. What was held out of private records is as
         private as they are, and is refused only where it can be seen (one table of `datasets`, equal records).
     peft_config: a peft.LoraConfig, or fields of AdapterSettings; None: an adapter of rank 16 on all linear layers (with
         auto=True of rank 8, on those outside of attention), and not the whole model, as in TRL, which is said when it
         trains. callbacks: see `fine_tune`.
-    privacy, method, columns, loading, run, auto: as in `fine_tune`, for what args have no names for.
+    privacy, method, data, loading, run, auto: as in `fine_tune`, for what args have no names for.
 
     Raises ConfigError, DataError or PrivacyError before anything is charged or written.
     """
@@ -90,7 +90,7 @@ class PrivateTrainer:
         peft_config: Any = None,
         privacy: Mapping[str, Any] | None = None,
         method: str | Mapping[str, Any] | None = None,
-        columns: Mapping[str, Any] | None = None,
+        data: Mapping[str, Any] | None = None,
         loading: Mapping[str, Any] | None = None,
         run: Mapping[str, Any] | None = None,
         auto: bool | Mapping[str, Any] | None = None,
@@ -102,7 +102,7 @@ class PrivateTrainer:
         if unknown:
             raise TypeError(
                 f"PrivateTrainer() got an unexpected keyword argument {named(unknown[0])}; it takes those of a "
-                "trainer, and privacy, method, columns, loading, run and auto as fine_tune does"
+                "trainer, and privacy, method, data, loading, run and auto as fine_tune does"
             )
         problems.found += [
             ConfigError(f"{name} is given", why=_REFUSED[name], fix=f"leave {name} out")
@@ -112,7 +112,7 @@ class PrivateTrainer:
         auto = all_auto(auto)
         sized = isinstance(auto, Mapping) and auto.get("all") is True
         groups = groups_of(args, privacy, method, sized=sized)
-        for name, more in {"columns": columns, "loading": loading, "run": run}.items():
+        for name, more in {"data": data, "loading": loading, "run": run}.items():
             if more is not None and not isinstance(more, Mapping):
                 what = f"{name} is of type {type(more).__name__}, not a mapping of settings"
                 problems.found.append(ConfigError(what, fix=f"give a mapping, as {name}=dict(...)"))
@@ -131,12 +131,12 @@ class PrivateTrainer:
         self._output = "runs/run" if groups.output is None else groups.output
         path, self._records = records_of(problems, train_dataset, "train_dataset", needed=True)
         public, self._evaluation = records_of(problems, eval_dataset, "eval_dataset")
-        self._sources = {"data": path, "evaluation": public}
+        self._sources = {"records": path, "evaluation": public}
         problems.of(None, _add_columns, groups, self._records)
         problems.of(None, _add_dtype, groups, model)
         self._groups: dict[str, Any] = {
             "privacy": groups.privacy or None,
-            "columns": groups.columns,
+            "data": groups.data,
             "adapter": peft_config,
             "loading": groups.loading,
             "method": {"name": "prism", **groups.method},
@@ -208,7 +208,7 @@ class PrivateTrainer:
                 err().print(_default_adapter(self._adapter))
             return fine_tune(
                 self._model,
-                self._given("data", self._records),
+                self._given("records", self._records),
                 evaluation=self._given("evaluation", self._evaluation),
                 tokenizer=self._tokenizer,
                 output=self._output,
@@ -300,7 +300,7 @@ def _copy_files(source: Path, target: Path, names: Sequence[str]) -> None:
 
 def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) -> None:
     """Which columns are read, and what of them is trained on, where the arguments do not say."""
-    columns = groups.columns
+    columns = groups.data
     if "text" not in columns and groups.method.get("task") is None:
         form = _form(records or [])
         if form == "messages":

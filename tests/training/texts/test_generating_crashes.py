@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
         "public_dataset_size": 6,
     },
     "adapter": {"r": 2, "target_modules": ["q_proj"]},
-    "columns": {"max_length": 40},
+    "data": {"max_length": 40},
     "method": {"name": "pe-sgd", "learning_rate": 0.05},
     "synthesis": {
         "generator": "model",

@@ -67,13 +67,13 @@ def tune(model: Any, output: Path, **options: Any) -> Any:
     settings = {
         "privacy": PRIVACY,
         "adapter": {"r": 2},
-        "columns": {"max_length": 60},
+        "data": {"max_length": 60},
         "synthesis": SYNTHESIS,
         "method": {"name": "pe-sgd", "learning_rate": 0.05},
         **options,
     }
     return fine_tune(
-        model, settings.pop("data", RECORDS), tokenizer=tiny_tokenizer(), output=output, **settings
+        model, settings.pop("records", RECORDS), tokenizer=tiny_tokenizer(), output=output, **settings
     )
 
 
@@ -322,7 +322,7 @@ def test_a_warm_start_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.
         (
             {
                 "generator": Notes(None),
-                "columns": {"prompt": "text", "completion": "text", "max_length": 60},
+                "data": {"prompt": "text", "completion": "text", "max_length": 60},
             },
             "set data.text to one column",
         ),

@@ -70,13 +70,13 @@ class Shop:
     def start(self, output: Path, generator: Notes | None = None, **options: Any) -> Result:
         groups: dict[str, Any] = {
             "adapter": {"r": 2},
-            "columns": {"max_length": 40},
+            "data": {"max_length": 40},
             "method": {"name": "aug-pe", "learning_rate": 0.05},
             **options,
             "privacy": {**PRIVACY, **options.get("privacy", {})},
             "synthesis": {**SYNTHESIS, **options.get("synthesis", {})},
         }
-        records = groups.pop("data", RECORDS)
+        records = groups.pop("records", RECORDS)
         return fine_tune(
             self.model,
             records,
@@ -377,7 +377,7 @@ def test_without_texts_there_is_nothing_to_vote_on(shop: Shop, tmp_path: Path) -
             output=tmp_path / "run",
             privacy=PRIVACY,
             adapter={"r": 2},
-            columns={"max_length": 40},
+            data={"max_length": 40},
             method="aug-pe",
         )
 
@@ -393,7 +393,7 @@ def test_without_texts_there_is_nothing_to_vote_on(shop: Shop, tmp_path: Path) -
 )
 def test_records_that_cannot_vote(data: Any, kind: type[PrivloraError], shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(kind):
-        shop.start(tmp_path / "run", data=data)
+        shop.start(tmp_path / "run", records=data)
     assert not (tmp_path / "run").exists()
 
 
@@ -401,5 +401,5 @@ def test_one_record_and_texts_without_a_word_vote_like_all_others(shop: Shop, tm
     """What is checked against the public numbers may be unchecked; how many vote is nobody's to see."""
     unchecked = {"max_length": 40, "unchecked": True}
     for name, data in (("one", RECORDS[:1]), ("empty", [{"text": ""}, *RECORDS[1:]])):
-        result = shop.start(tmp_path / name, data=data, columns=unchecked)
+        result = shop.start(tmp_path / name, records=data, data=unchecked)
         assert read_ledger(result.release / "ledger.jsonl").charges == ROUNDS
