@@ -108,6 +108,7 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once() -> None:
     ("call", "given", "meant"),
     [
         ("fine_tune", {"eval_dataset": []}, "did you mean evaluation?"),
+        ("fine_tune", {"columns": {}}, "did you mean data?"),
         ("fine_tune", {"max_grad_norm": 1}, r"did you mean privacy=dict\(clip_norm=...\)\?"),
         ("federate", {"evil": 3}, "'evil'$"),
         ("PrivateTrainer", {"records": []}, "it takes those of a trainer"),

@@ -58,7 +58,9 @@ def tune(output: Path, records: Any = RECORDS, *, model: Any = None, **options: 
     return fine_tune(given, records, tokenizer=tiny_tokenizer(), output=output, **settings)
 
 
-def refused(folder: Path, error: type[PrivloraError], match: str, records: Any = RECORDS, **options: Any) -> str:
+def refused(
+    folder: Path, error: type[PrivloraError], match: str, records: Any = RECORDS, **options: Any
+) -> str:
     """The run is refused in one line that shows no record, and there is no run folder."""
     with pytest.raises(error, match=match) as caught:
         tune(folder / "run", records, **options)

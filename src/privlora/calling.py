@@ -29,6 +29,7 @@ IN_MEMORY_GENERATOR = "in_memory:generator"
 """In settings, as the place of a generator that was handed over."""
 
 _ELSEWHERE: Final = {
+    "columns": "data",
     "train_dataset": "records",
     "eval_dataset": "evaluation",
     "processing_class": "tokenizer",
