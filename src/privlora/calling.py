@@ -36,7 +36,7 @@ _ELSEWHERE: Final = {
     "peft_config": "adapter",
     "output_dir": "output",
 }
-"""Arguments of other trainers -> what they are called in `fine_tune`."""
+"""Other names of arguments -> what they are called in `fine_tune`."""
 
 _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
