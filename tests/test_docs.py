@@ -74,9 +74,9 @@ def test_the_private_half_of_a_trl_script_runs(tmp_path: Path, monkeypatch: pyte
 
 
 @pytest.mark.long
-def test_readme_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_quick_starts_yaml_trains(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    (text,) = blocks("README.md", "yaml")
+    (text,) = blocks("docs/quickstart.md", "yaml")
     Path("notes.yaml").write_text(text, encoding="utf-8")
     write_notes("notes", 200, 1)
     write_notes("public_notes", 20, 2)

@@ -13,7 +13,7 @@ ROOT = Path(__file__).parent.parent
 def test_every_method_is_named() -> None:
     (row,) = (
         line
-        for line in (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+        for line in (ROOT / "docs/commands.md").read_text(encoding="utf-8").splitlines()
         if "| `methods` |" in line
     )
     assert re.findall(r"`([^`]+)`", row)[1:] == [*METHODS, *VOTE_METHODS, *CHOICES]
