@@ -1,7 +1,8 @@
 # make demo | make test-quick | make test | make test-base | make test-long | make golden | make check | make mutants | make matrix | make dist | make docs: each creates the environment it needs first.
 PYTHON ?= python3
 VENV := .venv
-BIN := $(VENV)/bin
+SCRIPTS := $(if $(filter Windows_NT,$(OS)),Scripts,bin)
+BIN := $(VENV)/$(SCRIPTS)
 
 .PHONY: demo test test-base test-long test-quick golden check matrix dist mutants mutants-sample docs clean
 
@@ -20,7 +21,7 @@ $(VENV)/.installed-dev: $(VENV)/.installed
 BASE := .venv-base
 $(BASE)/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(BASE)
-	$(BASE)/bin/python -m pip install --quiet --upgrade --upgrade-strategy eager --constraint constraints.txt . \
+	$(BASE)/$(SCRIPTS)/python -m pip install --quiet --upgrade --upgrade-strategy eager --constraint constraints.txt . \
 		pytest pytest-timeout pytest-xdist
 	touch $@
 
@@ -35,7 +36,7 @@ test: $(VENV)/.installed-dev test-base
 
 # What users type and read first, as a fresh installation has it; what needs an extra is skipped.
 test-base: $(BASE)/.installed
-	PYTHONPATH=src OMP_NUM_THREADS=1 $(BASE)/bin/python -m pytest -n 2 --dist loadscope -m "not long" -rs \
+	PYTHONPATH=src OMP_NUM_THREADS=1 $(BASE)/$(SCRIPTS)/python -m pytest -n 2 --dist loadscope -m "not long" -rs \
 		tests/cli tests/starting tests/training/test_stopping.py tests/test_consoles.py tests/test_bad_inputs.py \
 		tests/test_docs.py tests/test_site.py
 
