@@ -4,12 +4,10 @@ import re
 import tomllib
 from pathlib import Path
 
-import pytest
 from matrix import EXTRAS, NEEDED, lowest, requirements
 
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OLD = {"quantized": "quant", "preferences": "trl"}
 
 
 def test_extras_that_are_named_are_there_under_their_one_name() -> None:
@@ -17,16 +15,11 @@ def test_extras_that_are_named_are_there_under_their_one_name() -> None:
     files += (ROOT / "configs").glob("*.yaml")
     named = {name for file in files for name in re.findall(r"privlora\[(\w+)\]", file.read_text("utf-8"))}
     assert {"federated", "quant", "trl", "prv"} <= named
-    assert named <= PROJECT["optional-dependencies"].keys() - OLD
+    assert named <= PROJECT["optional-dependencies"].keys()
 
 
 def test_each_extra_is_tried_by_itself() -> None:
-    assert set(EXTRAS) == PROJECT["optional-dependencies"].keys() - OLD - {"dev"}
-
-
-@pytest.mark.parametrize(("old", "new"), OLD.items())
-def test_old_names_of_extras_bring_the_same(old: str, new: str) -> None:
-    assert PROJECT["optional-dependencies"][old] == [f"privlora[{new}]"]
+    assert set(EXTRAS) == PROJECT["optional-dependencies"].keys() - {"dev"}
 
 
 def test_the_lowest_environment_pins_every_bound_but_torchs() -> None:
