@@ -172,15 +172,17 @@ def test_lines_of_all_files_are_told_together_and_none_is_shown(model: Path, tmp
 
 @pytest.mark.parametrize("where", ["public_text", "auto", "synthesis"])
 def test_every_file_that_a_run_reads_is_read_to_its_end(where: str, model: Path, tmp_path: Path) -> None:
-    data, broken = {"path": written(tmp_path / "a.jsonl", RECORDS)}, broken_at(tmp_path / "b.jsonl", 20)
+    data, broken = {"path": broken_at(tmp_path / "a.jsonl", 19)}, broken_at(tmp_path / "b.jsonl", 20)
     groups: dict[str, Any] = {
         "public_text": {"adapter": {"init": "public-gradient", "public_text": broken}},
         "auto": {"auto": {"file": broken}, "method": {"learning_rate": "auto"}},
         "synthesis": {"synthesis": {"generator": "file", "file": broken}, "method": {"name": "prism-span"}},
     }[where]
     run = {"output": str(tmp_path / "run")}
-    with pytest.raises(DataError, match=r"b\.jsonl, line 20: this is not JSON"):
+    with pytest.raises(DataError) as caught:
         read(run_of(model, data, run=run, **groups))
+    for words in ("a.jsonl, line 19: this is not JSON", "b.jsonl, line 20: this is not JSON"):
+        assert words in str(caught.value)
 
 
 def test_what_a_run_does_not_read_may_be_broken(model: Path, tmp_path: Path) -> None:
