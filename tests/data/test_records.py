@@ -498,6 +498,20 @@ def test_folders_and_files_that_datasets_saved(tmp_path: Path) -> None:
     assert sorted(tmp_path.rglob("*")) == before
 
 
+@pytest.mark.parametrize("pad", range(0, 64, 2))
+def test_no_record_of_an_arrow_stream_says_that_it_is_a_file(pad: int, tmp_path: Path) -> None:
+    """A stream whose writer was killed has no end, and its last bytes are a record's."""
+    import pyarrow
+    import pyarrow.ipc
+
+    rows = [{"text": f"case {number}"} for number in range(5)]
+    rows.append({"text": pad * "x" + "\x08\0\0\0ARROW1"})
+    table, sink = pyarrow.Table.from_pylist(rows), pyarrow.BufferOutputStream()
+    pyarrow.ipc.new_stream(sink, table.schema).write_table(table)
+    (tmp_path / "a.arrow").write_bytes(sink.getvalue().to_pybytes())
+    assert load_records(str(tmp_path / "a.arrow")) == rows
+
+
 def test_arrow_files(tmp_path: Path) -> None:
     import pyarrow.feather
     import pyarrow.ipc

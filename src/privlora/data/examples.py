@@ -23,7 +23,7 @@ from privlora.data.assembling import (
 )
 from privlora.data.rendering import Rendered, Renderer, control_tokens, portions
 from privlora.data.templates import fields_of, parse
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -211,6 +211,8 @@ class Examples(Sequence[Example]):
         none = np.empty(0, np.int32)
         ids = np.concatenate([none, *(e.input_ids for e in examples)], dtype=np.int32)
         labels = np.concatenate([none, *(e.labels for e in examples)], dtype=np.int32)
+        if (ids < 0).any():
+            raise DataError("a token's id is negative", fix="give ids as the tokenizer makes them")
         starts, labelled = starts_of(np.array([len(e.input_ids) for e in examples])), labels != IGNORED
         if not np.array_equal(labels[labelled], ids[labelled]):
             self._labels = labels

@@ -319,10 +319,11 @@ def _read_arrow(file: Path, format: Format) -> Iterator[Placed]:
             batches = pyarrow.parquet.ParquetFile(file).iter_batches()
         else:
             mapped = pyarrow.memory_map(str(file))
-            try:
+            # By its first bytes: the last ones of a stream may be a record's.
+            if _head(file).startswith(b"ARROW1"):
                 held = pyarrow.ipc.open_file(mapped)
                 batches = map(held.get_batch, range(held.num_record_batches))
-            except pyarrow.ArrowInvalid:
+            else:
                 batches = pyarrow.ipc.open_stream(mapped)
         yield from rows_of(batches)
     except (pyarrow.ArrowException, OSError, ValueError) as error:
