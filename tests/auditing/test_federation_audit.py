@@ -83,7 +83,7 @@ def test_an_honest_federation_is_within_its_claim_and_the_bound_is_tight(
     assert not found.violated
     assert found.releases == 1
     assert found.strongest.statistic == "alignment"
-    # A hundred trials at this confidence show between a quarter and a half of the claim.
+    # What a hundred trials can show at this confidence; chance decides how much of it.
     assert 0.15 * found.epsilon_claimed <= found.epsilon_lower <= found.epsilon_claimed
     assert found.unit == group.get("privacy_model", "record")
 
