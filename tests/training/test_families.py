@@ -81,8 +81,8 @@ def test_init_plan_and_train_agree(
         plain = base(ids).logits
         merge(base, read_adapter(release))
         ours, theirs = base(ids).logits, loaded_by_peft(other, release)(ids).logits
-    torch.testing.assert_close(theirs, ours, rtol=0, atol=1e-4)
-    assert float((ours - plain).abs().max()) > 1e-6  # noise decides how far
+    moved = float((ours - plain).abs().max())  # noise decides how far
+    assert float((theirs - ours).abs().max()) < 0.1 * moved
 
 
 def test_a_model_that_cannot_be_trained_is_refused_in_the_same_words(
