@@ -193,7 +193,7 @@ def test_the_model_comes_back_as_it_was(checkpointing: str, had: bool | None, tm
     ("options", "error"),
     [
         ({"method": {"name": "prism", "optimizer": "adam"}}, ConfigError),
-        ({"method": {"name": "prism", "optimizer": "paper"}}, ConfigError),
+        ({"method": "prism-paper", "adapter": {"init": "random"}}, ConfigError),
         ({"method": "prsm"}, ConfigError),
         ({"method": "adamw"}, ConfigError),  # adds no noise, so it cannot be private
         ({"adapter": {"r": 99}}, ModelError),
@@ -245,8 +245,7 @@ def test_from_files_alone(tmp_path: Path) -> None:
     first = fine_tune(*files, output=tmp_path / "2024", adapter={"r": 2}, **options)
     assert resume_run(tmp_path / "2024").epsilon == first.epsilon
     start = {"r": 2, "init": str(first.release)}
-    paper = {"name": "prism", "optimizer": "paper"}
-    second = fine_tune(*files, output=tmp_path / "second", adapter=start, method=paper, **options)
+    second = fine_tune(*files, output=tmp_path / "second", adapter=start, method="prism-paper", **options)
     assert second.release.exists()
     config = yaml.safe_load(RunFolder(tmp_path / "second").settings.read_text())
     assert config["adapter"]["init"] == str(first.release)

@@ -14,6 +14,7 @@ from tiny_models import loaded_by_peft, tiny_model, tiny_tokenizer
 from privlora.adapters import LowRankAdapter
 from privlora.api import Result, fine_tune, resume_run
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, load_settings
+from privlora.config.methods import PAPER_RULES
 from privlora.coordinates import OneFactorCoordinates
 from privlora.errors import ConfigError
 from privlora.methods import METHODS, SPACES, build, find_method, find_row
@@ -117,7 +118,7 @@ _SPAN = {"alpha": 1.0, "ridge": 1e-6, "top_k": 0, "hold_out": 0.0}
 _PRISM = {"beta1": 0.0, "beta2": 0.99, "error_feedback": 1.0, "right_weight": 1.0, "metric_power": 0.0}
 RESOLVED: dict[tuple[str, str], dict[str, float]] = {
     **{("prism", optimizer): _PRISM for optimizer in ("rank", "scalar", "sgd")},
-    ("prism", "paper"): {"beta1": 0.0, "beta2": 0.99},
+    **{("prism-paper", optimizer): _ADAM for optimizer in PAPER_RULES},
     ("dp-adamw", "adamw"): _ADAMW,
     ("dp-sgd", "sgd"): {"beta1": 0.0},
     ("dp-adambc", "adambc"): {**_ADAM, "floor": 1.0},

@@ -26,7 +26,7 @@ UNFIT: dict[str, tuple[dict[str, Any], str]] = {
     "a clipping": ({"name": "pe-sgd", "clipping": "automatic"}, "cannot clip as clipping='automatic'"),
     "an optimizer": ({"name": "prism", "optimizer": "lamb"}, "has no optimizer "),
     "a setting": ({"weight_decay": 0.1}, "method 'prism' has no setting 'weight_decay' (line 4)"),
-    "of the paper": ({"optimizer": "paper", "right_weight": 1.0}, "has no setting 'right_weight'"),
+    "of the paper": ({"name": "prism-paper", "right_weight": 1.0}, "has no setting 'right_weight'"),
 }
 
 

@@ -45,6 +45,7 @@ from privlora.coordinates.starts import (
 from privlora.errors import ConfigError
 from privlora.mechanisms import noise_in_sums
 from privlora.optimizers import (
+    PAPER_OPTIMIZERS,
     TANGENT_OPTIMIZERS,
     DirectionAdamW,
     DirectionSGD,
@@ -94,11 +95,11 @@ def _span(
 
 
 _FACTORS: dict[str, type[Optimizer]] = {"adamw": FactorAdamW, "sgd": FactorSGD}
-_TANGENTS = {name: rule for name, rule in TANGENT_OPTIMIZERS.items() if name != "paper"}  # Z = 0 is its end
 _PROJECTED: dict[str, type[Optimizer]] = {"sgd": ProjectedSGD, "adamw": ProjectedAdamW}
 
 _SPACES: dict[str, Space] = {
     "tangent": Space(TangentCoordinates, tangent_start, TANGENT_OPTIMIZERS),
+    "tangent-lifted": Space(TangentCoordinates, tangent_start, PAPER_OPTIMIZERS),
     "factors": Space(
         FactorCoordinates,
         factor_start,
@@ -130,9 +131,9 @@ _SPACES: dict[str, Space] = {
     ),
     "coefficients": _span(SpanCoordinates, factor_start, _FACTORS),
     "projected-span": _span(ProjectedSpanCoordinates, factor_start, _FACTORS),
-    "tangent-projected-span": _span(TangentProjectedSpanCoordinates, tangent_start, _TANGENTS),
+    "tangent-projected-span": _span(TangentProjectedSpanCoordinates, tangent_start, TANGENT_OPTIMIZERS),
     "span-and-residual": _span(ResidualSpanCoordinates, factor_start, _FACTORS),
-    "tangent-coefficients": _span(TangentSpanCoordinates, tangent_start, _TANGENTS),
+    "tangent-coefficients": _span(TangentSpanCoordinates, tangent_start, TANGENT_OPTIMIZERS),
 }
 
 

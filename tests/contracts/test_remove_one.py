@@ -41,6 +41,7 @@ from privlora.training.texts.public_start import mean_gradient_subspaces
 
 ADAPTER = "adapter"  # the folder of one that was trained before
 STARTS = {
+    "tangent-lifted": (SPECTRAL_SPLIT, ADAPTER),
     "tangent": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
     "factors": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
     "one-factor": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),

@@ -103,7 +103,7 @@ def test_the_plan_counts_the_numbers_that_are_noised(variant: tuple[str, str]) -
         assert memory.trained_numbers == (both if variant[0] == "gep" else 0)
         return
     adapter = LowRankAdapter(tiny_model(), rank=2)
-    coordinates, _ = build(METHODS[variant[0]], adapter, init="random")
+    coordinates, _ = build(METHODS[variant[0]], adapter)
     if isinstance(coordinates, SpanSpace):
         adapter.attach()
         coordinates.refresh = lambda: PublicGradients(torch.randn(3, coordinates.inner.entries()))

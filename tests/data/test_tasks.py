@@ -181,7 +181,6 @@ def test_unknown_tasks_name_the_nearest() -> None:
         ({"task": "sst2", "text": "x"}, "remove text, or task"),
         ({"task": "sst2", "prompt": "x", "completion": "y"}, "remove prompt, completion, or task"),
         ({"task": "sst2", "messages": "x"}, "remove messages"),
-        ({"task": "sst2", "loss_on": "all"}, "trains on the answers"),
         ({"task": 3}, "data.task|task"),
     ],
 )

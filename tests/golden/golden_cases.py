@@ -174,9 +174,6 @@ CASES: dict[str, Run] = {
         f"prism, optimizer {name}": run(method={"name": "prism", "optimizer": name})
         for name in ("scalar", "sgd")
     },
-    "prism, optimizer paper": run(
-        method={"name": "prism", "optimizer": "paper"}, adapter={"r": 4, "init": "spectral-split"}
-    ),
     "prism, metric": run(method={"name": "prism", "metric_power": 1, "right_weight": 0.5}),
     "prism, rates in entries": run(method={"name": "prism", "relative_rate": False, "averaging": 0.0}),
     "prism, linear schedule": run(method={"name": "prism", "schedule": "linear", "warmup_steps": 1}),

@@ -37,7 +37,7 @@ def label(pair: tuple[str, str]) -> str:
 
 def coordinates_at(adapter: LowRankAdapter, space: str, points: list[Point]) -> Coordinates:
     """The points in a space; factor spaces hold them as left = U S / s, right = V, projected ones as products."""
-    if space == "tangent":
+    if space.startswith("tangent") and space not in SPANS:
         return TangentCoordinates(adapter, points, points[0].S.dtype)
     if space in ("projected", "wishart"):
         dense_kind = WishartCoordinates if space == "wishart" else ProjectedCoordinates

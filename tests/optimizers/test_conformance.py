@@ -19,7 +19,7 @@ SPANS = {row.space: row.optimizers[0] for row in METHODS.values() if row.public_
 
 def is_long(pair: tuple[str, str]) -> bool:
     """Or thousands of steps, where each is along one direction."""
-    return pair[0] == "direction" or pair[1] != SPANS.get(pair[0], pair[1])
+    return pair[0] == "direction" or pair[1] != {**SPANS, "tangent-lifted": "paper"}.get(pair[0], pair[1])
 
 
 every_optimizer_far = pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_one_direction_a_step_leads_down_too() -> None:
 )
 def test_it_leaves_zero_towards_a_matrix_of_rank_one(pair: tuple[str, str]) -> None:
     # Most directions of the second moments are empty: they must not be blown up.
-    if pair == ("tangent", "paper"):
+    if pair[0] == "tangent-lifted":
         pytest.skip("Eq. 24-26 cannot start at zero, and say so")
     problem = Problem(*pair, target_rank=1, from_zero=True)
     before = problem.loss()

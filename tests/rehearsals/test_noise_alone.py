@@ -328,7 +328,7 @@ def test_right_weights_lie_between_a_quarter_and_one() -> None:
     ]
 
 
-@pytest.mark.parametrize("method", [{"name": "dp-adamw"}, {"name": "guided-prism"}, {"optimizer": "paper"}])
+@pytest.mark.parametrize("method", [{"name": "dp-adamw"}, {"name": "guided-prism"}, {"name": "prism-paper"}])
 def test_a_row_without_a_right_weight_has_none_to_find(method: dict[str, Any]) -> None:
     chosen = settings(None, method={**method, "right_weight": "auto", "learning_rate": 0.1})
     with pytest.raises(ConfigError, match="right_weight"):

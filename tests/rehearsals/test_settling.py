@@ -138,7 +138,7 @@ _LEFT: dict[str, tuple[dict[str, dict[str, Any]], set[str], dict[str, Any]]] = {
         {"clipping": None, "metric_power": None},
     ),
     "another optimizer": (
-        {"method": {"optimizer": "paper"}},
+        {"method": {"name": "prism-paper"}},
         {"clip_norm", "learning_rate"},
         {"metric_power": None},
     ),

@@ -162,7 +162,7 @@ class DataSettings(Group):
     """Of the files; auto: by their endings. text: one record a line; paragraphs: one between blank lines."""
     task: str | None = None
     """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It brings
-    prompt and completion, loss_on=completion, and its metric in `privlora evaluate`."""
+    prompt and completion, loss_on=completion unless that is given, and its metric in `privlora evaluate`."""
     text: str | None = None
     """Column that holds the whole text, or a format such as "{title}\\n{body}"."""
     prompt: str | None = None
@@ -369,8 +369,6 @@ class DataSettings(Group):
             )
         yield from self._other_than_preferences()
         yield from self._other_than_labels()
-        if self.task is not None and self.label is None and self.loss_on != "completion":
-            yield Wrong(f"task={self.task} trains on the answers", "remove loss_on, or task", "task")
         forms = [self.text is not None, self.prompt is not None or self.completion is not None]
         forms += [self.messages is not None, self.chosen is not None and self.prompt is None]
         if sum(forms) > 1:

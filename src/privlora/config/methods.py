@@ -26,10 +26,14 @@ OPTIMIZERS: Final = {
     "lamb": _ADAMW,
     "rite": "beta1 beta2",
     "riemannian": _ADAMW,
-    "paper": "beta1 beta2",
 }
-"""Optimizer -> the settings that it has; `TANGENT_RULES` have others."""
+"""Optimizer -> the settings that it has; `TANGENT_RULES` and `PAPER_RULES` have others."""
 TANGENT_RULES: Final = dict.fromkeys(("rank", "scalar", "sgd"), _TANGENT)
+_INGREDIENTS: Final = ("alignment", "debiasing", "floor", "condition-bound", "cap", "retraction")
+PAPER_RULES: Final = dict.fromkeys(
+    ("paper", "bias-correction", "minimum-norm", *(f"no-{each}" for each in _INGREDIENTS)), "beta1 beta2"
+)
+"""PRISM's own algorithm, and it with one ingredient changed (optimizers.paper)."""
 
 
 @dataclass(frozen=True)
@@ -56,8 +60,7 @@ class SpaceFacts:
     forward_only: bool = False
 
     def settings_of(self, optimizer: str) -> tuple[str, ...]:
-        own = self.settings if optimizer != "paper" else ""
-        return tuple(f"{self.rules.get(optimizer) or OPTIMIZERS[optimizer]} {own}".split())
+        return tuple(f"{self.rules[optimizer]} {self.settings}".split())
 
 
 _SPAN: Final = "alpha ridge top_k hold_out"
@@ -77,6 +80,11 @@ SPACES: Final = {
         "right_weight metric_power",
         TANGENT_RULES,
         weight_unit=0.0484,
+    ),
+    "tangent-lifted": SpaceFacts(
+        "in isometric coordinates of the tangent space at the low-rank update",
+        "In tangent coordinates the closed form is τ·√(r(m + n − r)), whatever the factors are.",
+        rules=PAPER_RULES,
     ),
     "factors": SpaceFacts(
         "in the entries of both LoRA factors",
@@ -251,7 +259,7 @@ METHODS: dict[str, MethodFacts] = {
             summary="clip and noise in the tangent space of the rank-r update; no factor plays a part",
             reference="Wang and Zhang 2026 (PRISM)",
             space="tangent",
-            optimizers=("rank", "scalar", "sgd", "paper"),
+            optimizers=("rank", "scalar", "sgd"),
             learning_rate=4e-3,
             relative_rate=True,
             relative_learning_rate=0.1,
@@ -262,6 +270,15 @@ METHODS: dict[str, MethodFacts] = {
             noiseless_settings={"beta1": 0.5, "error_feedback": 0.0, "right_weight": 1.0},
             revision=1,
             averaging=0.5,
+        ),
+        MethodFacts(
+            name="prism-paper",
+            summary="prism as its paper has it: Eq. 24-26 in balanced factors, from a split of the frozen weights",
+            reference="Wang and Zhang 2026 (PRISM), Algorithm 1",
+            space="tangent-lifted",
+            optimizers=tuple(PAPER_RULES),
+            learning_rate=4e-3,
+            init="spectral-split",
         ),
         MethodFacts(
             name="dp-adamw",
@@ -595,7 +612,7 @@ def no_unit(method: str) -> ConfigError:
     """Of a method whose learning rate cannot be in the size of the frozen weights."""
     return ConfigError(
         f"method.relative_rate=true cannot be used with method {method!r}",
-        why="what it releases belongs to no single module, so no frozen weight says how far a step may move it",
+        why="its steps have no unit that the norm of a frozen weight could give",
         fix="remove relative_rate, and give a learning_rate in entries; or choose another method, such as prism or "
         "dp-adamw",
     )

@@ -30,6 +30,9 @@ class Optimizer(ABC):
     takes_weight_units: ClassVar[bool] = False
     weight_units: WeightUnits = None
 
+    # Whether it can leave Z = 0, where LoRA starts.
+    leaves_zero: ClassVar[bool] = True
+
     # A PUBLIC gradient that is added to each release before the rule sees it, asked for once a step, in the release's
     # coordinates and units: FedProx's mu (theta - theta_0), SCAFFOLD's c - c_k. Set it on the object. Added before
     # clipping or noise it would be lost or bounded with the units; added here it is post-processing and costs nothing.

@@ -1,6 +1,6 @@
 """PRISM's optimizers: momentum and preconditioning of tangent vectors, along which the coordinates then move.
 
-All four are functions of the canonical point (U, S, V) and of isometric tangent coordinates, so no choice of factors
+All are functions of the canonical point (U, S, V) and of isometric tangent coordinates, so no choice of factors
 can change what they do. Each knows the noise: its covariance in these coordinates is exactly tau^2 I.
 
 One released tangent xi = U M V^T + Up V^T + U Vp^T has the two sides
@@ -21,7 +21,6 @@ from torch import Tensor
 
 from privlora.coordinates import TangentCoordinates
 from privlora.coordinates.tangent import points_from_tensors
-from privlora.errors import ConfigError
 from privlora.geometry.bases import decomposed
 from privlora.geometry.fixed_rank import Point, Tangent, tangent_dimension
 from privlora.mechanisms import Release
@@ -237,74 +236,10 @@ class TangentRank(TangentMomentum):
         return dict(zip(("vl", "vr"), self._by_side(self._v), strict=True))
 
 
-def no_start_at_zero() -> ConfigError:
-    """The error for the optimizer 'paper' and an adapter of zeros."""
-    return ConfigError(
-        "the optimizer 'paper' cannot leave an adapter of zeros",
-        why="Eq. 24-26 divide by the adapter's singular values, so every step would be spent on not moving",
-        fix="set adapter.init to spectral-split or to a trained adapter's folder, or use rank, scalar or sgd",
-    )
-
-
-class TangentPaper(TangentOptimizer):
-    """PRISM Eq. 24-26 as printed, in the balanced factors A = U S^1/2, B = V S^1/2. A baseline.
-
-    Moments are kept in factor coordinates and not transported. Eq. 26's floors use tr(N^-1) and tr(M^-1), which need
-    S > 0: below 1e-6 of the largest singular value the pseudo-inverse drops a direction, as Eq. 12 does. Raises
-    ConfigError at Z = 0, where nothing would be left.
-    """
-
-    def __init__(self, coordinates: TangentCoordinates, *, beta1: float = 0.9, beta2: float = 0.999) -> None:
-        super().__init__(coordinates, beta1, beta2)
-        points = coordinates.points
-        if not all((point.S != 0).any(dim=-1).all() for point in points):  # as steps on paper answer
-            raise no_start_at_zero()
-        self._ma = [torch.zeros_like(point.U) for point in points] if beta1 else []
-        self._mb = [torch.zeros_like(point.V) for point in points] if beta1 else []
-        self._va, self._vb = ([Tangent.zero(point).M for point in points] for _ in "ab")
-
-    def _update(self, release: Release, learning_rate: float) -> None:
-        self._count += 1
-        directions = []
-        for g, (point, parts) in enumerate(zip(self.coordinates.points, release.vector, strict=True)):
-            M, Up, Vp = parts
-            inverse = _pseudo_inverse(point.S)[:, None, :]  # (L, 1, r): S^-1
-            root = inverse.sqrt()
-            # Eq. 14 on the noised tangent: every entry of the lift carries noise.
-            da = (Up + 0.5 * point.U @ M) * root
-            db = (Vp + 0.5 * point.V @ M.mT) * root
-            mean_a, mean_b = self._mean(self._ma, g, da), self._mean(self._mb, g, db)
-            self._va[g] = torch.lerp(da.mT @ da / da.shape[1], self._va[g], self.beta2)
-            self._vb[g] = torch.lerp(db.mT @ db / db.shape[1], self._vb[g], self.beta2)
-            floor = release.noise_std**2 * inverse.mean(dim=-1, keepdim=True)  # (L, 1, 1)
-            ua = mean_a @ _inverse_root(self._corrected(self._va[g]), floor)
-            ub = mean_b @ _inverse_root(self._corrected(self._vb[g]), floor)
-            sqrt_s = point.S.sqrt()[:, None, :]
-            a, b = ua * sqrt_s, ub * sqrt_s  # U_A B^T = a V^T and A U_B^T = U b^T
-            direction = Tangent(
-                point.U.mT @ a + (point.V.mT @ b).mT,
-                a - point.U @ (point.U.mT @ a),
-                b - point.V @ (point.V.mT @ b),
-            )
-            directions.append(direction)
-        self.coordinates.move(self._in_units(directions), -learning_rate)
-
-    def _mean(self, moments: list[Tensor], g: int, new: Tensor) -> Tensor:
-        """The first moment of group g with this gradient, freed from the bias of an average that started at zero."""
-        if not self.beta1:
-            return new
-        moments[g] = torch.lerp(new, moments[g], self.beta1)
-        return moments[g] / (1 - self.beta1**self._count)
-
-    def _moments(self) -> dict[str, Sequence[Tensor]]:
-        return {"ma": self._ma, "mb": self._mb, "va": self._va, "vb": self._vb}
-
-
 TANGENT_OPTIMIZERS: dict[str, type[TangentOptimizer]] = {
     "sgd": TangentSGD,
     "scalar": TangentScalar,
     "rank": TangentRank,
-    "paper": TangentPaper,
 }
 
 
@@ -317,14 +252,3 @@ def _turn(moment: Tensor, overlap: Tensor, prior: float) -> Tensor:
     """The second moment in the new frame; overlap = old^T new, (L, r, r)."""
     eye = torch.eye(overlap.shape[-1], dtype=overlap.dtype, device=overlap.device)
     return overlap.mT @ moment @ overlap + prior * (eye - overlap.mT @ overlap)
-
-
-def _pseudo_inverse(s: Tensor) -> Tensor:
-    """1 / s, and 0 where s is below 1e-6 of the largest, (L, r)."""
-    kept = s > 1e-6 * s[:, :1].clamp_min(_TINY)
-    return torch.where(kept, 1 / torch.where(kept, s, 1.0), 0.0)
-
-
-def _inverse_root(moment: Tensor, floor: Tensor) -> Tensor:
-    w, e = decomposed(torch.linalg.eigh, moment)
-    return (e * (w[:, None, :].clamp_min(0) + floor + _TINY**2).rsqrt()) @ e.mT

@@ -10,9 +10,9 @@ from privlora.config.methods import adds_no_noise, no_setting
 from privlora.config.synthesis import OF_METHOD
 from privlora.errors import ConfigError
 from privlora.mechanisms import UNADAPTED
-from privlora.methods import Method, find_row, refuse_hopeless_rate
+from privlora.methods import SPACES, Method, find_row, refuse_hopeless_rate
 from privlora.names import PUBLIC_GRADIENT, RANDOM, W0_SUBSPACE
-from privlora.optimizers.tangent import no_start_at_zero
+from privlora.optimizers.paper import no_start_at_zero
 from privlora.training.classifier import refuse_other_rows
 
 
@@ -52,7 +52,8 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
         raise _clash("privacy.clip_quantile", method, "remove clip_quantile", why)
     refuse_hopeless_rate(settings)
     hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
-    if hyper.optimizer == "paper" and hyper.init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
+    rule = SPACES[method.space].optimizers[hyper.optimizer]
+    if not rule.leaves_zero and hyper.init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
         raise no_start_at_zero()
     if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
         raise ConfigError(

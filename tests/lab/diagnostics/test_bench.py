@@ -165,7 +165,7 @@ def test_another_optimizer_takes_what_it_has_of_the_runs_settings() -> None:
         assert own.coordinates.intrinsic  # the laws that are looked at hold for no other weight
         moved = [(left + 0.1, right) for left, right in bench.start]  # the paper's rule cannot leave zero
         paper = bench.tangent_contender(moved, "paper")
-        assert paper.hyper.settings == {"beta1": 0.0, "beta2": 0.9}
+        assert paper.hyper.settings == {"beta1": 0.9, "beta2": 0.999}  # a method of its own
 
 
 @pytest.mark.parametrize("bands", [1, 2, "auto"])

@@ -23,6 +23,7 @@ from privlora.lab.diagnostics.preconditioning import (
 from privlora.lab.diagnostics.sweep import product_energy
 from privlora.mechanisms import Release
 from privlora.methods import find_method, make_optimizer
+from privlora.optimizers.paper import PrismPaper
 
 TAU = 0.3
 DOUBLE = torch.float64
@@ -33,7 +34,7 @@ def _contender(name: str) -> Contender:
     adapter = LowRankAdapter(
         tiny_model(dtype=DOUBLE), rank=2, target_modules=r".*layers\.0\.(self_attn\.q_proj|mlp\.down_proj)"
     )
-    row = find_method("dp-adamw" if name == "adamw" else "prism")
+    row = find_method({"adamw": "dp-adamw", "paper": "prism-paper"}.get(name, "prism"))
     chosen = tiny_settings(method={"name": row.name, "optimizer": name, "beta1": 0.0}).method
     hyper = row.resolve(chosen, None, 4)
     if name == "adamw":
@@ -44,7 +45,7 @@ def _contender(name: str) -> Contender:
     g = torch.Generator().manual_seed(0)
     points = [random_point(len(group.sites), group.m, group.n, 2, g) for group in adapter.groups]
     tangent = TangentCoordinates(adapter, points, DOUBLE)
-    return Contender(name, tangent, make_optimizer("tangent", name, tangent, hyper.settings), hyper)
+    return Contender(name, tangent, make_optimizer(row.space, name, tangent, hyper.settings), hyper)
 
 
 def _vector(contender: Contender, seed: int) -> Vector:
@@ -154,10 +155,9 @@ def test_product_energy_of_the_lift_is_the_noise() -> None:
     """`paper` measures noise by its lift: (da, db) -> da V^T S^1/2 + U S^1/2 db^T is the tangent again."""
     contender = _contender("paper")
     assert isinstance(contender.coordinates, TangentCoordinates)
-    from privlora.lab.diagnostics.preconditioning import _lift
-
+    assert isinstance(contender.optimizer, PrismPaper)
     for point, parts in zip(contender.coordinates.points, _vector(contender, 1), strict=True):
-        da, db = _lift(point, Tangent(*parts))
+        da, db = contender.optimizer.lift(point, Tangent(*parts))
         a, b = factors(point)
         torch.testing.assert_close(da @ b.mT + a @ db.mT, Tangent(*parts).embedding(point))
         found = product_energy(torch.cat([da, a], dim=-1), torch.cat([b, db], dim=-1))

@@ -19,6 +19,7 @@ from privlora.accounting.events import StepEvent
 from privlora.accounting.ledger import Plan
 from privlora.adapters import Captured, LowRankAdapter
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings
+from privlora.config.methods import PAPER_RULES
 from privlora.coordinates import Coordinates, FactorCoordinates, TangentCoordinates, Vector
 from privlora.errors import ConfigError
 from privlora.geometry.fixed_rank import Point, point_from_factors
@@ -110,19 +111,20 @@ class Workbench:
         return Contender(name, coordinates, optimizer, hyper)
 
     def tangent_contender(self, pairs: FactorPairs, optimizer: str | None = None) -> Contender:
-        """PRISM at the point that these factors give; ``optimizer`` None: the run's own.
+        """PRISM, or the paper's form of it, at the point that these factors give; ``optimizer`` None: the run's own.
 
         In isometric coordinates, those of the laws that are looked at: right_weight is 1, whatever the run's is.
         Directions that the factors lack (LoRA starts with a zero factor) are drawn with the public seed.
         """
-        hyper = _hyper(self.settings, PRISM, optimizer)
+        method = find_method("prism-paper" if optimizer in PAPER_RULES else PRISM)
+        hyper = _hyper(self.settings, method.name, optimizer)
         generator = torch.Generator(self.adapter.device).manual_seed(self.seed)
         points = [
             point_from_factors(self.scale * left.double(), right.double(), generator) for left, right in pairs
         ]
         points = [Point(p.U.to(self.dtype), p.S.to(self.dtype), p.V.to(self.dtype)) for p in points]
         coordinates = TangentCoordinates(self.adapter, points, self.dtype)
-        made = optimizer_of("tangent", hyper, coordinates)
+        made = optimizer_of(method.space, hyper, coordinates)
         return Contender(f"{PRISM} {hyper.optimizer}", coordinates, made, hyper)
 
     def rescaled(self, gauge: float) -> FactorPairs:

@@ -20,7 +20,8 @@ from privlora.geometry.fixed_rank import Point, Tangent, factors
 from privlora.lab.diagnostics.bench import Contender, FactorPairs, Workbench
 from privlora.lab.diagnostics.sweep import energy, gram_stress, product_energy
 from privlora.optimizers import FactorAdamW
-from privlora.optimizers.tangent import TangentMomentum, TangentPaper
+from privlora.optimizers.paper import PrismPaper
+from privlora.optimizers.tangent import TangentMomentum
 
 EPSILONS, STEPWISE = (1.5, 3.0, 6.0, 12.0), 3.0
 OPTIMIZERS: Final = ("rank", "scalar", "paper")
@@ -115,11 +116,11 @@ def apply_preconditioner(contender: Contender, vector: Vector, noise_std: float)
         return [tuple(t * s for t, s in zip(parts, scale, strict=True)) for parts, scale in pairs]
     assert isinstance(contender.coordinates, TangentCoordinates)
     points = contender.coordinates.points
-    if isinstance(optimizer, TangentPaper):
+    if isinstance(optimizer, PrismPaper):
         roots = _paper_roots(contender, noise_std)
         applied: Vector = []
         for point, parts, (right, left) in zip(points, vector, roots, strict=True):
-            da, db = _lift(point, Tangent(parts[0], parts[1], parts[2]))
+            da, db = optimizer.lift(point, Tangent(*parts))
             applied.append((da @ right, db @ left))
         return applied
     assert isinstance(optimizer, TangentMomentum)
@@ -133,7 +134,7 @@ def aggressiveness(contender: Contender, noise_std: float) -> float:
     if isinstance(optimizer, FactorAdamW):
         return max(float(t.max()) for scales in _adam_scales(contender) for t in scales)
     assert isinstance(contender.coordinates, TangentCoordinates)
-    if isinstance(optimizer, TangentPaper):
+    if isinstance(optimizer, PrismPaper):
         matrices = [root for roots in _paper_roots(contender, noise_std) for root in roots]
     else:
         # Up and Vp are multiplied from the right by r x r matrices, which unit rows read off; M, by their roots.
@@ -153,7 +154,7 @@ def effect_energy(contender: Contender, vector: Vector) -> float:
     if isinstance(coordinates, FactorCoordinates):
         pairs = list(zip(coordinates.left, coordinates.right, strict=True))
         scale = coordinates.scale
-    elif isinstance(contender.optimizer, TangentPaper):
+    elif isinstance(contender.optimizer, PrismPaper):
         assert isinstance(coordinates, TangentCoordinates)
         pairs, scale = [factors(point) for point in coordinates.points], 1.0
     else:
@@ -167,7 +168,7 @@ def effect_energy(contender: Contender, vector: Vector) -> float:
 def stress(contender: Contender) -> float:
     """Largest ||G^(-1/2)||_2 over modules; see `Preconditioned`."""
     coordinates = contender.coordinates
-    if isinstance(coordinates, TangentCoordinates) and not isinstance(contender.optimizer, TangentPaper):
+    if isinstance(coordinates, TangentCoordinates) and not isinstance(contender.optimizer, PrismPaper):
         sides = [(point.U, point.V) for point in coordinates.points]
     else:
         sides = coordinates.factors()
@@ -183,7 +184,7 @@ def _watcher(found: Preconditioned) -> Callable[[Contender, Vector, float], None
         step += 1
         if step == 1:
             return
-        paper = isinstance(contender.optimizer, TangentPaper)  # whose own vectors are factor directions
+        paper = isinstance(contender.optimizer, PrismPaper)  # whose own vectors are factor directions
         raw = (energy(noise) if paper else effect_energy(contender, noise)) ** 0.5
         preconditioned = effect_energy(contender, apply_preconditioner(contender, noise, noise_std)) ** 0.5
         found.steps.append(step)
@@ -219,33 +220,10 @@ def _adam_scales(contender: Contender) -> Vector:
 
 def _paper_roots(contender: Contender, noise_std: float) -> list[tuple[Tensor, Tensor]]:
     """(V_A + lambda_A I)^(-1/2) and (V_B + lambda_B I)^(-1/2) of Eq. 25-26, (L, r, r) each."""
-    optimizer = contender.optimizer
-    assert isinstance(optimizer, TangentPaper)
-    assert isinstance(contender.coordinates, TangentCoordinates)
-    state = optimizer.state_dict()
-    correction = 1 - optimizer.beta2 ** int(state["count"])
-    found = []
-    for g, point in enumerate(contender.coordinates.points):
-        # The Gram matrices of balanced factors are both diag(S), so tr(N^-1) / r = tr(M^-1) / r = mean of 1 / S.
-        floor = noise_std**2 * _inverse(point.S).mean(dim=-1)
-        pair = []
-        for name in ("va", "vb"):
-            w, e = torch.linalg.eigh(state[f"{g}.{name}"] / correction)
-            pair.append((e * (w.clamp_min(0) + floor[:, None]).rsqrt()[:, None, :]) @ e.mT)
-        found.append((pair[0], pair[1]))
-    return found
-
-
-def _lift(point: Point, xi: Tangent) -> tuple[Tensor, Tensor]:
-    """The tangent as factor directions in balanced factors: da V^T S^1/2 + U S^1/2 db^T = xi (Eq. 14)."""
-    root = _inverse(point.S).sqrt()[:, None, :]
-    return (xi.Up + 0.5 * point.U @ xi.M) * root, (xi.Vp + 0.5 * point.V @ xi.M.mT) * root
-
-
-def _inverse(s: Tensor) -> Tensor:
-    """1 / s, and 0 below 1e-6 of the largest, as the optimizer `paper` has it."""
-    kept = s > 1e-6 * s[:, :1]
-    return torch.where(kept, 1 / torch.where(kept, s, 1.0), 0.0)
+    optimizer, coordinates = contender.optimizer, contender.coordinates
+    assert isinstance(optimizer, PrismPaper)
+    assert isinstance(coordinates, TangentCoordinates)
+    return [optimizer.inverse_roots(g, point, noise_std) for g, point in enumerate(coordinates.points)]
 
 
 def _eye(point: Point, side: Tensor) -> Tensor:
