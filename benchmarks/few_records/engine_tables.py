@@ -1,4 +1,4 @@
-"""The tables of docs/few-records.md that are made of what engines.py measured."""
+"""The tables of benchmarks/results/few_records/README.md that are made of what engines.py measured."""
 
 from __future__ import annotations
 

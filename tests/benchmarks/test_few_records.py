@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -148,10 +149,15 @@ def test_tables_hold_means_and_standard_errors_best_first(comparison: Any) -> No
     assert tables.figure([task]).startswith(b"\x89PNG")
 
 
+def beside_the_data() -> str:
+    """The page of measurements that lies with the results."""
+    return (ROOT / "benchmarks/results/few_records/README.md").read_text(encoding="utf-8")
+
+
 def test_the_page_quotes_what_a_step_costs() -> None:
     step_cost = importlib.import_module("step_cost")
     found = json.loads(step_cost.RESULTS.read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")
+    page = beside_the_data()
     assert all(line in page for line in step_cost.to_markdown(found))
     # What the page says beside its table.
     assert all(row["memory"]["peak_over_kept"] <= 1.2 for row in found["rows"])
@@ -161,7 +167,7 @@ def test_the_page_quotes_what_a_step_costs() -> None:
 def test_the_page_quotes_where_public_gradients_could_lie() -> None:
     engines = importlib.import_module("engines")
     found = json.loads(engines.RESULTS.read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")
+    page = beside_the_data()
     for line in engines.to_markdown(found):
         assert line in page, line
     # What the page says beside its tables.
@@ -178,16 +184,18 @@ def test_the_page_quotes_what_came_out(comparison: Any) -> None:
     tables = importlib.import_module("comparison_tables")
     page = (ROOT / "docs" / "few-records.md").read_text(encoding="utf-8")
     book = (comparison.RESULTS.parent / "comparison.md").read_text(encoding="utf-8")
-    for task in tables.tasks_of(tables.read_rows(comparison.RESULTS)):
-        said, _, _ = task.to_markdown().partition("Learning rates:")
-        assert all(line in page for line in said.splitlines() if line.startswith("| "))
-        assert all(line in book for line in said.splitlines() if line.startswith("* "))
-        assert f"{task.untrained:.4f}" in page
+    tasks = tables.tasks_of(tables.read_rows(comparison.RESULTS))
+    assert all(task.to_markdown() in book for task in tasks)
+    reviews = tasks[0]
+    head, _, *quoted = page.partition("has 5.0998:\n\n")[2].partition("\n\n")[0].splitlines()
+    assert (reviews.name, f"{reviews.untrained:.4f}", len(quoted)) == ("reviews", "5.0998", 5)
+    places = [(1.0, int(records)) for records in re.findall(r"M = (\d+)", head)]
+    for line in quoted:
+        row, *cells = line.strip("| ").split(" | ")
+        assert cells == [str(reviews.losses[place][row]) for place in places], row
 
 
 def test_the_page_quotes_what_lies_beside_a_span() -> None:
     cosine = importlib.import_module("cosine")
     results = json.loads(cosine.RESULTS.read_text(encoding="utf-8"))
-    assert "\n".join(cosine.projection_table(results)) in (ROOT / "docs" / "few-records.md").read_text(
-        encoding="utf-8"
-    )
+    assert "\n".join(cosine.projection_table(results)) in beside_the_data()
