@@ -15,9 +15,10 @@ from privlora.config.schema import FILE, written
 DOCS = Path(__file__).parent
 PAGES: dict[str, tuple[Path, str]] = {
     "federation": (DOCS / "federated.md", "rule"),
-    "synthesis": (DOCS / "synthesis.md", "generator"),
 }
-"""Group -> its page, and the setting that decides which others are read."""
+"""Group -> its page, which ends with its settings, and the setting that decides which others are read."""
+LINKED = {"synthesis": DOCS / "synthesis.md", **{group: path for group, (path, _) in PAGES.items()}}
+"""Group -> the page that settings.md links to."""
 SETTINGS, SCHEMA = DOCS / "settings.md", DOCS / FILE
 HEADING = "## Settings\n"
 INTRODUCTION = """
@@ -68,7 +69,7 @@ def page() -> str:
     """settings.md."""
     parts = [TOP]
     for group, kind in groups().items():
-        more = f" More on its [page]({PAGES[group][0].name})." if group in PAGES else ""
+        more = f" More on its [page]({LINKED[group].name})." if group in LINKED else ""
         parts.append(
             f"\n## {group}\n\n{purpose(kind)}{more}\n\n| setting | may be | default | meaning |\n|---|---|---|---|\n"
             + "\n".join(rows(kind, group, kinds=True))
