@@ -28,10 +28,11 @@ from privlora.federated.client import Client, answer_all
 from privlora.federated.desk import Desk
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING
+from privlora.federated.messages import InProcess
 from privlora.federated.plans import client_plan, federation_of, public_settings, with_local_method
 from privlora.federated.rounds import Rounds
 from privlora.federated.rules import RULES
-from privlora.federated.run import embedded, server_of
+from privlora.federated.run import server_of
 from privlora.federated.server import RuleServer, Server
 from privlora.federated.workplace import Workplace
 from privlora.stacked.teams import train_adapters
@@ -349,7 +350,7 @@ def federation(
         name: Client(name, folder / name, records=records, workplaces=shared, limits=ANYTHING)
         for name, records in own.items()
     }
-    exchange = embedded(list(own), lambda requests: answer_all(clients, requests))
+    exchange = InProcess(own, lambda requests: answer_all(clients, requests))
     plan = client_plan(settings, model)
     with unchanged_afterwards(model):
         server = _server(settings, model, tokenizer, plan)

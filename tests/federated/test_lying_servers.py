@@ -20,7 +20,7 @@ from privlora.errors import PrivacyError
 from privlora.federated.client import Client
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING, Limits
-from privlora.federated.messages import KINDS, Request
+from privlora.federated.messages import KINDS, InProcess, Request
 from privlora.federated.plans import public_settings, with_local_method
 from privlora.federated.rules.checks import refuse_foreign
 from privlora.federated.workplace import Workplace, own_data
@@ -36,13 +36,12 @@ def between(patch: pytest.MonkeyPatch, kind: Callable[[Any], Between]) -> list[B
     from privlora.federated import run as module
 
     made: list[Between] = []
-    inner = module.embedded
 
     def wrapped(*arguments: Any) -> Between:
-        made.append(kind(inner(*arguments)))
+        made.append(kind(InProcess(*arguments)))
         return made[-1]
 
-    patch.setattr(module, "embedded", wrapped)
+    patch.setattr(module, "InProcess", wrapped)
     return made
 
 

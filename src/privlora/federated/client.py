@@ -24,14 +24,13 @@ from privlora.data.formats import Format
 from privlora.disk import lock
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
 from privlora.federated.desk import Desk, has_begun, read_terms
-from privlora.federated.fields import REQUESTS
 from privlora.federated.limits import Limits
-from privlora.federated.messages import REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
-from privlora.federated.payload import agreed_digest, clipped_share, fixed_share
+from privlora.federated.messages import ASKED, REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
 from privlora.federated.plans import (
     changed,
     client_plan,
     federation_of,
+    lattice_of,
     reach,
     rule_of,
     rule_settings,
@@ -45,8 +44,9 @@ from privlora.federated.plans import (
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.rules.base import Sizes
 from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
-from privlora.federated.secure import Identity, Message, Participant, Phase
+from privlora.federated.secure import Identity, Layout, Message, Participant, Phase, encode
 from privlora.federated.secure import Turn as Which
+from privlora.federated.secure.fixed import agreed_digest, for_releases
 from privlora.federated.workplace import (
     NotReadyError,
     Workplace,
@@ -56,7 +56,7 @@ from privlora.federated.workplace import (
     refuse_missing_records,
     warn_of_unreadable,
 )
-from privlora.mechanisms import ClippedUpdate, NoiseSource
+from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 from privlora.names import is_local
 from privlora.precision import own_context
 from privlora.training.files import temporary_files
@@ -332,8 +332,7 @@ class Session:
                 masked = participant.mask(_asked(request, "mask"), vector, agreed)
             finally:
                 self._keep(participant)  # one that refused has forgotten its secrets
-            tensors = {SUM: torch.from_numpy(np.asarray(masked["vector"]))}
-            values["context"] = bytes(masked["context"])  # type: ignore[arg-type]
+            tensors, values = {SUM: torch.from_numpy(masked["vector"])}, {"context": masked["context"]}
         reply = Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
         listed = tensors_of(self.settings, request.kind, request.round)[1]
         refuse_unlisted(reply, self.federation.secure, listed)
@@ -422,10 +421,12 @@ class Session:
         return self.send(request, self.packed(self.by_rule(request, {}, 0.0)))
 
     def packed(self, answer: Tensors) -> Tensors:
-        """Releases, as they are or as integers of a secure sum."""
+        """Releases, as they are or as integers of a secure sum. Raises RunError for entries beyond the public limit."""
         if not self.federation.secure:
             return answer
-        vector = fixed_share(answer, self.settings, weight_of(self.settings, self.client.name))
+        weight = weight_of(self.settings, self.client.name)
+        weighted = {name: tensor.double() * weight for name, tensor in answer.items()}
+        vector = encode(weighted, Layout.of(weighted), for_releases(self.federation.per_round))
         return {SUM: torch.from_numpy(vector)}
 
     def _leave(self, request: Request) -> Reply:
@@ -504,7 +505,7 @@ class Session:
             earlier=earlier,
         )
         self._keep(participant)
-        return Reply(self.client.name, "share", request.round, values=_plain(reply))
+        return Reply(self.client.name, "share", request.round, values=reply)
 
     def _unveil(self, request: Request) -> Reply:
         self._refuse_unplanned(request)
@@ -521,7 +522,7 @@ class Session:
             self._keep(participant)  # one that refused has forgotten its secrets
         if agrees:
             self.desk.keep_survivors(request.round, participant.survivors)
-        return Reply(self.client.name, request.kind, request.round, values=_plain(reply))
+        return Reply(self.client.name, request.kind, request.round, values=reply)
 
     def _participant(self, request: Request) -> Participant:
         """In the sum of the request's own round and stage. Raises PrivacyError if there is none."""
@@ -569,11 +570,17 @@ class Work:
         if self.job.ledger is None:  # a trusted server clips it again, and adds the noise
             update = ClippedUpdate(answer, settings.privacy.clip_norm)
             return session.send(self.request, update.tensors(update.clipped(answer)))
-        seed = self.job.seed
-        share = clipped_share(
-            answer, settings, self.job.ledger, NoiseSource(None if seed is None else seed + 1)
-        )
-        return session.send(self.request, {SUM: torch.from_numpy(share)})
+        return session.send(self.request, {SUM: torch.from_numpy(self._share(answer, self.job.ledger))})
+
+    def _share(self, answer: Tensors, ledger: Ledger) -> np.ndarray:
+        """A whole client's part of a secure sum: clipped, rounded, with its share of the noise; charged before."""
+        settings, seed = self.session.settings, self.job.seed
+        shapes = {name: tuple(tensor.shape) for name, tensor in answer.items()}
+        lattice = lattice_of(self.session.federation, ledger.plan, shapes)
+        assert lattice is not None
+        update = ClippedUpdate(answer, settings.privacy.clip_norm)
+        noising = Noising(ledger, NoiseSource(None if seed is None else seed + 1))
+        return update.share(answer, noising, ledger.plan.phases[-1][0], lattice)
 
     def close(self) -> None:
         if self.job.ledger is not None:
@@ -583,7 +590,7 @@ class Work:
 def _asked(request: Request, phase: Phase) -> Message:
     """The fields of a phase of a secure sum among the request's values."""
     values = request.values
-    return {n: v for n in REQUESTS[phase] if n in values and not isinstance(v := values[n], float)}
+    return {name: values[name] for name in ASKED[phase] if name in values}
 
 
 def _unplanned(what: str) -> PrivacyError:
@@ -592,7 +599,3 @@ def _unplanned(what: str) -> PrivacyError:
         why="the agreed terms say who trains when, and the budget is made for it",
         fix="look at the server",
     )
-
-
-def _plain(reply: Message) -> dict[str, Number]:
-    return {name: value for name, value in reply.items() if not isinstance(value, np.ndarray)}

@@ -16,7 +16,6 @@ from privlora.accounting import LedgerSummary, epsilon
 from privlora.config import FederationSettings, Settings
 from privlora.federated.history import Round
 from privlora.federated.ledgers import most_released
-from privlora.federated.payload import FIXED_BITS
 from privlora.federated.plans import (
     colluding,
     federation_of,
@@ -29,6 +28,7 @@ from privlora.federated.plans import (
     update_noise,
     weight_of,
 )
+from privlora.federated.secure.fixed import FIXED_BITS
 from privlora.federated.server import RuleServer, Server
 from privlora.pages.numbers import finite
 from privlora.reporting.parties import noise_by

@@ -27,12 +27,12 @@ from privlora.coordinates import (
     Vector,
 )
 from privlora.data.examples import Examples
-from privlora.federated.messages import SUM
-from privlora.federated.payload import lattice_of
+from privlora.federated.messages import SUM, TOGETHER
 from privlora.federated.plans import (
     changed,
     client_settings,
     federation_of,
+    lattice_of,
     plan_in,
     resolved,
     round_settings,
@@ -56,9 +56,6 @@ from privlora.training.promise import sampler
 from privlora.training.step import Step
 
 _log = logging.getLogger(__name__)
-
-# Clients whose passes are taken together; more save nothing, and memory stays that of so many.
-TOGETHER = 16
 
 _MOVED: dict[Trains, tuple[str, ...]] = {
     "both": ("left", "right"),

@@ -22,10 +22,10 @@ from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.federated.history import STOPPED, Aside, History, Round, RoundObserver, why_void
 from privlora.federated.messages import REFUSED, SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
-from privlora.federated.payload import FIXED_BITS, agreed_digest, fixed_point, lattice_of, like_of
 from privlora.federated.plans import (
     client_rate,
     federation_of,
+    lattice_of,
     participants,
     plan_in,
     public_settings,
@@ -37,6 +37,7 @@ from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode
 from privlora.federated.secure import Layout as Names
 from privlora.federated.secure import Turn as Which
+from privlora.federated.secure.fixed import FIXED_BITS, agreed_digest, for_releases
 from privlora.federated.server import Server
 from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 from privlora.pages.numbers import finite
@@ -322,7 +323,7 @@ class Turn:
         """Clipped updates of whole clients, to which the server itself adds noise."""
         assert self.ledger is not None
         expected = self.server.expected(stage, self.number)
-        updates = ClippedUpdate(like_of(expected), self.settings.privacy.clip_norm)
+        updates = ClippedUpdate(_like(expected), self.settings.privacy.clip_norm)
         total, answered = torch.zeros(updates.entries, dtype=torch.float64), []
         for reply in self._send(stage, self._same(stage, asked)):
             if self._fits(reply, expected):
@@ -360,11 +361,11 @@ class Turn:
         if federation.joint and lattice is not None:
             self.server.add(stage, {SUM: torch.from_numpy(total)}, 1.0)
         elif lattice is not None:
-            updates = ClippedUpdate(like_of(expected), self.settings.privacy.clip_norm)
+            updates = ClippedUpdate(_like(expected), self.settings.privacy.clip_norm)
             self.server.add(stage, updates.opened(total, lattice, float(federation.per_round)), 1.0)
         else:
             weight = sum(weight_of(self.settings, name) for name in answered)
-            found = decode(total, Names.of(like_of(expected)), fixed_point(federation))
+            found = decode(total, Names.of(_like(expected)), for_releases(federation.per_round))
             divisor = 1.0 if federation.joint else weight
             self.server.add(stage, {name: t / divisor for name, t in found.items()}, weight)
         return answered
@@ -378,9 +379,9 @@ class Turn:
         sent: Mapping[str, Tensor] | None = None,
     ) -> None:
         kind = stage if phase == "mask" else phase
-        requests = {name: (dict(sent or {}), _values(ask)) for name, ask in asks.items()}
+        requests = {name: (dict(sent or {}), ask) for name, ask in asks.items()}
         for reply in self._send(kind, requests, stage=stage):
-            message: Message = {n: v for n, v in reply.values.items() if not isinstance(v, float)}
+            message: Message = dict(reply.values)
             if phase == "mask":
                 message["vector"] = _vector(reply.tensors)
             try:
@@ -491,5 +492,6 @@ def _vector(tensors: Mapping[str, Tensor]) -> np.ndarray:
     return np.asarray(vector.numpy())
 
 
-def _values(message: Message) -> dict[str, Number]:
-    return {name: value for name, value in message.items() if not isinstance(value, np.ndarray)}
+def _like(expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Tensors of these names and shapes, with no values of their own."""
+    return {name: torch.empty(shape, device="meta") for name, shape in expected.items()}

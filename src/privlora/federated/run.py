@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -21,7 +21,7 @@ from privlora.federated.history import ROUNDS, History, RoundObserver, refuse_us
 from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import scale_of
-from privlora.federated.messages import Exchange, Reply, Request
+from privlora.federated.messages import Exchange, InProcess, Reply, Request
 from privlora.federated.plans import (
     changed,
     client_plan,
@@ -65,9 +65,6 @@ Records = Sequence[Mapping[str, Any]]
 
 CLIENTS: Final = "clients"
 """Where clients of one process have their folders, beside release/ and private/."""
-
-# Without effect in one process, where nothing is waited for.
-_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -164,7 +161,7 @@ def federate(
                 watch([reply])
             yield reply
 
-    return here.serve(embedded(list(clients), answer), evaluation=evaluation, observer=observer)
+    return here.serve(InProcess(clients, answer), evaluation=evaluation, observer=observer)
 
 
 def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
@@ -326,7 +323,6 @@ def prepare(
     folder = RunFolder(Path(settings.run.output))
     if fresh:
         refuse_used(folder)
-    refuse_without_flower()
     settings = with_local_method(settings.located())
     refuse_missing_sources(settings, records, evaluation)
     if not fresh:  # before the model is loaded
@@ -387,11 +383,6 @@ def _as_kept(settings: Settings) -> Settings:
     return changed(settings, method={"relative_rate": resolved(settings).relative_rate})
 
 
-def refuse_without_flower() -> None:
-    """Raise ConfigError without flwr."""
-    import privlora.federated.flower  # noqa: F401 - raises it
-
-
 def _refuse_forgotten(folder: RunFolder, run: str) -> None:
     """Raise PrivacyError if clients of this folder have released something in a run that its server forgot."""
     others = [path for path in (folder.root / CLIENTS).glob("*/*/ledger.jsonl") if path.parent.name != run]
@@ -401,13 +392,6 @@ def _refuse_forgotten(folder: RunFolder, run: str) -> None:
             why="the clients' budget would be spent twice, and stated once",
             fix="restore the folder's own files, or set run.output to another folder",
         )
-
-
-def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], Iterable[Reply]]) -> Exchange:
-    """Messages through Flower's Grid interface, in this process. Raises ConfigError without flwr."""
-    from privlora.federated.flower.grid import EmbeddedGrid, GridExchange
-
-    return GridExchange(EmbeddedGrid(names, answer), timeout=_TIMEOUT, invited=names)
 
 
 def refuse_missing_sources(

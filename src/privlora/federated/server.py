@@ -14,12 +14,9 @@ from torch import Tensor
 
 from privlora.accounting import Plan
 from privlora.coordinates.base import name_factors
-from privlora.federated.local import (
-    rates,
-)
+from privlora.federated.local import rates
 from privlora.federated.messages import SUM
-from privlora.federated.payload import lattice_of
-from privlora.federated.plans import federation_of, plan_in, round_settings
+from privlora.federated.plans import federation_of, lattice_of, plan_in, round_settings
 from privlora.federated.rules import Pairs, Rule, Tensors
 from privlora.geometry.fixed_rank import Point, Product, point_from_factors
 from privlora.mechanisms import Layout, SumMechanism

@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("flwr")
 from flower_core import federation
-from flower_stubs import StubClient
+from flower_stubs import EmbeddedGrid, StubClient
 from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.cli.build import build_fab_from_disk
@@ -30,7 +30,6 @@ from privlora.errors import ConfigError, ModelError, RunError
 from privlora.federated.client import Client
 from privlora.federated.flower.app import _render, write_app
 from privlora.federated.flower.client_app import Place, _core, make_client_app
-from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.records import message_type, read_reply, write_request
 from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
 from privlora.federated.limits import Limits

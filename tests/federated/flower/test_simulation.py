@@ -13,13 +13,13 @@ pytest.importorskip("ray")
 pytest.importorskip("flwr")
 import flwr.simulation
 from flower_core import federation
+from flower_stubs import EmbeddedGrid
 from flwr.app import Context, RecordDict
 from flwr.serverapp import ServerApp
 
 from privlora.errors import ConfigError, RunError
 from privlora.federated.flower import simulation
 from privlora.federated.flower.client_app import Place
-from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.server_app import Plan
 from privlora.federated.flower.simulation import run_apps, simulate
 
