@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import FederationSettings, Settings
@@ -371,7 +370,7 @@ class Session:
         """Whether what this client sends is charged to its own ledger."""
         return self.settings.privacy.private and not self.federation.trusted_server
 
-    def by_rule(self, request: Request, end: Mapping[str, Tensor], travelled: float) -> Tensors:
+    def by_rule(self, request: Request, end: Tensors, travelled: float) -> Tensors:
         """The rule's answer; what it keeps for later is at the desk before anything leaves."""
         rule, asked = rule_of(self.federation), self._asked_by_rule(request)
         answer, kept = rule.answer(request.kind, asked, end, travelled)
