@@ -16,6 +16,9 @@ from torch import Tensor
 
 from privlora.errors import RunError
 
+NAME_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Of clients' public names: servers name files after them, and they are signed and listed."""
+
 Number = int | float | str | bytes
 
 SUM: Final = "sum"

@@ -29,7 +29,7 @@ from privlora.config import Settings
 from privlora.errors import ConfigError, ModelError, RunError
 from privlora.federated.client import Client
 from privlora.federated.flower.app import _render, write_app
-from privlora.federated.flower.client_app import Place, _core, make_client_app
+from privlora.federated.flower.client_app import client_of, make_client_app
 from privlora.federated.flower.records import message_type, read_reply, write_request
 from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
 from privlora.federated.limits import Limits
@@ -50,8 +50,8 @@ def asked(request: Request) -> Message:
     return Message(metadata=metadata, content=write_request(request))  # type: ignore[call-overload]
 
 
-def stub(place: Place) -> StubClient:
-    return StubClient(place.folder, place.data or "")
+def stub(place: Client) -> StubClient:
+    return StubClient(place.folder, str(place.path))
 
 
 def ask(request: Request, config: dict, client=stub) -> Reply:
@@ -105,16 +105,17 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"name": None}, "lacks name"),
-        ({"folder": None, "data": 3}, "lacks folder, data"),
+        ({"name": None}, "name: Field required"),
+        ({"folder": None, "data": 3}, "folder: Field required; data: Input should be a valid string"),
         ({"folder": "here"}, "relative"),
-        ({"name": "a b"}, "no public name"),
-        ({"max_epsilom": 1.0}, "unknown keys: 'max_epsilom'"),
-        ({"max_epsilon": "1"}, "max_epsilon='1' in the node config is no limit"),
-        ({"max_epsilon": True}, "is no limit"),
-        ({"must_be_private": 0}, "is no limit"),
-        ({"unit": "patient"}, "is unknown"),
-        ({"format": "lines"}, "format='lines' in the node config is unknown"),
+        ({"name": "a b"}, "name: String should match"),
+        ({"max_epsilom": 1.0}, "max_epsilom: Extra inputs are not permitted"),
+        ({"max_epsilon": "1"}, "max_epsilon: Input should be a valid number"),
+        ({"max_epsilon": True}, "max_epsilon: Input should be a valid number"),
+        ({"max_delta": float("nan")}, "max_delta: not a number"),
+        ({"must_be_private": 0}, "must_be_private: Input should be a valid boolean"),
+        ({"unit": "patient"}, "unit: Input should be"),
+        ({"format": "lines"}, "format: Input should be 'auto'"),
         ({"pins": "/nowhere.json"}, "pins in the node config cannot be read"),
         ({"pins": __file__}, "pins in the node config cannot be read"),
     ],
@@ -124,7 +125,7 @@ def test_node_configs(
 ) -> None:
     config = node(tmp_path, **changed)
     with pytest.raises(ConfigError, match=says):
-        Place.read(config)
+        client_of(config)
     # Flower would send the server what an exception says.
     reply = read_reply(make_client_app(stub)(asked(request()), context(config)))
     assert reply == Reply("", "train", 1, refused=BAD_CONFIG)
@@ -142,19 +143,16 @@ def test_what_an_owner_sets(tmp_path: Path) -> None:
     config = parse_config_args(  # of --node-config
         [f"{given} max_epsilon=2 pins_model=false least_clients=3"]
     )
-    place = Place.read(config)
+    client = client_of(config)
     limits = Limits(max_epsilon=2, pins_model=False, least_clients=3)
-    assert (place.model, place.pins, place.limits) == ("/model", {"b": "00ff"}, limits)
-    client = _core(place)
-    assert isinstance(client, Client)
     of_file = (client.name, client.folder, client.path, client.format)
     assert of_file == ("a", tmp_path / "a", "data-a", "jsonl")
     of_model = (client.model, client.revision, client.pins, client.limits)
-    assert of_model == (place.model, "v2", place.pins, place.limits)
+    assert of_model == ("/model", "v2", {"b": "00ff"}, limits)
 
 
 def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:
-    def make(place: Place) -> StubClient:
+    def make(place: Client) -> StubClient:
         with open(place.folder / "turn.lock", "wb") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return stub(place)
@@ -164,7 +162,7 @@ def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:
 
 
 def test_in_a_simulation_places_go_by_number(tmp_path: Path) -> None:
-    places = [Place(name, tmp_path / name, f"data-{name}") for name in "ab"]
+    places = [Client(name, tmp_path / name, f"data-{name}") for name in "ab"]
     app = make_client_app(stub, places)
     assert (
         read_reply(app(asked(request(client="b")), context({"partition-id": 1, "num-partitions": 2}))).client

@@ -16,7 +16,6 @@ import jinja2
 
 from privlora.config import AT_CLIENTS, Settings
 from privlora.errors import ConfigError, RunError, named
-from privlora.federated.flower.records import check_name
 from privlora.federated.flower.server_app import APP_NAME, OWN_SETTINGS, Plan, told_to_clients
 from privlora.federated.plans import changed, client_plan, federation_of, names_alone, with_local_method
 from privlora.training.model_names import refuse_unknown_model
@@ -94,8 +93,6 @@ def write_app(
 def _of_server(settings: Settings) -> Settings:
     """With paths from the root on, since Flower runs apps in a folder of its own, and without those of records."""
     settings = with_local_method(settings.located())
-    for name in federation_of(settings).names:
-        check_name(name)
     return changed(
         settings,
         data={"path": AT_CLIENTS, "limit": None, "evaluation": _in_full(settings.data.evaluation)},

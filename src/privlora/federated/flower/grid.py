@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -13,17 +14,16 @@ from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
-from privlora.errors import ConfigError, RunError, nearest
+from privlora.errors import RunError, named, nearest
 from privlora.federated.flower.logs import aside_of_flower
 from privlora.federated.flower.records import (
     NAME,
     Arrays,
-    check_name,
     message_type,
     read_reply,
     write_request,
 )
-from privlora.federated.messages import ABOUT_ITS_PLACE, BAD_CONFIG, TRAINING, Reply, Request
+from privlora.federated.messages import ABOUT_ITS_PLACE, BAD_CONFIG, NAME_PATTERN, TRAINING, Reply, Request
 
 _log = logging.getLogger(__name__)
 
@@ -227,9 +227,9 @@ def _kind_of_error(message: Message) -> str:
 
 def _is_public(node: int, name: str) -> bool:
     """Whether a client may be called so."""
-    try:
-        check_name(name)
-    except ConfigError as problem:
-        _log.warning("node %d: %s", node, problem)
-        return False
-    return True
+    fits = re.fullmatch(NAME_PATTERN, name) is not None
+    if not fits:
+        _log.warning(
+            "node %d: %s is no public name of up to 64 letters, digits, ., - and _", node, named(name)
+        )
+    return fits

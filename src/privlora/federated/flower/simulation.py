@@ -17,7 +17,8 @@ from pathlib import Path
 
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, PrivloraError, RunError
-from privlora.federated.flower.client_app import MakeClient, Place, make_client_app
+from privlora.federated.client import Client
+from privlora.federated.flower.client_app import MakeClient, make_client_app
 from privlora.federated.flower.logs import without_banner
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
 from privlora.federated.history import RoundObserver
@@ -62,7 +63,7 @@ def simulate(
     here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
     settings = here.workplace.loaded[2]
     places = [
-        Place(
+        Client(
             name,
             here.place_of(name),
             records=own,
@@ -93,7 +94,7 @@ def simulate(
 
 def run_apps(
     plan: Plan,
-    places: Sequence[Place],
+    places: Sequence[Client],
     *,
     serve: Serve | None = None,
     make_client: MakeClient | None = None,
