@@ -311,7 +311,7 @@ class Runner:
                 "void": sum(one.void is not None for one in done),
                 **_noise_of(plan),
             }
-            with rounds.server.exported():
+            with rounds.server.parts.exported(), rounds.server.parts.adapter:
                 found["loss"] = self.loss(cell)
             if cell.row == "fedsa":
                 found["of_clients"] = self._personal(cell, rounds, folder)
@@ -325,7 +325,7 @@ class Runner:
         losses = []
         for name in federation_of(rounds.settings).names:
             kept = Desk(folder / name / rounds.history.run).kept("memory")
-            with server.exported():
+            with server.parts.exported(), server.parts.adapter:
                 for g, (_, right) in enumerate(server.rule.factors()):
                     left, group = scale * kept[f"{g}.left"].to(right), server.parts.adapter.groups[g]
                     server.parts.adapter.install(
@@ -354,7 +354,7 @@ def federation(
     plan = client_plan(settings, model)
     with unchanged_afterwards(model):
         server = _server(settings, model, tokenizer, plan)
-        yield Rounds(settings, exchange, server, run, history, plan=plan), plan
+        yield Rounds(settings, exchange, server, history.run, plan=plan, folder=run, history=history), plan
 
 
 def _server(settings: Settings, model: torch.nn.Module, tokenizer: Any, plan: Plan | None) -> Server:

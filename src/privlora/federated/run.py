@@ -288,9 +288,10 @@ class Prepared:
                 settings,
                 exchange,
                 server,
-                folder,
-                history,
+                history.run,
                 plan=plan,
+                folder=folder,
+                history=history,
                 evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
                 observer=RoundObserver() if observer is None else observer,
             )
@@ -302,7 +303,7 @@ class Prepared:
             summary = read_ledger(folder.ledger) if found else released
             folder.hide_settings()
             facts = federation_facts(settings, server, history.rounds(), found)
-            with server.exported() as asked:
+            with server.parts.exported() as asked, server.parts.adapter:
                 said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)
             for odd in faults(said):
                 _log.warning("%s. %s", odd, MEND)
