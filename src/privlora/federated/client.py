@@ -22,24 +22,10 @@ from privlora.config.one_place import MICRO_BATCH
 from privlora.data.formats import Format
 from privlora.disk import lock
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
+from privlora.federated import plans
 from privlora.federated.desk import Desk, has_begun, read_terms
 from privlora.federated.limits import Limits
 from privlora.federated.messages import ASKED, REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
-from privlora.federated.plans import (
-    changed,
-    client_plan,
-    federation_of,
-    lattice_of,
-    reach,
-    rule_of,
-    rule_settings,
-    server_plan,
-    stages_of,
-    tensors_of,
-    timetable,
-    weight_of,
-    with_local_method,
-)
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.rules.base import Sizes
 from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
@@ -248,15 +234,15 @@ class Session:
         memory takes is not the server's to choose. Raises RunError before it has joined."""
         settings, client = self.desk.settings, self.client
         tokens = min(settings.run.max_tokens, MICRO_BATCH)
-        settings = changed(settings, run={"tokens_per_micro_batch": tokens})
+        settings = plans.changed(settings, run={"tokens_per_micro_batch": tokens})
         if client.model is None:
             return settings
         # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.
-        return changed(settings, model={"name": client.model, "revision": client.revision})
+        return plans.changed(settings, model={"name": client.model, "revision": client.revision})
 
     @property
     def federation(self) -> FederationSettings:
-        return federation_of(self.settings)
+        return plans.federation_of(self.settings)
 
     @property
     def workplace(self) -> Workplace:
@@ -304,10 +290,10 @@ class Session:
         ledger = Ledger.open(self.desk.ledger) if private else None
         try:
             if ledger is not None:
-                reach(ledger, self.federation, settings.privacy, request.round)
+                plans.reach(ledger, self.federation, settings.privacy, request.round)
             beginning = None
             if not self.federation.joint:
-                beginning = rule_of(self.federation).begin(self._asked_by_rule(request))
+                beginning = plans.rule_of(self.federation).begin(self._asked_by_rule(request))
             seed = settings.privacy.insecure_noise_seed
             if seed is not None:
                 seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
@@ -333,7 +319,7 @@ class Session:
                 self._keep(participant)  # one that refused has forgotten its secrets
             tensors, values = {SUM: torch.from_numpy(masked["vector"])}, {"context": masked["context"]}
         reply = Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
-        listed = tensors_of(self.settings, request.kind, request.round)[1]
+        listed = plans.tensors_of(self.settings, request.kind, request.round)[1]
         refuse_unlisted(reply, self.federation.secure, listed)
         return reply
 
@@ -343,13 +329,13 @@ class Session:
             refuse_unlisted(request, secure=False)
             return
         federation, kind = self.federation, request.kind
-        trains = kind in stages_of(federation)
-        sent = tensors_of(self.settings, kind, request.round)[0] if trains else ()
+        trains = kind in plans.stages_of(federation)
+        sent = plans.tensors_of(self.settings, kind, request.round)[0] if trains else ()
         refuse_unlisted(request, federation.secure, sent)
         if kind == "leave":
             return
         stage = request.values.get("stage", kind)
-        if stage not in stages_of(federation) or (kind in TRAINING and stage != kind):
+        if stage not in plans.stages_of(federation) or (kind in TRAINING and stage != kind):
             raise RunError(
                 f"a request of a stage that rule={federation.rule} does not have, in round {request.round}",
                 why="a second answer of a round would be one that nothing was agreed on for",
@@ -372,32 +358,35 @@ class Session:
 
     def by_rule(self, request: Request, end: Tensors, travelled: float) -> Tensors:
         """The rule's answer; what it keeps for later is at the desk before anything leaves."""
-        rule, asked = rule_of(self.federation), self._asked_by_rule(request)
+        rule, asked = plans.rule_of(self.federation), self._asked_by_rule(request)
         answer, kept = rule.answer(request.kind, asked, end, travelled)
         self.desk.keep("memory", kept)
         return answer
 
     def _asked_by_rule(self, request: Request) -> Asked:
-        return Asked(request.round, request.tensors, self.desk.kept("memory"), rule_settings(self.settings))
+        kept, chosen = self.desk.kept("memory"), plans.rule_settings(self.settings)
+        return Asked(request.round, request.tensors, kept, chosen)
 
     def no_update(self, request: Request) -> Tensors:
         """An answer of zeros, whatever the rule would make of a client that has not moved."""
-        rule, dtype = rule_of(self.federation), next(iter(request.tensors.values())).dtype
-        shapes = rule.shapes(request.kind, request.round, self._groups(), rule_settings(self.settings))[1]
+        rule, dtype = plans.rule_of(self.federation), next(iter(request.tensors.values())).dtype
+        shapes = rule.shapes(request.kind, request.round, self._groups(), plans.rule_settings(self.settings))[
+            1
+        ]
         return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
 
     def _join(self, request: Request) -> Reply:
         text = str(request.values.get("settings", ""))
         settings = read_terms(text)
-        federation = federation_of(settings)
-        if with_local_method(settings) != settings:
+        federation = plans.federation_of(settings)
+        if plans.with_local_method(settings) != settings:
             raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
         if self.client.name not in federation.names:
             raise ConfigError(
                 f"client {self.client.name} is not of this federation", fix="rename it, or leave"
             )
         self._refuse_model(settings)
-        plan = client_plan(settings)
+        plan = plans.client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
         # After the limits: terms beyond them learn nothing about this machine.
         path, records, format = self.client.path, self.client.records, self.client.format
@@ -405,7 +394,7 @@ class Session:
         warn_of_unreadable(self.client.name, path, records, format, settings)
         if self.run not in self.client.workplaces:  # what clients of one process share is loaded
             refuse_missing_model(self.client.model or settings.model.name)
-        self.desk.open(settings, plan, text, stated=server_plan(settings))
+        self.desk.open(settings, plan, text, stated=plans.server_plan(settings))
         values: dict[str, Number] = {}
         if federation.secure:
             public = self.client.identity.public(self.client.name)
@@ -423,7 +412,7 @@ class Session:
         """Releases, as they are or as integers of a secure sum. Raises RunError for entries beyond the public limit."""
         if not self.federation.secure:
             return answer
-        weight = weight_of(self.settings, self.client.name)
+        weight = plans.weight_of(self.settings, self.client.name)
         weighted = {name: tensor.double() * weight for name, tensor in answer.items()}
         vector = encode(weighted, Layout.of(weighted), for_releases(self.federation.per_round))
         return {SUM: torch.from_numpy(vector)}
@@ -453,17 +442,16 @@ class Session:
     def _asked(self, number: int) -> tuple[str, ...]:
         """Whom the terms let the server ask in a round."""
         federation = self.federation
-        names = tuple(federation.names)
-        secret, all_train = federation.trusted_server, federation.per_round == len(names)
-        if secret or all_train:
+        names, count = tuple(federation.names), federation.per_round
+        if federation.trusted_server or count == len(names):
             return names
-        return timetable(names, federation.per_round, federation.rounds, self.settings.run.seed)[number - 1]
+        return plans.timetable(names, count, federation.rounds, self.settings.run.seed)[number - 1]
 
     def _refuse_broadcast(self, request: Request) -> None:
         """Raise PrivacyError for tensors that do not follow from the terms. Those of joint meet its coordinates."""
         if self.federation.joint:
             return
-        rule, settings = rule_of(self.federation), rule_settings(self.settings)
+        rule, settings = plans.rule_of(self.federation), plans.rule_settings(self.settings)
         groups = self._groups()
         expected = broadcast_shapes(rule, request.kind, request.round, groups, settings, request.tensors)
         refuse_foreign(request.tensors, expected)
@@ -525,7 +513,7 @@ class Session:
 
     def _participant(self, request: Request) -> Participant:
         """In the sum of the request's own round and stage. Raises PrivacyError if there is none."""
-        kept = self.desk.secret("sum")
+        kept = self.desk.secret()
         found = None if kept is None else Participant.from_bytes(kept, self.client.identity)
         turn = Which(self.run, request.round, str(request.values.get("stage", request.kind)))
         if found is None or found.terms.turn != turn:
@@ -537,7 +525,10 @@ class Session:
         return found
 
     def _keep(self, participant: Participant) -> None:
-        self.desk.keep_secret("sum", b"" if participant.over else participant.to_bytes())
+        if participant.over:
+            self.desk.forget_secrets()
+        else:
+            self.desk.keep_secret(participant.to_bytes())
 
 
 @dataclass
@@ -575,7 +566,7 @@ class Work:
         """A whole client's part of a secure sum: clipped, rounded, with its share of the noise; charged before."""
         settings, seed = self.session.settings, self.job.seed
         shapes = {name: tuple(tensor.shape) for name, tensor in answer.items()}
-        lattice = lattice_of(self.session.federation, ledger.plan, shapes)
+        lattice = plans.lattice_of(self.session.federation, ledger.plan, shapes)
         assert lattice is not None
         update = ClippedUpdate(answer, settings.privacy.clip_norm)
         noising = Noising(ledger, NoiseSource(None if seed is None else seed + 1))

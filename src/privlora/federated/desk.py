@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
+import pydantic.dataclasses
 import yaml
+from pydantic import Field, TypeAdapter
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -30,6 +32,7 @@ from privlora.training.files import write_atomically
 
 _Content = TypeVar("_Content")
 _FOLDER, _FILE = 0o700, 0o600
+_SIZES = TypeAdapter(list[Sizes])
 _STAGES = ("train", "sketch")
 _PLACES: Final[dict[str, tuple[str, ...]]] = {
     "data": ("path", "evaluation"),
@@ -39,7 +42,10 @@ _PLACES: Final[dict[str, tuple[str, ...]]] = {
 """Settings that name files, by group; `public_settings` leaves none of them."""
 
 
-@dataclass(frozen=True)
+_Count = Annotated[int, Field(ge=0)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config={"strict": True})
 class Note:
     """What was asked last, and what the ledger showed when an answer left last.
 
@@ -47,10 +53,10 @@ class Note:
     ``charges``; None before the first.
     """
 
-    round: int = 0
-    stage: int = 0
-    kind: int = 0
-    charges: int = 0
+    round: _Count = 0
+    stage: _Count = 0
+    kind: _Count = 0
+    charges: _Count = 0
     charge: str | None = None
 
     @property
@@ -68,7 +74,7 @@ class Desk:
     def __init__(self, root: Path) -> None:
         self.root, self.ledger, self.stated = root, root / "ledger.jsonl", root / "stated.jsonl"
         self._settings, self._answered = root / "settings.yaml", root / "answered.json"
-        self._survivors = root / "survivors.json"
+        self._survivors, self._secret = root / "survivors.json", root / "sum.secret"
 
     @property
     def joined(self) -> bool:
@@ -196,11 +202,7 @@ class Desk:
 
     def _note(self) -> Note:
         try:
-            note = Note(**json.loads(self._answered.read_text(encoding="utf-8")))
-            numbers = (*note.place, note.charges)
-            if not all(type(number) is int and number >= 0 for number in numbers):
-                raise ValueError
-            return note
+            return Note(**json.loads(self._answered.read_bytes()))
         except (OSError, ValueError, TypeError) as error:
             raise PrivacyError(
                 f"{str(self._answered)!r} is missing or damaged ({type(error).__name__})",
@@ -220,21 +222,15 @@ class Desk:
         """What was kept, or nothing."""
         return self._read(self.root / f"{name}.safetensors", load, fix="leave this federation") or {}
 
-    def keep_secret(self, name: str, content: bytes) -> None:
-        """Keys of a secure sum that is under way; empty content removes them."""
-        path = self.root / f"{name}.secret"
-        if not content:
-            path.unlink(missing_ok=True)
-            return
-        self._write(path, content)
+    def keep_secret(self, content: bytes) -> None:
+        """Keys of a secure sum that is under way."""
+        self._write(self._secret, content)
 
-    def secret(self, name: str) -> bytes | None:
-        path = self.root / f"{name}.secret"
-        return path.read_bytes() if path.exists() else None
+    def secret(self) -> bytes | None:
+        return self._secret.read_bytes() if self._secret.exists() else None
 
     def forget_secrets(self) -> None:
-        for path in self.root.glob("*.secret"):
-            path.unlink()
+        self._secret.unlink(missing_ok=True)
 
     def keep_sizes(self, groups: Sequence[Sizes]) -> None:
         """(L, m, n) of each group of the adapter."""
@@ -242,11 +238,7 @@ class Desk:
 
     def sizes(self) -> list[Sizes] | None:
         """What ``keep_sizes`` kept. Raises RunError for a damaged file."""
-
-        def read(content: bytes) -> list[Sizes]:
-            return [(int(count), int(m), int(n)) for count, m, n in json.loads(content)]
-
-        return self._read(self.root / "sizes.json", read, fix="remove it: training makes it anew")
+        return self._read(self.root / "sizes.json", _SIZES.validate_json, "remove it: training makes it anew")
 
     def keep_survivors(self, number: int, names: Sequence[str]) -> None:
         """Whom the secure sum of round ``number`` is over, for the round's next sum."""

@@ -20,19 +20,9 @@ from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
+from privlora.federated import plans
 from privlora.federated.history import STOPPED, Aside, History, Round, RoundObserver, why_void
 from privlora.federated.messages import REFUSED, SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
-from privlora.federated.plans import (
-    client_rate,
-    federation_of,
-    lattice_of,
-    participants,
-    plan_in,
-    public_settings,
-    secret_participants,
-    tensors_of,
-    weight_of,
-)
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode
 from privlora.federated.secure import Layout as Names
@@ -101,7 +91,7 @@ class Turn:
 
     def take(self, stage: str, asked: Sequence[str]) -> list[str]:
         """Ask, take in, close; gives who answered. Raises RunError where nothing may come of the round."""
-        federation = federation_of(self.settings)
+        federation = plans.federation_of(self.settings)
         if federation.secure:
             answered = self._secure(stage, asked)
         elif self.ledger is not None:
@@ -115,7 +105,7 @@ class Turn:
         answered = []
         for reply in self._send(stage, self._same(stage, asked)):
             if self._fits(reply, self.server.expected(stage, self.number)):
-                self.server.add(stage, dict(reply.tensors), weight_of(self.settings, reply.client))
+                self.server.add(stage, dict(reply.tensors), plans.weight_of(self.settings, reply.client))
                 answered.append(reply.client)
         if not answered:
             raise RunError("no client answered", fix="see what they logged")
@@ -133,17 +123,17 @@ class Turn:
                 total += updates.clipped(reply.tensors)
                 answered.append(reply.client)
         event = self.ledger.plan.event_of(self.ledger.charges + 1)
-        divisor = float(federation_of(self.settings).per_round)
+        divisor = float(plans.federation_of(self.settings).per_round)
         mean = updates.release(total, Noising(self.ledger, NoiseSource()), event, divisor)
         self.server.add(stage, mean, 1.0)
         return answered
 
     def _secure(self, stage: str, asked: Sequence[str]) -> list[str]:
         """A sum of which no part is seen."""
-        federation = federation_of(self.settings)
+        federation = plans.federation_of(self.settings)
         expected = self.server.expected(stage, self.number)
-        plan = None if self.plan is None else plan_in(self.settings, self.plan, self.number)
-        lattice = lattice_of(federation, plan, expected)
+        plan = None if self.plan is None else plans.plan_in(self.settings, self.plan, self.number)
+        lattice = plans.lattice_of(federation, plan, expected)
         names = tuple(sorted(asked))
         terms = Terms(
             Which(self.run, self.number, stage),
@@ -154,7 +144,7 @@ class Turn:
         collector = Collector(terms, whole=stage != self.server.stages[0])
         self._phase("share", stage, collector, collector.ask_shares())
         sent = self.server.tensors(stage)
-        agreed = agreed_digest(public_settings(self.settings).to_yaml(), sent)
+        agreed = agreed_digest(plans.public_settings(self.settings).to_yaml(), sent)
         length = int(np.sum([np.prod(shape) for shape in expected.values()]))
         self._phase("mask", stage, collector, collector.ask_vectors(agreed, length), sent)
         self._phase("agree", stage, collector, collector.ask_agreement())
@@ -166,7 +156,7 @@ class Turn:
             updates = ClippedUpdate(_like(expected), self.settings.privacy.clip_norm)
             self.server.add(stage, updates.opened(total, lattice, float(federation.per_round)), 1.0)
         else:
-            weight = sum(weight_of(self.settings, name) for name in answered)
+            weight = sum(plans.weight_of(self.settings, name) for name in answered)
             found = decode(total, Names.of(_like(expected)), for_releases(federation.per_round))
             divisor = 1.0 if federation.joint else weight
             self.server.add(stage, {name: t / divisor for name, t in found.items()}, weight)
@@ -226,8 +216,8 @@ class Turn:
 
     def _tell(self, kind: str, answered: int, asked: int) -> None:
         """What is done now; how many are asked is a trusted server's secret."""
-        what = f"round {self.number}/{federation_of(self.settings).rounds}: {self._in_words(kind)}"
-        secret = federation_of(self.settings).trusted_server
+        what = f"round {self.number}/{plans.federation_of(self.settings).rounds}: {self._in_words(kind)}"
+        secret = plans.federation_of(self.settings).trusted_server
         if not secret:
             self.tell(what, answered, asked)
         elif answered == 0:
@@ -241,9 +231,9 @@ class Turn:
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""
         trains = reply.kind in self.server.stages
-        names = tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
+        names = plans.tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
         try:
-            refuse_unlisted(reply, federation_of(self.settings).secure, names)
+            refuse_unlisted(reply, plans.federation_of(self.settings).secure, names)
         except RunError as unlisted:
             self._drop(reply, unlisted)
             return False
@@ -267,7 +257,7 @@ class Turn:
         """To the log, which others may see; aside, where who answers when is a trusted server's secret: even a line
         that names nobody would tell that a client which fails was drawn."""
         line = f"round {self.number}: {what}"
-        if federation_of(self.settings).trusted_server:
+        if plans.federation_of(self.settings).trusted_server:
             self.aside(line)
         else:
             _log.log(level, "%s", line)
@@ -292,7 +282,7 @@ class Rounds(Turn):
         for it, and are not asked twice. Raises Interrupted, after saving, on a signal; RunError if a client
         does not join.
         """
-        federation = federation_of(self.settings)
+        federation = plans.federation_of(self.settings)
         every = self.settings.run.evaluation_interval(federation.rounds)
         self._join()
         self.take_up()
@@ -336,12 +326,12 @@ class Rounds(Turn):
 
     def _participants(self) -> Iterator[list[str]]:
         """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""
-        federation, privacy = federation_of(self.settings), self.settings.privacy
+        federation, privacy = plans.federation_of(self.settings), self.settings.privacy
         if self.ledger is None:
             names, seed = federation.names, self.settings.run.seed
-            return participants(names, federation.per_round, federation.rounds, seed)
+            return plans.participants(names, federation.per_round, federation.rounds, seed)
         sampler = PoissonSampler(
-            federation.size, client_rate(federation), insecure_seed=privacy.insecure_noise_seed
+            federation.size, plans.client_rate(federation), insecure_seed=privacy.insecure_noise_seed
         )
         if sampler.sampling != self.ledger.plan.event.sampling:
             raise PrivacyError(
@@ -349,7 +339,7 @@ class Rounds(Turn):
                 why="the stated epsilon holds for what is charged",
                 fix="resume with the settings of the first run",
             )
-        return secret_participants(federation.names, sampler, federation.rounds)
+        return plans.secret_participants(federation.names, sampler, federation.rounds)
 
     def _round(self, number: int, asked: list[str]) -> Round:
         """One round: its stages, then what is saved of it."""
@@ -372,15 +362,15 @@ class Rounds(Turn):
 
     def _show(self, done: Round) -> None:
         shown = done if self.ledger is None else done.untold()
-        self.observer.on_round(shown, federation_of(self.settings).rounds)
+        self.observer.on_round(shown, plans.federation_of(self.settings).rounds)
 
     def _join(self) -> None:
         """Every client agrees to the public settings, or the federation does not begin."""
-        size = federation_of(self.settings).size
+        size = plans.federation_of(self.settings).size
         self.tell(f"asking {size} clients to join", None, None)
-        terms = public_settings(self.settings).to_yaml()
+        terms = plans.public_settings(self.settings).to_yaml()
         values = {"run": self.history.run, "settings": terms}
-        names = federation_of(self.settings).names
+        names = plans.federation_of(self.settings).names
         missing = set(names) - set(self.exchange.names())
         if missing:
             raise RunError(
@@ -389,7 +379,7 @@ class Rounds(Turn):
         refused: dict[str, str] = {}
         replies = self._answers([Request(name, "join", 0, values=values) for name in names], refused)
         joined = {reply.client for reply in replies}
-        if federation_of(self.settings).secure:
+        if plans.federation_of(self.settings).secure:
             self.roster = roster_of(replies)
             joined &= set(self.roster)
         if joined != set(names):
@@ -403,7 +393,7 @@ class Rounds(Turn):
 
     def _answers(self, requests: list[Request], refused: dict[str, str] | None = None) -> list[Reply]:
         """Replies that are listed and no refusals. refused: takes in why others do not count, in fixed words."""
-        secure, found = federation_of(self.settings).secure, []
+        secure, found = plans.federation_of(self.settings).secure, []
         for reply in self.exchange.send(requests):
             try:
                 refuse_unlisted(reply, secure)
@@ -419,7 +409,7 @@ class Rounds(Turn):
 
     def _leave(self, number: int) -> dict[str, str]:
         """Each client's ledger, as the client gave it; without those that gave none."""
-        names = federation_of(self.settings).names
+        names = plans.federation_of(self.settings).names
         values = {"run": self.history.run}
         self.exchange.names()  # waits for those that are away, as long as for an answer
         replies = self._answers([Request(name, "leave", number + 1, values=values) for name in names])
