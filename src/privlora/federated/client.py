@@ -437,9 +437,13 @@ class Session:
     def _refuse_unplanned(self, request: Request) -> None:
         """Raise PrivacyError for a round in which, by the public timetable, this client does not train."""
         if self.client.name not in self._asked(request.round):
-            raise _unplanned(f"round {request.round}, in which others train")
+            raise PrivacyError(
+                f"asked for round {request.round}, in which others train",
+                why="the agreed terms say who trains when, and the budget is made for it",
+                fix="look at the server",
+            )
 
-    def _asked(self, number: int) -> tuple[str, ...]:
+    def _asked(self, number: int) -> Sequence[str]:
         """Whom the terms let the server ask in a round."""
         federation = self.federation
         names, count = tuple(federation.names), federation.per_round
@@ -581,11 +585,3 @@ def _asked(request: Request, phase: Phase) -> Message:
     """The fields of a phase of a secure sum among the request's values."""
     values = request.values
     return {name: values[name] for name in ASKED[phase] if name in values}
-
-
-def _unplanned(what: str) -> PrivacyError:
-    return PrivacyError(
-        f"asked for {what}",
-        why="the agreed terms say who trains when, and the budget is made for it",
-        fix="look at the server",
-    )

@@ -24,10 +24,7 @@ from privlora.reporting.parties import noise_by
 
 
 def federation_facts(
-    settings: Settings,
-    server: Server,
-    rounds: Sequence[Round],
-    ledgers: Mapping[str, LedgerSummary],
+    settings: Settings, server: Server, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
 ) -> dict[str, Any]:
     """The key ``federation`` of a report; docs/federated-report.md says what each name in it means.
 

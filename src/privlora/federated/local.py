@@ -117,9 +117,7 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
         sigma = None  # noise is added to whole updates
     with unchanged_afterwards(model):
         parts = stack_parts(
-            _parts(mine, model, beginnings[0], number),
-            len(jobs),
-            owners_of([job.data for job in jobs]),
+            _parts(mine, model, beginnings[0], number), len(jobs), owners_of([job.data for job in jobs])
         )
         parts.coordinates.load_state_dict(joined([beginning.state for beginning in beginnings]))
         parts.optimizer.drift = _drift(parts, beginnings, number)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from math import ceil, prod, sqrt
@@ -192,7 +192,7 @@ def plan_in(settings: Settings, plan: Plan, number: int) -> Plan:
     span = span_of(federation_of(settings), settings.privacy, number)
     return replace(
         plan,
-        phases=((plan.event_of(span.end), span.end - span.start),),
+        phases=((plan.event_of(span.stop), len(span)),),
         expected_batch_size=client_settings(settings, number).privacy.b,
     )
 
@@ -334,29 +334,22 @@ def charges_a_round(federation: FederationSettings, number: int) -> int:
     return 1 if federation.privacy_model == "client" else federation.kind_of(number).local_steps
 
 
-@dataclass(frozen=True)
-class Span:
-    """Releases number ``start`` + 1 to ``end`` of a client's ledger, which are of one event."""
-
-    start: int
-    end: int
-
-
-def span_of(federation: FederationSettings, privacy: PrivacySettings, number: int) -> Span:
-    """Where the releases of round ``number`` stand. Neighbouring phases of one batch size are one, as in the plan."""
+def span_of(federation: FederationSettings, privacy: PrivacySettings, number: int) -> range:
+    """Where the releases of round ``number`` stand in a client's ledger, counted from 0; they are of one event.
+    Neighbouring phases of one batch size are one, as in the plan."""
     return _spans(federation, privacy)[federation.place_of(number)]
 
 
-def _spans(federation: FederationSettings, privacy: PrivacySettings) -> list[Span]:
+def _spans(federation: FederationSettings, privacy: PrivacySettings) -> list[range]:
     """Of each phase."""
     if federation.privacy_model == "client":
-        return [Span(0, federation.participations)] * len(federation.kinds)
+        return [range(0, federation.participations)] * len(federation.kinds)
     rates = [privacy_of(privacy, kind).q for kind in federation.kinds]
-    spans: list[Span] = []
+    spans: list[range] = []
     start = 0
     for _, run in groupby(zip(rates, federation.steps_of_a_client, strict=True), key=lambda pair: pair[0]):
         counts = [count for _, count in run]
-        spans += [Span(start, start + sum(counts))] * len(counts)
+        spans += [range(start, start + sum(counts))] * len(counts)
         start += sum(counts)
     return spans
 
@@ -382,7 +375,7 @@ def reach(ledger: Ledger, federation: FederationSettings, privacy: PrivacySettin
     Raises PrivacyError if its phase has fewer releases left than the round takes; then nothing is charged.
     """
     span, takes = span_of(federation, privacy, number), charges_a_round(federation, number)
-    left = span.end - max(span.start, ledger.charges)
+    left = span.stop - max(span.start, ledger.charges)
     if left < takes:
         raise PrivacyError(
             f"the budget has {max(0, left)} releases left, and a round takes {takes}",
@@ -394,23 +387,20 @@ def reach(ledger: Ledger, federation: FederationSettings, privacy: PrivacySettin
 
 
 @lru_cache(maxsize=4)
-def timetable(names: tuple[str, ...], per_round: int, rounds: int, seed: int) -> tuple[tuple[str, ...], ...]:
-    """All of ``participants``: by it a client knows when it may be asked, and together with whom."""
-    return tuple(map(tuple, participants(names, per_round, rounds, seed)))
-
-
-def participants(names: Sequence[str], per_round: int, rounds: int, seed: int) -> Iterator[list[str]]:
+def timetable(names: tuple[str, ...], per_round: int, rounds: int, seed: int) -> list[list[str]]:
     """The clients of rounds 1, 2, … in the order of ``names``: those that trained least so far, ties by a public draw.
+    By it a client knows when it may be asked, and together with whom.
 
     No client is drawn more often than ceil(rounds * per_round / len(names)) times, and any two differ by one at most.
     """
-    taken = dict.fromkeys(names, 0)
+    taken, found = dict.fromkeys(names, 0), []
     for number in range(1, rounds + 1):
         draws = dict(zip(names, counter_generator(seed, stream=number).random(len(names)), strict=True))
         chosen = set(sorted(names, key=lambda name: (taken[name], draws[name]))[:per_round])
         for name in chosen:
             taken[name] += 1
-        yield [name for name in names if name in chosen]
+        found.append([name for name in names if name in chosen])
+    return found
 
 
 def secret_participants(names: Sequence[str], sampler: PoissonSampler, rounds: int) -> Iterator[list[str]]:

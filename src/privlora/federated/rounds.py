@@ -324,12 +324,12 @@ class Rounds(Turn):
             self.server.take_states(states)
         self.history.void_after(saved)
 
-    def _participants(self) -> Iterator[list[str]]:
+    def _participants(self) -> Iterable[list[str]]:
         """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""
         federation, privacy = plans.federation_of(self.settings), self.settings.privacy
         if self.ledger is None:
-            names, seed = federation.names, self.settings.run.seed
-            return plans.participants(names, federation.per_round, federation.rounds, seed)
+            names, seed = tuple(federation.names), self.settings.run.seed
+            return plans.timetable(names, federation.per_round, federation.rounds, seed)
         sampler = PoissonSampler(
             federation.size, plans.client_rate(federation), insecure_seed=privacy.insecure_noise_seed
         )

@@ -122,9 +122,6 @@ def _sum(rule: type[Rule], way: int, number: int) -> str:
     found: Shapes = {}
     for stage in rule.stages:
         found |= rule.shapes(stage, number, sizes, chosen, _CLIENTS)[way]
-    products = [" ".join(_letter(part) for part in shape[1:]) for shape in found.values() if 0 not in shape]
+    shapes = [shape[1:] for shape in found.values() if 0 not in shape]
+    products = [" ".join(_LETTERS.get(size, str(size)) for size in shape) for shape in shapes]
     return " + ".join(products) or "nothing"
-
-
-def _letter(size: int) -> str:
-    return _LETTERS.get(size, str(size))

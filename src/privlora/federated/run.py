@@ -37,13 +37,7 @@ from privlora.rounding import rounded_up
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.first_looks import look_at_model
-from privlora.training.identity import (
-    fixed,
-    identify,
-    keep_identity,
-    refuse_other_settings,
-    refuse_others,
-)
+from privlora.training.identity import fixed, identify, keep_identity, refuse_other_settings, refuse_others
 from privlora.training.inputs import Data, check_sources, load_clients, tokenise
 from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import unchanged_afterwards

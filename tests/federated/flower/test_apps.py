@@ -246,8 +246,8 @@ def test_with_tls_nothing_is_insecure(tmp_path: Path, settings: Settings) -> Non
     ("changed", "says"),
     [
         ({"settings": None}, "no text 'settings'"),
-        ({"settings": "a: ["}, "name no settings"),
-        ({"settings": "run: {seed: 1}"}, "the run config"),
+        ({"settings": "a: ["}, "do not follow from"),
+        ({"settings": "run: {seed: 1}"}, "the run config do not follow from"),
         ({"app": None}, "no text 'app'"),
         ({"app": "../app-1"}, "cannot name an app"),
         ({"app": "app-2"}, "has no server/settings.yaml"),

@@ -16,13 +16,7 @@ from flwr.serverapp import Grid
 
 from privlora.errors import RunError, named, nearest
 from privlora.federated.flower.logs import aside_of_flower
-from privlora.federated.flower.records import (
-    NAME,
-    Arrays,
-    message_type,
-    read_reply,
-    write_request,
-)
+from privlora.federated.flower.records import NAME, Arrays, message_type, read_reply, write_request
 from privlora.federated.messages import ABOUT_ITS_PLACE, BAD_CONFIG, NAME_PATTERN, TRAINING, Reply, Request
 
 _log = logging.getLogger(__name__)

@@ -54,12 +54,12 @@ def simulate(
         workers: processes that answer for clients, on one core each.
 
     Raises:
-        ConfigError: flwr's extra "simulation" is not installed, or ``settings`` are none.
+        ConfigError: flwr's extra "simulation" is not installed.
         RunError: the engine failed in an unexpected way.
         PrivloraError: whatever `federate` raises.
     """
     _refuse_without_ray()
-    settings = _settings(settings)
+    settings = settings if isinstance(settings, Settings) else load_settings(settings)
     here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
     settings = here.workplace.loaded[2]
     places = [
@@ -132,17 +132,6 @@ def run_apps(
             raise
         except Exception as error:
             raise RunError(f"Flower's simulation stopped: {error}", fix="the log above says where") from error
-
-
-def _settings(given: Settings | str | Path) -> Settings:
-    if isinstance(given, str | Path):
-        return load_settings(given)
-    if not isinstance(given, Settings):
-        raise ConfigError(
-            f"settings are of type {type(given).__name__}",
-            fix="give the path of their YAML file, or Settings",
-        )
-    return given
 
 
 def _refuse_without_ray() -> None:
