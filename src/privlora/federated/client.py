@@ -34,12 +34,11 @@ from privlora.federated.secure import Turn as Which
 from privlora.federated.secure.fixed import agreed_digest, for_releases
 from privlora.federated.workplace import (
     NotReadyError,
+    Own,
+    Records,
     Workplace,
     in_words,
-    own_data,
     refuse_missing_model,
-    refuse_missing_records,
-    warn_of_unreadable,
 )
 from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 from privlora.names import is_local
@@ -69,7 +68,7 @@ class Client:
     name: str
     folder: Path
     path: str | list[str] | None = None
-    records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
+    records: Records | None = field(default=None, repr=False)
     format: Format = "auto"
     model: str | None = None
     revision: str | None = None
@@ -77,6 +76,10 @@ class Client:
     limits: Limits = field(default_factory=Limits)
     workplaces: dict[str, Workplace] = field(default_factory=dict, repr=False)
     _sessions: dict[str, Session] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def own(self) -> Own:
+        return Own(self.name, self.path, self.records, self.format)
 
     def answer(self, request: Request) -> Reply:
         """The reply to one request. What cannot or must not be answered is refused in fixed words; the log says why."""
@@ -254,10 +257,7 @@ class Session:
     def data(self) -> Data:
         """This client's records, as the run reads them."""
         model, tokenizer, settings = self.workplace.loaded
-        own = self.client
-        return own_data(
-            settings, own.name, model, tokenizer, path=own.path, records=own.records, format=own.format
-        )
+        return self.client.own.data(settings, model, tokenizer)
 
     # --- messages ---
 
@@ -389,9 +389,8 @@ class Session:
         plan = plans.client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
         # After the limits: terms beyond them learn nothing about this machine.
-        path, records, format = self.client.path, self.client.records, self.client.format
-        refuse_missing_records(path, format, in_memory=records is not None)
-        warn_of_unreadable(self.client.name, path, records, format, settings)
+        self.client.own.refuse_missing()
+        self.client.own.warn_of_unreadable(settings)
         if self.run not in self.client.workplaces:  # what clients of one process share is loaded
             refuse_missing_model(self.client.model or settings.model.name)
         self.desk.open(settings, plan, text, stated=plans.server_plan(settings))
