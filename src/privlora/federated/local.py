@@ -28,7 +28,7 @@ from privlora.coordinates import (
 )
 from privlora.data.examples import Examples
 from privlora.federated import plans
-from privlora.federated.messages import SUM, TOGETHER
+from privlora.federated.messages import SUM
 from privlora.federated.rules import Beginning, Tensors, Trains
 from privlora.federated.rules.checks import refuse_foreign
 from privlora.federated.workplace import Workplace, in_words
@@ -85,14 +85,11 @@ def train_locally(jobs: Sequence[Job], workplace: Workplace) -> list[Ended | Non
 
     None, where whole clients are hidden, for one without records or whose gradient is not a number: it moves nothing.
     """
-    ended: list[Ended | None] = []
     settings = workplace.loaded[2]
     if plans.federation_of(settings).privacy_model != "record" and settings.privacy.private:
         # Steps without noise enlarge what rounding carries from one client's records into another's update.
         return [_train_hidden(job, workplace) for job in jobs]
-    for first in range(0, len(jobs), TOGETHER):
-        ended += _train(jobs[first : first + TOGETHER], workplace)
-    return ended
+    return [*_train(jobs, workplace)]
 
 
 def _train_hidden(job: Job, workplace: Workplace) -> Ended | None:
@@ -273,13 +270,6 @@ def vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     A client draws its Poisson share, clips, sums and adds its share of the noise, at a common public point; the server
     sees the secure sum alone. Accounting, noise and accuracy are the central ones; only the sum is taken elsewhere.
     """
-    found: list[np.ndarray] = []
-    for first in range(0, len(jobs), TOGETHER):
-        found += _vectors(jobs[first : first + TOGETHER], workplace)
-    return found
-
-
-def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     model, _, run = workplace.loaded
     settings = plans.round_settings(run, jobs[0].number)
     with unchanged_afterwards(model):

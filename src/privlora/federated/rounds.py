@@ -6,8 +6,9 @@ The same lines drive clients of this process, of Flower's simulation and of othe
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
-from privlora.config import Settings
+from privlora.config import FederationSettings, Settings
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
@@ -83,6 +84,10 @@ class Turn:
     up: int = field(default=0, init=False)
     sent: int = field(default=0, init=False)
 
+    @property
+    def federation(self) -> FederationSettings:
+        return plans.federation_of(self.settings)
+
     def aside(self, text: str) -> None:
         """Takes what the log may not say, where a trusted server draws in secret."""
 
@@ -91,8 +96,7 @@ class Turn:
 
     def take(self, stage: str, asked: Sequence[str]) -> list[str]:
         """Ask, take in, close; gives who answered. Raises RunError where nothing may come of the round."""
-        federation = plans.federation_of(self.settings)
-        if federation.secure:
+        if self.federation.secure:
             answered = self._secure(stage, asked)
         elif self.ledger is not None:
             answered = self._trusted(stage, asked)
@@ -103,7 +107,7 @@ class Turn:
 
     def _plain(self, stage: str, asked: Sequence[str]) -> list[str]:
         answered = []
-        for reply in self._send(stage, self._same(stage, asked)):
+        for reply in self._send(stage, {name: {} for name in asked}, self.server.tensors(stage)):
             if self._fits(reply, self.server.expected(stage, self.number)):
                 self.server.add(stage, dict(reply.tensors), plans.weight_of(self.settings, reply.client))
                 answered.append(reply.client)
@@ -117,20 +121,20 @@ class Turn:
         expected = self.server.expected(stage, self.number)
         updates = ClippedUpdate(_like(expected), self.settings.privacy.clip_norm)
         total, answered = torch.zeros(updates.entries, dtype=torch.float64), []
-        for reply in self._send(stage, self._same(stage, asked)):
+        for reply in self._send(stage, {name: {} for name in asked}, self.server.tensors(stage)):
             if self._fits(reply, expected):
                 # Clipped here as well: the bound may not rest on what a client says.
                 total += updates.clipped(reply.tensors)
                 answered.append(reply.client)
         event = self.ledger.plan.event_of(self.ledger.charges + 1)
-        divisor = float(plans.federation_of(self.settings).per_round)
+        divisor = float(self.federation.per_round)
         mean = updates.release(total, Noising(self.ledger, NoiseSource()), event, divisor)
         self.server.add(stage, mean, 1.0)
         return answered
 
     def _secure(self, stage: str, asked: Sequence[str]) -> list[str]:
         """A sum of which no part is seen."""
-        federation = plans.federation_of(self.settings)
+        federation = self.federation
         expected = self.server.expected(stage, self.number)
         plan = None if self.plan is None else plans.plan_in(self.settings, self.plan, self.number)
         lattice = plans.lattice_of(federation, plan, expected)
@@ -142,13 +146,25 @@ class Turn:
             tuple(self.roster[name] for name in names),
         )
         collector = Collector(terms, whole=stage != self.server.stages[0])
-        self._phase("share", stage, collector, collector.ask_shares())
         sent = self.server.tensors(stage)
         agreed = agreed_digest(plans.public_settings(self.settings).to_yaml(), sent)
-        length = int(np.sum([np.prod(shape) for shape in expected.values()]))
-        self._phase("mask", stage, collector, collector.ask_vectors(agreed, length), sent)
-        self._phase("agree", stage, collector, collector.ask_agreement())
-        self._phase("unmask", stage, collector, collector.ask_unmasking())
+        length = sum(prod(shape) for shape in expected.values())
+        asks: dict[Phase, Callable[[], Mapping[str, Message]]] = {
+            "share": collector.ask_shares,
+            "mask": lambda: collector.ask_vectors(agreed, length),
+            "agree": collector.ask_agreement,
+            "unmask": collector.ask_unmasking,
+        }
+        for phase, ask in asks.items():
+            kind, tensors = (stage, sent) if phase == "mask" else (phase, {})
+            for reply in self._send(kind, ask(), tensors, stage=stage):
+                message: Message = dict(reply.values)
+                if phase == "mask":
+                    message["vector"] = _vector(reply.tensors)
+                try:
+                    collector.take(phase, reply.client, message)
+                except RunError as wrong:
+                    self._drop(reply, wrong)
         total, answered = collector.total(), list(collector.survivors)
         if federation.joint and lattice is not None:
             self.server.add(stage, {SUM: torch.from_numpy(total)}, 1.0)
@@ -162,41 +178,13 @@ class Turn:
             self.server.add(stage, {name: t / divisor for name, t in found.items()}, weight)
         return answered
 
-    def _phase(
-        self,
-        phase: Phase,
-        stage: str,
-        collector: Collector,
-        asks: Mapping[str, Message],
-        sent: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        kind = stage if phase == "mask" else phase
-        requests = {name: (dict(sent or {}), ask) for name, ask in asks.items()}
-        for reply in self._send(kind, requests, stage=stage):
-            message: Message = dict(reply.values)
-            if phase == "mask":
-                message["vector"] = _vector(reply.tensors)
-            try:
-                collector.take(phase, reply.client, message)
-            except RunError as wrong:
-                self._drop(reply, wrong)
-
-    def _same(
-        self, stage: str, asked: Sequence[str]
-    ) -> dict[str, tuple[dict[str, Tensor], dict[str, Number]]]:
-        sent = self.server.tensors(stage)
-        return {name: (sent, {}) for name in asked}
-
     def _send(
-        self,
-        kind: str,
-        asks: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Number]]],
-        **values: Number,
+        self, kind: str, asks: Mapping[str, Message], sent: Mapping[str, Tensor], **values: Number
     ) -> Iterator[Reply]:
         """The answers to what was asked, as they come, at most one of each client."""
         requests = [
-            Request(name, kind, self.number, tensors=tensors, values={"run": self.run, **values, **own})
-            for name, (tensors, own) in asks.items()
+            Request(name, kind, self.number, sent, {"run": self.run, **values, **own})
+            for name, own in asks.items()
         ]
         self.down += sum(size(request) for request in requests)
         self.sent = max(self.sent, sum(bool(request.tensors) for request in requests))
@@ -216,12 +204,10 @@ class Turn:
 
     def _tell(self, kind: str, answered: int, asked: int) -> None:
         """What is done now; how many are asked is a trusted server's secret."""
-        what = f"round {self.number}/{plans.federation_of(self.settings).rounds}: {self._in_words(kind)}"
-        secret = plans.federation_of(self.settings).trusted_server
-        if not secret:
-            self.tell(what, answered, asked)
-        elif answered == 0:
-            self.tell(what, None, None)
+        what = f"round {self.number}/{self.federation.rounds}: {self._in_words(kind)}"
+        secret = self.federation.trusted_server
+        if not secret or answered == 0:
+            self.tell(what, *((None, None) if secret else (answered, asked)))
 
     def _in_words(self, kind: str) -> str:
         if kind in self.server.stages:
@@ -233,7 +219,7 @@ class Turn:
         trains = reply.kind in self.server.stages
         names = plans.tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
         try:
-            refuse_unlisted(reply, plans.federation_of(self.settings).secure, names)
+            refuse_unlisted(reply, self.federation.secure, names)
         except RunError as unlisted:
             self._drop(reply, unlisted)
             return False
@@ -257,7 +243,7 @@ class Turn:
         """To the log, which others may see; aside, where who answers when is a trusted server's secret: even a line
         that names nobody would tell that a client which fails was drawn."""
         line = f"round {self.number}: {what}"
-        if plans.federation_of(self.settings).trusted_server:
+        if self.federation.trusted_server:
             self.aside(line)
         else:
             _log.log(level, "%s", line)
@@ -282,7 +268,7 @@ class Rounds(Turn):
         for it, and are not asked twice. Raises Interrupted, after saving, on a signal; RunError if a client
         does not join.
         """
-        federation = plans.federation_of(self.settings)
+        federation = self.federation
         every = self.settings.run.evaluation_interval(federation.rounds)
         self._join()
         self.take_up()
@@ -326,7 +312,7 @@ class Rounds(Turn):
 
     def _participants(self) -> Iterable[list[str]]:
         """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""
-        federation, privacy = plans.federation_of(self.settings), self.settings.privacy
+        federation, privacy = self.federation, self.settings.privacy
         if self.ledger is None:
             names, seed = tuple(federation.names), self.settings.run.seed
             return plans.timetable(names, federation.per_round, federation.rounds, seed)
@@ -362,15 +348,14 @@ class Rounds(Turn):
 
     def _show(self, done: Round) -> None:
         shown = done if self.ledger is None else done.untold()
-        self.observer.on_round(shown, plans.federation_of(self.settings).rounds)
+        self.observer.on_round(shown, self.federation.rounds)
 
     def _join(self) -> None:
         """Every client agrees to the public settings, or the federation does not begin."""
-        size = plans.federation_of(self.settings).size
-        self.tell(f"asking {size} clients to join", None, None)
+        self.tell(f"asking {self.federation.size} clients to join", None, None)
         terms = plans.public_settings(self.settings).to_yaml()
         values = {"run": self.history.run, "settings": terms}
-        names = plans.federation_of(self.settings).names
+        names = self.federation.names
         missing = set(names) - set(self.exchange.names())
         if missing:
             raise RunError(
@@ -379,7 +364,7 @@ class Rounds(Turn):
         refused: dict[str, str] = {}
         replies = self._answers([Request(name, "join", 0, values=values) for name in names], refused)
         joined = {reply.client for reply in replies}
-        if plans.federation_of(self.settings).secure:
+        if self.federation.secure:
             self.roster = roster_of(replies)
             joined &= set(self.roster)
         if joined != set(names):
@@ -393,7 +378,7 @@ class Rounds(Turn):
 
     def _answers(self, requests: list[Request], refused: dict[str, str] | None = None) -> list[Reply]:
         """Replies that are listed and no refusals. refused: takes in why others do not count, in fixed words."""
-        secure, found = plans.federation_of(self.settings).secure, []
+        secure, found = self.federation.secure, []
         for reply in self.exchange.send(requests):
             try:
                 refuse_unlisted(reply, secure)
@@ -409,7 +394,7 @@ class Rounds(Turn):
 
     def _leave(self, number: int) -> dict[str, str]:
         """Each client's ledger, as the client gave it; without those that gave none."""
-        names = plans.federation_of(self.settings).names
+        names = self.federation.names
         values = {"run": self.history.run}
         self.exchange.names()  # waits for those that are away, as long as for an answer
         replies = self._answers([Request(name, "leave", number + 1, values=values) for name in names])
