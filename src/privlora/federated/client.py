@@ -186,21 +186,12 @@ def _alike(works: Sequence[Work]) -> list[list[Work]]:
     alike are one list."""
     found: list[list[Work]] = []
     for work in works:
-        for others in found:
-            if work.session.settings == others[0].session.settings and _same(work.request, others[0].request):
-                others.append(work)
-                break
-        else:
+        alike = next((others for others in found if work.is_like(others[0])), None)
+        if alike is None:
             found.append([work])
+        else:
+            alike.append(work)
     return found
-
-
-def _same(one: Request, other: Request) -> bool:
-    return (
-        (one.round, one.values["run"]) == (other.round, other.values["run"])
-        and one.tensors.keys() == other.tensors.keys()
-        and all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
-    )
 
 
 def _train(clients: Mapping[str, Client], works: Sequence[Work]) -> list[Reply]:
@@ -312,7 +303,7 @@ class Session:
         if self.federation.secure:
             participant = self._participant(request)
             vector = tensors[SUM].numpy()
-            agreed = agreed_digest(self.desk.terms, dict(request.tensors))
+            agreed = agreed_digest(self.desk.settings.to_yaml(), request.tensors)
             try:
                 masked = participant.mask(_asked(request, "mask"), vector, agreed)
             finally:
@@ -376,8 +367,7 @@ class Session:
         return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
 
     def _join(self, request: Request) -> Reply:
-        text = str(request.values.get("settings", ""))
-        settings = read_terms(text)
+        settings = read_terms(str(request.values.get("settings", "")))
         federation = plans.federation_of(settings)
         if plans.with_local_method(settings) != settings:
             raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
@@ -393,7 +383,7 @@ class Session:
         self.client.own.warn_of_unreadable(settings)
         if self.run not in self.client.workplaces:  # what clients of one process share is loaded
             refuse_missing_model(self.client.model or settings.model.name)
-        self.desk.open(settings, plan, text, stated=plans.server_plan(settings))
+        self.desk.open(settings, plan, stated=plans.server_plan(settings))
         values: dict[str, Number] = {}
         if federation.secure:
             public = self.client.identity.public(self.client.name)
@@ -541,6 +531,14 @@ class Work:
     session: Session
     request: Request
     job: Job
+
+    def is_like(self, other: Work) -> bool:
+        one, two = self.request, other.request
+        return (
+            (one.round, self.session.settings) == (two.round, other.session.settings)
+            and (self.session.run, one.tensors.keys()) == (other.session.run, two.tensors.keys())
+            and all(torch.equal(tensor, two.tensors[name]) for name, tensor in one.tensors.items())
+        )
 
     def reply(self, ended: Ended | np.ndarray | None) -> Reply:
         """ended: where training ended, by the rule; a vector for joint; None for an update of zero."""

@@ -83,29 +83,18 @@ class Desk:
     @property
     def settings(self) -> Settings:
         """The public settings that this client has agreed to. Raises RunError before it has joined."""
-        return read_terms(self._text)
-
-    @property
-    def terms(self) -> str:
-        """The same as text, as every party writes them."""
-        return canonical_terms(self._text)
-
-    @property
-    def _text(self) -> str:
         if not self.joined:
             raise RunError("asked to train before it joined", fix="join the federation first")
         try:
-            return self._settings.read_text(encoding="utf-8")
+            text = self._settings.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise RunError(
-                f"cannot read {str(self._settings)!r} ({type(error).__name__})", fix="restore it"
-            ) from None
+            what = f"cannot read {str(self._settings)!r} ({type(error).__name__})"
+            raise RunError(what, fix="restore it") from None
+        return read_terms(text)
 
-    def open(
-        self, settings: Settings, plan: Plan | None, text: str | None = None, *, stated: Plan | None = None
-    ) -> None:
+    def open(self, settings: Settings, plan: Plan | None, *, stated: Plan | None = None) -> None:
         """Join: ledgers and note first, so that whoever has joined has them. Joining again on the same terms changes
-        nothing. text: of the settings, where it is at hand. stated: what a trusted server says that it will release.
+        nothing. stated: what a trusted server says that it will release.
 
         Raises PrivacyError on other terms, or for files that do not belong together.
         """
@@ -120,7 +109,7 @@ class Desk:
         self._begin_ledger(self.stated, stated)
         self._begin_ledger(self.ledger, plan)
         self._write(self._answered, json.dumps(asdict(Note())) + "\n")
-        self._write(self._settings, settings.to_yaml() if text is None else text)
+        self._write(self._settings, settings.to_yaml())
 
     def keep_stated(self) -> None:
         """Write what a trusted server stated at joining where that is missing, from the terms: of runs that were joined
@@ -290,12 +279,6 @@ class Desk:
 def has_begun(ledger: Path) -> bool:
     """Whether there is a plan in it; else nothing was charged."""
     return ledger.exists() and b"\n" in ledger.read_bytes()
-
-
-@lru_cache(maxsize=4)
-def canonical_terms(text: str) -> str:
-    """The same terms as every party writes them."""
-    return read_terms(text).to_yaml()
 
 
 @lru_cache(maxsize=4)

@@ -10,7 +10,7 @@ from privlora.config.federation import JOINT
 from privlora.federated.plans import hides_clients, joint_methods, local_methods
 from privlora.federated.rules import RULES, Rule, RuleSettings
 from privlora.federated.rules.base import Shapes, Sizes
-from privlora.methods import METHODS, Method
+from privlora.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,7 @@ def _joint(example: Example) -> dict[str, Any]:
 
 
 def _private(names: Sequence[str]) -> list[str]:
-    found: list[Method] = [METHODS[name] for name in names]
-    return [row.name for row in found if row.private]
+    return [name for name in names if METHODS[name].private]
 
 
 def _formula(rule: type[Rule], way: int) -> str:
