@@ -60,9 +60,8 @@ class Client:
     format: of the files; by their endings, unless its owner says otherwise: a server may not say what is a record.
 
     model: where it has the base model, if not where the server's settings say; revision: of it, where it is on the hub.
-    pins: the fingerprint of each client
-    that secure sums may be over, where its owner has them from elsewhere than the server. limits: what its owner lets a
-    server ask for. workplaces: of the process, by run; shared with the other clients of it.
+    pins: the fingerprint of each client that secure sums may be over, where its owner has them from elsewhere than the
+    server. limits: what its owner lets a server ask for. workplaces: of the process, by run; shared with its others.
     """
 
     name: str

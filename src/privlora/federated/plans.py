@@ -137,7 +137,18 @@ def with_local_method(settings: Settings) -> Settings:
         )
     if settings.method.metric_power:  # changed after they were read, which refuses it too
         raise ConfigError(METRIC_AND_RULE[0], fix=METRIC_AND_RULE[1])
-    _refuse_unprotected(rule, federation, private=settings.privacy.private)
+    if settings.privacy.private and federation.privacy_model == "client" and not hides_clients(rule):
+        raise ConfigError(
+            f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)",
+            why="the noise covers one sum of clipped updates a round, and this rule needs more than that",
+            fix="fedavg, tan, alt, or another rule of one summed message",
+        )
+    if federation.secure and not rule.linear:
+        raise ConfigError(
+            f"federation.rule={rule.name} cannot be summed securely (federation.secure_aggregation)",
+            why="its server needs each client's update, and would get their sum",
+            fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
+        )
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
         return changed(settings, method={"name": usual.name})
@@ -280,22 +291,6 @@ def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int
         dataset=settings.run.label or "unnamed",
         insecure_noise=privacy.insecure_noise_seed is not None,
     )
-
-
-def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, private: bool) -> None:
-    """Raise ConfigError for a rule that cannot give what is promised."""
-    if private and federation.privacy_model == "client" and not hides_clients(rule):
-        raise ConfigError(
-            f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)",
-            why="the noise covers one sum of clipped updates a round, and this rule needs more than that",
-            fix="fedavg, tan, alt, or another rule of one summed message",
-        )
-    if federation.secure and not rule.linear:
-        raise ConfigError(
-            f"federation.rule={rule.name} cannot be summed securely (federation.secure_aggregation)",
-            why="its server needs each client's update, and would get their sum",
-            fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
-        )
 
 
 def joint_methods() -> list[str]:

@@ -28,7 +28,7 @@ from flwr.common.config import parse_config_args
 from privlora.config import Settings
 from privlora.errors import ConfigError, ModelError, RunError
 from privlora.federated.client import Client
-from privlora.federated.flower.app import _render, write_app
+from privlora.federated.flower.app import _TEMPLATES, write_app
 from privlora.federated.flower.client_app import client_of, make_client_app
 from privlora.federated.flower.records import message_type, read_reply, write_request
 from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
@@ -351,7 +351,8 @@ def test_each_command_of_the_written_readme_is_one_of_the_guide(authority: str |
         "authority": authority,
         "output": "/srv/runs/clinics",
     }
-    written, guide = commands(_render("README.md.j2", values)), commands(GUIDE.read_text(encoding="utf-8"))
+    written = commands(_TEMPLATES.get_template("README.md.j2").render(values))
+    guide = commands(GUIDE.read_text(encoding="utf-8"))
     assert [line for line in written if line not in guide] == []
     if authority is not None:
         assert not any("0.0.0.0" in line or "--insecure" in line for line in written)

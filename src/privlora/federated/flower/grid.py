@@ -181,7 +181,13 @@ class GridExchange:
         if not sent:
             return
         arrays: Arrays = {}  # what all are sent is written once, however many they are
-        messages = [self._message(node, request, timeout, arrays) for node, request in sent.items()]
+        ttl = timeout + CLOCKS  # else a client that was away would work for a round that is over
+        messages = [
+            Message(
+                write_request(one, arrays), node, message_type(one.kind), ttl=ttl, group_id=str(one.round)
+            )
+            for node, one in sent.items()
+        ]
         secret = any(request.kind in TRAINING for request in sent.values())
         with aside_of_flower(self._aside if secret else None):
             answers = self.grid.send_and_receive(messages, timeout=timeout)
@@ -195,12 +201,6 @@ class GridExchange:
                 yield node, read_reply(message)
             except RunError as problem:
                 self._tell(logging.WARNING, node, sent[node], f"gave an answer that is dropped: {problem}")
-
-    @staticmethod
-    def _message(node: int, request: Request, timeout: float, arrays: Arrays | None = None) -> Message:
-        """It expires: else a client that was away would work for a round that is over."""
-        group, route = str(request.round), message_type(request.kind)
-        return Message(write_request(request, arrays), node, route, ttl=timeout + CLOCKS, group_id=group)
 
 
 def _why(reply: Reply) -> str:

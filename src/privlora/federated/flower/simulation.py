@@ -86,9 +86,8 @@ def simulate(
     try:
         run_apps(Plan(settings, timeout), places, serve=serve, workers=workers)
     except RunError as stopped:
-        raise (
-            failed[0] if failed else stopped
-        ) from None  # the engine may tell of another error than the first
+        # The engine may tell of another error than the first.
+        raise (failed[0] if failed else stopped) from None
     return done[0]
 
 
