@@ -77,7 +77,7 @@ def test_a_node_gives_its_name_and_touches_nothing(tmp_path: Path) -> None:
 def test_a_request_for_somebody_else_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert ask(request(client="b"), node(tmp_path)) == Reply("a", "train", 1, refused=OTHER_NAME)
     assert not (tmp_path / "a").exists()
-    assert "the server calls this client 'b', and its node config says name='a'" in caplog.text
+    assert "the server calls it 'b', and its node config says name='a'" in caplog.text
     assert {record.levelname for record in caplog.records} == {"ERROR"}
 
 

@@ -107,15 +107,8 @@ def make_client_app(
     def handle(message: Message, context: Context) -> Message:
         # Workers of a simulation have a log of their own.
         with through_flower() if places is None else contextlib.nullcontext():
-            return Message(write_reply(_reply(message, context)), reply_to=message)
-
-    def _reply(message: Message, context: Context) -> Reply:
-        try:
-            place = _place(context.node_config, places)
-        except Exception as error:  # noqa: BLE001 - as in _answer
-            _tell(error)
-            return _refusal("", message, BAD_CONFIG)
-        return _answer(message, place, make_client)
+            reply = _answer(message, context.node_config, places, make_client)
+            return Message(write_reply(reply), reply_to=message)
 
     for kind in (NAME, *KINDS):
         category, action = message_type(kind).split(".")
@@ -123,40 +116,40 @@ def make_client_app(
     return app
 
 
-def _place(config: Mapping[str, Any], places: Sequence[Client] | None) -> Client:
-    if places is None:
-        return client_of(config)
-    return replace(places[int(config["partition-id"])], workplaces={})  # as new as in a process of its own
-
-
-def _answer(message: Message, place: Client, make_client: MakeClient | None) -> Reply:
+def _answer(
+    message: Message,
+    config: Mapping[str, Any],
+    places: Sequence[Client] | None,
+    make_client: MakeClient | None,
+) -> Reply:
+    name, why = "", BAD_CONFIG
     try:
+        # One of a simulation is as new as in a process of its own.
+        own = (
+            client_of(config)
+            if places is None
+            else replace(places[int(config["partition-id"])], workplaces={})
+        )
+        name, why = own.name, REFUSED
         request = read_request(message)
         if request.kind == NAME:
-            return Reply(place.name, NAME, 0)
-        if request.client != place.name:
-            _log.error(
-                "the server calls this client %s, and its node config says name=%s: it answers nothing. Fix: start "
-                "flower-supernode with the name under which its key is registered",
-                named(request.client),
-                named(place.name),
+            return Reply(name, NAME, 0)
+        if request.client != name:
+            why = OTHER_NAME
+            raise ConfigError(
+                f"the server calls it {named(request.client)}, and its node config says name={named(name)}",
+                fix="start flower-supernode with the name under which its key is registered",
             )
-            return _refusal(place.name, message, OTHER_NAME)
-        with _alone(place.folder):
-            reply = (place if make_client is None else make_client(place)).answer(request)
+        with _alone(own.folder):
+            reply = (own if make_client is None else make_client(own)).answer(request)
         write_reply(reply)  # what cannot be sent is known here, and not in Flower
         return reply
     except Exception as error:  # noqa: BLE001 - Flower would send the text of any exception to the server
-        _tell(error)
-        return _refusal(place.name, message, REFUSED)
-
-
-def _tell(error: Exception) -> None:
-    """In this client's own log."""
-    if isinstance(error, PrivloraError):
-        _log.error("this client answers nothing: %s", error)
-    else:
-        traceback.print_exception(error, file=sys.stderr)
+        if isinstance(error, PrivloraError):
+            _log.error("this client answers nothing: %s", error)
+        else:
+            traceback.print_exception(error, file=sys.stderr)
+        return _refusal(name, message, why)
 
 
 def _refusal(name: str, message: Message, why: str) -> Reply:
