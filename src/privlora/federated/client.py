@@ -27,7 +27,7 @@ from privlora.federated.desk import Desk, has_begun, read_terms
 from privlora.federated.limits import Limits
 from privlora.federated.messages import ASKED, REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
 from privlora.federated.rules import Asked, Tensors
-from privlora.federated.rules.base import Sizes
+from privlora.federated.rules.base import Sizes, groups_of
 from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
 from privlora.federated.secure import Identity, Layout, Message, Participant, Phase, encode
 from privlora.federated.secure import Turn as Which
@@ -360,9 +360,8 @@ class Session:
     def no_update(self, request: Request) -> Tensors:
         """An answer of zeros, whatever the rule would make of a client that has not moved."""
         rule, dtype = plans.rule_of(self.federation), next(iter(request.tensors.values())).dtype
-        shapes = rule.shapes(request.kind, request.round, self._groups(), plans.rule_settings(self.settings))[
-            1
-        ]
+        groups, chosen = self.workplace.groups, plans.rule_settings(self.settings)
+        shapes = rule.shapes(request.kind, request.round, groups, chosen)[1]
         return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
 
     def _join(self, request: Request) -> Reply:
@@ -444,17 +443,17 @@ class Session:
         if self.federation.joint:
             return
         rule, settings = plans.rule_of(self.federation), plans.rule_settings(self.settings)
-        groups = self._groups()
+        groups = self._groups(request.kind)
         expected = broadcast_shapes(rule, request.kind, request.round, groups, settings, request.tensors)
         refuse_foreign(request.tensors, expected)
 
-    def _groups(self) -> list[Sizes]:
-        """Of the adapter. Training keeps them, so that a later stage needs no model."""
-        kept = self.desk.sizes()
-        if kept is None:
-            kept = self.workplace.groups
-            self.desk.keep_sizes(kept)
-        return kept
+    def _groups(self, stage: str) -> list[Sizes]:
+        """Of the adapter. A later stage needs no model: the factors that training kept have the same sizes."""
+        if stage == TRAINING[0]:
+            return self.workplace.groups
+        kept = self.desk.kept("memory")
+        pairs = [(kept[f"{g}.left"].shape, kept[f"{g}.right"].shape) for g in groups_of(kept)]
+        return [(left[0], left[1], right[1]) for left, right in pairs]
 
     # --- secure sums ---
 

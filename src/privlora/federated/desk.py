@@ -17,7 +17,7 @@ from typing import Annotated, Any, Final, TypeVar
 
 import pydantic.dataclasses
 import yaml
-from pydantic import Field, TypeAdapter
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -27,12 +27,10 @@ from privlora.config import AT_CLIENTS, Settings, UnboundedError, read_plain, se
 from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.federated.messages import KINDS, Request
 from privlora.federated.plans import server_plan
-from privlora.federated.rules.base import Sizes
 from privlora.training.files import write_atomically
 
 _Content = TypeVar("_Content")
 _FOLDER, _FILE = 0o700, 0o600
-_SIZES = TypeAdapter(list[Sizes])
 _STAGES = ("train", "sketch")
 _PLACES: Final[dict[str, tuple[str, ...]]] = {
     "data": ("path", "evaluation"),
@@ -220,14 +218,6 @@ class Desk:
 
     def forget_secrets(self) -> None:
         self._secret.unlink(missing_ok=True)
-
-    def keep_sizes(self, groups: Sequence[Sizes]) -> None:
-        """(L, m, n) of each group of the adapter."""
-        self._write(self.root / "sizes.json", json.dumps(list(groups)) + "\n")
-
-    def sizes(self) -> list[Sizes] | None:
-        """What ``keep_sizes`` kept. Raises RunError for a damaged file."""
-        return self._read(self.root / "sizes.json", _SIZES.validate_json, "remove it: training makes it anew")
 
     def keep_survivors(self, number: int, names: Sequence[str]) -> None:
         """Whom the secure sum of round ``number`` is over, for the round's next sum."""
