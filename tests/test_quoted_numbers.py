@@ -18,6 +18,7 @@ from privlora.rehearsals.noise_alone import AIM
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+AUDITS = "benchmarks/results/auditing/README.md"
 STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.jsonl"))
 
 
@@ -232,7 +233,7 @@ def test_moves_after_a_release_are_quoted() -> None:
 
 
 def test_planted_texts_are_quoted() -> None:
-    text, rows = page("docs/audit.md"), result("auditing/text_canaries.json")["rows"]
+    text, rows = page(AUDITS), result("auditing/text_canaries.json")["rows"]
     for kind, temperature in {(row["kind"], row["temperature"]) for row in rows}:
         cells = [f"`{kind}`" + (f", temperature {temperature:g}" if temperature else "")]
         for noise in (1.0, 0.25, 0.0):
@@ -247,12 +248,32 @@ def test_planted_texts_are_quoted() -> None:
 
 
 def test_audits_are_quoted() -> None:
-    text = page("docs/audit.md")
+    text, short = page(AUDITS), page("docs/audit.md")
     mutations = result("auditing/mutations.json")
     caught = [row["caught"] for row in mutations["broken"]]
     flagged = [row["flagged"] for row in mutations["correct"]]
-    assert f"**{sum(caught)} of\n{len(caught)} caught**" in text
+    assert f"**{sum(caught)} of {len(caught)} caught**" in text
     assert f"**{sum(flagged)} of {len(flagged)} flagged**" in text
+    assert (
+        f"{sum(caught)} of {len(caught)} convicted, and {sum(flagged)} of {len(flagged)} correct ones"
+        in short
+    )
+    kinds = ("dp-adamw", "prism", "wishart-m2")
+    steps, signals = (result(f"auditing/{name}.json")["rows"] for name in ("one_step", "one_run_signals"))
+    one = [
+        row["share"] for kind in kinds for row in steps if (row["method"], row["target_epsilon"]) == (kind, 3)
+    ]
+    assert (
+        "{:.0f} % of it for DP-AdamW, {:.0f} % for PRISM and {:.0f} %".format(*(100 * s for s in one))
+        in short
+    )
+    many = [
+        100 * row["share"]
+        for kind in kinds
+        for row in signals
+        if (row["method"], row["target_epsilon"], row["noise"]) == (kind, 3, 1)
+    ]
+    assert "ε = 3 it is {:.0f}, {:.0f} and {:.0f} %".format(*many) in short
     for row in result("auditing/shadows.json")["speed"]:
         cells = [f"{row[key]:.1f}" for key in ("ordinary", "together_8", "together_16")]
         assert f"| {row['modules']} | " + " | ".join(cells) in text, row
