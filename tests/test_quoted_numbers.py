@@ -350,9 +350,40 @@ def test_the_nearest_method_is_quoted(findings: Any) -> None:
         assert f"{lead.lead:.3f} ({lead.in_errors:.1f} SE)" in text, rule
 
 
+REAL = "benchmarks/results/real_models.md"
+
+
 @pytest.mark.parametrize(("made", "name"), [("grid", "real_models"), ("once", "once")])
 def test_the_page_on_real_models_quotes_its_runs(made: str, name: str, script: Script) -> None:
-    assert script(f"real_models/{made}").table(lines(f"{name}.jsonl")) in page("docs/real-models.md")
+    assert script(f"real_models/{made}").table(lines(f"{name}.jsonl")) in page(REAL)
+
+
+def test_the_short_tables_on_real_models_are_those_of_the_runs() -> None:
+    """Of one task three seeds each; of half a day's commands some cases."""
+    text = page("docs/real-models.md")
+    seeds: dict[tuple[float, str], list[dict[str, float]]] = {}
+    for line in lines("real_models.jsonl"):
+        if (line["task"], line["rate"]) == ("sst2", 1.0) and line["epsilon"] in (0.0, 3.0):
+            seeds.setdefault((line["epsilon"], line["method"]), []).append(line["trained"])
+    for (epsilon, method), found in seeds.items():
+        losses = [one["loss"] for one in found]
+        cells = [
+            sum(losses) / len(losses),
+            min(losses),
+            max(losses),
+            sum(one["accuracy"] for one in found) / 3,
+        ]
+        quoted = " | ".join(f"{cell:.3f}" for cell in cells)
+        assert f"| {f'{epsilon:g}' if epsilon else 'none'} | {method} | {quoted} |" in text
+    once = [row.split(" | ", 1)[1] for row in page(REAL).split("| case |")[1].splitlines()[2:]]
+    shown = [row for row in text.splitlines() if row.count(" to ") == 2 and row.startswith("| ")]
+    assert len(shown) == 5
+    for row in shown:
+        method, epsilon, loss, accuracy = row.strip("| ").split(" | ")[1:]
+        assert any(
+            each.startswith(f"{method} | {epsilon} | ") and f"| {loss} | {accuracy} |" in each
+            for each in once
+        ), row
 
 
 def test_the_readme_quotes_its_runs() -> None:
