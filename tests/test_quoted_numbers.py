@@ -379,10 +379,9 @@ def test_the_short_tables_on_real_models_are_those_of_the_runs() -> None:
     shown = [row for row in text.splitlines() if row.count(" to ") == 2 and row.startswith("| ")]
     assert len(shown) == 5
     for row in shown:
-        method, epsilon, loss, accuracy = row.strip("| ").split(" | ")[1:]
+        of, at, loss, accuracy = row.strip("| ").split(" | ")[1:]
         assert any(
-            each.startswith(f"{method} | {epsilon} | ") and f"| {loss} | {accuracy} |" in each
-            for each in once
+            each.startswith(f"{of} | {at} | ") and f"| {loss} | {accuracy} |" in each for each in once
         ), row
 
 
