@@ -1,5 +1,4 @@
-"""Write what is generated from the groups of settings: settings.md, privlora.schema.json, and the section Settings that
-ends the page of a group with one of its own.
+"""Write what is generated from the groups of settings: settings.md and privlora.schema.json.
 
 python docs/list_settings.py
 """
@@ -13,20 +12,9 @@ from privlora.config.reference import groups, purpose, settings_in
 from privlora.config.schema import FILE, written
 
 DOCS = Path(__file__).parent
-PAGES: dict[str, tuple[Path, str]] = {
-    "federation": (DOCS / "federated.md", "rule"),
-}
-"""Group -> its page, which ends with its settings, and the setting that decides which others are read."""
-LINKED = {"synthesis": DOCS / "synthesis.md", **{group: path for group, (path, _) in PAGES.items()}}
-"""Group -> the page that settings.md links to."""
+PAGES = {"federation": "federated.md", "synthesis": "synthesis.md"}
+"""Group -> the page that says more of it."""
 SETTINGS, SCHEMA = DOCS / "settings.md", DOCS / FILE
-HEADING = "## Settings\n"
-INTRODUCTION = """
-All of the group `{group}`. Other names are refused, and so are settings of another {kind}, so that none is ignored.
-
-| setting | default | meaning |
-|---|---|---|
-"""
 TOP = f"""# Settings
 
 Every setting of a run's YAML. The same in a terminal: `privlora settings`, `privlora settings privacy`,
@@ -43,45 +31,32 @@ Editors complete and explain them by [{FILE}]({FILE}) (JSON Schema). Put it next
 """
 
 
-def rows(kind: type[Group], group: str, *, kinds: bool = False) -> list[str]:
-    """Of a table, one for each setting, without the group's name. kinds: with what each may be."""
+def rows(kind: type[Group], group: str) -> list[str]:
+    """Of a table, one for each setting, without the group's name."""
     lines = []
     for each in settings_in(kind, group):
         # Inside a setting that holds groups, as "clients: name".
         name = ": ".join(each.place.removeprefix(f"{group}.").split("."))
         default = "required" if each.default is None else f"`{each.default}`"
-        cells = (f"`{name}`", *((each.kind,) if kinds else ()), default, each.meaning)
+        cells = (f"`{name}`", each.kind, default, each.meaning)
         lines.append(f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |")
     return lines
-
-
-def section(group: str) -> str:
-    """The whole section of a group, which ends its page."""
-    return (
-        HEADING
-        + INTRODUCTION.format(group=group, kind=PAGES[group][1])
-        + "\n".join(rows(groups()[group], group))
-        + "\n"
-    )
 
 
 def page() -> str:
     """settings.md."""
     parts = [TOP]
     for group, kind in groups().items():
-        more = f" More on its [page]({LINKED[group].name})." if group in LINKED else ""
+        more = f" More on its [page]({PAGES[group]})." if group in PAGES else ""
         parts.append(
             f"\n## {group}\n\n{purpose(kind)}{more}\n\n| setting | may be | default | meaning |\n|---|---|---|---|\n"
-            + "\n".join(rows(kind, group, kinds=True))
+            + "\n".join(rows(kind, group))
             + "\n"
         )
     return "".join(parts)
 
 
 def main() -> None:
-    for group, (path, _) in PAGES.items():
-        before = path.read_text(encoding="utf-8").partition("\n" + HEADING)[0].rstrip("\n")
-        path.write_text(f"{before}\n\n{section(group)}", encoding="utf-8")
     SETTINGS.write_text(page(), encoding="utf-8")
     SCHEMA.write_text(written(), encoding="utf-8")
 
