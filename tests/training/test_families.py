@@ -161,6 +161,16 @@ def test_without_weights_the_same_is_refused(family: str, targets: Any, message:
     assert said[0] == said[1]
 
 
+def test_names_of_layers_are_those_that_read_text() -> None:
+    """The layers of PRISM's paper, of a model that reads images, too."""
+    targets = ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]
+    adapter = loadable_adapter(*_of(_family("gemma3"), r=4, target_modules=targets))
+    assert all("language_model" in site.name for site in adapter.sites)
+    assert coverage(adapter)["left_out"] == {
+        "not used when the model reads text": ["k_proj", "q_proj", "v_proj"]
+    }
+
+
 def test_auto_takes_a_word_that_leaves_layers() -> None:
     adapter = adapter_for(*_of(_family("opt"), r=4, target_modules="auto"))
     assert adapter.target_modules == "all-linear"

@@ -1,5 +1,5 @@
-"""Which linear layers the words of adapter.target_modules leave out, since no private gradient of them can be taken or
-no adapter file can hold them. Found without weights and records: the same in a plan, a run and an export."""
+"""Which linear layers adapter.target_modules leaves out, since no private gradient of them can be taken or no adapter
+file can hold them, as of the part of a model that reads images. Found without weights and records: the same in a plan, a run and an export."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.overrides import TorchFunctionMode
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import peft_refuses
 from privlora.adapters.quantised import bits
-from privlora.adapters.targets import feature_sizes, find_targets, linear_layers, settled_targets
+from privlora.adapters.targets import feature_sizes, find_targets, linear_layers, selects, settled_targets
 from privlora.config import AdapterSettings
 from privlora.errors import ModelError
 from privlora.names import EITHER, KINDS, MIXED, NARROW, REFUSED, UNUSED
@@ -29,18 +29,24 @@ _INPUTS: WeakKeyDictionary[torch.nn.Module, Inputs] = WeakKeyDictionary()
 
 
 def left_out(lora: AdapterSettings, model: torch.nn.Module, without: Sequence[str] = ()) -> dict[str, str]:
-    """PUBLIC. Layer -> why it is left out, of those that a word in target_modules stands for; {} for other targets.
+    """PUBLIC. Layer -> why it is left out, of those that a word in target_modules stands for. Of names, those of a part
+    that reads no text, where a layer that does has the name too. {} for regular expressions.
 
     model: with or without weights. without: name endings that are left alone anyway. Raises ModelError where nothing
     would be left, and as `find_targets`.
     """
-    if lora.target_modules not in (*KINDS, EITHER):
+    targets = lora.target_modules
+    if isinstance(targets, str) and targets not in (*KINDS, EITHER):
         return {}
     unfit = _unfit(model)
-    kind = settled_targets(model, lora.target_modules, unfit)
+    kind = settled_targets(model, targets, unfit)
     chosen = find_targets(model, kind, exclude_modules=without, layers_to_transform=lora.layers_to_transform)
     found = {name: unfit[name] for name in chosen if name in unfit}
     fit = [name for name in chosen if name not in found]
+    if not isinstance(targets, str):
+        unread = [name for name in found if found[name] == UNUSED]
+        alone = [target for target in targets if not any(selects([target], name) for name in fit)]
+        return {name: UNUSED for name in unread if not selects(alone, name)}  # else it is refused
     narrow = [name for name in fit if min(feature_sizes(model.get_submodule(name)) or ()) < lora.r]
     if len(narrow) < len(fit):  # else the rank is what is wrong
         found |= dict.fromkeys(narrow, NARROW)
