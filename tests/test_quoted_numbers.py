@@ -201,6 +201,9 @@ def test_speed_page_quotes_its_runs(script: Script) -> None:
     text = page("benchmarks/results/speed.md")
     for line in speed.markdown(measured).splitlines():
         assert line in text
+    quoted = re.findall(r"^\| [^|]+ \| [\d.]+ \| \*\*.*$", page("docs/benchmarks.md"), re.MULTILINE)
+    assert len(quoted) == 11
+    assert all(row in text for row in quoted)
     ratios = [timing["variants"]["privlora prism"]["cpu"]["ratio"] for timing in measured["timings"]]
     for name in ("docs/results.md", "docs/benchmarks.md"):
         assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in page(name), name
