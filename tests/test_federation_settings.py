@@ -15,7 +15,7 @@ from privlora.config import PrivacySettings, Settings, load_settings, settings_f
 from privlora.config.federation import JOINT, RULE_NAMES, FederationSettings
 from privlora.config.one_place import misplaced, of_mapping
 from privlora.errors import ConfigError, named
-from privlora.federated.plans import participants
+from privlora.federated.plans import timetable
 from privlora.federated.rules import RULES
 
 ROOT = Path(__file__).parent.parent
@@ -189,6 +189,6 @@ def test_no_client_is_in_more_rounds_than_its_plan_counts(clients: int) -> None:
             chosen = FederationSettings(
                 clients=clients, clients_per_round=per_round, rounds=rounds, rule="fedavg"
             )
-            counts = Counter(chain.from_iterable(participants(chosen.names, per_round, rounds, seed=3)))
+            counts = Counter(chain.from_iterable(timetable(tuple(chosen.names), per_round, rounds, seed=3)))
             assert chosen.participations == max(counts.values())
             assert chosen.steps_of_a_client == [max(counts.values())]

@@ -67,7 +67,7 @@ def anchors(page: Path) -> set[str]:
 
 def test_terms_of_the_glossary_are_used() -> None:
     terms = re.findall(
-        r"^\| \*\*(.*?)\*\*", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE
+        r"^\* \*\*(.*?)\*\*", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), re.MULTILINE
     )
     assert terms
     pages = [page for page in (ROOT / "docs").glob("*.md") if page.name != "glossary.md"]

@@ -18,6 +18,7 @@ from privlora.rehearsals.noise_alone import AIM
 
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks" / "results"
+AUDITS = "benchmarks/results/auditing/README.md"
 STUDIES = sorted(path.stem for path in (RESULTS / "studies").glob("*.jsonl"))
 
 
@@ -254,7 +255,7 @@ def test_moves_after_a_release_are_quoted() -> None:
 
 
 def test_planted_texts_are_quoted() -> None:
-    text, rows = page("docs/audit.md"), result("auditing/text_canaries.json")["rows"]
+    text, rows = page(AUDITS), result("auditing/text_canaries.json")["rows"]
     for kind, temperature in {(row["kind"], row["temperature"]) for row in rows}:
         cells = [f"`{kind}`" + (f", temperature {temperature:g}" if temperature else "")]
         for noise in (1.0, 0.25, 0.0):
@@ -269,12 +270,32 @@ def test_planted_texts_are_quoted() -> None:
 
 
 def test_audits_are_quoted() -> None:
-    text = page("docs/audit.md")
+    text, short = page(AUDITS), page("docs/audit.md")
     mutations = result("auditing/mutations.json")
     caught = [row["caught"] for row in mutations["broken"]]
     flagged = [row["flagged"] for row in mutations["correct"]]
-    assert f"**{sum(caught)} of\n{len(caught)} caught**" in text
+    assert f"**{sum(caught)} of {len(caught)} caught**" in text
     assert f"**{sum(flagged)} of {len(flagged)} flagged**" in text
+    assert (
+        f"{sum(caught)} of {len(caught)} convicted, and {sum(flagged)} of {len(flagged)} correct ones"
+        in short
+    )
+    kinds = ("dp-adamw", "prism", "wishart-m2")
+    steps, signals = (result(f"auditing/{name}.json")["rows"] for name in ("one_step", "one_run_signals"))
+    one = [
+        row["share"] for kind in kinds for row in steps if (row["method"], row["target_epsilon"]) == (kind, 3)
+    ]
+    assert (
+        "{:.0f} % of it for DP-AdamW, {:.0f} % for PRISM and {:.0f} %".format(*(100 * s for s in one))
+        in short
+    )
+    many = [
+        100 * row["share"]
+        for kind in kinds
+        for row in signals
+        if (row["method"], row["target_epsilon"], row["noise"]) == (kind, 3, 1)
+    ]
+    assert "ε = 3 it is {:.0f}, {:.0f} and {:.0f} %".format(*many) in short
     for row in result("auditing/shadows.json")["speed"]:
         cells = [f"{row[key]:.1f}" for key in ("ordinary", "together_8", "together_16")]
         assert f"| {row['modules']} | " + " | ".join(cells) in text, row
@@ -351,9 +372,39 @@ def test_the_nearest_method_is_quoted(findings: Any) -> None:
         assert f"{lead.lead:.3f} ({lead.in_errors:.1f} SE)" in text, rule
 
 
+REAL = "benchmarks/results/real_models.md"
+
+
 @pytest.mark.parametrize(("made", "name"), [("grid", "real_models"), ("once", "once")])
 def test_the_page_on_real_models_quotes_its_runs(made: str, name: str, script: Script) -> None:
-    assert script(f"real_models/{made}").table(lines(f"{name}.jsonl")) in page("docs/real-models.md")
+    assert script(f"real_models/{made}").table(lines(f"{name}.jsonl")) in page(REAL)
+
+
+def test_the_short_tables_on_real_models_are_those_of_the_runs() -> None:
+    """Of one task three seeds each; of half a day's commands some cases."""
+    text = page("docs/real-models.md")
+    seeds: dict[tuple[float, str], list[dict[str, float]]] = {}
+    for line in lines("real_models.jsonl"):
+        if (line["task"], line["rate"]) == ("sst2", 1.0) and line["epsilon"] in (0.0, 3.0):
+            seeds.setdefault((line["epsilon"], line["method"]), []).append(line["trained"])
+    for (epsilon, method), found in seeds.items():
+        losses = [one["loss"] for one in found]
+        cells = [
+            sum(losses) / len(losses),
+            min(losses),
+            max(losses),
+            sum(one["accuracy"] for one in found) / len(found),
+        ]
+        quoted = " | ".join(f"{cell:.3f}" for cell in cells)
+        assert f"| {f'{epsilon:g}' if epsilon else 'none'} | {method} | {quoted} |" in text
+    once = [row.split(" | ", 1)[1] for row in page(REAL).split("| case |")[1].splitlines()[2:]]
+    shown = [row for row in text.splitlines() if row.count(" to ") == 2 and row.startswith("| ")]
+    assert len(shown) == 5
+    for row in shown:
+        of, at, loss, accuracy = row.strip("| ").split(" | ")[1:]
+        assert any(
+            each.startswith(f"{of} | {at} | ") and f"| {loss} | {accuracy} |" in each for each in once
+        ), row
 
 
 def test_the_readme_quotes_its_runs() -> None:

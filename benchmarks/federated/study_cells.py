@@ -28,10 +28,11 @@ from privlora.federated.client import Client, answer_all
 from privlora.federated.desk import Desk
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING
+from privlora.federated.messages import InProcess
 from privlora.federated.plans import client_plan, federation_of, public_settings, with_local_method
 from privlora.federated.rounds import Rounds
 from privlora.federated.rules import RULES
-from privlora.federated.run import embedded, server_of
+from privlora.federated.run import server_of
 from privlora.federated.server import RuleServer, Server
 from privlora.federated.workplace import Workplace
 from privlora.stacked.teams import train_adapters
@@ -310,7 +311,7 @@ class Runner:
                 "void": sum(one.void is not None for one in done),
                 **_noise_of(plan),
             }
-            with rounds.server.exported():
+            with rounds.server.parts.exported(), rounds.server.parts.adapter:
                 found["loss"] = self.loss(cell)
             if cell.row == "fedsa":
                 found["of_clients"] = self._personal(cell, rounds, folder)
@@ -324,7 +325,7 @@ class Runner:
         losses = []
         for name in federation_of(rounds.settings).names:
             kept = Desk(folder / name / rounds.history.run).kept("memory")
-            with server.exported():
+            with server.parts.exported(), server.parts.adapter:
                 for g, (_, right) in enumerate(server.rule.factors()):
                     left, group = scale * kept[f"{g}.left"].to(right), server.parts.adapter.groups[g]
                     server.parts.adapter.install(
@@ -349,11 +350,11 @@ def federation(
         name: Client(name, folder / name, records=records, workplaces=shared, limits=ANYTHING)
         for name, records in own.items()
     }
-    exchange = embedded(list(own), lambda requests: answer_all(clients, requests))
+    exchange = InProcess(own, lambda requests: answer_all(clients, requests))
     plan = client_plan(settings, model)
     with unchanged_afterwards(model):
         server = _server(settings, model, tokenizer, plan)
-        yield Rounds(settings, exchange, server, run, history, plan=plan), plan
+        yield Rounds(settings, exchange, server, history.run, plan=plan, folder=run, history=history), plan
 
 
 def _server(settings: Settings, model: torch.nn.Module, tokenizer: Any, plan: Plan | None) -> Server:

@@ -1,7 +1,8 @@
-"""What `privlora plan` says a step takes at its most, beside what it takes: fresh processes on random models.
+"""What `privlora plan` says a step takes at its most, next to what it takes: fresh processes on random models.
 
     python benchmarks/speed/memory.py --out benchmarks/results/memory.json
     python benchmarks/speed/memory.py --show benchmarks/results/memory.json
+    python benchmarks/speed/memory.py --predict --out benchmarks/results/memory.json    # next to what was measured
     python benchmarks/speed/memory.py --models FOLDER --out …       # with pretrained models, each a folder in it
 
 Each process first takes a step of a tiny model, so that all code is in memory; then it loads the model, builds the
@@ -97,18 +98,7 @@ TINY = Case("prism", hidden=32, vocabulary=100, length=16, rank=2, tokens=64, la
 
 def measured(case: Case) -> dict[str, float]:
     """In this process. MiB: predicted and measured peaks over the loaded model; seconds of the prediction."""
-    import torch
-
-    from privlora.training.peak import peak_of_a_step
-
-    warnings.simplefilter("ignore")
-    torch.set_num_threads(1)
-    with torch.device("meta"):
-        skeleton = _model(case)
-    started = time.process_time()
-    peak = peak_of_a_step(_settings(case), skeleton, torch.device("cpu"), max_tokens=case.tokens)
-    seconds = time.process_time() - started
-    assert peak is not None
+    found = predicted(case)
     with tempfile.TemporaryDirectory() as folder:
         same = {
             name: getattr(case, name) for name in ("method", "dtype", "checkpointing", "clipping", "targets")
@@ -118,14 +108,30 @@ def measured(case: Case) -> dict[str, float]:
         model = _model(case)
         _tidy()
         loaded = _resident("VmRSS")
-        most = _take(case, model, peak.rows, peak.width, Path(folder) / "ledger")
+        most = _take(case, model, int(found["rows"]), int(found["width"]), Path(folder) / "ledger")
+    return {**found, "measured_mib": round(most - loaded, 1)}
+
+
+def predicted(case: Case) -> dict[str, float]:
+    """The part of ``measured`` that needs no step, and the micro-batch that it is of."""
+    import torch
+
+    from privlora.training.peak import StepMemory
+
+    warnings.simplefilter("ignore")
+    torch.set_num_threads(1)
+    with torch.device("meta"):
+        skeleton = _model(case)
+    settings, cpu = _settings(case), torch.device("cpu")
+    StepMemory(settings, skeleton, cpu)  # finds which layers are adapted; it is known from then on
+    started = time.process_time()
+    peak = StepMemory(settings, skeleton, cpu).peak(case.tokens)
     return {
         "rows": peak.rows,
         "width": peak.width,
         "predicted_mib": round(peak.step_bytes / 2**20, 1),
-        "measured_mib": round(most - loaded, 1),
         "model_mib": round(peak.model_bytes / 2**20, 1),
-        "seconds": round(seconds, 1),
+        "seconds": round(time.process_time() - started, 3),
     }
 
 
@@ -256,6 +262,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument(
         "--show", type=Path, metavar="JSON", help="measure nothing; print the table of this file"
     )
+    parser.add_argument("--predict", action="store_true", help="measure nothing; predict again, in --out")
     parser.add_argument("--smoke", action="store_true", help="does everything run? One row of a tiny model")
     parser.add_argument("--case", help=argparse.SUPPRESS)
     chosen = parser.parse_args(arguments)
@@ -273,8 +280,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
             continue
         if case.pretrained and chosen.models is None:
             continue
-        row = {"case": str(case), **in_a_fresh_process(case)}
         done = {each["case"]: each for each in result["cases"]}
+        row = {"case": str(case), **(predicted(case) if chosen.predict else in_a_fresh_process(case))}
         done[str(case)] = {**done.get(str(case), {}), **row}
         order = [str(TINY), *map(str, CASES)]
         result["cases"] = [done[name] for name in order if name in done]

@@ -12,13 +12,25 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
-
-from privlora.training.paper import READ_BACKS, reads_mask
 
 KERNEL, READ_BACK, LINEAR_ALGEBRA = "kernels", "read-backs", "linear algebra"
 KINDS = (KERNEL, READ_BACK, LINEAR_ALGEBRA)
 
+# Their result, or its shape, depends on values: the host waits for the device.
+READ_BACKS = {
+    "_local_scalar_dense",
+    "_unique2",
+    "bincount",
+    "equal",
+    "is_nonzero",
+    "masked_select",
+    "nonzero",
+    "unique_consecutive",
+    "unique_dim",
+}
 # They make or describe memory and start nothing on a device.
 _FREE = {
     "_reshape_alias",
@@ -45,6 +57,14 @@ def kind_of(func: Any, args: tuple[Any, ...]) -> str | None:
     if name in _OLD_LINALG or (name.lstrip("_").startswith("linalg_") and name not in _PLAIN_LINALG):
         return LINEAR_ALGEBRA
     return None if func.is_view or name in _FREE else KERNEL
+
+
+def reads_mask(name: str, args: tuple[Any, ...]) -> bool:
+    """Whether an index is a bool mask whose true entries have to be counted; a mask that is filled need not be."""
+    if name.rstrip("_") not in ("index", "index_put", "_index_put_impl"):
+        return False
+    masks = any(isinstance(index, Tensor) and index.dtype in (torch.bool, torch.uint8) for index in args[1])
+    return masks and not (len(args) > 2 and args[2].numel() == 1)
 
 
 def _in_torchs_optimizer() -> bool:

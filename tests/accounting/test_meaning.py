@@ -7,7 +7,8 @@ from statistics import NormalDist
 import pytest
 
 from privlora.accounting import PoissonSampling, StepEvent
-from privlora.accounting.meaning import Meaning, in_words, meaning
+from privlora.accounting.meaning import Meaning, in_words, meaning, noise_for
+from privlora.errors import PrivacyError
 
 NORMAL = NormalDist()
 
@@ -45,3 +46,22 @@ def test_in_words() -> None:
     assert "one user took part" in first
     assert "at most 61.3 % of all cases" in first
     assert "finds at most 4.2 % of those who did; 1 in 1,000, at most 0.6 %" in second
+
+
+@pytest.mark.parametrize("wanted", [{"right_guesses": 0.6}, {"found_at_1_percent": 0.05}])
+def test_noise_for_a_share_is_the_least(wanted: dict[str, float]) -> None:
+    sampling, steps = PoissonSampling(0.05), 40
+    sigma = noise_for(sampling, steps, **wanted)
+    (name, share), *_ = wanted.items()
+    found = [getattr(meaning([(StepEvent(sampling, s), steps)]), name) for s in (sigma, 0.999 * sigma)]
+    assert found[0] <= share < found[1]
+
+
+def test_noise_for_one_release_is_the_gaussians() -> None:
+    sigma = noise_for(PoissonSampling(1.0), 4, right_guesses=0.6)
+    assert sigma == pytest.approx(1 / NORMAL.inv_cdf(0.6), rel=0.01)  # Phi(mu / 2) with mu = 2 / sigma
+
+
+def test_a_share_of_a_coin_is_refused() -> None:
+    with pytest.raises(PrivacyError, match="between that of a coin and 1"):
+        noise_for(PoissonSampling(0.1), 4, right_guesses=0.5)

@@ -35,8 +35,7 @@ from privlora.config import Settings, settings_from
 from privlora.coordinates import FixedTangentCoordinates
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError
-from privlora.federated.payload import lattice_of
-from privlora.federated.plans import federation_of, with_local_method
+from privlora.federated.plans import federation_of, lattice_of, with_local_method
 from privlora.federated.rules.factors import FedSa, Scaffold
 from privlora.federated.server import RuleServer
 from privlora.federated.workplace import Workplace

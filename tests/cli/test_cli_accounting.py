@@ -194,6 +194,20 @@ def test_all_that_is_wrong_is_told_at_once(
     check(call(capsys, "calibrate", *request, "--projection", f"4:{long}"), "is not RANK:WIDTH")
 
 
+def test_a_promise_in_shares_of_guesses(capsys: pytest.CaptureFixture[str]) -> None:
+    request = ["calibrate", "--delta", 1e-5, "--steps", 20, "--sample-rate", 0.05]
+    found = call(capsys, *request, "--right-guesses", 0.6, "--json").json
+    assert 0.59 < found["means"]["right_guesses"] <= 0.6
+    again = call(capsys, *request, "--epsilon", found["epsilon"], "--json").json
+    assert again["noise_multiplier"] == pytest.approx(found["noise_multiplier"], rel=1e-5)
+    refused = call(capsys, *request, "--found", "Mrs Smith has HIV")
+    check(refused, "between that of a coin and 1")
+    assert "Smith" not in refused.err + refused.out
+    check(call(capsys, *request), "exactly one of --epsilon")
+    check(call(capsys, *request, "--found", 0.05, "--epsilon", 3), "exactly one of --epsilon")
+    check(call(capsys, *request, "--found", 0.05, "--bands", 2), "--bands and --sampling go with --epsilon")
+
+
 @pytest.mark.parametrize(
     "option", ["--epsilon", "--delta", "--steps", "--sample-rate", "--bands", "--projection"]
 )

@@ -148,10 +148,23 @@ def test_generation_and_every_answer(model: Path, tmp_path: Path, capsys: pytest
         "accuracy",
         "3 records by generation",
         "counted as wrong",
+        "as LLM-Adapters read",
         "95% interval",
         "so are these",
     ):
         assert words in shown.out
+
+
+def test_a_suite_in_one_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rows = [{"sentence1": f"first {i}", "sentence2": "second", "label": i % 2} for i in range(4)]
+    files = [
+        write(tmp_path / f"{task}.jsonl", [{**r, "task": task} for r in rows]) for task in ("rte", "mrpc")
+    ]
+    asked = ["--task", "glue8", "--data", files[0], "--data", files[1]]
+    found = call(capsys, "evaluate", model, *asked, "--json").json
+    assert [one["task"] for one in found["tasks"]] == ["rte", "mrpc"]
+    assert found["metric"] == pytest.approx(sum(one["metric"] for one in found["tasks"]) / 2)
+    assert f"mean of 2 tasks {found['metric']:.4f}" in call(capsys, "evaluate", model, *asked).out
 
 
 def test_files_are_parts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -182,7 +195,6 @@ def test_files_are_parts(model: Path, tmp_path: Path, capsys: pytest.CaptureFixt
         (["--task", "sst2", "--per-example"], "add --json"),
         (["--task", "sst2", "--beams", 0], "Invalid value for '--beams'"),
         (["--task", "gsm8k", "--max-new-tokens", 0], "Invalid value for '--max-new-tokens'"),
-        (["--task", "glue8"], "evaluate one task at a time"),
         (["--text", "sentence", "--data", "gone.jsonl"], "gone.jsonl"),
         (["--text", "nothing"], "has no column 'nothing'"),
     ],

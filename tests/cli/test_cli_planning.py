@@ -16,12 +16,11 @@ from transformers import AutoModelForCausalLM
 
 import privlora.training.models
 from privlora.accounting import PoissonSampling, StepEvent, epsilon
-from privlora.config import Settings
 from privlora.methods import RATE_STEPS
 from privlora.rehearsals import trials
 from privlora.rehearsals.trials import Noise, Texts
 from privlora.training.assembly import Parts
-from privlora.training.peak import Peak, Unknown
+from privlora.training.peak import Peak, StepMemory
 
 BEGUN = [LOADING]
 """What a plan says in pipes before what takes long."""
@@ -31,7 +30,7 @@ BEGUN = [LOADING]
 def a_quick_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     """So that what is printed is known."""
     found = Peak(step_bytes=5 * 2**20, model_bytes=2 * 2**20, rows=3, width=4)
-    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", lambda *_, **__: found)
+    monkeypatch.setattr(StepMemory, "peak", lambda *_: found)
 
 
 @pytest.fixture
@@ -307,54 +306,37 @@ def test_how_the_model_is_loaded(config: Path, capsys: pytest.CaptureFixture[str
     assert "fully_shard true, and sizes are of one process" in shown
 
 
-def test_the_peak_is_that_of_the_attention(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    asked = list[str]()
-
-    def watched(settings: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int) -> Peak:
-        asked.append(model.config._attn_implementation)
-        return Peak(500, 70, 3, 4)
-
-    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", watched)
-    call(capsys, "plan", config)
-    call(capsys, "plan", config, "model.attn_implementation=eager")
-    assert asked == ["sdpa", "eager"]
-
-
 def test_the_peak_is_that_of_the_settings(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     peak, asked = Peak(500, 70, 3, 4), list[object]()
 
-    def watched(settings: Settings, model: torch.nn.Module, device: torch.device, *, max_tokens: int) -> Peak:
-        asked.extend([settings.adapter.r, next(model.parameters()).dtype, device.type, max_tokens])
+    def watched(memory: StepMemory, tokens: int) -> Peak:
+        model = memory.adapter.model
+        asked.append([memory.adapter.rank, model.dtype, model.config._attn_implementation, tokens])
         return peak
 
-    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", watched)
+    monkeypatch.setattr(StepMemory, "peak", watched)
     given = ["run.tokens_per_micro_batch=100", "model.dtype=bfloat16", "model.device=cpu"]
     memory = call(capsys, "plan", config, *given, "--json").json["memory"]
-    assert asked == [3, torch.bfloat16, "cpu", 100]
-    assert memory["peak"] == peak.to_dict()
-    assert memory["peak_unknown"] is None
+    call(capsys, "plan", config, *given, "model.attn_implementation=eager")
+    assert asked == [[3, torch.bfloat16, kind, 100] for kind in ("sdpa", "eager")]
+    assert memory["peak"] == {"step_bytes": 500, "model_bytes": 70, "rows": 3, "width": 4}
+    assert memory["device"] == "cpu"
 
 
 def test_what_auto_would_choose_here(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def grows(_: object, tokens: int) -> Peak:
-        return Peak(tokens * 2**20, 0, 1, tokens)
-
-    monkeypatch.setattr("privlora.training.peak.StepMemory.peak", grows)
+    monkeypatch.setattr(StepMemory, "peak", lambda _, tokens: Peak(tokens * 2**20, 0, 1, tokens))
     monkeypatch.setattr("privlora.training.fitting.free_bytes", lambda _: 300 * 2**20)
     given = ["run.tokens_per_micro_batch=auto"]
     found = call(capsys, "plan", config, *given, "--json").json
     assert found["tokens_per_micro_batch"] == 128  # 0.45 of 300 MiB, less the model and the records
     shown = call(capsys, "plan", config, *given).out
-    said = "auto        micro-batches of 128 tokens: a step takes 128 MiB at its most and may take "
-    assert said in shown
+    assert "auto        micro-batches of 128 tokens: a step takes about 128 MiB at its most, of " in shown
     assert (
-        " MiB, 45% of the 300 MiB that are free, less the model and the records; larger ones do not fit\n"
+        " MiB that it may (45% of 300 MiB free for it, less what else is kept); larger ones do not fit\n"
         in shown
     )
     assert call(capsys, "plan", config, "--json").json["tokens_per_micro_batch"] == 4096
@@ -366,21 +348,14 @@ def test_the_peak_is_printed(
     monkeypatch.setattr("privlora.cli.memory.resident_bytes", lambda: 300 * 2**20)
     shown = call(capsys, "plan", config, "model.device=cpu").out
     assert (
-        "peak        a step takes 5 MiB at its most, 7 MiB with the model: in a micro-batch of 3 rows of 4 tokens, all "
-        "of them labels; with Python and its packages (300 MiB in this command) about 307 MiB, and up to 5 MiB more "
+        "peak        about 307 MiB (model 2 MiB, step 5 MiB, Python and its packages 300 MiB), and up to 5 MiB more "
         "that the C library's heap may keep\n" in shown
     )
     assert "; what they mean: `privlora methods prism`\n" in shown
     assert "promise     per record, there or not (adjacency add-or-remove-one); " in shown
     assert call(capsys, "plan", config, "--json").json["memory"]["resident_bytes"] == 300 * 2**20
     monkeypatch.setattr("privlora.cli.memory.resident_bytes", lambda: 0)
-    assert "all of them labels\n" in call(capsys, "plan", config).out
-
-    def fails(*_: object, **__: object) -> None:
-        raise Unknown("reads values")
-
-    monkeypatch.setattr("privlora.cli.memory.peak_of_a_step", fails)
-    assert "peak        of a step is not known: reads values" in call(capsys, "plan", config).out
+    assert "peak        about 7 MiB (model 2 MiB, step 5 MiB)\n" in call(capsys, "plan", config).out
 
 
 def test_factors_train_more_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

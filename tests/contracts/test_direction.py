@@ -382,9 +382,13 @@ def test_it_costs_what_any_gaussian_mechanism_of_its_noise_costs() -> None:
 
 def test_a_plan_counts_no_gradients() -> None:
     memory = estimate_memory(settings(), METHODS["dp-zo"], tiny_model())
-    assert (memory.trained_numbers, memory.gradient_bytes, memory.gradient_bytes_at_most) == (1, 0, 0)
+    assert (memory["trained_numbers"], memory["gradient_bytes"], memory["gradient_bytes_at_most"]) == (
+        1,
+        0,
+        0,
+    )
     line = memory_line(memory)
-    assert f"{memory.adapter_bytes // 4:,} trained numbers, moved by one a step, in" in line
+    assert f"{memory['adapter_bytes'] // 4:,} trained numbers, moved by one a step, in" in line
     assert "no per-example gradients" in line
 
 

@@ -149,7 +149,7 @@ def settings(**method: Any) -> Any:
 
 def test_it_is_planned() -> None:
     memory = estimate_memory(settings(), find_method("span"), tiny_model())
-    assert (memory.trained_numbers, memory.update_bytes) == (Span.directions, 0)
+    assert (memory["trained_numbers"], memory["update_bytes"]) == (Span.directions, 0)
 
 
 def test_its_iterates_are_averaged() -> None:

@@ -21,7 +21,6 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import privlora
-from privlora.training.paper import answer, tensors_in
 
 DEVICE = torch.device("meta")
 # Above this many rows (or columns, but of QR) CUDA takes a batch of matrices one after the other.
@@ -117,6 +116,32 @@ def place() -> str:
 def _named(qualname: str) -> str:
     """Without what Python adds for functions within functions and for comprehensions."""
     return qualname.partition(".<locals>")[0]
+
+
+def answer(name: str, args: tuple[Any, ...], value: Any = 1) -> Any:
+    """What an operation that reads values back finds on paper: ``value``, and masks that are true everywhere."""
+    given: Tensor = args[0]
+    if name == "nonzero":
+        return given.new_empty((given.numel(), given.dim()), dtype=torch.int64)
+    if name == "index":
+        (mask,) = args[1]
+        return given.new_empty((mask.numel(), *given.shape[mask.dim() :]))
+    if name.startswith(("index_put", "_index_put")):
+        return given if name.endswith("_") else torch.empty_like(given)
+    if name == "equal":
+        return True
+    assert name in ("_local_scalar_dense", "is_nonzero"), name
+    kind = bool if given.dtype == torch.bool else float if given.dtype.is_floating_point else int
+    return kind(value)
+
+
+def tensors_in(values: Any) -> Iterator[Tensor]:
+    """Those among an operation's arguments or results, also in lists."""
+    for value in values:
+        if isinstance(value, Tensor):
+            yield value
+        elif isinstance(value, list | tuple):
+            yield from tensors_in(value)
 
 
 @contextmanager

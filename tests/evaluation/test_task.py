@@ -16,7 +16,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora.data.records import load_records
 from privlora.data.tasks import TASKS, questions
 from privlora.errors import ConfigError, DataError
-from privlora.evaluation import compare_results, evaluate_task
+from privlora.evaluation import compare_results, evaluate_suite, evaluate_task
 from privlora.evaluation import task as task_module
 from privlora.evaluation.answers import read_letter, read_number
 
@@ -72,6 +72,7 @@ def test_math_by_hand(say: Any) -> None:
     records = [*sums(["18", "1,200"], source="gsm8k"), *sums(["B", "A", "C", "E"], source="aqua")]
     say(["3 eggs. The answer is 18.", "None", "The answer is (B).", "a dog", "C", "The answer is D."])
     result = evaluate_task(tiny_model(), TOKENIZER, "math10k", records)
+    assert result.to_dict()["as_read_by_llm_adapters"] == result.as_read_by_llm_adapters
     assert result.scoring == "generation"
     assert result.correct.tolist() == [True, False, True, False, True, False]
     assert result.unparsable == 2
@@ -183,7 +184,7 @@ def test_limit_is_of_each_part() -> None:
     ("task", "records", "settings", "error", "expected"),
     [
         ("mnlii", pairs([1]), {}, ConfigError, "did you mean 'mnli'"),
-        ("glue8", pairs([1]), {}, ConfigError, "one task at a time"),
+        ("glue8", pairs([1]), {}, ConfigError, "use evaluate_suite"),
         ("mrpc", [], {}, DataError, "no records"),
         ("mrpc", {}, {}, DataError, "no records"),
         ("mrpc", {"a": pairs([1]), "b": []}, {}, DataError, "no records"),
@@ -229,3 +230,22 @@ def test_the_right_solutions_are_read_as_right(file: str) -> None:
             assert read_letter(question.completion) == question.gold
         else:
             assert read_number(question.completion) == pytest.approx(question.gold, abs=1e-3)
+
+
+def test_answers_as_llm_adapters_read_them(say: Any) -> None:
+    """Of the first text they take another number, and of the second another sign."""
+    say(["The answer is 18. He has 5 left.", "16-3", "1,234 apples", "none", "(B), not A"])
+    records = [*sums([18, 3, 1234, 7]), *sums(["B"])]
+    result = evaluate_task(tiny_model(), TOKENIZER, "math10k", records)
+    assert result.metric == 4 / 5
+    assert result.as_read_by_llm_adapters == 2 / 5
+
+
+def test_a_suite_is_its_tasks() -> None:
+    records = [{**record, "task": task} for task in ("rte", "mrpc") for record in pairs([0, 1, 1])]
+    found = evaluate_suite(tiny_model(), TOKENIZER, records)
+    assert list(found) == ["rte", "mrpc"]
+    alone = evaluate_task(tiny_model(), TOKENIZER, "mrpc", pairs([0, 1, 1]))
+    assert found["mrpc"].to_dict() == alone.to_dict()
+    with pytest.raises(ConfigError, match="evaluate_suite"):
+        evaluate_task(tiny_model(), TOKENIZER, "glue8", records)

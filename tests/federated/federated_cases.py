@@ -149,10 +149,11 @@ class Federation:
             self.settings,
             self.exchange,
             self.server,
-            self.folder,
-            self.history,
+            self.history.run,
             plan=self.plan,
             ledger=self.ledger,
+            folder=self.folder,
+            history=self.history,
         )
 
     def run(self) -> Federation:

@@ -18,7 +18,7 @@ from privlora.errors import DataError
 from privlora.federated.messages import NO_RECORDS, Reply
 from privlora.federated.plans import public_settings, with_local_method
 from privlora.federated.run import records_of, refuse_missing_sources
-from privlora.federated.workplace import own_data
+from privlora.federated.workplace import Own
 
 NAMES = ["owner-0", "owner-1", "owner-2"]
 OWN = records(1)
@@ -191,7 +191,7 @@ def test_whatever_a_reader_raises_a_client_answers(
     (tmp_path / "a.jsonl").write_text('{"text": "one"}\n')
     monkeypatch.setattr("privlora.data.records.read_placed", raises)
     told = public_settings(with_local_method(settings_of("tan", NAMES)))
-    data = own_data(told, NAMES[0], tiny_model(), tiny_tokenizer(), path=str(tmp_path / "a.jsonl"))
+    data = Own(NAMES[0], str(tmp_path / "a.jsonl")).data(told, tiny_model(), tiny_tokenizer())
     assert len(data.units) == 0
     assert "it trains on none: ArithmeticError" in caplog.text
     assert "Zanzibar" not in caplog.text

@@ -17,9 +17,9 @@ from privlora.errors import ConfigError, PrivacyError
 from privlora.federated.client import Client
 from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, SUM, Request
-from privlora.federated.payload import agreed_digest
 from privlora.federated.plans import client_plan, lattice_of, public_settings
 from privlora.federated.secure import Collector, Message, Participant, Terms, Turn
+from privlora.federated.secure.fixed import agreed_digest
 from privlora.federated.words import what_colluding_costs, what_the_server_sees
 
 NAMES = [f"owner-{k}" for k in range(4)]

@@ -22,7 +22,7 @@ from privlora.federated.client import Client
 from privlora.federated.desk import Desk
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING
-from privlora.federated.messages import KINDS, Reply, Request
+from privlora.federated.messages import KINDS, InProcess, Reply, Request
 from privlora.federated.plans import public_settings, with_local_method
 from privlora.federated.secure import Identity
 from privlora.federated.workplace import Workplace
@@ -39,7 +39,6 @@ class Honest:
         self.root, self.settings = root, settings_of(root / "run", rule, **options)
         self.asked: list[Request] = []
         self.client = root / "run/clients" / NAME
-        inner = engine.embedded
 
         def embedded(names: Any, answer: Any) -> Any:
             def noted(requests: list[Request]) -> list[Reply]:
@@ -49,9 +48,9 @@ class Honest:
                         self._copy(request)
                 return answer(requests)
 
-            return inner(names, noted)
+            return InProcess(names, noted)
 
-        patch.setattr(engine, "embedded", embedded)
+        patch.setattr(engine, "InProcess", embedded)
         run(self.settings)
         patch.undo()
         self.run = History(root / "run/private/rounds.jsonl").run

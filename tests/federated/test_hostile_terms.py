@@ -376,7 +376,7 @@ def test_who_leaves_forgets_its_secrets(tmp_path: Path) -> None:
     federation = Federation(tmp_path, settings_of("joint", NAMES), owners(3)).join()
     client = federation.clients[NAMES[0]]
     folder = client.folder / federation.history.run
-    Desk(folder).keep_secret("sum", b"of a sum that was never finished")
+    Desk(folder).keep_secret(b"of a sum that was never finished")
     assert list(folder.glob("*.secret"))
     assert client.answer(federation.request(NAMES[0], "leave", 1)).refused is None
     assert not list(folder.glob("*.secret"))

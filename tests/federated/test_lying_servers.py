@@ -20,10 +20,10 @@ from privlora.errors import PrivacyError
 from privlora.federated.client import Client
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING, Limits
-from privlora.federated.messages import KINDS, Request
+from privlora.federated.messages import KINDS, InProcess, Request
 from privlora.federated.plans import public_settings, with_local_method
 from privlora.federated.rules.checks import refuse_foreign
-from privlora.federated.workplace import Workplace, own_data
+from privlora.federated.workplace import Own, Workplace
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -36,13 +36,12 @@ def between(patch: pytest.MonkeyPatch, kind: Callable[[Any], Between]) -> list[B
     from privlora.federated import run as module
 
     made: list[Between] = []
-    inner = module.embedded
 
     def wrapped(*arguments: Any) -> Between:
-        made.append(kind(inner(*arguments)))
+        made.append(kind(InProcess(*arguments)))
         return made[-1]
 
-    patch.setattr(module, "embedded", wrapped)
+    patch.setattr(module, "InProcess", wrapped)
     return made
 
 
@@ -315,7 +314,7 @@ def test_the_server_does_not_choose_what_is_read(old: str, new: str, tmp_path: P
     text = terms(settings_of(tmp_path / "run"))
     assert text.count(old) == 1
     told = settings_from(yaml.safe_load(text.replace(old, new.replace("FILE", str(file)))))
-    data = own_data(told, VICTIM, *parts(), path=str(file))  # without holding it against what is named
+    data = Own(VICTIM, str(file)).data(told, *parts())  # without holding it against what is named
     assert (len(data.units), len(data.evaluation)) == (len(RECORDS), 0)
 
 

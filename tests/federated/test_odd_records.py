@@ -19,7 +19,7 @@ from privlora.config import Settings
 from privlora.errors import ConfigError
 from privlora.federated import workplace
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.workplace import own_data, warn_of_unreadable
+from privlora.federated.workplace import Own
 from privlora.training.inputs import Data, load_data
 
 SECRET = "Zanzibar"
@@ -106,7 +106,7 @@ def base() -> list[Any]:
 
 
 def plain(chosen: Settings) -> list[bytes]:
-    return [example.digest for example in own_data(chosen, "a", MODEL, TOKENIZER, records=base()).examples]
+    return [example.digest for example in Own("a", records=base()).data(chosen, MODEL, TOKENIZER).examples]
 
 
 def assert_unmoved(read: Data, chosen: Settings) -> None:
@@ -118,8 +118,8 @@ def assert_unmoved(read: Data, chosen: Settings) -> None:
 
 def with_odd(chosen: Settings, odd: Any) -> None:
     records = [*base()[:2], odd, *base()[2:]]
-    assert_unmoved(own_data(chosen, "a", MODEL, TOKENIZER, records=records), chosen)
-    warn_of_unreadable("a", None, [odd], "auto", chosen)
+    assert_unmoved(Own("a", records=records).data(chosen, MODEL, TOKENIZER), chosen)
+    Own("a", records=[odd]).warn_of_unreadable(chosen)
 
 
 @pytest.mark.parametrize("number", range(len(ODD)))
@@ -163,7 +163,7 @@ def test_an_odd_line_moves_no_other_record(suffix: str, line: bytes, tmp_path: P
     path = tmp_path / f"a.{suffix}"
     path.write_bytes(b"\n".join(lines) if suffix == "jsonl" else b"[" + b",".join(lines) + b"]")
     chosen = TERMS["text"]
-    assert_unmoved(own_data(chosen, "a", MODEL, TOKENIZER, path=str(path)), chosen)
+    assert_unmoved(Own("a", path=str(path)).data(chosen, MODEL, TOKENIZER), chosen)
 
 
 @pytest.mark.parametrize("name", ["chat", "text"])
@@ -173,7 +173,7 @@ def test_terms_that_nobody_can_follow_are_refused_whatever_the_records_are(name:
     tokenizer.eos_token = None
     for records in ([], base(), [{"other": "x"}]):
         with pytest.raises(ConfigError):
-            own_data(TERMS[name], "a", MODEL, tokenizer, records=records)
+            Own("a", records=records).data(TERMS[name], MODEL, tokenizer)
 
 
 def test_a_library_that_raises_on_one_record_is_not_quoted(
@@ -189,7 +189,7 @@ def test_a_library_that_raises_on_one_record_is_not_quoted(
     monkeypatch.setattr(workplace, "load_data", load)
     records = [*base(), {**GOOD, "text": SECRET}]
     with caplog.at_level(logging.ERROR):
-        found = own_data(TERMS["text"], "a", MODEL, TOKENIZER, records=records)
+        found = Own("a", records=records).data(TERMS["text"], MODEL, TOKENIZER)
     assert [example.digest for example in found.examples] == plain(TERMS["text"])
     assert SECRET not in caplog.text
     assert "RuntimeError" in caplog.text
@@ -204,7 +204,7 @@ def test_no_first_record_tells_what_a_file_is(suffix: str, odd: str, tmp_path: P
 
     def read(*lines: str) -> list[bytes]:
         path.write_text("\n".join(lines))
-        found = own_data(TERMS["text"], "a", MODEL, TOKENIZER, path=str(path))
+        found = Own("a", path=str(path)).data(TERMS["text"], MODEL, TOKENIZER)
         return [example.digest for example in found.examples]
 
     assert read(odd, *lines)[-3:] == read(*lines)

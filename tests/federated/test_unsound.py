@@ -12,7 +12,7 @@ from federated_cases import Federation, owners, settings_of
 from privlora.errors import ConfigError, PrivacyError
 from privlora.federated.client import Client
 from privlora.federated.messages import REFUSED, Request
-from privlora.federated.plans import participants, with_local_method
+from privlora.federated.plans import timetable, with_local_method
 
 NAMES = ["owner-0", "owner-1", "owner-2", "owner-3"]
 
@@ -143,7 +143,7 @@ def test_a_client_is_in_its_own_rounds_alone(
     federation = {"rounds": 3, "clients_per_round": 3}
     chosen = settings_of("joint" if kind == "share" else "tan", NAMES, federation=federation)
     made = Federation(tmp_path, chosen, owners(4)).join()
-    (left,) = set(NAMES) - set(next(iter(participants(NAMES, 3, 3, chosen.run.seed))))
+    (left,) = set(NAMES) - set(next(iter(timetable(tuple(NAMES), 3, 3, chosen.run.seed))))
     asked = made.request(left)
     if kind == "share":
         made.exchange.drop = lambda request: request.kind != "join"

@@ -12,7 +12,7 @@ from crash_cases import Between, ledgers, run, settings_of
 from privlora.accounting import read_ledger
 from privlora.errors import RunError
 from privlora.federated import run as running
-from privlora.federated.messages import REFUSED, Reply
+from privlora.federated.messages import REFUSED, InProcess, Reply
 
 ROUNDS = 2
 Change = Callable[[Reply], Iterable[Reply]]
@@ -37,8 +37,7 @@ def through(patch: pytest.MonkeyPatch, change: Change) -> None:
         def answered(self, reply: Reply) -> Iterable[Reply]:
             return change(reply)
 
-    embedded = running.embedded
-    patch.setattr(running, "embedded", lambda *given: Changed(embedded(*given)))
+    patch.setattr(running, "InProcess", lambda *given: Changed(InProcess(*given)))
 
 
 def files(folder: Path) -> set[str]:

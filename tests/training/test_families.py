@@ -22,7 +22,7 @@ from privlora.config import Settings, settings_from
 from privlora.demo import private_records
 from privlora.errors import ModelError
 from privlora.training.models import adapter_for, check_model, loadable_adapter
-from privlora.training.reach import coverage
+from privlora.training.reach import coverage, inputs_of_layers
 
 SHORT = [
     "privacy.steps=1",
@@ -272,3 +272,13 @@ def test_a_config_holds_what_differs_from_the_defaults(tmp_path: Path) -> None:
         json.loads((tmp_path / CONFIG_NAME).read_text()).items()
         >= {"use_rslora": True, "lora_alpha": 1.5}.items()
     )
+
+
+def test_inputs_of_layers_are_found_without_values_and_the_model_stays_as_it_is() -> None:
+    model = tiny_model("mistral")
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    found = inputs_of_layers(model)
+    assert len(found) == 14
+    assert set(map(tuple, found.values())) == {((3, 8, 16),), ((3, 8, 24),)}
+    assert all(bool((p == before[name]).all()) for name, p in model.named_parameters())
+    assert model(input_ids=torch.zeros(1, 3, dtype=torch.int64)).logits.isfinite().all()

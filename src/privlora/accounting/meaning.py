@@ -17,10 +17,14 @@ from dataclasses import asdict, dataclass
 from typing import Final
 
 from privlora.accounting.accountants import Adjacency, Events, delta_curve, merged, rough_epsilon
+from privlora.accounting.events import Projections, Sampling, StepEvent
+from privlora.errors import PrivacyError
 
 _POINTS: Final = 48
 _GRID: Final = 5e-3  # of the losses: coarse, and never too low
 _SMALLEST, _LARGEST = 4.0, 100.0  # of the largest epsilon
+_SIGMAS: Final = 0.2, 1e3
+_TOLERANCE: Final = 1e-5  # relative, of a noise multiplier
 
 
 @dataclass(frozen=True)
@@ -50,6 +54,47 @@ def meaning(events: Events, adjacency: Adjacency = "add-or-remove-one") -> Meani
         return min(1.0, *below, *above)
 
     return Meaning((1 + curve[0][1]) / 2, found(0.01), found(0.001))
+
+
+def noise_for(
+    sampling: Sampling,
+    steps: int,
+    *,
+    right_guesses: float = 1.0,
+    found_at_1_percent: float = 1.0,
+    adjacency: Adjacency = "add-or-remove-one",
+    projections: Projections = (),
+) -> float:
+    """The smallest noise multiplier with which the `Meaning` of so many steps has at most these shares.
+
+    Raises PrivacyError for shares that no noise, or no guess at all, has: 0.5 and 0.01 are those of a coin.
+    """
+    if (
+        isinstance(right_guesses, str)
+        or isinstance(found_at_1_percent, str)
+        or not (0.5 < right_guesses <= 1 and 0.01 < found_at_1_percent <= 1)
+    ):
+        raise PrivacyError(
+            "a share of right guesses or of found units is not between that of a coin and 1",
+            fix="give right guesses above 0.5, and found units above 0.01, such as 0.6 and 0.05",
+        )
+
+    def beyond(log_sigma: float) -> float:
+        means = meaning([(StepEvent(sampling, math.exp(log_sigma), projections), steps)], adjacency)
+        return max(means.right_guesses - right_guesses, means.found_at_1_percent - found_at_1_percent)
+
+    least, most = (math.log(sigma) for sigma in _SIGMAS)
+    if beyond(least) <= 0 or beyond(most) > 0:
+        raise PrivacyError(
+            "no noise multiplier from 0.2 to 1,000 is the smallest that gives these shares",
+            fix="choose shares nearer to 0.6 and 0.05",
+        )
+    from scipy.optimize import brentq
+
+    found = float(brentq(beyond, least, most, xtol=_TOLERANCE))
+    while beyond(found) > 0:
+        found += _TOLERANCE
+    return math.exp(found)
 
 
 def in_words(means: Meaning, unit: str) -> list[str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from privlora.config.federation import JOINT
 from privlora.errors import ConfigError, RunError
 from privlora.federated.client import Client, Session, answer_all
 from privlora.federated.limits import ANYTHING
-from privlora.federated.messages import Reply, Request
+from privlora.federated.messages import InProcess, Reply, Request
 from privlora.federated.plans import (
     client_plan,
     federation_of,
@@ -202,7 +203,7 @@ class _Wire:
         return sorted(self.clients)
 
     def send(self, requests: Sequence[Request]) -> list[Reply]:
-        replies = answer_all(self.clients, requests)
+        replies = [*InProcess(self.clients, partial(answer_all, self.clients)).send(requests)]
         self.seen += [reply for reply in replies if reply.tensors]
         return replies
 

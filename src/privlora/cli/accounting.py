@@ -18,7 +18,9 @@ from privlora.accounting import (
     calibrate_noise_multiplier,
     compose_ledgers,
 )
-from privlora.accounting.events import describe_events, event_or_phases
+from privlora.accounting import epsilon as accounted_epsilon
+from privlora.accounting.events import StepEvent, describe_events, event_or_phases
+from privlora.accounting.meaning import in_words, meaning, noise_for
 from privlora.cli.console import JsonOption, argument, option, show
 from privlora.errors import ConfigError, PrivacyError, Together, named
 from privlora.rounding import rounded_up
@@ -46,9 +48,19 @@ _WHOLE: dict[str, Any] = {"parser": _as(int), "metavar": "INTEGER"}
 
 
 def calibrate(
-    epsilon: Annotated[float, option("Target, at most which is spent.", **_FLOAT)],
     delta: Annotated[float, option("Well below 1 / number of privacy units.", **_FLOAT)],
     steps: Annotated[int, option("Number of releases.", **_WHOLE)],
+    epsilon: Annotated[float | None, option("Target, at most which is spent.", **_FLOAT)] = None,
+    right_guesses: Annotated[
+        float | None,
+        option("Instead: the share of right guesses whether a unit took part; a coin has 0.5.", **_FLOAT),
+    ] = None,
+    found: Annotated[
+        float | None,
+        option(
+            "Instead: the share that is found where 1 in 100 is accused falsely; a coin has 0.01.", **_FLOAT
+        ),
+    ] = None,
     sample_rate: Annotated[float | None, option("q: probability of each unit in a step.", **_FLOAT)] = None,
     expected_batch_size: Annotated[float | None, option("q N, instead of --sample-rate.", **_FLOAT)] = None,
     public_dataset_size: Annotated[
@@ -77,7 +89,7 @@ def calibrate(
     ] = _DEFAULT_ADJACENCY,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the smallest noise multiplier that meets a target epsilon (PLD accountant)."""
+    """Print the smallest noise multiplier that meets a target (PLD accountant)."""
     from privlora.config import PrivacySettings, checked
 
     problems = Together()  # all of them, before anything that takes seconds is loaded
@@ -89,6 +101,13 @@ def calibrate(
             "give exactly one of --sample-rate and --expected-batch-size",
             fix="--expected-batch-size goes with --public-dataset-size",
         )
+    shares = right_guesses is not None or found is not None
+    if (epsilon is None) != shares:
+        raise ConfigError(
+            "give exactly one of --epsilon and the shares --right-guesses and --found", fix="leave out one"
+        )
+    if shares and (bands is not None or drawing != "poisson"):
+        problems.found.append(ConfigError("--bands and --sampling go with --epsilon", fix="leave them out"))
     if bands not in (None, "1") and projection:
         what = (
             "--bands does not go with --projection: correlated noise is of no projection that is drawn anew"
@@ -96,6 +115,7 @@ def calibrate(
         problems.found.append(ConfigError(what, fix="leave out --bands or --projection"))
     given = {
         "target_epsilon": epsilon,
+        "noise_multiplier": 1.0 if shares else None,  # which is sought
         "delta": delta,
         "steps": steps,
         "sample_rate": sample_rate,
@@ -120,13 +140,21 @@ def calibrate(
         plain, sampling = sampling, planned_sampling(privacy, sampling, adjacency)
         number = sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
         found_of_bands = facts_of_bands(privacy, plain, number, adjacency)
-    found = calibrate_noise_multiplier(
-        sampling, steps, epsilon, delta, adjacency=adjacency, projections=tuple(projections)
-    )
-    lines = [f"noise_multiplier {found.noise_multiplier:.7g}", found.describe()]
+    of_steps: dict[str, Any] = {"adjacency": adjacency, "projections": tuple(projections)}
+    if epsilon is None:
+        least = noise_for(
+            sampling, steps, right_guesses=right_guesses or 1.0, found_at_1_percent=found or 1.0, **of_steps
+        )
+        event = StepEvent(sampling, least, tuple(projections))
+        epsilon = accounted_epsilon([(event, steps)], delta, adjacency=adjacency)
+    calibrated = calibrate_noise_multiplier(sampling, steps, epsilon, delta, **of_steps)
+    lines = [f"noise_multiplier {calibrated.noise_multiplier:.7g}", calibrated.describe()]
     if found_of_bands:
         lines.insert(1, f"bands {words_of_bands(found_of_bands)}")
-    show({"noise_multiplier": found.noise_multiplier, **found_of_bands, **found.to_dict()}, lines, as_json)
+    means = meaning(calibrated.events, adjacency)
+    lines += in_words(means, "unit")
+    facts = {"noise_multiplier": calibrated.noise_multiplier, **found_of_bands, "means": means.to_dict()}
+    show({**facts, **calibrated.to_dict()}, lines, as_json)
 
 
 def facts_of_bands(

@@ -6,6 +6,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -138,16 +139,22 @@ def evaluate(
             classes = settings.label is not None or settings.chosen is not None
             lines = _class_lines(result) if classes else _loss_lines(result)
         else:
-            from privlora.evaluation import evaluate_task
+            from privlora.evaluation import evaluate_suite, evaluate_task
 
             parts = {path: _read(path, settings) for path in _paths(settings.path)}
             records = parts if len(parts) > 1 else next(iter(parts.values()))
             model, tokenizer = _load(model_settings, adapter)
-            scored = evaluate_task(
-                model, tokenizer, settings.task, records, max_length=settings.max_length, **asked
-            )
-            result = scored.to_dict(per_example=per_example)
-            lines = _task_lines(result)
+            asked["max_length"] = settings.max_length
+            if find_task(settings.task).kind == "mixture":
+                suite = evaluate_suite(model, tokenizer, list(chain(*parts.values())), **asked)
+                of_tasks = [scored.to_dict(per_example=per_example) for scored in suite.values()]
+                mean = sum(one["metric"] for one in of_tasks) / len(of_tasks)
+                result = {"task": settings.task, "metric": mean, "tasks": of_tasks}
+                lines = chain(*map(_task_lines, of_tasks), [f"mean of {len(of_tasks)} tasks {mean:.4f}"])
+            else:
+                scored = evaluate_task(model, tokenizer, settings.task, records, **asked)
+                result = scored.to_dict(per_example=per_example)
+                lines = _task_lines(result)
     said = result.get("answers")
     last = "These numbers describe the records they were computed on: if those are private, so are these."
     if own:
@@ -277,6 +284,8 @@ def _task_lines(result: dict[str, Any]) -> Iterator[str]:
     for part, scores in result.get("parts", {}).items():
         shown = ", ".join(f"{scores[name]:.4f} {name}" for name in result["scores"])
         yield f"of {part}: {shown}, {scores['examples']} records"
+    if (theirs := result.get("as_read_by_llm_adapters")) is not None:
+        yield f"by their reader  {theirs:.4f} accuracy, as LLM-Adapters read the same answers"
     yield f"measured on      {result['examples']} records by {result['scoring']}"
     if result["scoring"] == "generation":
         yield f"unreadable       {result['unparsable']} answers, counted as wrong"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -29,9 +28,7 @@ from privlora.training.sources import check_sources, missing_records
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from privlora.cli.memory import MemoryEstimate
     from privlora.methods import Hyperparameters, Method
-    from privlora.training.peak import Peak
 
 _REPLACE_ONE: Adjacency = "replace-one"
 
@@ -98,7 +95,7 @@ def plan(
             print_rows(rows, shown)
             rows = []
         with loading():
-            from privlora.cli.memory import as_planned, estimate_memory, with_peak
+            from privlora.cli.memory import as_planned, estimate_memory
             from privlora.reporting.limits import not_protected
             from privlora.training.models import adapter_for
             from privlora.training.reach import coverage
@@ -110,7 +107,7 @@ def plan(
         print_rows(rows, shown)
         if model is not None:
             settings, fitted = as_planned(settings, model)
-            memory = with_peak(estimate_memory(settings, method, model), settings, model)
+            memory = estimate_memory(settings, method, model)
         statement = None
         if planned is not None and cost is not None:
             statement = statement_of(planned, cost["epsilon"])
@@ -119,7 +116,7 @@ def plan(
             "example": dict(shows),
             "model": settings.model.model_dump(mode="json", include=set(_LOADING)),
             "refused_here": refused,
-            "memory": None if memory is None else asdict(memory),
+            "memory": memory,
             "coverage": None if model is None else coverage(adapter_for(settings, model)),
             "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
             "not_protected": not_protected(statement, hyper.init, written=written),
@@ -442,7 +439,7 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
 
 
 def _machine_rows(
-    content: dict[str, Any], memory: MemoryEstimate | None, chosen: str | None
+    content: dict[str, Any], memory: Mapping[str, Any] | None, chosen: str | None
 ) -> list[tuple[str, str]]:
     """The model, and what a run takes of a machine. chosen: why micro-batches are as long as they are."""
     from privlora.reporting.wording import coverage_in_words
@@ -460,10 +457,8 @@ def _machine_rows(
     if memory is None:
         return [*rows, ("memory", "unknown: the model is not a local folder")]
     rows += [("memory", memory_line(memory)), *([] if chosen is None else [("auto", chosen)])]
-    if memory.peak is not None:
-        rows.append(("peak", _peak_line(memory, memory.peak)))
-    elif memory.peak_unknown is not None:
-        rows.append(("peak", f"of a step is not known: {memory.peak_unknown}"))
+    if memory["peak"] is not None:
+        rows.append(("peak", _peak_line(memory)))
     return rows
 
 
@@ -512,50 +507,47 @@ def _model_line(model: Mapping[str, Any]) -> str:
     )
 
 
-def memory_line(memory: MemoryEstimate) -> str:
+def memory_line(memory: Mapping[str, Any]) -> str:
     """What a run keeps, in words."""
     kept = {
-        "dense updates {}": memory.update_bytes,
-        "public gradients {} (on the device if twice as much is free)": memory.public_bytes,
-        "directions of records and texts {}": memory.embedding_bytes,
-        "keys and values while the model writes texts, up to {}": memory.cache_bytes,
+        "dense updates {}": memory["update_bytes"],
+        "public gradients {} (on the device if twice as much is free)": memory["public_bytes"],
+        "directions of records and texts {}": memory["embedding_bytes"],
+        "keys and values while the model writes texts, up to {}": memory["cache_bytes"],
     }
     say = in_one_unit(
-        memory.weight_bytes, *kept.values(), memory.gradient_bytes, memory.gradient_bytes_at_most
+        memory["weight_bytes"], *kept.values(), memory["gradient_bytes"], memory["gradient_bytes_at_most"]
     )
-    numbers = f"{memory.trained_numbers:,} trained numbers"
-    if memory.trained_numbers == 1:
-        numbers = f"{memory.adapter_bytes // 4:,} trained numbers, moved by one a step,"
+    numbers = f"{memory['trained_numbers']:,} trained numbers"
+    if memory["trained_numbers"] == 1:
+        numbers = f"{memory['adapter_bytes'] // 4:,} trained numbers, moved by one a step,"
     gradients = "no per-example gradients"
-    if memory.gradient_bytes:
-        whole = memory.records_per_micro_batch == memory.records_of_a_batch
-        most = ", the most that a batch has but for one step in 10^9" if whole else ""
+    if memory["gradient_bytes"]:
+        records, of_batch = memory["records_per_micro_batch"], memory["records_of_a_batch"]
+        most = ", the most that a batch has but for one step in 10^9" if records == of_batch else ""
         gradients = (
-            f"per-example gradients {say(memory.gradient_bytes)} in a micro-batch of {memory.records_per_micro_batch} "
-            f"records of full length{most}, at most {say(memory.gradient_bytes_at_most)} in one of short ones"
+            f"per-example gradients {say(memory['gradient_bytes'])} in a micro-batch of {records} records of full "
+            f"length{most}, at most {say(memory['gradient_bytes_at_most'])} in one of short ones"
         )
-    noise = memory.kept_noise_bytes
+    noise = memory["kept_noise_bytes"]
     return "; ".join(
         [
             *(words.format(say(size)) for words, size in kept.items() if size),
-            f"weights {say(memory.weight_bytes)}",
-            f"{numbers} in {memory.modules} modules",
+            f"weights {say(memory['weight_bytes'])}",
+            f"{numbers} in {memory['modules']} modules",
             gradients,
             *([f"kept noise {in_one_unit(noise)(noise)}"] if noise else []),
         ]
     )
 
 
-def _peak_line(memory: MemoryEstimate, peak: Peak) -> str:
-    whole, python = peak.step_bytes + peak.model_bytes, memory.resident_bytes
-    say = in_one_unit(peak.step_bytes, whole)
-    line = (
-        f"a step takes {say(peak.step_bytes)} at its most, {say(whole)} with the model: in a micro-batch of "
-    )
-    line += f"{peak.rows} rows of {peak.width} tokens, all of them labels"
-    if not python or memory.device != "cpu":
-        return line
-    return (
-        f"{line}; with Python and its packages ({say(python)} in this command) about {say(whole + python)}, and up to "
-        f"{say(peak.step_bytes)} more that the C library's heap may keep"
-    )
+def _peak_line(memory: Mapping[str, Any]) -> str:
+    step = memory["peak"]["step_bytes"]
+    sizes = {"model": memory["peak"]["model_bytes"], "step": step}
+    whole, spare = sum(sizes.values()), ""
+    if memory["resident_bytes"] and memory["device"] == "cpu":
+        sizes["Python and its packages"] = memory["resident_bytes"]
+        whole += memory["resident_bytes"]
+        spare = f", and up to {in_one_unit(whole)(step)} more that the C library's heap may keep"
+    say = in_one_unit(whole, step)
+    return f"about {say(whole)} ({', '.join(f'{name} {say(size)}' for name, size in sizes.items())}){spare}"

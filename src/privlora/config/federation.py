@@ -38,7 +38,7 @@ RULES: Final = {
     "flexlora": "stacking.FlexLora",
     "fedsvd": "factors.FedSvd",
     "rolora": "factors.RoLora",
-    "fedask": "sketching.FedAsk",
+    "fedask": "factors.FedAsk",
     "tan": "factors.Tan",
     "alt": "factors.Alt",
 }

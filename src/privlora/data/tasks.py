@@ -29,7 +29,7 @@ class Task:
     """What is asked, and how the answers are counted.
 
     kind: ``label`` has a fixed set of answers, ``score`` is a number from 0 to 5, ``math`` a number or a letter after
-    a rationale; ``mixture`` takes each record's task from its column ``task``, and is for training only.
+    a rationale; ``mixture`` takes each record's task from its column ``task``.
     columns: names of the texts that the prompt shows, in the order of preference. labels: the words that the model
     answers with, and names: what the data sets call them, both by GLUE's number. metrics: the score is their mean.
     """
@@ -114,9 +114,6 @@ def find_task(name: str) -> Task:
 
 def scoring_of(task: Task, wanted: str | None) -> Scoring:
     """How the task is scored. wanted: None takes likelihood where it is possible. Raises ConfigError."""
-    if task.kind == "mixture":
-        what = f"task {task.name} is for training: each of its tasks has a metric of its own"
-        raise ConfigError(what, fix="evaluate one task at a time, as sst2")
     if wanted is None:
         return "generation" if task.kind == "math" else "likelihood"
     if wanted not in get_args(Scoring):
@@ -140,6 +137,14 @@ def questions(task: Task, records: Sequence[Mapping[str, Any]]) -> list[Question
         DataError: a column is missing, or a label, score or answer is none (record contents are not shown).
     """
     return [_question(task, record, number) for number, record in enumerate(records, start=1)]
+
+
+def by_task(records: Sequence[Mapping[str, Any]]) -> dict[str, list[Mapping[str, Any]]]:
+    """The records of a mixture by their column ``task``, in the order in which tasks come first. Raises DataError."""
+    found: dict[str, list[Mapping[str, Any]]] = {}
+    for number, record in enumerate(records, start=1):
+        found.setdefault(_task_of(record, number), []).append(record)
+    return found
 
 
 def task_record(task: Task, record: Mapping[str, Any], number: int) -> dict[str, str]:
@@ -178,12 +183,16 @@ def _question(task: Task, record: Mapping[str, Any], number: int) -> Question:
         return _math(record, number)
     if task.kind != "mixture":
         return _glue(task, record, number)
+    return _glue(TASKS[_task_of(record, number)], record, number)
+
+
+def _task_of(record: Mapping[str, Any], number: int) -> str:
     name = text_of(record, "task", number)
     known = [each.name for each in _TASKS if each.kind in ("label", "score")]
     if name not in known:
         fix = f"give one of {', '.join(known)}"
         raise RecordError(number, "column 'task' names no task of GLUE", fix=fix)
-    return _glue(TASKS[name], record, number)
+    return name
 
 
 def _glue(task: Task, record: Mapping[str, Any], number: int) -> Question:

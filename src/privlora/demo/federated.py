@@ -22,7 +22,7 @@ from privlora.demo.script import DELTA, EPSILON, PROMISE, Notes
 from privlora.federated.messages import SUM, Reply
 from privlora.federated.plans import client_plan, with_local_method
 from privlora.federated.progress import RoundProgress
-from privlora.federated.run import federate, refuse_without_flower
+from privlora.federated.run import federate
 from privlora.federated.words import what_colluding_costs
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
@@ -70,7 +70,6 @@ def main(output: Path | None, console: Console, sizes: Sizes | None = None) -> d
     output: where all runs go; None takes runs/demo-federated, and replaces what an earlier demo left there. Returns the
     numbers that were shown. Raises RunError if ``output`` is given and not empty.
     """
-    refuse_without_flower()  # before the clinics train alone, which takes minutes
     sizes = sizes or Sizes()
     root = script.fresh_folder(output, Path("runs/demo-federated"))
     notes = {name: clinic_records(i, sizes.notes, seed=1) for i, name in enumerate(_NAMES)}

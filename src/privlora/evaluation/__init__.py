@@ -10,7 +10,7 @@ from privlora.evaluation.classes import ClassResult, evaluate_classes
 from privlora.evaluation.intervals import Difference, Interval, bootstrap_interval, paired_difference
 from privlora.evaluation.next_token import NextTokenResult, evaluate_next_token
 from privlora.evaluation.preferences import PreferenceResult, evaluate_preferences
-from privlora.evaluation.task import TaskResult, compare_results, evaluate_task
+from privlora.evaluation.task import TaskResult, compare_results, evaluate_suite, evaluate_task
 
 
 def evaluate_held_out(
@@ -40,6 +40,7 @@ __all__ = [
     "evaluate_held_out",
     "evaluate_next_token",
     "evaluate_preferences",
+    "evaluate_suite",
     "evaluate_task",
     "paired_difference",
 ]

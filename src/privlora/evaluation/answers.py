@@ -82,6 +82,19 @@ def read_letter(text: str) -> str | None:
     return None
 
 
+def as_llm_adapters(text: str, *, letter: bool) -> float | str | None:
+    """What LLM-Adapters (Hu et al. 2023) read: the last number, with its sign and without commas; the first of A to E.
+
+    >>> as_llm_adapters("The answer is 18. He has 5 left.", letter=False), as_llm_adapters("16-3", letter=False)
+    (5.0, -3.0)
+    """
+    if letter:
+        choice = re.search("[A-E]", text)
+        return None if choice is None else choice[0]
+    numbers = re.findall(r"-?\d+\.?\d*", text.replace(",", ""))
+    return float(numbers[-1]) if numbers else None
+
+
 def read_score(text: str) -> float | None:
     """The first number, clipped to [0, 5] (STS-B)."""
     found = _NUMBER.search(_THOUSANDS.sub("", text.replace("−", "-")))

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from privlora.data.examples import encode_completions, encode_prompts
-from privlora.data.tasks import SCORE_STEP, Question, Scoring, Task, find_task, questions, scoring_of
+from privlora.data.tasks import SCORE_STEP, Question, Scoring, Task, by_task, find_task, questions, scoring_of
 from privlora.errors import ConfigError, DataError, RecordError
-from privlora.evaluation.answers import read_label, read_letter, read_number, read_score
+from privlora.evaluation.answers import as_llm_adapters, read_label, read_letter, read_number, read_score
 from privlora.evaluation.generation import generate
 from privlora.evaluation.intervals import Difference, Interval, bootstrap_interval, paired_difference
 from privlora.evaluation.likelihood import answer_log_likelihoods
@@ -39,6 +39,8 @@ class TaskResult:
     part: np.ndarray
     answers: list[str]
     interval: Interval
+    as_read_by_llm_adapters: float | None = None
+    """Of math, the accuracy by their reader of the same answers, which end where the next instruction begins."""
 
     @property
     def metric(self) -> float:
@@ -83,6 +85,8 @@ class TaskResult:
             "examples": len(self.gold),
             "unparsable": self.unparsable,
         }
+        if self.as_read_by_llm_adapters is not None:
+            result["as_read_by_llm_adapters"] = self.as_read_by_llm_adapters
         if len(parts) > 1:
             counts = {part: int((self.part == part).sum()) for part in parts}
             result["parts"] = {part: {**scores, "examples": counts[part]} for part, scores in parts.items()}
@@ -130,10 +134,14 @@ def evaluate_task(
         confidence, resamples, seed: of the interval (see ``bootstrap_interval``).
 
     Raises:
-        ConfigError: unknown task, a setting out of range, or likelihood asked of a math task.
+        ConfigError: unknown task, a mixture of tasks, a setting out of range, or likelihood asked of a math task.
         DataError: no records, or one without its texts or its answer.
     """
     row = find_task(task)
+    if row.kind == "mixture":
+        raise ConfigError(
+            f"task {task} is several tasks, each with a metric of its own", fix="use evaluate_suite"
+        )
     scoring = scoring_of(row, scoring)
     for name, value in (("limit", limit), ("max_new_tokens", max_new_tokens), ("num_beams", num_beams)):
         if value is not None and value < 1:
@@ -167,7 +175,24 @@ def evaluate_task(
     interval = bootstrap_interval(
         result.statistic, part, confidence=confidence, resamples=resamples, seed=seed
     )
-    return TaskResult(row, scoring, gold, predicted, part, answers, interval)
+    if row.kind == "math":
+        theirs = np.array([_as_theirs(*pair) for pair in zip(asked, answers, strict=True)])
+        of_parts = _scores(row, gold, theirs, part).values()
+        result = replace(result, as_read_by_llm_adapters=float(np.mean([s["accuracy"] for s in of_parts])))
+    return replace(result, interval=interval)
+
+
+def evaluate_suite(
+    model: torch.nn.Module, tokenizer: Any, records: Sequence[Record], **options: Any
+) -> dict[str, TaskResult]:
+    """The result of each task of a mixture, by the column ``task`` of its records. options: of ``evaluate_task``.
+
+    Raises what ``evaluate_task`` does.
+    """
+    return {
+        name: evaluate_task(model, tokenizer, name, of_task, **options)
+        for name, of_task in by_task(records).items()
+    }
 
 
 def compare_results(
@@ -254,6 +279,14 @@ def _read(task: Task, question: Question, answer: str) -> float | None:
         letter = read_letter(answer)
         return None if letter is None else "ABCDE".index(letter)
     return read_number(answer)
+
+
+def _as_theirs(question: Question, answer: str) -> float:
+    """NaN where nothing can be read."""
+    found = as_llm_adapters(answer, letter=isinstance(question.gold, str))
+    if isinstance(found, str):
+        return float("ABCDE".index(found))
+    return float("nan") if found is None else found
 
 
 def _scores(

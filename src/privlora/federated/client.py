@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import FederationSettings, Settings
@@ -23,40 +22,25 @@ from privlora.config.one_place import MICRO_BATCH
 from privlora.data.formats import Format
 from privlora.disk import lock
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
+from privlora.federated import plans
 from privlora.federated.desk import Desk, has_begun, read_terms
-from privlora.federated.fields import REQUESTS
 from privlora.federated.limits import Limits
-from privlora.federated.messages import REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
-from privlora.federated.payload import agreed_digest, clipped_share, fixed_share
-from privlora.federated.plans import (
-    changed,
-    client_plan,
-    federation_of,
-    reach,
-    rule_of,
-    rule_settings,
-    server_plan,
-    stages_of,
-    tensors_of,
-    timetable,
-    weight_of,
-    with_local_method,
-)
+from privlora.federated.messages import ASKED, REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
 from privlora.federated.rules import Asked, Tensors
-from privlora.federated.rules.base import Sizes
+from privlora.federated.rules.base import Sizes, groups_of
 from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
-from privlora.federated.secure import Identity, Message, Participant, Phase
+from privlora.federated.secure import Identity, Layout, Message, Participant, Phase, encode
 from privlora.federated.secure import Turn as Which
+from privlora.federated.secure.fixed import agreed_digest, for_releases
 from privlora.federated.workplace import (
     NotReadyError,
+    Own,
+    Records,
     Workplace,
     in_words,
-    own_data,
     refuse_missing_model,
-    refuse_missing_records,
-    warn_of_unreadable,
 )
-from privlora.mechanisms import ClippedUpdate, NoiseSource
+from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 from privlora.names import is_local
 from privlora.precision import own_context
 from privlora.training.files import temporary_files
@@ -76,15 +60,14 @@ class Client:
     format: of the files; by their endings, unless its owner says otherwise: a server may not say what is a record.
 
     model: where it has the base model, if not where the server's settings say; revision: of it, where it is on the hub.
-    pins: the fingerprint of each client
-    that secure sums may be over, where its owner has them from elsewhere than the server. limits: what its owner lets a
-    server ask for. workplaces: of the process, by run; shared with the other clients of it.
+    pins: the fingerprint of each client that secure sums may be over, where its owner has them from elsewhere than the
+    server. limits: what its owner lets a server ask for. workplaces: of the process, by run; shared with its others.
     """
 
     name: str
     folder: Path
     path: str | list[str] | None = None
-    records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
+    records: Records | None = field(default=None, repr=False)
     format: Format = "auto"
     model: str | None = None
     revision: str | None = None
@@ -92,6 +75,10 @@ class Client:
     limits: Limits = field(default_factory=Limits)
     workplaces: dict[str, Workplace] = field(default_factory=dict, repr=False)
     _sessions: dict[str, Session] = field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def own(self) -> Own:
+        return Own(self.name, self.path, self.records, self.format)
 
     def answer(self, request: Request) -> Reply:
         """The reply to one request. What cannot or must not be answered is refused in fixed words; the log says why."""
@@ -198,21 +185,12 @@ def _alike(works: Sequence[Work]) -> list[list[Work]]:
     alike are one list."""
     found: list[list[Work]] = []
     for work in works:
-        for others in found:
-            if work.session.settings == others[0].session.settings and _same(work.request, others[0].request):
-                others.append(work)
-                break
-        else:
+        alike = next((others for others in found if work.is_like(others[0])), None)
+        if alike is None:
             found.append([work])
+        else:
+            alike.append(work)
     return found
-
-
-def _same(one: Request, other: Request) -> bool:
-    return (
-        (one.round, one.values["run"]) == (other.round, other.values["run"])
-        and one.tensors.keys() == other.tensors.keys()
-        and all(torch.equal(tensor, other.tensors[name]) for name, tensor in one.tensors.items())
-    )
 
 
 def _train(clients: Mapping[str, Client], works: Sequence[Work]) -> list[Reply]:
@@ -249,15 +227,15 @@ class Session:
         memory takes is not the server's to choose. Raises RunError before it has joined."""
         settings, client = self.desk.settings, self.client
         tokens = min(settings.run.max_tokens, MICRO_BATCH)
-        settings = changed(settings, run={"tokens_per_micro_batch": tokens})
+        settings = plans.changed(settings, run={"tokens_per_micro_batch": tokens})
         if client.model is None:
             return settings
         # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.
-        return changed(settings, model={"name": client.model, "revision": client.revision})
+        return plans.changed(settings, model={"name": client.model, "revision": client.revision})
 
     @property
     def federation(self) -> FederationSettings:
-        return federation_of(self.settings)
+        return plans.federation_of(self.settings)
 
     @property
     def workplace(self) -> Workplace:
@@ -269,10 +247,7 @@ class Session:
     def data(self) -> Data:
         """This client's records, as the run reads them."""
         model, tokenizer, settings = self.workplace.loaded
-        own = self.client
-        return own_data(
-            settings, own.name, model, tokenizer, path=own.path, records=own.records, format=own.format
-        )
+        return self.client.own.data(settings, model, tokenizer)
 
     # --- messages ---
 
@@ -305,10 +280,10 @@ class Session:
         ledger = Ledger.open(self.desk.ledger) if private else None
         try:
             if ledger is not None:
-                reach(ledger, self.federation, settings.privacy, request.round)
+                plans.reach(ledger, self.federation, settings.privacy, request.round)
             beginning = None
             if not self.federation.joint:
-                beginning = rule_of(self.federation).begin(self._asked_by_rule(request))
+                beginning = plans.rule_of(self.federation).begin(self._asked_by_rule(request))
             seed = settings.privacy.insecure_noise_seed
             if seed is not None:
                 seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
@@ -327,15 +302,14 @@ class Session:
         if self.federation.secure:
             participant = self._participant(request)
             vector = tensors[SUM].numpy()
-            agreed = agreed_digest(self.desk.terms, dict(request.tensors))
+            agreed = agreed_digest(self.desk.settings.to_yaml(), request.tensors)
             try:
                 masked = participant.mask(_asked(request, "mask"), vector, agreed)
             finally:
                 self._keep(participant)  # one that refused has forgotten its secrets
-            tensors = {SUM: torch.from_numpy(np.asarray(masked["vector"]))}
-            values["context"] = bytes(masked["context"])  # type: ignore[arg-type]
+            tensors, values = {SUM: torch.from_numpy(masked["vector"])}, {"context": masked["context"]}
         reply = Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
-        listed = tensors_of(self.settings, request.kind, request.round)[1]
+        listed = plans.tensors_of(self.settings, request.kind, request.round)[1]
         refuse_unlisted(reply, self.federation.secure, listed)
         return reply
 
@@ -345,13 +319,13 @@ class Session:
             refuse_unlisted(request, secure=False)
             return
         federation, kind = self.federation, request.kind
-        trains = kind in stages_of(federation)
-        sent = tensors_of(self.settings, kind, request.round)[0] if trains else ()
+        trains = kind in plans.stages_of(federation)
+        sent = plans.tensors_of(self.settings, kind, request.round)[0] if trains else ()
         refuse_unlisted(request, federation.secure, sent)
         if kind == "leave":
             return
         stage = request.values.get("stage", kind)
-        if stage not in stages_of(federation) or (kind in TRAINING and stage != kind):
+        if stage not in plans.stages_of(federation) or (kind in TRAINING and stage != kind):
             raise RunError(
                 f"a request of a stage that rule={federation.rule} does not have, in round {request.round}",
                 why="a second answer of a round would be one that nothing was agreed on for",
@@ -372,42 +346,42 @@ class Session:
         """Whether what this client sends is charged to its own ledger."""
         return self.settings.privacy.private and not self.federation.trusted_server
 
-    def by_rule(self, request: Request, end: Mapping[str, Tensor], travelled: float) -> Tensors:
+    def by_rule(self, request: Request, end: Tensors, travelled: float) -> Tensors:
         """The rule's answer; what it keeps for later is at the desk before anything leaves."""
-        rule, asked = rule_of(self.federation), self._asked_by_rule(request)
+        rule, asked = plans.rule_of(self.federation), self._asked_by_rule(request)
         answer, kept = rule.answer(request.kind, asked, end, travelled)
         self.desk.keep("memory", kept)
         return answer
 
     def _asked_by_rule(self, request: Request) -> Asked:
-        return Asked(request.round, request.tensors, self.desk.kept("memory"), rule_settings(self.settings))
+        kept, chosen = self.desk.kept("memory"), plans.rule_settings(self.settings)
+        return Asked(request.round, request.tensors, kept, chosen)
 
     def no_update(self, request: Request) -> Tensors:
         """An answer of zeros, whatever the rule would make of a client that has not moved."""
-        rule, dtype = rule_of(self.federation), next(iter(request.tensors.values())).dtype
-        shapes = rule.shapes(request.kind, request.round, self._groups(), rule_settings(self.settings))[1]
+        rule, dtype = plans.rule_of(self.federation), next(iter(request.tensors.values())).dtype
+        groups, chosen = self.workplace.groups, plans.rule_settings(self.settings)
+        shapes = rule.shapes(request.kind, request.round, groups, chosen)[1]
         return {name: torch.zeros(shape, dtype=dtype) for name, shape in shapes.items()}
 
     def _join(self, request: Request) -> Reply:
-        text = str(request.values.get("settings", ""))
-        settings = read_terms(text)
-        federation = federation_of(settings)
-        if with_local_method(settings) != settings:
+        settings = read_terms(str(request.values.get("settings", "")))
+        federation = plans.federation_of(settings)
+        if plans.with_local_method(settings) != settings:
             raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
         if self.client.name not in federation.names:
             raise ConfigError(
                 f"client {self.client.name} is not of this federation", fix="rename it, or leave"
             )
         self._refuse_model(settings)
-        plan = client_plan(settings)
+        plan = plans.client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
         # After the limits: terms beyond them learn nothing about this machine.
-        path, records, format = self.client.path, self.client.records, self.client.format
-        refuse_missing_records(path, format, in_memory=records is not None)
-        warn_of_unreadable(self.client.name, path, records, format, settings)
+        self.client.own.refuse_missing()
+        self.client.own.warn_of_unreadable(settings)
         if self.run not in self.client.workplaces:  # what clients of one process share is loaded
             refuse_missing_model(self.client.model or settings.model.name)
-        self.desk.open(settings, plan, text, stated=server_plan(settings))
+        self.desk.open(settings, plan, stated=plans.server_plan(settings))
         values: dict[str, Number] = {}
         if federation.secure:
             public = self.client.identity.public(self.client.name)
@@ -422,10 +396,12 @@ class Session:
         return self.send(request, self.packed(self.by_rule(request, {}, 0.0)))
 
     def packed(self, answer: Tensors) -> Tensors:
-        """Releases, as they are or as integers of a secure sum."""
+        """Releases, as they are or as integers of a secure sum. Raises RunError for entries beyond the public limit."""
         if not self.federation.secure:
             return answer
-        vector = fixed_share(answer, self.settings, weight_of(self.settings, self.client.name))
+        weight = plans.weight_of(self.settings, self.client.name)
+        weighted = {name: tensor.double() * weight for name, tensor in answer.items()}
+        vector = encode(weighted, Layout.of(weighted), for_releases(self.federation.per_round))
         return {SUM: torch.from_numpy(vector)}
 
     def _leave(self, request: Request) -> Reply:
@@ -448,33 +424,36 @@ class Session:
     def _refuse_unplanned(self, request: Request) -> None:
         """Raise PrivacyError for a round in which, by the public timetable, this client does not train."""
         if self.client.name not in self._asked(request.round):
-            raise _unplanned(f"round {request.round}, in which others train")
+            raise PrivacyError(
+                f"asked for round {request.round}, in which others train",
+                why="the agreed terms say who trains when, and the budget is made for it",
+                fix="look at the server",
+            )
 
-    def _asked(self, number: int) -> tuple[str, ...]:
+    def _asked(self, number: int) -> Sequence[str]:
         """Whom the terms let the server ask in a round."""
         federation = self.federation
-        names = tuple(federation.names)
-        secret, all_train = federation.trusted_server, federation.per_round == len(names)
-        if secret or all_train:
+        names, count = tuple(federation.names), federation.per_round
+        if federation.trusted_server or count == len(names):
             return names
-        return timetable(names, federation.per_round, federation.rounds, self.settings.run.seed)[number - 1]
+        return plans.timetable(names, count, federation.rounds, self.settings.run.seed)[number - 1]
 
     def _refuse_broadcast(self, request: Request) -> None:
         """Raise PrivacyError for tensors that do not follow from the terms. Those of joint meet its coordinates."""
         if self.federation.joint:
             return
-        rule, settings = rule_of(self.federation), rule_settings(self.settings)
-        groups = self._groups()
+        rule, settings = plans.rule_of(self.federation), plans.rule_settings(self.settings)
+        groups = self._groups(request.kind)
         expected = broadcast_shapes(rule, request.kind, request.round, groups, settings, request.tensors)
         refuse_foreign(request.tensors, expected)
 
-    def _groups(self) -> list[Sizes]:
-        """Of the adapter. Training keeps them, so that a later stage needs no model."""
-        kept = self.desk.sizes()
-        if kept is None:
-            kept = self.workplace.groups
-            self.desk.keep_sizes(kept)
-        return kept
+    def _groups(self, stage: str) -> list[Sizes]:
+        """Of the adapter. A later stage needs no model: the factors that training kept have the same sizes."""
+        if stage == TRAINING[0]:
+            return self.workplace.groups
+        kept = self.desk.kept("memory")
+        pairs = [(kept[f"{g}.left"].shape, kept[f"{g}.right"].shape) for g in groups_of(kept)]
+        return [(left[0], left[1], right[1]) for left, right in pairs]
 
     # --- secure sums ---
 
@@ -504,7 +483,7 @@ class Session:
             earlier=earlier,
         )
         self._keep(participant)
-        return Reply(self.client.name, "share", request.round, values=_plain(reply))
+        return Reply(self.client.name, "share", request.round, values=reply)
 
     def _unveil(self, request: Request) -> Reply:
         self._refuse_unplanned(request)
@@ -521,11 +500,11 @@ class Session:
             self._keep(participant)  # one that refused has forgotten its secrets
         if agrees:
             self.desk.keep_survivors(request.round, participant.survivors)
-        return Reply(self.client.name, request.kind, request.round, values=_plain(reply))
+        return Reply(self.client.name, request.kind, request.round, values=reply)
 
     def _participant(self, request: Request) -> Participant:
         """In the sum of the request's own round and stage. Raises PrivacyError if there is none."""
-        kept = self.desk.secret("sum")
+        kept = self.desk.secret()
         found = None if kept is None else Participant.from_bytes(kept, self.client.identity)
         turn = Which(self.run, request.round, str(request.values.get("stage", request.kind)))
         if found is None or found.terms.turn != turn:
@@ -537,7 +516,10 @@ class Session:
         return found
 
     def _keep(self, participant: Participant) -> None:
-        self.desk.keep_secret("sum", b"" if participant.over else participant.to_bytes())
+        if participant.over:
+            self.desk.forget_secrets()
+        else:
+            self.desk.keep_secret(participant.to_bytes())
 
 
 @dataclass
@@ -547,6 +529,14 @@ class Work:
     session: Session
     request: Request
     job: Job
+
+    def is_like(self, other: Work) -> bool:
+        one, two = self.request, other.request
+        return (
+            (one.round, self.session.settings) == (two.round, other.session.settings)
+            and (self.session.run, one.tensors.keys()) == (other.session.run, two.tensors.keys())
+            and all(torch.equal(tensor, two.tensors[name]) for name, tensor in one.tensors.items())
+        )
 
     def reply(self, ended: Ended | np.ndarray | None) -> Reply:
         """ended: where training ended, by the rule; a vector for joint; None for an update of zero."""
@@ -569,11 +559,17 @@ class Work:
         if self.job.ledger is None:  # a trusted server clips it again, and adds the noise
             update = ClippedUpdate(answer, settings.privacy.clip_norm)
             return session.send(self.request, update.tensors(update.clipped(answer)))
-        seed = self.job.seed
-        share = clipped_share(
-            answer, settings, self.job.ledger, NoiseSource(None if seed is None else seed + 1)
-        )
-        return session.send(self.request, {SUM: torch.from_numpy(share)})
+        return session.send(self.request, {SUM: torch.from_numpy(self._share(answer, self.job.ledger))})
+
+    def _share(self, answer: Tensors, ledger: Ledger) -> np.ndarray:
+        """A whole client's part of a secure sum: clipped, rounded, with its share of the noise; charged before."""
+        settings, seed = self.session.settings, self.job.seed
+        shapes = {name: tuple(tensor.shape) for name, tensor in answer.items()}
+        lattice = plans.lattice_of(self.session.federation, ledger.plan, shapes)
+        assert lattice is not None
+        update = ClippedUpdate(answer, settings.privacy.clip_norm)
+        noising = Noising(ledger, NoiseSource(None if seed is None else seed + 1))
+        return update.share(answer, noising, ledger.plan.phases[-1][0], lattice)
 
     def close(self) -> None:
         if self.job.ledger is not None:
@@ -583,16 +579,4 @@ class Work:
 def _asked(request: Request, phase: Phase) -> Message:
     """The fields of a phase of a secure sum among the request's values."""
     values = request.values
-    return {n: v for n in REQUESTS[phase] if n in values and not isinstance(v := values[n], float)}
-
-
-def _unplanned(what: str) -> PrivacyError:
-    return PrivacyError(
-        f"asked for {what}",
-        why="the agreed terms say who trains when, and the budget is made for it",
-        fix="look at the server",
-    )
-
-
-def _plain(reply: Message) -> dict[str, Number]:
-    return {name: value for name, value in reply.items() if not isinstance(value, np.ndarray)}
+    return {name: values[name] for name in ASKED[phase] if name in values}

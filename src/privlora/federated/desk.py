@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
+import pydantic.dataclasses
 import yaml
+from pydantic import Field
 from safetensors import SafetensorError
 from safetensors.torch import load, save
 from torch import Tensor
@@ -25,7 +27,6 @@ from privlora.config import AT_CLIENTS, Settings, UnboundedError, read_plain, se
 from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.federated.messages import KINDS, Request
 from privlora.federated.plans import server_plan
-from privlora.federated.rules.base import Sizes
 from privlora.training.files import write_atomically
 
 _Content = TypeVar("_Content")
@@ -39,7 +40,10 @@ _PLACES: Final[dict[str, tuple[str, ...]]] = {
 """Settings that name files, by group; `public_settings` leaves none of them."""
 
 
-@dataclass(frozen=True)
+_Count = Annotated[int, Field(ge=0)]
+
+
+@pydantic.dataclasses.dataclass(frozen=True, config={"strict": True})
 class Note:
     """What was asked last, and what the ledger showed when an answer left last.
 
@@ -47,10 +51,10 @@ class Note:
     ``charges``; None before the first.
     """
 
-    round: int = 0
-    stage: int = 0
-    kind: int = 0
-    charges: int = 0
+    round: _Count = 0
+    stage: _Count = 0
+    kind: _Count = 0
+    charges: _Count = 0
     charge: str | None = None
 
     @property
@@ -68,7 +72,7 @@ class Desk:
     def __init__(self, root: Path) -> None:
         self.root, self.ledger, self.stated = root, root / "ledger.jsonl", root / "stated.jsonl"
         self._settings, self._answered = root / "settings.yaml", root / "answered.json"
-        self._survivors = root / "survivors.json"
+        self._survivors, self._secret = root / "survivors.json", root / "sum.secret"
 
     @property
     def joined(self) -> bool:
@@ -77,29 +81,18 @@ class Desk:
     @property
     def settings(self) -> Settings:
         """The public settings that this client has agreed to. Raises RunError before it has joined."""
-        return read_terms(self._text)
-
-    @property
-    def terms(self) -> str:
-        """The same as text, as every party writes them."""
-        return canonical_terms(self._text)
-
-    @property
-    def _text(self) -> str:
         if not self.joined:
             raise RunError("asked to train before it joined", fix="join the federation first")
         try:
-            return self._settings.read_text(encoding="utf-8")
+            text = self._settings.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise RunError(
-                f"cannot read {str(self._settings)!r} ({type(error).__name__})", fix="restore it"
-            ) from None
+            what = f"cannot read {str(self._settings)!r} ({type(error).__name__})"
+            raise RunError(what, fix="restore it") from None
+        return read_terms(text)
 
-    def open(
-        self, settings: Settings, plan: Plan | None, text: str | None = None, *, stated: Plan | None = None
-    ) -> None:
+    def open(self, settings: Settings, plan: Plan | None, *, stated: Plan | None = None) -> None:
         """Join: ledgers and note first, so that whoever has joined has them. Joining again on the same terms changes
-        nothing. text: of the settings, where it is at hand. stated: what a trusted server says that it will release.
+        nothing. stated: what a trusted server says that it will release.
 
         Raises PrivacyError on other terms, or for files that do not belong together.
         """
@@ -114,7 +107,7 @@ class Desk:
         self._begin_ledger(self.stated, stated)
         self._begin_ledger(self.ledger, plan)
         self._write(self._answered, json.dumps(asdict(Note())) + "\n")
-        self._write(self._settings, settings.to_yaml() if text is None else text)
+        self._write(self._settings, settings.to_yaml())
 
     def keep_stated(self) -> None:
         """Write what a trusted server stated at joining where that is missing, from the terms: of runs that were joined
@@ -196,11 +189,7 @@ class Desk:
 
     def _note(self) -> Note:
         try:
-            note = Note(**json.loads(self._answered.read_text(encoding="utf-8")))
-            numbers = (*note.place, note.charges)
-            if not all(type(number) is int and number >= 0 for number in numbers):
-                raise ValueError
-            return note
+            return Note(**json.loads(self._answered.read_bytes()))
         except (OSError, ValueError, TypeError) as error:
             raise PrivacyError(
                 f"{str(self._answered)!r} is missing or damaged ({type(error).__name__})",
@@ -220,33 +209,15 @@ class Desk:
         """What was kept, or nothing."""
         return self._read(self.root / f"{name}.safetensors", load, fix="leave this federation") or {}
 
-    def keep_secret(self, name: str, content: bytes) -> None:
-        """Keys of a secure sum that is under way; empty content removes them."""
-        path = self.root / f"{name}.secret"
-        if not content:
-            path.unlink(missing_ok=True)
-            return
-        self._write(path, content)
+    def keep_secret(self, content: bytes) -> None:
+        """Keys of a secure sum that is under way."""
+        self._write(self._secret, content)
 
-    def secret(self, name: str) -> bytes | None:
-        path = self.root / f"{name}.secret"
-        return path.read_bytes() if path.exists() else None
+    def secret(self) -> bytes | None:
+        return self._secret.read_bytes() if self._secret.exists() else None
 
     def forget_secrets(self) -> None:
-        for path in self.root.glob("*.secret"):
-            path.unlink()
-
-    def keep_sizes(self, groups: Sequence[Sizes]) -> None:
-        """(L, m, n) of each group of the adapter."""
-        self._write(self.root / "sizes.json", json.dumps(list(groups)) + "\n")
-
-    def sizes(self) -> list[Sizes] | None:
-        """What ``keep_sizes`` kept. Raises RunError for a damaged file."""
-
-        def read(content: bytes) -> list[Sizes]:
-            return [(int(count), int(m), int(n)) for count, m, n in json.loads(content)]
-
-        return self._read(self.root / "sizes.json", read, fix="remove it: training makes it anew")
+        self._secret.unlink(missing_ok=True)
 
     def keep_survivors(self, number: int, names: Sequence[str]) -> None:
         """Whom the secure sum of round ``number`` is over, for the round's next sum."""
@@ -298,12 +269,6 @@ class Desk:
 def has_begun(ledger: Path) -> bool:
     """Whether there is a plan in it; else nothing was charged."""
     return ledger.exists() and b"\n" in ledger.read_bytes()
-
-
-@lru_cache(maxsize=4)
-def canonical_terms(text: str) -> str:
-    """The same terms as every party writes them."""
-    return read_terms(text).to_yaml()
 
 
 @lru_cache(maxsize=4)

@@ -14,53 +14,41 @@ from typing import Any
 
 from privlora.accounting import LedgerSummary, epsilon
 from privlora.config import FederationSettings, Settings
+from privlora.federated import plans
 from privlora.federated.history import Round
 from privlora.federated.ledgers import most_released
-from privlora.federated.payload import FIXED_BITS
-from privlora.federated.plans import (
-    colluding,
-    federation_of,
-    lattices_of,
-    round_settings,
-    rule_in,
-    rule_of,
-    rule_settings,
-    server_plan,
-    update_noise,
-    weight_of,
-)
+from privlora.federated.secure.fixed import FIXED_BITS
 from privlora.federated.server import RuleServer, Server
 from privlora.pages.numbers import finite
 from privlora.reporting.parties import noise_by
 
 
 def federation_facts(
-    settings: Settings,
-    server: Server,
-    rounds: Sequence[Round],
-    ledgers: Mapping[str, LedgerSummary],
+    settings: Settings, server: Server, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
 ) -> dict[str, Any]:
     """The key ``federation`` of a report; docs/federated-report.md says what each name in it means.
 
     settings: of the run, with its local method. rounds: all that were begun. ledgers: of each client that has one.
     """
-    federation = federation_of(settings)
+    federation = plans.federation_of(settings)
     plan = next(iter(ledgers.values())).plan if ledgers else None
     most = most_released(ledgers) if ledgers else None
     expected = server.expected(server.stages[0], 1)
-    lattices = lattices_of(settings, plan, expected)
+    lattices = plans.lattices_of(settings, plan, expected)
     lattice = lattices[-1] if lattices else None
-    own, entries = server_plan(settings), sum(map(prod, expected.values()))
+    own, entries = plans.server_plan(settings), sum(map(prod, expected.values()))
     return {
-        "rule": rule_in(settings),
+        "rule": plans.rule_in(settings),
         "noise_by": noise_by(federation, private=settings.privacy.private),
         "secure_sums": federation.secure,
         "threshold": federation.threshold if federation.secure else None,
         "ring_bits": None if not federation.secure else FIXED_BITS if lattice is None else lattice.bits,
         "lattice": None if lattice is None else {"entries": lattice.entries, "width": lattice.width},
         "share_noise_std": None if lattice is None else lattice.noise_std(1),
-        "colluding": [] if most is None else colluding(federation, lattices, plan, ledgers[most].events()),
-        "update_noise": update_noise(federation, plan or own, entries),
+        "colluding": []
+        if most is None
+        else plans.colluding(federation, lattices, plan, ledgers[most].events()),
+        "update_noise": plans.update_noise(federation, plan or own, entries),
         "clients_per_round": federation.per_round,
         **_kinds(settings),
         "statement_of": most,
@@ -72,14 +60,14 @@ def federation_facts(
 
 def _kinds(settings: Settings) -> dict[str, Any]:
     """What a round is; of each phase, where rounds are of several kinds."""
-    federation = federation_of(settings)
+    federation = plans.federation_of(settings)
     if len(federation.kinds) == 1:
         return {"local_steps": federation.kinds[0].local_steps}
     phases = [
         {
             "rounds": kind.rounds,
             "local_steps": kind.local_steps,
-            "expected_batch_size": round_settings(settings, number).privacy.b,
+            "expected_batch_size": plans.round_settings(settings, number).privacy.b,
         }
         for kind, number in zip(federation.kinds, federation.first_rounds, strict=True)
     ]
@@ -101,13 +89,14 @@ def _clients(
         return spent[steps]
 
     rows = []
-    secret = federation_of(settings).trusted_server  # the statement counts on nobody knowing who was drawn
-    for name in federation_of(settings).names:
+    federation = plans.federation_of(settings)
+    secret = federation.trusted_server  # the statement counts on nobody knowing who was drawn
+    for name in federation.names:
         ledger = ledgers.get(name)
         rows.append(
             {
                 "name": name,
-                "weight": weight_of(settings, name),
+                "weight": plans.weight_of(settings, name),
                 "rounds_asked": None if secret else sum(name in one.asked for one in rounds),
                 "rounds_answered": None if secret else sum(name in one.answered for one in rounds),
                 "steps_charged": None if ledger is None else ledger.charges,
@@ -149,7 +138,7 @@ def _bytes(settings: Settings, server: Server, rounds: Sequence[Round]) -> dict[
     down: of those who were sent tensors: who had dropped out before was not. Of a trusted server the formula alone,
     over all rounds, also those for which it drew nobody.
     """
-    federation = federation_of(settings)
+    federation = plans.federation_of(settings)
     secret = federation.trusted_server
     done = [one for one in rounds if one.void is None and (secret or one.asked)]
     if not done:
@@ -173,5 +162,5 @@ def _formula(settings: Settings, server: Server, number: int, present: int) -> t
             float(sum(size for (size,) in answered.values())),
         )
     groups = [(len(group.sites), group.m, group.n) for group in server.parts.adapter.groups]
-    kind = rule_of(federation_of(settings))
-    return kind.message_sizes(groups, rule_settings(settings), number, present)
+    kind = plans.rule_of(plans.federation_of(settings))
+    return kind.message_sizes(groups, plans.rule_settings(settings), number, present)

@@ -124,20 +124,16 @@ def _right(name: str, text: str, plan: Plan, least: int) -> LedgerSummary:
     except UnicodeError:
         raise RunError("it holds half a character", fix="look at that client") from None
     summary, _, size = parse_ledger(Path(name), content)
-    if size < len(content):  # it is published as it is given
-        raise RunError("something lies behind its last whole line", fix="look at that client")
-    if date.fromisoformat(summary.created) > datetime.now(UTC).date() + timedelta(days=1):
-        raise PrivacyError("it is of a day to come", fix="look at that client's clock")
-    if not alike(summary.plan.to_dict(), plan.to_dict()):
-        raise PrivacyError("it is of another plan than was agreed on", fix="look at that client")
-    if not summary.closed:
-        raise PrivacyError(
-            "it is not closed", why="its client could release more", fix="ask that client's owner"
-        )
-    if summary.charges < least:
-        raise PrivacyError(
-            f"it shows {summary.charges} charges, and the client answered after {least}",
-            why="it was cut, or a copy of the client's folder answered as well",
-            fix="ask that client's owner",
-        )
+    tomorrow = datetime.now(UTC).date() + timedelta(days=1)
+    problems = {
+        "something lies behind its last whole line": size < len(content),  # it is published as it is given
+        "it is of a day to come": date.fromisoformat(summary.created) > tomorrow,
+        "it is of another plan than was agreed on": not alike(summary.plan.to_dict(), plan.to_dict()),
+        "it is not closed, so that its client could release more": not summary.closed,
+        f"it shows {summary.charges} charges, and the client answered after {least}: it was cut, or a copy of the "
+        "client's folder answered as well": summary.charges < least,
+    }
+    for what, found in problems.items():
+        if found:
+            raise PrivacyError(what, fix="look at that client, and ask its owner")
     return summary

@@ -27,18 +27,8 @@ from privlora.coordinates import (
     Vector,
 )
 from privlora.data.examples import Examples
+from privlora.federated import plans
 from privlora.federated.messages import SUM
-from privlora.federated.payload import lattice_of
-from privlora.federated.plans import (
-    changed,
-    client_settings,
-    federation_of,
-    plan_in,
-    resolved,
-    round_settings,
-    rule_of,
-    rule_settings,
-)
 from privlora.federated.rules import Beginning, Tensors, Trains
 from privlora.federated.rules.checks import refuse_foreign
 from privlora.federated.workplace import Workplace, in_words
@@ -56,9 +46,6 @@ from privlora.training.promise import sampler
 from privlora.training.step import Step
 
 _log = logging.getLogger(__name__)
-
-# Clients whose passes are taken together; more save nothing, and memory stays that of so many.
-TOGETHER = 16
 
 _MOVED: dict[Trains, tuple[str, ...]] = {
     "both": ("left", "right"),
@@ -98,14 +85,11 @@ def train_locally(jobs: Sequence[Job], workplace: Workplace) -> list[Ended | Non
 
     None, where whole clients are hidden, for one without records or whose gradient is not a number: it moves nothing.
     """
-    ended: list[Ended | None] = []
     settings = workplace.loaded[2]
-    if federation_of(settings).privacy_model != "record" and settings.privacy.private:
+    if plans.federation_of(settings).privacy_model != "record" and settings.privacy.private:
         # Steps without noise enlarge what rounding carries from one client's records into another's update.
         return [_train_hidden(job, workplace) for job in jobs]
-    for first in range(0, len(jobs), TOGETHER):
-        ended += _train(jobs[first : first + TOGETHER], workplace)
-    return ended
+    return [*_train(jobs, workplace)]
 
 
 def _train_hidden(job: Job, workplace: Workplace) -> Ended | None:
@@ -121,8 +105,8 @@ def _train_hidden(job: Job, workplace: Workplace) -> Ended | None:
 
 def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
     model, _, settings = workplace.loaded
-    number, federation = jobs[0].number, federation_of(settings)
-    mine, steps = client_settings(settings, number), federation.kind_of(number).local_steps
+    number, federation = jobs[0].number, plans.federation_of(settings)
+    mine, steps = plans.client_settings(settings, number), federation.kind_of(number).local_steps
     beginnings = [job.beginning for job in jobs if job.beginning is not None]
     rate = rates(settings, number)
     sigma = None if jobs[0].ledger is None else jobs[0].ledger.plan.phases[-1][0].noise_multiplier
@@ -130,9 +114,7 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
         sigma = None  # noise is added to whole updates
     with unchanged_afterwards(model):
         parts = stack_parts(
-            _parts(mine, model, beginnings[0], number),
-            len(jobs),
-            owners_of([job.data for job in jobs]),
+            _parts(mine, model, beginnings[0], number), len(jobs), owners_of([job.data for job in jobs])
         )
         parts.coordinates.load_state_dict(joined([beginning.state for beginning in beginnings]))
         parts.optimizer.drift = _drift(parts, beginnings, number)
@@ -152,7 +134,7 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
 
 def rates(settings: Settings, number: int) -> Callable[[int], float]:
     """The learning rate of steps 1, 2, … of a round."""
-    federation, hyper = federation_of(settings), resolved(settings)
+    federation, hyper = plans.federation_of(settings), plans.resolved(settings)
     before, steps = federation.steps_before(number), federation.steps
     return lambda step: learning_rate_at(
         before + step, steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
@@ -172,10 +154,10 @@ def dtype_beside(model: torch.nn.Module) -> torch.dtype:
 
 def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, number: int) -> Parts:
     """One client's parts, at the beginning of a round."""
-    trains = rule_of(federation_of(settings)).trains(number, rule_settings(settings))
-    hyper = resolved(settings)
+    trains = plans.rule_of(plans.federation_of(settings)).trains(number, plans.rule_settings(settings))
+    hyper = plans.resolved(settings)
     lora = settings.adapter
-    widened = changed(settings, adapter={"r": 2 * lora.r}) if trains == "tangent" else settings
+    widened = plans.changed(settings, adapter={"r": 2 * lora.r}) if trains == "tangent" else settings
     adapter = adapter_for(widened, model, dropout=lora.lora_dropout)
     hyper = replace(hyper, averaging=0.0)  # the server averages; of a client, where it ends is asked
     scale = 1.0 if trains == "tangent" else scale_of(settings)
@@ -209,8 +191,8 @@ def _trained_in(coordinates: Coordinates, settings: Settings, hyper: Hyperparame
 def _drift(parts: Parts, beginnings: Sequence[Beginning], number: int) -> Callable[[], Vector] | None:
     """The pull towards the beginning and the control variates, in what is trained; None without either."""
     settings = parts.settings
-    rule, pull = rule_of(federation_of(settings)), beginnings[0].pull
-    names = _MOVED[rule.trains(number, rule_settings(settings))]
+    rule, pull = plans.rule_of(plans.federation_of(settings)), beginnings[0].pull
+    names = _MOVED[rule.trains(number, plans.rule_settings(settings))]
     controls = [beginning.control for beginning in beginnings if beginning.control is not None]
     if not pull and not controls:
         return None
@@ -247,7 +229,7 @@ class _InRound:
 def _ledgers(jobs: Sequence[Job], settings: Settings) -> dict[str, Charges]:
     """By the names of clients. settings: of the run."""
     return {
-        job.name: _InRound(job.ledger, plan_in(settings, job.ledger.plan, job.number))
+        job.name: _InRound(job.ledger, plans.plan_in(settings, job.ledger.plan, job.number))
         for job in jobs
         if job.ledger is not None
     }
@@ -288,15 +270,8 @@ def vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     A client draws its Poisson share, clips, sums and adds its share of the noise, at a common public point; the server
     sees the secure sum alone. Accounting, noise and accuracy are the central ones; only the sum is taken elsewhere.
     """
-    found: list[np.ndarray] = []
-    for first in range(0, len(jobs), TOGETHER):
-        found += _vectors(jobs[first : first + TOGETHER], workplace)
-    return found
-
-
-def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     model, _, run = workplace.loaded
-    settings = round_settings(run, jobs[0].number)
+    settings = plans.round_settings(run, jobs[0].number)
     with unchanged_afterwards(model):
         parts = _joint_parts(settings, model, jobs)
         members = members_of(jobs, settings, {})  # the mechanism charges for them
@@ -319,7 +294,7 @@ def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
 
 def _joint_parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]) -> Parts:
     """The method at the point that was sent, with whose each record is."""
-    hyper = resolved(settings)
+    hyper = plans.resolved(settings)
     adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
     space = SPACES[find_method(settings.method.name).space]
     of_space = {name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings}
@@ -345,9 +320,9 @@ def _mechanism(
         return PlainSums(
             parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
         )
-    plan = plan_in(run, ledgers[0].plan, jobs[0].number)
+    plan = plans.plan_in(run, ledgers[0].plan, jobs[0].number)
     entries = {SUM: (Layout.of(parts.coordinates).entries,)}
-    lattice = lattice_of(federation_of(settings), plan, entries)
+    lattice = plans.lattice_of(plans.federation_of(settings), plan, entries)
     assert lattice is not None
     return ShareMechanism(
         parts.coordinates,

@@ -6,20 +6,26 @@ loss, no norm, no count of records and no time.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from itertools import islice
+from typing import Final, Literal, Protocol
 
 import numpy as np
 from torch import Tensor
 
 from privlora.errors import RunError
-from privlora.federated import fields
+
+NAME_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""Of clients' public names: servers name files after them, and they are signed and listed."""
 
 Number = int | float | str | bytes
 
 SUM: Final = "sum"
 """The one tensor of an answer that goes into a sum: (entries,) ring integers; float64 where nothing is hidden."""
+
+TOGETHER: Final = 16
+"""Clients of one process whose passes are taken together: more save nothing, and memory stays that of so many."""
 
 REFUSED: Final = "refused"
 """All that a client says where it does not answer, but for the words below."""
@@ -69,6 +75,26 @@ class Exchange(Protocol):
         """The answers, in any order, as they come: read each once, and all of them. Who dropped out has none."""
 
 
+class InProcess:
+    """Clients of one process: answers come from one call for some of them, ``TOGETHER`` at a time, when they are read.
+
+    answer: from requests to the replies of those that did not drop out.
+    """
+
+    def __init__(
+        self, clients: Iterable[str], answer: Callable[[Sequence[Request]], Iterable[Reply]]
+    ) -> None:
+        self._clients, self._answer = sorted(clients), answer
+
+    def names(self) -> list[str]:
+        return self._clients
+
+    def send(self, requests: Sequence[Request]) -> Iterator[Reply]:
+        waiting = (request for request in requests if request.client in self._clients)
+        while portion := list(islice(waiting, TOGETHER)):
+            yield from self._answer(portion)
+
+
 def wrong(what: str) -> RunError:
     return RunError(
         what, why="it is dropped, and the client counts as dropped out", fix="look at that client"
@@ -82,25 +108,54 @@ KINDS: Final = ("join", "share", "train", "sketch", "agree", "unmask", "leave")
 TRAINING: Final = ("train", "sketch")
 """The kinds of messages that are stages of a round, and hold tensors."""
 
-_RUN: Final[Mapping[str, type]] = {"run": str}
+Fields = Mapping[str, type]
+Phase = Literal["share", "mask", "agree", "unmask"]
 
+PHASES: Final[tuple[Phase, ...]] = ("share", "mask", "agree", "unmask")
+"""In the order of a sum."""
 
-def _plain(fields: Mapping[str, type]) -> Mapping[str, type]:
-    """The fields of a secure sum that travel as values; its vector is the tensor SUM."""
-    return {name: kind for name, kind in fields.items() if kind is not np.ndarray}
-
-
-_IN_SUMS: Final[dict[str, Mapping[str, type]]] = {
-    phase: {**_RUN, "stage": str, **fields.REQUESTS[phase]} for phase in fields.PHASES
+ASKED: Final[Mapping[Phase, Fields]] = {
+    "share": {
+        "run": str,
+        "round": int,
+        "stage": str,
+        "threshold": int,
+        "bits": int,
+        "names": str,
+        "signing": bytes,
+        "agreement": bytes,
+    },
+    "mask": {
+        "length": int,
+        "names": str,
+        "keys": bytes,
+        "seals": bytes,
+        "signatures": bytes,
+        "letters": bytes,
+    },
+    "agree": {"names": str},
+    "unmask": {"names": str, "signers": str, "signatures": bytes},
 }
-_OF_SUMS: Final[dict[str, Mapping[str, type]]] = {
-    phase: _plain(fields.REPLIES[phase]) for phase in fields.PHASES
+ANSWERED: Final[Mapping[Phase, Fields]] = {
+    "share": {"key": bytes, "seal": bytes, "signature": bytes, "letters": bytes},
+    "mask": {"vector": np.ndarray, "context": bytes},
+    "agree": {"signature": bytes},
+    "unmask": {"seeds": bytes, "keys": bytes},
 }
+"""The fields of a secure sum's messages, by phase; `secure.wire` says what they hold."""
 
+_RUN: Final[Fields] = {"run": str}
+_IN_SUMS: Final[dict[str, Fields]] = {
+    phase: {**_RUN, "stage": str, **listed} for phase, listed in ASKED.items()
+}
+_OF_SUMS: Final[dict[str, Fields]] = {
+    phase: {name: kind for name, kind in listed.items() if kind is not np.ndarray}  # that is the tensor SUM
+    for phase, listed in ANSWERED.items()
+}
 _ASKED_MASKED, _MASKED = _IN_SUMS.pop("mask"), _OF_SUMS.pop("mask")
 _JOIN: Final = {**_RUN, "settings": str}
 
-REQUESTS: Final[Mapping[bool, Mapping[str, Mapping[str, type]]]] = {
+REQUESTS: Final[Mapping[bool, Mapping[str, Fields]]] = {
     False: {"join": _JOIN, "train": _RUN, "sketch": _RUN, "leave": _RUN},
     True: {"join": _JOIN, "train": _ASKED_MASKED, "sketch": _ASKED_MASKED, "leave": _RUN, **_IN_SUMS},
 }
@@ -108,7 +163,7 @@ REQUESTS: Final[Mapping[bool, Mapping[str, Mapping[str, type]]]] = {
 
 _KEYS: Final = {"signing": bytes, "agreement": bytes}
 
-REPLIES: Final[Mapping[bool, Mapping[str, Mapping[str, type]]]] = {
+REPLIES: Final[Mapping[bool, Mapping[str, Fields]]] = {
     False: {"join": {}, "train": {}, "sketch": {}, "leave": {"ledger": str}},
     True: {"join": _KEYS, "train": _MASKED, "sketch": _MASKED, "leave": {"ledger": str}, **_OF_SUMS},
 }

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import lru_cache
 from itertools import groupby
 from math import ceil, prod, sqrt
@@ -137,7 +137,18 @@ def with_local_method(settings: Settings) -> Settings:
         )
     if settings.method.metric_power:  # changed after they were read, which refuses it too
         raise ConfigError(METRIC_AND_RULE[0], fix=METRIC_AND_RULE[1])
-    _refuse_unprotected(rule, federation, private=settings.privacy.private)
+    if settings.privacy.private and federation.privacy_model == "client" and not hides_clients(rule):
+        raise ConfigError(
+            f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)",
+            why="the noise covers one sum of clipped updates a round, and this rule needs more than that",
+            fix="fedavg, tan, alt, or another rule of one summed message",
+        )
+    if federation.secure and not rule.linear:
+        raise ConfigError(
+            f"federation.rule={rule.name} cannot be summed securely (federation.secure_aggregation)",
+            why="its server needs each client's update, and would get their sum",
+            fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
+        )
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
         return changed(settings, method={"name": usual.name})
@@ -192,7 +203,7 @@ def plan_in(settings: Settings, plan: Plan, number: int) -> Plan:
     span = span_of(federation_of(settings), settings.privacy, number)
     return replace(
         plan,
-        phases=((plan.event_of(span.end), span.end - span.start),),
+        phases=((plan.event_of(span.stop), len(span)),),
         expected_batch_size=client_settings(settings, number).privacy.b,
     )
 
@@ -282,22 +293,6 @@ def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int
     )
 
 
-def _refuse_unprotected(rule: type[Rule], federation: FederationSettings, *, private: bool) -> None:
-    """Raise ConfigError for a rule that cannot give what is promised."""
-    if private and federation.privacy_model == "client" and not hides_clients(rule):
-        raise ConfigError(
-            f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)",
-            why="the noise covers one sum of clipped updates a round, and this rule needs more than that",
-            fix="fedavg, tan, alt, or another rule of one summed message",
-        )
-    if federation.secure and not rule.linear:
-        raise ConfigError(
-            f"federation.rule={rule.name} cannot be summed securely (federation.secure_aggregation)",
-            why="its server needs each client's update, and would get their sum",
-            fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
-        )
-
-
 def joint_methods() -> list[str]:
     """What rule joint goes with: methods of low-rank factors."""
     return [
@@ -334,29 +329,22 @@ def charges_a_round(federation: FederationSettings, number: int) -> int:
     return 1 if federation.privacy_model == "client" else federation.kind_of(number).local_steps
 
 
-@dataclass(frozen=True)
-class Span:
-    """Releases number ``start`` + 1 to ``end`` of a client's ledger, which are of one event."""
-
-    start: int
-    end: int
-
-
-def span_of(federation: FederationSettings, privacy: PrivacySettings, number: int) -> Span:
-    """Where the releases of round ``number`` stand. Neighbouring phases of one batch size are one, as in the plan."""
+def span_of(federation: FederationSettings, privacy: PrivacySettings, number: int) -> range:
+    """Where the releases of round ``number`` stand in a client's ledger, counted from 0; they are of one event.
+    Neighbouring phases of one batch size are one, as in the plan."""
     return _spans(federation, privacy)[federation.place_of(number)]
 
 
-def _spans(federation: FederationSettings, privacy: PrivacySettings) -> list[Span]:
+def _spans(federation: FederationSettings, privacy: PrivacySettings) -> list[range]:
     """Of each phase."""
     if federation.privacy_model == "client":
-        return [Span(0, federation.participations)] * len(federation.kinds)
+        return [range(0, federation.participations)] * len(federation.kinds)
     rates = [privacy_of(privacy, kind).q for kind in federation.kinds]
-    spans: list[Span] = []
+    spans: list[range] = []
     start = 0
     for _, run in groupby(zip(rates, federation.steps_of_a_client, strict=True), key=lambda pair: pair[0]):
         counts = [count for _, count in run]
-        spans += [Span(start, start + sum(counts))] * len(counts)
+        spans += [range(start, start + sum(counts))] * len(counts)
         start += sum(counts)
     return spans
 
@@ -382,7 +370,7 @@ def reach(ledger: Ledger, federation: FederationSettings, privacy: PrivacySettin
     Raises PrivacyError if its phase has fewer releases left than the round takes; then nothing is charged.
     """
     span, takes = span_of(federation, privacy, number), charges_a_round(federation, number)
-    left = span.end - max(span.start, ledger.charges)
+    left = span.stop - max(span.start, ledger.charges)
     if left < takes:
         raise PrivacyError(
             f"the budget has {max(0, left)} releases left, and a round takes {takes}",
@@ -394,23 +382,20 @@ def reach(ledger: Ledger, federation: FederationSettings, privacy: PrivacySettin
 
 
 @lru_cache(maxsize=4)
-def timetable(names: tuple[str, ...], per_round: int, rounds: int, seed: int) -> tuple[tuple[str, ...], ...]:
-    """All of ``participants``: by it a client knows when it may be asked, and together with whom."""
-    return tuple(map(tuple, participants(names, per_round, rounds, seed)))
-
-
-def participants(names: Sequence[str], per_round: int, rounds: int, seed: int) -> Iterator[list[str]]:
+def timetable(names: tuple[str, ...], per_round: int, rounds: int, seed: int) -> list[list[str]]:
     """The clients of rounds 1, 2, … in the order of ``names``: those that trained least so far, ties by a public draw.
+    By it a client knows when it may be asked, and together with whom.
 
     No client is drawn more often than ceil(rounds * per_round / len(names)) times, and any two differ by one at most.
     """
-    taken = dict.fromkeys(names, 0)
+    taken, found = dict.fromkeys(names, 0), []
     for number in range(1, rounds + 1):
         draws = dict(zip(names, counter_generator(seed, stream=number).random(len(names)), strict=True))
         chosen = set(sorted(names, key=lambda name: (taken[name], draws[name]))[:per_round])
         for name in chosen:
             taken[name] += 1
-        yield [name for name in names if name in chosen]
+        found.append([name for name in names if name in chosen])
+    return found
 
 
 def secret_participants(names: Sequence[str], sampler: PoissonSampler, rounds: int) -> Iterator[list[str]]:

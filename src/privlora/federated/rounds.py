@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 from typing import Final
 
 import numpy as np
@@ -15,28 +16,19 @@ import torch
 from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
-from privlora.config import Settings
+from privlora.config import FederationSettings, Settings
 from privlora.data.examples import Examples
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
+from privlora.federated import plans
 from privlora.federated.history import STOPPED, Aside, History, Round, RoundObserver, why_void
 from privlora.federated.messages import REFUSED, SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
-from privlora.federated.payload import FIXED_BITS, agreed_digest, fixed_point, lattice_of, like_of
-from privlora.federated.plans import (
-    client_rate,
-    federation_of,
-    participants,
-    plan_in,
-    public_settings,
-    secret_participants,
-    tensors_of,
-    weight_of,
-)
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode
 from privlora.federated.secure import Layout as Names
 from privlora.federated.secure import Turn as Which
+from privlora.federated.secure.fixed import FIXED_BITS, agreed_digest, for_releases
 from privlora.federated.server import Server
 from privlora.mechanisms import ClippedUpdate, NoiseSource, Noising
 from privlora.pages.numbers import finite
@@ -66,24 +58,208 @@ NOTHING_LACKED: Final = (
 )
 
 
-@dataclass
-class Rounds:
-    """A federation's server at work.
+_DONE: Final[Mapping[str, str]] = {
+    "share": "clients exchange keys for the secure sum",
+    "agree": "clients agree on who is in the secure sum",
+    "unmask": "the secure sum is opened",
+}
+"""Kinds of messages, other than those that clients train for, in words."""
 
-    server: what moves. plan: of each client's ledger. ledger: a trusted server's own. evaluation: PUBLIC records, for
-    the held-out loss.
-    """
+
+@dataclass
+class Turn:
+    """One round. run: its name. roster: public keys of all clients, where sums are secure. plan: of each client's
+    ledger. ledger: a trusted server's own. down, up: bytes so far. sent: how many clients were sent tensors, in the
+    largest stage."""
 
     settings: Settings
     exchange: Exchange
     server: Server
-    folder: RunFolder
-    history: History
+    run: str
+    number: int = 0
+    roster: Mapping[str, PublicIdentity] = field(default_factory=dict)
     plan: Plan | None = None
     ledger: Ledger | None = None
+    down: int = field(default=0, init=False)
+    up: int = field(default=0, init=False)
+    sent: int = field(default=0, init=False)
+
+    @property
+    def federation(self) -> FederationSettings:
+        return plans.federation_of(self.settings)
+
+    def aside(self, text: str) -> None:
+        """Takes what the log may not say, where a trusted server draws in secret."""
+
+    def tell(self, what: str, answered: int | None, asked: int | None) -> None:
+        """Is shown what goes on (`RoundObserver.on_phase`)."""
+
+    def take(self, stage: str, asked: Sequence[str]) -> list[str]:
+        """Ask, take in, close; gives who answered. Raises RunError where nothing may come of the round."""
+        if self.federation.secure:
+            answered = self._secure(stage, asked)
+        elif self.ledger is not None:
+            answered = self._trusted(stage, asked)
+        else:
+            answered = self._plain(stage, asked)
+        self.server.close(stage, self.number, len(answered))
+        return answered
+
+    def _plain(self, stage: str, asked: Sequence[str]) -> list[str]:
+        answered = []
+        for reply in self._send(stage, {name: {} for name in asked}, self.server.tensors(stage)):
+            if self._fits(reply, self.server.expected(stage, self.number)):
+                self.server.add(stage, dict(reply.tensors), plans.weight_of(self.settings, reply.client))
+                answered.append(reply.client)
+        if not answered:
+            raise RunError("no client answered", fix="see what they logged")
+        return answered
+
+    def _trusted(self, stage: str, asked: Sequence[str]) -> list[str]:
+        """Clipped updates of whole clients, to which the server itself adds noise."""
+        assert self.ledger is not None
+        expected = self.server.expected(stage, self.number)
+        updates = ClippedUpdate(_like(expected), self.settings.privacy.clip_norm)
+        total, answered = torch.zeros(updates.entries, dtype=torch.float64), []
+        for reply in self._send(stage, {name: {} for name in asked}, self.server.tensors(stage)):
+            if self._fits(reply, expected):
+                # Clipped here as well: the bound may not rest on what a client says.
+                total += updates.clipped(reply.tensors)
+                answered.append(reply.client)
+        event = self.ledger.plan.event_of(self.ledger.charges + 1)
+        divisor = float(self.federation.per_round)
+        mean = updates.release(total, Noising(self.ledger, NoiseSource()), event, divisor)
+        self.server.add(stage, mean, 1.0)
+        return answered
+
+    def _secure(self, stage: str, asked: Sequence[str]) -> list[str]:
+        """A sum of which no part is seen."""
+        federation = self.federation
+        expected = self.server.expected(stage, self.number)
+        plan = None if self.plan is None else plans.plan_in(self.settings, self.plan, self.number)
+        lattice = plans.lattice_of(federation, plan, expected)
+        names = tuple(sorted(asked))
+        terms = Terms(
+            Which(self.run, self.number, stage),
+            federation.threshold,
+            FIXED_BITS if lattice is None else lattice.bits,
+            tuple(self.roster[name] for name in names),
+        )
+        collector = Collector(terms, whole=stage != self.server.stages[0])
+        sent = self.server.tensors(stage)
+        agreed = agreed_digest(plans.public_settings(self.settings).to_yaml(), sent)
+        length = sum(prod(shape) for shape in expected.values())
+        asks: dict[Phase, Callable[[], Mapping[str, Message]]] = {
+            "share": collector.ask_shares,
+            "mask": lambda: collector.ask_vectors(agreed, length),
+            "agree": collector.ask_agreement,
+            "unmask": collector.ask_unmasking,
+        }
+        for phase, ask in asks.items():
+            kind, tensors = (stage, sent) if phase == "mask" else (phase, {})
+            for reply in self._send(kind, ask(), tensors, stage=stage):
+                message: Message = dict(reply.values)
+                if phase == "mask":
+                    message["vector"] = _vector(reply.tensors)
+                try:
+                    collector.take(phase, reply.client, message)
+                except RunError as wrong:
+                    self._drop(reply, wrong)
+        total, answered = collector.total(), list(collector.survivors)
+        if federation.joint and lattice is not None:
+            self.server.add(stage, {SUM: torch.from_numpy(total)}, 1.0)
+        elif lattice is not None:
+            updates = ClippedUpdate(_like(expected), self.settings.privacy.clip_norm)
+            self.server.add(stage, updates.opened(total, lattice, float(federation.per_round)), 1.0)
+        else:
+            weight = sum(plans.weight_of(self.settings, name) for name in answered)
+            found = decode(total, Names.of(_like(expected)), for_releases(federation.per_round))
+            divisor = 1.0 if federation.joint else weight
+            self.server.add(stage, {name: t / divisor for name, t in found.items()}, weight)
+        return answered
+
+    def _send(
+        self, kind: str, asks: Mapping[str, Message], sent: Mapping[str, Tensor], **values: Number
+    ) -> Iterator[Reply]:
+        """The answers to what was asked, as they come, at most one of each client."""
+        requests = [
+            Request(name, kind, self.number, sent, {"run": self.run, **values, **own})
+            for name, own in asks.items()
+        ]
+        self.down += sum(size(request) for request in requests)
+        self.sent = max(self.sent, sum(bool(request.tensors) for request in requests))
+        seen: set[str] = set()
+        silent = set(asks)
+        self._tell(kind, 0, len(asks))
+        for reply in self.exchange.send(requests):
+            silent.discard(reply.client)
+            fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
+            if fits and reply.client not in seen and self._listed(reply):
+                seen.add(reply.client)
+                self.up += size(reply)
+                self._tell(kind, len(seen), len(asks))
+                yield reply
+        if silent:
+            self._say(logging.INFO, f"no answer to {kind} from {', '.join(sorted(silent))}")
+
+    def _tell(self, kind: str, answered: int, asked: int) -> None:
+        """What is done now; how many are asked is a trusted server's secret."""
+        what = f"round {self.number}/{self.federation.rounds}: {self._in_words(kind)}"
+        secret = self.federation.trusted_server
+        if not secret or answered == 0:
+            self.tell(what, *((None, None) if secret else (answered, asked)))
+
+    def _in_words(self, kind: str) -> str:
+        if kind in self.server.stages:
+            return "clients train" if kind == self.server.stages[0] else "clients answer once more"
+        return _DONE.get(kind, "clients answer")
+
+    def _listed(self, reply: Reply) -> bool:
+        """Whether it is an answer, and one that holds what is listed."""
+        trains = reply.kind in self.server.stages
+        names = plans.tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
+        try:
+            refuse_unlisted(reply, self.federation.secure, names)
+        except RunError as unlisted:
+            self._drop(reply, unlisted)
+            return False
+        if reply.refused is not None:
+            why = "its own log says why" if reply.refused == REFUSED else reply.refused
+            self._say(logging.INFO, f"{reply.client} refuses {reply.kind}: {why}")
+        return reply.refused is None
+
+    def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
+        try:
+            refuse_unfit(reply.tensors, expected, LARGEST_NORM)
+        except RunError as unfit:
+            self._drop(reply, unfit)
+            return False
+        return True
+
+    def _drop(self, reply: Reply, because: RunError) -> None:
+        self._say(logging.WARNING, f"the answer of {reply.client} is dropped: {because}")
+
+    def _say(self, level: int, what: str) -> None:
+        """To the log, which others may see; aside, where who answers when is a trusted server's secret: even a line
+        that names nobody would tell that a client which fails was drawn."""
+        line = f"round {self.number}: {what}"
+        if self.federation.trusted_server:
+            self.aside(line)
+        else:
+            _log.log(level, "%s", line)
+
+
+@dataclass(kw_only=True)
+class Rounds(Turn):
+    """A federation's server at work, turn by turn.
+
+    server: what moves. evaluation: PUBLIC records, for the held-out loss.
+    """
+
+    folder: RunFolder
+    history: History
     evaluation: Examples | None = None
     observer: RoundObserver = field(default_factory=RoundObserver)
-    _roster: dict[str, PublicIdentity] = field(default_factory=dict, init=False)
 
     def serve(self) -> dict[str, str]:
         """All rounds that are left; gives the ledgers that clients gave, as text, empty where there is none.
@@ -92,7 +268,7 @@ class Rounds:
         for it, and are not asked twice. Raises Interrupted, after saving, on a signal; RunError if a client
         does not join.
         """
-        federation = federation_of(self.settings)
+        federation = self.federation
         every = self.settings.run.evaluation_interval(federation.rounds)
         self._join()
         self.take_up()
@@ -103,7 +279,7 @@ class Rounds:
             for number, asked in enumerate(self._participants(), start=1):
                 if number <= begun:
                     continue
-                done = self._take(number, asked)
+                done = self._round(number, asked)
                 last = number == federation.rounds
                 if last or (every and number % every == 0):
                     self._evaluate(number)  # first: a round is shown with its own loss
@@ -115,14 +291,16 @@ class Rounds:
         missed = shortfall(self.history.rounds())
         if federation.trusted_server:
             _log.info("%s", SECRET)
-            self._aside(missed or NOTHING_LACKED)
+            self.aside(missed or NOTHING_LACKED)
         elif missed is not None:
             _log.warning("ATTENTION: %s", missed)
         return given
 
-    @property
-    def _aside(self) -> Aside:
-        return Aside(self.folder.private)
+    def aside(self, text: str) -> None:
+        Aside(self.folder.private)(text)
+
+    def tell(self, what: str, answered: int | None, asked: int | None) -> None:
+        self.observer.on_phase(what, answered, asked)
 
     def take_up(self) -> None:
         """Go back to the last round that was saved; nobody is asked anything."""
@@ -132,14 +310,14 @@ class Rounds:
             self.server.take_states(states)
         self.history.void_after(saved)
 
-    def _participants(self) -> Iterator[list[str]]:
+    def _participants(self) -> Iterable[list[str]]:
         """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""
-        federation, privacy = federation_of(self.settings), self.settings.privacy
+        federation, privacy = self.federation, self.settings.privacy
         if self.ledger is None:
-            names, seed = federation.names, self.settings.run.seed
-            return participants(names, federation.per_round, federation.rounds, seed)
+            names, seed = tuple(federation.names), self.settings.run.seed
+            return plans.timetable(names, federation.per_round, federation.rounds, seed)
         sampler = PoissonSampler(
-            federation.size, client_rate(federation), insecure_seed=privacy.insecure_noise_seed
+            federation.size, plans.client_rate(federation), insecure_seed=privacy.insecure_noise_seed
         )
         if sampler.sampling != self.ledger.plan.event.sampling:
             raise PrivacyError(
@@ -147,32 +325,21 @@ class Rounds:
                 why="the stated epsilon holds for what is charged",
                 fix="resume with the settings of the first run",
             )
-        return secret_participants(federation.names, sampler, federation.rounds)
+        return plans.secret_participants(federation.names, sampler, federation.rounds)
 
-    def _take(self, number: int, asked: list[str]) -> Round:
+    def _round(self, number: int, asked: list[str]) -> Round:
         """One round: its stages, then what is saved of it."""
         self.history.begin(number, asked)
-        turn = Turn(
-            self.settings,
-            self.exchange,
-            self.server,
-            self.history.run,
-            number,
-            self._roster,
-            self.plan,
-            self.ledger,
-            self._aside,
-            self.observer.on_phase,
-        )
+        self.number, self.down, self.up, self.sent = number, 0, 0, 0
         before = self.server.states()
         void, answered = None, asked
         try:
             for stage in self.server.stages:
-                answered = turn.take(stage, answered)
+                answered = self.take(stage, answered)
         except RunError as reason:
             self.server.take_states(before)
             void, answered = reason.what, []
-        done = Round(number, tuple(asked), tuple(answered), turn.down, turn.up, void, turn.sent)
+        done = Round(number, tuple(asked), tuple(answered), self.down, self.up, void, self.sent)
         self.history.end(done)  # first: a checkpoint of a round that did not end could not be told from it
         if void is None:
             mark = Mark(number, self.history.run, None)
@@ -181,15 +348,14 @@ class Rounds:
 
     def _show(self, done: Round) -> None:
         shown = done if self.ledger is None else done.untold()
-        self.observer.on_round(shown, federation_of(self.settings).rounds)
+        self.observer.on_round(shown, self.federation.rounds)
 
     def _join(self) -> None:
         """Every client agrees to the public settings, or the federation does not begin."""
-        size = federation_of(self.settings).size
-        self.observer.on_phase(f"asking {size} clients to join", None, None)
-        terms = public_settings(self.settings).to_yaml()
+        self.tell(f"asking {self.federation.size} clients to join", None, None)
+        terms = plans.public_settings(self.settings).to_yaml()
         values = {"run": self.history.run, "settings": terms}
-        names = federation_of(self.settings).names
+        names = self.federation.names
         missing = set(names) - set(self.exchange.names())
         if missing:
             raise RunError(
@@ -198,9 +364,9 @@ class Rounds:
         refused: dict[str, str] = {}
         replies = self._answers([Request(name, "join", 0, values=values) for name in names], refused)
         joined = {reply.client for reply in replies}
-        if federation_of(self.settings).secure:
-            self._roster = roster_of(replies)
-            joined &= set(self._roster)
+        if self.federation.secure:
+            self.roster = roster_of(replies)
+            joined &= set(self.roster)
         if joined != set(names):
             absent = sorted(set(names) - joined)
             shown = [f"{name} ({refused.get(name, 'no answer')})" for name in absent]
@@ -212,7 +378,7 @@ class Rounds:
 
     def _answers(self, requests: list[Request], refused: dict[str, str] | None = None) -> list[Reply]:
         """Replies that are listed and no refusals. refused: takes in why others do not count, in fixed words."""
-        secure, found = federation_of(self.settings).secure, []
+        secure, found = self.federation.secure, []
         for reply in self.exchange.send(requests):
             try:
                 refuse_unlisted(reply, secure)
@@ -228,7 +394,7 @@ class Rounds:
 
     def _leave(self, number: int) -> dict[str, str]:
         """Each client's ledger, as the client gave it; without those that gave none."""
-        names = federation_of(self.settings).names
+        names = self.federation.names
         values = {"run": self.history.run}
         self.exchange.names()  # waits for those that are away, as long as for an answer
         replies = self._answers([Request(name, "leave", number + 1, values=values) for name in names])
@@ -239,8 +405,8 @@ class Rounds:
         rows = read_lines(self.folder.evaluations)
         if not self.evaluation or any(row["step"] == step for row in rows):
             return
-        self.observer.on_phase("measuring the held-out loss", None, None)
-        with self.server.exported() as model:
+        self.tell("measuring the held-out loss", None, None)
+        with self.server.parts.exported() as model, self.server.parts.adapter:
             result = evaluate_next_token(model, self.evaluation)
         append_line(self.folder.evaluations, {"step": step, **finite(result.to_dict())})
         self.observer.on_evaluation(step, result.loss_per_example)
@@ -267,209 +433,6 @@ def shortfall(rounds: Sequence[Round]) -> str | None:
     return f"{'; '.join(found)}{look}" if found else None
 
 
-_DONE: Final[Mapping[str, str]] = {
-    "share": "clients exchange keys for the secure sum",
-    "agree": "clients agree on who is in the secure sum",
-    "unmask": "the secure sum is opened",
-}
-"""Kinds of messages, other than those that clients train for, in words."""
-
-
-@dataclass
-class Turn:
-    """One round. roster: public keys of all clients, where sums are secure. plan: of each client's ledger. ledger: a
-    trusted server's own. aside: takes what the log may not say, where a trusted server draws in secret. tell: is shown
-    what goes on (`RoundObserver.on_phase`). down, up: bytes so far. sent: how many clients were sent
-    tensors, in the largest stage."""
-
-    settings: Settings
-    exchange: Exchange
-    server: Server
-    run: str
-    number: int
-    roster: Mapping[str, PublicIdentity] = field(default_factory=dict)
-    plan: Plan | None = None
-    ledger: Ledger | None = None
-    aside: Callable[[str], None] = field(default=lambda text: None)
-    tell: Callable[[str, int | None, int | None], None] = field(default=lambda *_: None)
-    down: int = 0
-    up: int = 0
-    sent: int = 0
-
-    def take(self, stage: str, asked: Sequence[str]) -> list[str]:
-        """Ask, take in, close; gives who answered. Raises RunError where nothing may come of the round."""
-        federation = federation_of(self.settings)
-        if federation.secure:
-            answered = self._secure(stage, asked)
-        elif self.ledger is not None:
-            answered = self._trusted(stage, asked)
-        else:
-            answered = self._plain(stage, asked)
-        self.server.close(stage, self.number, len(answered))
-        return answered
-
-    def _plain(self, stage: str, asked: Sequence[str]) -> list[str]:
-        answered = []
-        for reply in self._send(stage, self._same(stage, asked)):
-            if self._fits(reply, self.server.expected(stage, self.number)):
-                self.server.add(stage, dict(reply.tensors), weight_of(self.settings, reply.client))
-                answered.append(reply.client)
-        if not answered:
-            raise RunError("no client answered", fix="see what they logged")
-        return answered
-
-    def _trusted(self, stage: str, asked: Sequence[str]) -> list[str]:
-        """Clipped updates of whole clients, to which the server itself adds noise."""
-        assert self.ledger is not None
-        expected = self.server.expected(stage, self.number)
-        updates = ClippedUpdate(like_of(expected), self.settings.privacy.clip_norm)
-        total, answered = torch.zeros(updates.entries, dtype=torch.float64), []
-        for reply in self._send(stage, self._same(stage, asked)):
-            if self._fits(reply, expected):
-                # Clipped here as well: the bound may not rest on what a client says.
-                total += updates.clipped(reply.tensors)
-                answered.append(reply.client)
-        event = self.ledger.plan.event_of(self.ledger.charges + 1)
-        divisor = float(federation_of(self.settings).per_round)
-        mean = updates.release(total, Noising(self.ledger, NoiseSource()), event, divisor)
-        self.server.add(stage, mean, 1.0)
-        return answered
-
-    def _secure(self, stage: str, asked: Sequence[str]) -> list[str]:
-        """A sum of which no part is seen."""
-        federation = federation_of(self.settings)
-        expected = self.server.expected(stage, self.number)
-        plan = None if self.plan is None else plan_in(self.settings, self.plan, self.number)
-        lattice = lattice_of(federation, plan, expected)
-        names = tuple(sorted(asked))
-        terms = Terms(
-            Which(self.run, self.number, stage),
-            federation.threshold,
-            FIXED_BITS if lattice is None else lattice.bits,
-            tuple(self.roster[name] for name in names),
-        )
-        collector = Collector(terms, whole=stage != self.server.stages[0])
-        self._phase("share", stage, collector, collector.ask_shares())
-        sent = self.server.tensors(stage)
-        agreed = agreed_digest(public_settings(self.settings).to_yaml(), sent)
-        length = int(np.sum([np.prod(shape) for shape in expected.values()]))
-        self._phase("mask", stage, collector, collector.ask_vectors(agreed, length), sent)
-        self._phase("agree", stage, collector, collector.ask_agreement())
-        self._phase("unmask", stage, collector, collector.ask_unmasking())
-        total, answered = collector.total(), list(collector.survivors)
-        if federation.joint and lattice is not None:
-            self.server.add(stage, {SUM: torch.from_numpy(total)}, 1.0)
-        elif lattice is not None:
-            updates = ClippedUpdate(like_of(expected), self.settings.privacy.clip_norm)
-            self.server.add(stage, updates.opened(total, lattice, float(federation.per_round)), 1.0)
-        else:
-            weight = sum(weight_of(self.settings, name) for name in answered)
-            found = decode(total, Names.of(like_of(expected)), fixed_point(federation))
-            divisor = 1.0 if federation.joint else weight
-            self.server.add(stage, {name: t / divisor for name, t in found.items()}, weight)
-        return answered
-
-    def _phase(
-        self,
-        phase: Phase,
-        stage: str,
-        collector: Collector,
-        asks: Mapping[str, Message],
-        sent: Mapping[str, Tensor] | None = None,
-    ) -> None:
-        kind = stage if phase == "mask" else phase
-        requests = {name: (dict(sent or {}), _values(ask)) for name, ask in asks.items()}
-        for reply in self._send(kind, requests, stage=stage):
-            message: Message = {n: v for n, v in reply.values.items() if not isinstance(v, float)}
-            if phase == "mask":
-                message["vector"] = _vector(reply.tensors)
-            try:
-                collector.take(phase, reply.client, message)
-            except RunError as wrong:
-                self._drop(reply, wrong)
-
-    def _same(
-        self, stage: str, asked: Sequence[str]
-    ) -> dict[str, tuple[dict[str, Tensor], dict[str, Number]]]:
-        sent = self.server.tensors(stage)
-        return {name: (sent, {}) for name in asked}
-
-    def _send(
-        self,
-        kind: str,
-        asks: Mapping[str, tuple[Mapping[str, Tensor], Mapping[str, Number]]],
-        **values: Number,
-    ) -> Iterator[Reply]:
-        """The answers to what was asked, as they come, at most one of each client."""
-        requests = [
-            Request(name, kind, self.number, tensors=tensors, values={"run": self.run, **values, **own})
-            for name, (tensors, own) in asks.items()
-        ]
-        self.down += sum(size(request) for request in requests)
-        self.sent = max(self.sent, sum(bool(request.tensors) for request in requests))
-        seen: set[str] = set()
-        silent = set(asks)
-        self._tell(kind, 0, len(asks))
-        for reply in self.exchange.send(requests):
-            silent.discard(reply.client)
-            fits = (reply.kind, reply.round) == (kind, self.number) and reply.client in asks
-            if fits and reply.client not in seen and self._listed(reply):
-                seen.add(reply.client)
-                self.up += size(reply)
-                self._tell(kind, len(seen), len(asks))
-                yield reply
-        if silent:
-            self._say(logging.INFO, f"no answer to {kind} from {', '.join(sorted(silent))}")
-
-    def _tell(self, kind: str, answered: int, asked: int) -> None:
-        """What is done now; how many are asked is a trusted server's secret."""
-        what = f"round {self.number}/{federation_of(self.settings).rounds}: {self._in_words(kind)}"
-        secret = federation_of(self.settings).trusted_server
-        if not secret:
-            self.tell(what, answered, asked)
-        elif answered == 0:
-            self.tell(what, None, None)
-
-    def _in_words(self, kind: str) -> str:
-        if kind in self.server.stages:
-            return "clients train" if kind == self.server.stages[0] else "clients answer once more"
-        return _DONE.get(kind, "clients answer")
-
-    def _listed(self, reply: Reply) -> bool:
-        """Whether it is an answer, and one that holds what is listed."""
-        trains = reply.kind in self.server.stages
-        names = tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
-        try:
-            refuse_unlisted(reply, federation_of(self.settings).secure, names)
-        except RunError as unlisted:
-            self._drop(reply, unlisted)
-            return False
-        if reply.refused is not None:
-            why = "its own log says why" if reply.refused == REFUSED else reply.refused
-            self._say(logging.INFO, f"{reply.client} refuses {reply.kind}: {why}")
-        return reply.refused is None
-
-    def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
-        try:
-            refuse_unfit(reply.tensors, expected, LARGEST_NORM)
-        except RunError as unfit:
-            self._drop(reply, unfit)
-            return False
-        return True
-
-    def _drop(self, reply: Reply, because: RunError) -> None:
-        self._say(logging.WARNING, f"the answer of {reply.client} is dropped: {because}")
-
-    def _say(self, level: int, what: str) -> None:
-        """To the log, which others may see; aside, where who answers when is a trusted server's secret: even a line
-        that names nobody would tell that a client which fails was drawn."""
-        line = f"round {self.number}: {what}"
-        if federation_of(self.settings).trusted_server:
-            self.aside(line)
-        else:
-            _log.log(level, "%s", line)
-
-
 def roster_of(replies: Iterable[Reply]) -> dict[str, PublicIdentity]:
     """The public keys that clients joined with; without those whose keys are no keys."""
     found = {}
@@ -491,5 +454,6 @@ def _vector(tensors: Mapping[str, Tensor]) -> np.ndarray:
     return np.asarray(vector.numpy())
 
 
-def _values(message: Message) -> dict[str, Number]:
-    return {name: value for name, value in message.items() if not isinstance(value, np.ndarray)}
+def _like(expected: Mapping[str, tuple[int, ...]]) -> dict[str, Tensor]:
+    """Tensors of these names and shapes, with no values of their own."""
+    return {name: torch.empty(shape, device="meta") for name, shape in expected.items()}

@@ -10,7 +10,7 @@ from privlora.config.federation import JOINT
 from privlora.federated.plans import hides_clients, joint_methods, local_methods
 from privlora.federated.rules import RULES, Rule, RuleSettings
 from privlora.federated.rules.base import Shapes, Sizes
-from privlora.methods import METHODS, Method
+from privlora.methods import METHODS
 
 
 @dataclass(frozen=True)
@@ -104,8 +104,7 @@ def _joint(example: Example) -> dict[str, Any]:
 
 
 def _private(names: Sequence[str]) -> list[str]:
-    found: list[Method] = [METHODS[name] for name in names]
-    return [row.name for row in found if row.private]
+    return [name for name in names if METHODS[name].private]
 
 
 def _formula(rule: type[Rule], way: int) -> str:
@@ -122,9 +121,6 @@ def _sum(rule: type[Rule], way: int, number: int) -> str:
     found: Shapes = {}
     for stage in rule.stages:
         found |= rule.shapes(stage, number, sizes, chosen, _CLIENTS)[way]
-    products = [" ".join(_letter(part) for part in shape[1:]) for shape in found.values() if 0 not in shape]
+    shapes = [shape[1:] for shape in found.values() if 0 not in shape]
+    products = [" ".join(_LETTERS.get(size, str(size)) for size in shape) for shape in shapes]
     return " + ".join(products) or "nothing"
-
-
-def _letter(size: int) -> str:
-    return _LETTERS.get(size, str(size))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -15,24 +15,14 @@ from privlora.config import IN_MEMORY, ClientSettings, Settings, kept_settings
 from privlora.data.partition import cut
 from privlora.data.records import as_records, load_records
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, nearest
+from privlora.federated import plans
 from privlora.federated.client import Client, answer_all
 from privlora.federated.facts import federation_facts
 from privlora.federated.history import ROUNDS, History, RoundObserver, refuse_used, rounds_begun
 from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import scale_of
-from privlora.federated.messages import Exchange, Reply, Request
-from privlora.federated.plans import (
-    changed,
-    client_plan,
-    federation_of,
-    public_settings,
-    resolved,
-    rule_of,
-    rule_settings,
-    server_plan,
-    with_local_method,
-)
+from privlora.federated.messages import Exchange, InProcess, Reply, Request
 from privlora.federated.rounds import Rounds
 from privlora.federated.server import JointServer, RuleServer, Server
 from privlora.federated.workplace import Workplace
@@ -47,13 +37,7 @@ from privlora.rounding import rounded_up
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
 from privlora.training.first_looks import look_at_model
-from privlora.training.identity import (
-    fixed,
-    identify,
-    keep_identity,
-    refuse_other_settings,
-    refuse_others,
-)
+from privlora.training.identity import fixed, identify, keep_identity, refuse_other_settings, refuse_others
 from privlora.training.inputs import Data, check_sources, load_clients, tokenise
 from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import unchanged_afterwards
@@ -65,9 +49,6 @@ Records = Sequence[Mapping[str, Any]]
 
 CLIENTS: Final = "clients"
 """Where clients of one process have their folders, beside release/ and private/."""
-
-# Without effect in one process, where nothing is waited for.
-_TIMEOUT = 60.0
 
 
 @dataclass(frozen=True)
@@ -88,11 +69,11 @@ class Federated:
 
 def server_of(settings: Settings, parts: Parts, plan: Plan | None) -> Server:
     """Where the federation starts, from public inputs alone. parts: freshly built for ``settings``."""
-    federation = federation_of(settings)
+    federation = plans.federation_of(settings)
     if federation.joint:
         return JointServer(parts, plan)
-    chosen = rule_settings(settings)
-    kind = rule_of(federation)
+    chosen = plans.rule_settings(settings)
+    kind = plans.rule_of(federation)
     state = parts.coordinates.state_dict()
     groups = range(len(parts.adapter.groups))
     if "0.left" in state:
@@ -151,8 +132,8 @@ def federate(
     here = prepare(settings, model, tokenizer, records=records, evaluation=evaluation, fresh=fresh)
     loaded, tokenizer, settings = here.workplace.loaded
     # How many local steps are taken in a round would tell how many clients a trusted server drew.
-    told = None if federation_of(settings).trusted_server else observer.on_local_step
-    shared = {here.run: Workplace(public_settings(settings), loaded, tokenizer, told)}
+    told = None if plans.federation_of(settings).trusted_server else observer.on_local_step
+    shared = {here.run: Workplace(plans.public_settings(settings), loaded, tokenizer, told)}
     clients = {
         name: Client(name, here.place_of(name), records=own, workplaces=shared, limits=ANYTHING)
         for name, own in here.records.items()
@@ -164,7 +145,7 @@ def federate(
                 watch([reply])
             yield reply
 
-    return here.serve(embedded(list(clients), answer), evaluation=evaluation, observer=observer)
+    return here.serve(InProcess(clients, answer), evaluation=evaluation, observer=observer)
 
 
 def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
@@ -175,7 +156,7 @@ def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
     path = folder.private / ROUNDS
     if not (path.exists() and (folder.release / HTML_NAME).exists()):
         return None
-    federation, history = federation_of(settings), History(path)
+    federation, history = plans.federation_of(settings), History(path)
     try:
         report = read_report(folder.report)
     except RunError:  # of an older version, which is written anew
@@ -208,7 +189,7 @@ def going_on(folder: RunFolder, settings: Settings) -> str | None:
         spent = ", NOT PRIVATE"
     elif most is not None:
         spent = f", epsilon so far {rounded_up(most.epsilon())} (δ {most.plan.delta:g})"
-    return f"going on after round {begun} of {federation_of(settings).rounds}{spent}"
+    return f"going on after round {begun} of {plans.federation_of(settings).rounds}{spent}"
 
 
 def _left(
@@ -233,8 +214,8 @@ def serve_run(
 
     Raises PrivloraError subclasses; RunError where ``folder`` holds a run with other settings.
     """
-    settings = with_local_method(settings.located())
-    settings = changed(settings, run={"output": str(folder)})
+    settings = plans.with_local_method(settings.located())
+    settings = plans.changed(settings, run={"output": str(folder)})
     place, workplace = RunFolder(folder), Workplace(settings)
     fresh = not place.settings.exists()
     if not fresh and kept_settings(place.settings) != _as_kept(workplace.loaded[2]):
@@ -281,7 +262,7 @@ class Prepared:
         model, tokenizer, settings = self.workplace.loaded
         with history.locked(), unchanged_afterwards(model):
             folder.remove_leftovers()
-            plan, own = client_plan(settings, model), server_plan(settings)
+            plan, own = plans.client_plan(settings, model), plans.server_plan(settings)
             parts = build_parts(settings, model, PublicStart(tokenizer))
             parts.adapter.detach()  # clients of this process need the model as it is
             server, data = server_of(settings, parts, plan), settings.data
@@ -291,9 +272,10 @@ class Prepared:
                 settings,
                 exchange,
                 server,
-                folder,
-                history,
+                history.run,
                 plan=plan,
+                folder=folder,
+                history=history,
                 evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
                 observer=RoundObserver() if observer is None else observer,
             )
@@ -305,7 +287,7 @@ class Prepared:
             summary = read_ledger(folder.ledger) if found else released
             folder.hide_settings()
             facts = federation_facts(settings, server, history.rounds(), found)
-            with server.exported() as asked:
+            with server.parts.exported() as asked, server.parts.adapter:
                 said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)
             for odd in faults(said):
                 _log.warning("%s. %s", odd, MEND)
@@ -326,8 +308,7 @@ def prepare(
     folder = RunFolder(Path(settings.run.output))
     if fresh:
         refuse_used(folder)
-    refuse_without_flower()
-    settings = with_local_method(settings.located())
+    settings = plans.with_local_method(settings.located())
     refuse_missing_sources(settings, records, evaluation)
     if not fresh:  # before the model is loaded
         refuse_other_settings(folder, _fixed(settings))
@@ -353,7 +334,7 @@ def prepare(
 
 def _warn_of_counts(settings: Settings, records: Mapping[str, Records]) -> None:
     """Tell whoever runs it, and holds all records, that weights which are counts would publish them."""
-    weights = federation_of(settings).weights or []
+    weights = plans.federation_of(settings).weights or []
     shares = {weight / len(own) for weight, own in zip(weights, records.values(), strict=False)}
     if len(set(weights)) > 1 and len(shares) == 1:
         _log.warning(
@@ -368,7 +349,7 @@ def _opened(
     """The run's folder: made, or found to be of the same model and records."""
     model, _, settings = workplace.loaded
     identity = identify(data, model, {name: len(given) for name, given in records.items()})
-    client_plan(settings, model)  # refuses settings under which nothing can be planned
+    plans.client_plan(settings, model)  # refuses settings under which nothing can be planned
     if fresh:
         folder.create(protects=settings.privacy.protects)
         keep_identity(folder, replace(identity, settings=_fixed(settings)))
@@ -379,17 +360,12 @@ def _opened(
 
 
 def _fixed(settings: Settings) -> dict[str, Any]:
-    return fixed(settings, resolved(settings).to_dict())
+    return fixed(settings, plans.resolved(settings).to_dict())
 
 
 def _as_kept(settings: Settings) -> Settings:
     """With what the learning rate is in, which another version's default must not change."""
-    return changed(settings, method={"relative_rate": resolved(settings).relative_rate})
-
-
-def refuse_without_flower() -> None:
-    """Raise ConfigError without flwr."""
-    import privlora.federated.flower  # noqa: F401 - raises it
+    return plans.changed(settings, method={"relative_rate": plans.resolved(settings).relative_rate})
 
 
 def _refuse_forgotten(folder: RunFolder, run: str) -> None:
@@ -403,13 +379,6 @@ def _refuse_forgotten(folder: RunFolder, run: str) -> None:
         )
 
 
-def embedded(names: Sequence[str], answer: Callable[[Sequence[Request]], Iterable[Reply]]) -> Exchange:
-    """Messages through Flower's Grid interface, in this process. Raises ConfigError without flwr."""
-    from privlora.federated.flower.grid import EmbeddedGrid, GridExchange
-
-    return GridExchange(EmbeddedGrid(names, answer), timeout=_TIMEOUT, invited=names)
-
-
 def refuse_missing_sources(
     settings: Settings, records: Records | Mapping[str, Records] | None, evaluation: Records | None
 ) -> None:
@@ -417,7 +386,7 @@ def refuse_missing_sources(
 
     records, evaluation: in memory, as for `records_of`.
     """
-    clients, data = federation_of(settings).clients, settings.data
+    clients, data = plans.federation_of(settings).clients, settings.data
     lost = [data.path == IN_MEMORY and records is None, data.evaluation == IN_MEMORY and evaluation is None]
     if any(lost):
         which = "evaluation" if not lost[0] else "records"
@@ -438,7 +407,7 @@ def refuse_missing_sources(
 
 def records_of(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:
     """Each client's records, by name. records: in memory; of all clients together, or by name. Raises ConfigError."""
-    federation, data = federation_of(settings), settings.data
+    federation, data = plans.federation_of(settings), settings.data
     if isinstance(federation.clients, int):
         if records is None:
             records = load_records(data.path, format=data.format, limit=data.limit)
@@ -461,7 +430,7 @@ def _of_one(client: ClientSettings, found: Mapping[str, Records]) -> Records:
 
 def _by_client(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:
     """Records in memory by client. Raises ConfigError for names of nobody, and for clients without records."""
-    clients = federation_of(settings).clients
+    clients = plans.federation_of(settings).clients
     assert not isinstance(clients, int)
     if records is not None and not isinstance(records, Mapping):
         raise ConfigError(

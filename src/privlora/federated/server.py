@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,55 +12,15 @@ from torch import Tensor
 
 from privlora.accounting import Plan
 from privlora.coordinates.base import name_factors
-from privlora.federated.local import (
-    rates,
-)
+from privlora.federated.local import rates
 from privlora.federated.messages import SUM
-from privlora.federated.payload import lattice_of
-from privlora.federated.plans import federation_of, plan_in, round_settings
+from privlora.federated.plans import federation_of, lattice_of, plan_in, round_settings
 from privlora.federated.rules import Pairs, Rule, Tensors
 from privlora.geometry.fixed_rank import Point, Product, point_from_factors
 from privlora.mechanisms import Layout, SumMechanism
 from privlora.optimizers import IterateAverage
 from privlora.training.assembly import Parts
 from privlora.training.state import States
-
-
-class Server(ABC):
-    """parts: what is exported and reported. stages: the messages of a round."""
-
-    parts: Parts
-    stages: tuple[str, ...] = ("train",)
-
-    @abstractmethod
-    def tensors(self, stage: str) -> Tensors:
-        """What every client is sent."""
-
-    @abstractmethod
-    def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
-        """Names and shapes of an answer's tensors; of each client the same."""
-
-    @abstractmethod
-    def add(self, stage: str, message: Tensors, weight: float) -> None:
-        """Take in an answer, on arrival, or a sum of several, of which ``weight`` is the sum of weights."""
-
-    @abstractmethod
-    def close(self, stage: str, number: int, present: int) -> None:
-        """All answers of ``present`` clients are in; after the last stage the state moves."""
-
-    @abstractmethod
-    def states(self) -> States:
-        """Everything that the next round depends on."""
-
-    @abstractmethod
-    def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        """Inverse of ``states``; whatever came in of an unfinished round is forgotten."""
-
-    @contextmanager
-    def exported(self) -> Iterator[torch.nn.Module]:
-        """The model, computing with what would be exported now."""
-        with self.parts.exported() as model, self.parts.adapter:
-            yield model
 
 
 @dataclass(kw_only=True)
@@ -88,72 +46,70 @@ class RuleParts(Parts):
     def named_factors(self) -> dict[str, tuple[Tensor, Tensor]]:
         return self.adapter.relative_to_w0(name_factors(self.adapter, self.update()))
 
+    def as_points(self) -> list[Point]:
+        """As an average asks coordinates."""
+        return [
+            point_from_factors(self.scale * a, b, torch.Generator(a.device).manual_seed(0))
+            for a, b in self.rule.factors()
+        ]
+
+    def as_products(self) -> list[Product]:
+        return [(self.scale * a, a.new_ones(a.shape[0], a.shape[-1]), b) for a, b in self.rule.factors()]
+
     def install_result(self) -> None:
         for group, (a, b) in zip(self.adapter.groups, self.update(), strict=True):
             self.adapter.install(group, a, a.new_ones(a.shape[0], a.shape[-1]), b)
 
 
-class _Iterate:
-    """What an average asks of coordinates."""
-
-    def __init__(self, rule: Rule, scale: float) -> None:
-        self._rule, self._scale = rule, scale
-
-    def as_points(self) -> list[Point]:
-        return [
-            point_from_factors(self._scale * a, b, torch.Generator(a.device).manual_seed(0))
-            for a, b in self._rule.factors()
-        ]
-
-    def as_products(self) -> list[Product]:
-        return [(self._scale * a, a.new_ones(a.shape[0], a.shape[-1]), b) for a, b in self._rule.factors()]
-
-
-class RuleServer(Server):
-    """The update of an aggregation rule."""
+class RuleServer:
+    """The update of an aggregation rule. parts: what is exported and reported. stages: the messages of a round."""
 
     def __init__(self, parts: Parts, rule: Rule, scale: float) -> None:
-        average, hyper = None, parts.hyper
-        if hyper.averaging and rule.fixed_rank:
-            iterate: Any = _Iterate(rule, scale)
-            average = IterateAverage(iterate, hyper.averaging)
         given = {name: value for name, value in vars(parts).items() if name != "average"}
-        self.parts: RuleParts = RuleParts(**given, rule=rule, scale=scale, rule_average=average)
-        self.rule, self.stages = rule, rule.stages
+        self.rule, self.stages, self.parts = rule, rule.stages, RuleParts(**given, rule=rule, scale=scale)
+        if parts.hyper.averaging and rule.fixed_rank:
+            iterate: Any = self.parts
+            self.parts.rule_average = IterateAverage(iterate, parts.hyper.averaging)
 
     def tensors(self, stage: str) -> Tensors:
+        """What every client is sent."""
         return self.rule.broadcast(stage)
 
     def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
+        """Names and shapes of an answer's tensors; of each client the same."""
         groups = [(len(g.sites), g.m, g.n) for g in self.parts.adapter.groups]
         return self.rule.shapes(stage, number, groups, self.rule.settings)[1]
 
     def add(self, stage: str, message: Tensors, weight: float) -> None:
+        """Take in an answer, on arrival, or a sum of several, of which ``weight`` is the sum of weights."""
         self.rule.add(stage, message, weight)
 
     def close(self, stage: str, number: int, present: int) -> None:
+        """All answers of ``present`` clients are in; after the last stage the state moves."""
         self.rule.close(stage)
         if stage == self.stages[-1] and self.parts.rule_average is not None:
             self.parts.rule_average.update()
 
     def states(self) -> States:
+        """Everything that the next round depends on."""
         states = {"rule": self.rule.state_dict()}
         if self.parts.rule_average is not None:
             states["average"] = self.parts.rule_average.state_dict()
         return states
 
     def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
-        for stage in self.stages:
-            self.rule.close(
-                stage
-            )  # takes what came in of an unfinished round; where that moves the state is undone
+        """Inverse of ``states``; whatever came in of an unfinished round is forgotten."""
+        for stage in self.stages:  # takes what came in; where that moves the state is undone
+            self.rule.close(stage)
         self.rule.load_state_dict(states["rule"])
         if self.parts.rule_average is not None:
             self.parts.rule_average.load_state_dict(states["average"])
 
 
-class JointServer(Server):
-    """A central run's state, which moves along secure sums as a central run would."""
+class JointServer:
+    """A central run's state, which moves along secure sums as a central run would; as `RuleServer`."""
+
+    stages = ("train",)
 
     def __init__(self, parts: Parts, plan: Plan | None) -> None:
         """plan: of each client's ledger; None in the non-private mode."""
@@ -201,3 +157,6 @@ class JointServer(Server):
     def take_states(self, states: Mapping[str, Mapping[str, Tensor]]) -> None:
         self._total = None
         self.parts.take_states(states)
+
+
+Server = RuleServer | JointServer

@@ -34,6 +34,8 @@ from privlora.training.models import adapter_for, check_model, given_or_loaded
 
 _log = logging.getLogger(__name__)
 
+Records = Sequence[Mapping[str, Any]]
+
 
 @dataclass
 class Workplace:
@@ -72,54 +74,6 @@ class NotReadyError(PrivloraError):
         self.told = told
 
 
-def refuse_missing_records(path: str | list[str] | None, format: Format, *, in_memory: bool) -> None:
-    """Raise NotReadyError where a file that the client's owner names is not there, or nothing says what it is.
-
-    format: of the owner; ``auto`` goes by the file's ending.
-
-    What is in it makes no difference: the server could ask about records by the columns that it names in its terms.
-    """
-    if in_memory:
-        return
-    try:
-        if path is None:
-            raise DataError("there is no path of records", fix="give this client its records")
-        refuse_missing(path, format=format)
-    except PrivloraError as problem:
-        raise NotReadyError(problem, NO_RECORDS) from None
-
-
-def warn_of_unreadable(
-    name: str,
-    path: str | list[str] | None,
-    records: Sequence[Mapping[str, Any]] | None,
-    format: Format,
-    settings: Settings,
-) -> None:
-    """Tell the log of client ``name`` if its first record lacks a column that the terms name. Nothing of it is sent."""
-    data, privacy = settings.data, settings.privacy
-    sources = [path] if isinstance(path, str) else path or []
-    if records is None and any(source.startswith(HUB) for source in sources):
-        return
-    try:
-        given = records if records is not None else load_records(sources, format=format, limit=1)
-        first = list(given[:1])
-        shown = [
-            record if data.task is None else task_record(find_task(data.task), record, 1) for record in first
-        ]
-        needed = [(record, column) for record in shown for column in sorted(Template(**data.columns).used)]
-        needed += [(record, privacy.user_column) for record in first if privacy.user_column is not None]
-        for record, column in needed:
-            value_of(record, column, 1)
-    except Exception as problem:  # noqa: BLE001 - a record may raise anything; a refusal would tell of it
-        _log.error(
-            "%s joins, but its first record cannot be read as the terms say: %s. Such records count as none: %s",
-            name,
-            in_words(problem),
-            "a refusal would tell the server of them. Stop the client if this is not what you meant",
-        )
-
-
 def in_words(error: Exception) -> str:
     """For a client's log. What is no error of privlora may quote a record, so that its kind alone is shown."""
     return str(error) if isinstance(error, PrivloraError) else type(error).__name__
@@ -145,48 +99,91 @@ def refuse_missing_model(name: str) -> None:
         raise NotReadyError(problem, NO_MODEL) from None
 
 
-Records = Sequence[Mapping[str, Any]]
+@dataclass(frozen=True)
+class Own:
+    """A client's records. name: the client's. path: of their files; records: the same in memory. format: of the files,
+    as their owner says: what the terms say of it would decide what is one record, and so one unit."""
 
+    name: str
+    path: str | list[str] | None = None
+    records: Records | None = None
+    format: Format = "auto"
 
-def own_data(
-    settings: Settings,
-    name: str,
-    model: Any,
-    tokenizer: Any,
-    *,
-    path: str | Sequence[str] | None = None,
-    records: Records | None = None,
-    format: Format = "auto",
-) -> Data:
-    """The records of client ``name``, tokenised. settings: the terms. path: of its files; records: the same in memory.
-    format: of its files, as its owner says. What the terms say of it would decide what is one record, and so one unit.
+    @property
+    def files(self) -> list[str]:
+        return [self.path] if isinstance(self.path, str) else list(self.path or [])
 
-    How many they are is held against no public number: those are of all clients, or of the server's choice. Raises
-    ConfigError for terms that nobody can follow, and DataError for files that are not there; for nothing in a record.
-    """
-    mine = changed(
-        client_settings(settings, 1),  # of rounds: reading is the same in all
-        data={"path": "", "evaluation": None, "unchecked": True, "limit": None},
-        adapter={"init": None, "public_text": None},
-        # Not held against the number of records, or a server could count them by its choice of delta.
-        privacy={"delta": None},
-    )
-    tokenise([], mine.data, tokenizer)  # refuses terms that nobody can follow, whatever the records are
+    def refuse_missing(self) -> None:
+        """Raise NotReadyError where a file that the client's owner names is not there, or nothing says what it is.
 
-    def load(some: Records) -> Data:
-        return load_data(mine, tokenizer, some, model=model)
+        What is in it makes no difference: the server could ask about records by the columns that it names in its terms.
+        """
+        if self.records is not None:
+            return
+        try:
+            if self.path is None:
+                raise DataError("there is no path of records", fix="give this client its records")
+            refuse_missing(self.files, format=self.format)
+        except PrivloraError as problem:
+            raise NotReadyError(problem, NO_RECORDS) from None
 
-    if records is None:
-        files = [path] if isinstance(path, str) else list(path or [])
-        refuse_missing(files, format=format)  # whether there is a file says nothing of what is in it
-        found = _in_files(name, files, format)
-    else:
-        found = _in_memory(name, records)
-    loaded = _readable(name, _named_users(name, found, mine.privacy.user_column), load)
-    if loaded is not None:
-        return loaded
-    nothing = Examples([], pad_token_id=pad_token(tokenizer))
-    return Data(nothing, Units(np.arange(0)), nothing)
+    def warn_of_unreadable(self, settings: Settings) -> None:
+        """Tell the log if the first record lacks a column that the terms name. Nothing of it is sent."""
+        data, privacy = settings.data, settings.privacy
+        if self.records is None and any(source.startswith(HUB) for source in self.files):
+            return
+        try:
+            given = self.records
+            first = list(
+                (load_records(self.files, format=self.format, limit=1) if given is None else given)[:1]
+            )
+            task = None if data.task is None else find_task(data.task)
+            shown = [record if task is None else task_record(task, record, 1) for record in first]
+            needed = [
+                (record, column) for record in shown for column in sorted(Template(**data.columns).used)
+            ]
+            needed += [(record, privacy.user_column) for record in first if privacy.user_column is not None]
+            for record, column in needed:
+                value_of(record, column, 1)
+        except Exception as problem:  # noqa: BLE001 - a record may raise anything; a refusal would tell of it
+            _log.error(
+                "%s joins, but its first record cannot be read as the terms say: %s. Such records count as none: a "
+                "refusal would tell the server of them. Stop the client if this is not what you meant",
+                self.name,
+                in_words(problem),
+            )
+
+    def data(self, settings: Settings, model: Any, tokenizer: Any) -> Data:
+        """Tokenised. settings: the terms.
+
+        How many they are is held against no public number: those are of all clients, or of the server's choice. Raises
+        ConfigError for terms that nobody can follow, and DataError for files that are not there; for nothing in a
+        record.
+        """
+        mine = changed(
+            client_settings(settings, 1),  # of rounds: reading is the same in all
+            data={"path": "", "evaluation": None, "unchecked": True, "limit": None},
+            adapter={"init": None, "public_text": None},
+            # Not held against the number of records, or a server could count them by its choice of delta.
+            privacy={"delta": None},
+        )
+        tokenise([], mine.data, tokenizer)  # refuses terms that nobody can follow, whatever the records are
+
+        def load(some: Records) -> Data:
+            return load_data(mine, tokenizer, some, model=model)
+
+        if self.records is None:
+            refuse_missing(
+                self.files, format=self.format
+            )  # whether there is a file says nothing of what is in it
+            found = _in_files(self.name, self.files, self.format)
+        else:
+            found = _in_memory(self.name, self.records)
+        loaded = _readable(self.name, _named_users(self.name, found, mine.privacy.user_column), load)
+        if loaded is not None:
+            return loaded
+        nothing = Examples([], pad_token_id=pad_token(tokenizer))
+        return Data(nothing, Units(np.arange(0)), nothing)
 
 
 def _in_files(name: str, files: list[str], format: Format) -> Records:

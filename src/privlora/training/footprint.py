@@ -12,7 +12,11 @@ from privlora.adapters import LowRankAdapter
 from privlora.adapters.lowrank import checkpoints
 from privlora.adapters.targets import feature_sizes, output_layer
 
-_GRADIENT_BYTES = 4  # P and Q are float32, or float64 beside activations of that
+# By the controllers that a line of /proc/self/cgroup names: the files of a group's limit and use, of version 2 and 1.
+_GROUPS = {
+    "": ("memory.max", "memory.current"),
+    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
+}
 
 
 def gradient_bytes(adapter: LowRankAdapter) -> int:
@@ -23,7 +27,7 @@ def gradient_bytes(adapter: LowRankAdapter) -> int:
     for part in adapter.parts:
         p, q = (len(range(part.rank)[kept]) for kept in part.columns)
         numbers += sum(p * site.m + q * site.n for site in part.sites)
-    return numbers * max(_GRADIENT_BYTES, _item_size(adapter.model))
+    return numbers * max(4, item_size(adapter.model))  # float32, or float64 next to activations of that
 
 
 def token_bytes(model: torch.nn.Module) -> int:
@@ -38,7 +42,7 @@ def token_bytes(model: torch.nn.Module) -> int:
     blocks, width = (getattr(config, name, None) for name in ("num_hidden_layers", "hidden_size"))
     if checkpoints(model) and blocks and width:
         whole = whole // blocks + blocks * width
-    return max(1, whole) * _item_size(model)
+    return max(1, whole) * item_size(model)
 
 
 def row_tokens(adapter: LowRankAdapter) -> int:
@@ -50,6 +54,11 @@ def row_tokens(adapter: LowRankAdapter) -> int:
     return math.ceil(gradient_bytes(adapter) / token_bytes(adapter.model))
 
 
+def item_size(model: torch.nn.Module) -> int:
+    """PUBLIC. Bytes of a number of the model's widest dtype."""
+    return max((p.dtype.itemsize for p in model.parameters() if p.is_floating_point()), default=4)
+
+
 def free_bytes(device: torch.device, root: Path = Path("/")) -> float:
     """Memory that a device has left for this process; without bound where that is not known.
 
@@ -58,51 +67,41 @@ def free_bytes(device: torch.device, root: Path = Path("/")) -> float:
     if device.type == "cuda":
         kept = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
         return float(torch.cuda.mem_get_info(device)[0] + kept)
-    told = root / "proc/meminfo"
-    if device.type != "cpu" or not told.exists():
-        return float("inf")
-    lines = dict(line.split(":", 1) for line in told.read_text(encoding="ascii").splitlines())
-    return min(1024.0 * int(lines["MemAvailable"].split()[0]), _left_in_group(root))
+    if device.type != "cpu":
+        return math.inf
+    return min(_in_file(root / "proc/meminfo", "MemAvailable", math.inf), _left_in_groups(root))
 
 
 def free_but_for_own(root: Path = Path("/")) -> float:
     """PUBLIC. What the machine had left if this process held nothing: neither records that it read or was given, nor
     what reading them left behind, is a part of it. root: as of ``free_bytes``."""
-    return free_bytes(torch.device("cpu"), root) + _of_this_process("RssAnon", root)
+    return free_bytes(torch.device("cpu"), root) + _in_file(root / "proc/self/status", "RssAnon", 0)
 
 
 def resident_bytes(root: Path = Path("/")) -> int:
     """What this process holds of the machine's memory; 0 where that is not known. root: as of ``free_bytes``."""
-    return _of_this_process("VmRSS", root)
+    return int(_in_file(root / "proc/self/status", "VmRSS", 0))
 
 
-def _of_this_process(name: str, root: Path) -> int:
-    told = root / "proc/self/status"
-    if not told.exists():
-        return 0
-    lines = dict(line.split(":", 1) for line in told.read_text(encoding="utf-8").splitlines() if ":" in line)
-    return 1024 * int(lines.get(name, "0 kB").split()[0])
+def _in_file(path: Path, name: str, otherwise: float) -> float:
+    """Bytes that a line "name: N kB" says."""
+    if not path.exists():
+        return otherwise
+    lines = dict(line.split(":", 1) for line in path.read_text(encoding="utf-8").splitlines() if ":" in line)
+    return 1024.0 * int(lines[name].split()[0]) if name in lines else otherwise
 
 
-def _left_in_group(root: Path) -> float:
+def _left_in_groups(root: Path) -> float:
     """What the process' control groups leave it: a container may have less than its machine."""
-    left, own = float("inf"), root / "proc/self/cgroup"
-    if not own.exists():
-        return left
-    for line in own.read_text(encoding="utf-8").splitlines():
+    left, own = math.inf, root / "proc/self/cgroup"
+    for line in own.read_text(encoding="utf-8").splitlines() if own.exists() else ():
         _, kinds, path = line.split(":", 2)
-        if kinds not in ("", "memory"):
-            continue
-        names = (
-            ("memory.max", "memory.current")
-            if not kinds
-            else ("memory.limit_in_bytes", "memory.usage_in_bytes")
-        )
         base = root / "sys/fs/cgroup" / kinds
         # Inside a container the path may be the machine's, which is not there; then its root is the group's.
-        for group in {base, *(base / path.lstrip("/")).parents, base / path.lstrip("/")}:
+        inner = base / path.lstrip("/")
+        for group in {base, inner, *inner.parents} if kinds in _GROUPS else ():
             if group.is_relative_to(base):
-                left = min(left, _left_in(group, *names))
+                left = min(left, _left_in(group, *_GROUPS[kinds]))
     return left
 
 
@@ -111,16 +110,12 @@ def _left_in(group: Path, limit: str, usage: str) -> float:
         most, used = ((group / name).read_text(encoding="ascii").strip() for name in (limit, usage))
         lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
     except OSError:
-        return float("inf")
+        return math.inf
     if most == "max":
-        return float("inf")
+        return math.inf
     stat = dict(line.split(" ", 1) for line in lines)
     # Cached files are given back when memory is needed, those that were read twice too: else private ones would count.
     cached = sum(
         int(stat.get(f"total_{name}", stat.get(name, "0"))) for name in ("inactive_file", "active_file")
     )
     return max(0.0, float(int(most) - int(used) + cached))
-
-
-def _item_size(model: torch.nn.Module) -> int:
-    return max((p.dtype.itemsize for p in model.parameters() if p.is_floating_point()), default=4)

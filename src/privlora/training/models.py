@@ -42,7 +42,7 @@ from privlora.training.model_checks import (
 from privlora.training.model_files import files_of, refuse_encoder_decoder, refuse_incomplete_files
 from privlora.training.model_names import device_of, model_source, or_near_folder
 from privlora.training.ranks import Ranks
-from privlora.training.reach import inputs_on_paper, left_out
+from privlora.training.reach import inputs_of_layers, left_out
 
 _FINE, _COARSE = 1e-4, 0.03  # by how much logits of like processes may differ, in float32 and below
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
@@ -368,7 +368,7 @@ def loadable_adapter(settings: Settings, model: torch.nn.Module) -> LowRankAdapt
         refuse_encoder(model)
     adapter = adapter_for(settings, model)
     refuse_unloadable(adapter)
-    inputs = inputs_on_paper(model)
+    inputs = inputs_of_layers(model)
     pooled = frozenset[str]().union(*(part.pooled for part in adapter.parts))
     refuse_places({site.name: inputs[site.name] for site in adapter.sites if site.name in inputs}, pooled)
     return adapter

@@ -1,38 +1,38 @@
-"""How much memory a step takes at its most, by a formula of public facts: nothing is read of records.
+"""How much memory a step takes at its most: an estimate from the model's modules and the settings. Nothing is run.
 
-Of the model one pass of a few tokens is done on paper (training.paper): what it keeps for the backward pass is counted,
-a token and a token squared. All else follows from shapes. The formula was held against steps of ten architectures
-(docs/performance.md): it lies within 25 % above them.
+What each module keeps for the backward pass is added up (``saved_bytes``), and all else follows from shapes. Nothing is
+read of records. Held against steps of five models, the estimate lies 6 to 23 % above them (docs/performance.md).
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+import re
+from dataclasses import dataclass
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
-from torch.autograd.graph import saved_tensors_hooks
 
 from privlora.adapters import LowRankAdapter
-from privlora.adapters.targets import output_layer
+from privlora.adapters.quantised import bits
+from privlora.adapters.targets import feature_sizes, output_layer
 from privlora.config import PrivacySettings, Settings
-from privlora.errors import reason_of
+from privlora.coordinates import SpanSpace
+from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.losses import block_rows
 from privlora.mechanisms import takes_units_alone
 from privlora.methods import find_row
-from privlora.training.footprint import gradient_bytes, row_tokens
+from privlora.training.footprint import gradient_bytes, item_size, row_tokens
 from privlora.training.model_checks import positions_of, routes_tokens, steady_width
 from privlora.training.models import adapter_for, packing_of, set_checkpointing, unchanged_afterwards
-from privlora.training.paper import on_paper
 
 # A logical batch has more units than are assumed with less than this probability a step.
 _RARE = 1e-9
-_MORE = 1.08  # of what the formula says: no step that was tried took more
+_MORE = 1.1  # of what the formula says: no step that was tried took more
 _KERNELS = 24 * 2**20  # what kernels below float32 keep of their own
-_FEW, _MANY = 16, 64  # tokens of the passes on paper
+# Activations that transformers writes out keep three of their widths more than torch's own.
+_WRITTEN_OUT = re.compile("New|Fast|Quick|Accurate")
+_SCALED_LOGITS = ("final_logit_softcapping", "logit_scale", "logits_scaling")
 
 
 @dataclass(frozen=True)
@@ -47,188 +47,173 @@ class Peak:
     rows: int
     width: int
 
-    def to_dict(self) -> dict[str, int]:
-        return asdict(self)
-
-
-class Unknown(Exception):
-    """What a step takes cannot be told; says why in one line."""
-
 
 class StepMemory:
-    """What a step with micro-batches of so many tokens takes, of one run.
+    """What a private step takes, of one run.
 
-    model: the base model, with or without weights; it is not changed. device: where it will be. Raises Unknown for
-    steps of which not all is counted: rows that lean on public texts, preferences, packed weights, experts, and models
-    that do more with values than can be done on paper.
+    model: the base model, with or without weights, in the run's dtype; it is not changed. device: where it will be.
+
+    Attributes: row_bytes, of one row's gradients, as often as they are held at once. update_bytes, of dense updates and
+    the weights with them. public_bytes, of the gradients of public texts that are kept. of_batch, rows of a batch.
+    least, tokens that a short row counts for.
     """
 
     def __init__(self, settings: Settings, model: Any, device: torch.device) -> None:
-        self._settings, self._model, self._device = settings, model, device
         method, privacy = find_row(settings.method.name), settings.privacy
-        if method.public_texts:
-            raise Unknown(f"method {method.name!r} also takes gradients of public texts")
-        if settings.data.chosen is not None:
-            raise Unknown("a preference takes passes of the base model beside its own, which nothing counts")
-        if packing_of(settings.model, model):
-            raise Unknown("packed weights are unpacked by kernels that nothing counts")
-        if routes_tokens(model):
-            raise Unknown("how many tokens an expert is given is not known before")
-        self._adapter = adapter = adapter_for(settings, model)
-        self._hyper = method.resolve(
+        self.hyper = method.resolve(
             settings.method, settings.adapter.init, privacy.steps, private=privacy.private
         )
-        self._kind = method.coordinates
-        self._alone = self._kind.forward_only or takes_units_alone(self._hyper.clipping)
-        self._least = tokens_of_a_row(settings, adapter)
-        self._saved = _saved(model, adapter)
-        config: Any = getattr(model, "config", None)
-        config = config.get_text_config() if hasattr(config, "get_text_config") else config
-        self._layers = getattr(config, "num_hidden_layers", None) or 1
-        self._width = getattr(config, "hidden_size", None) or 0
-        self._words = getattr(config, "vocab_size", None) or 0
-        self._item = max((p.dtype.itemsize for p in model.parameters() if p.is_floating_point()), default=4)
+        self.adapter = adapter = adapter_for(settings, model)
+        self._settings, self._device, self._kind = settings, device, method.coordinates
+        alone = takes_units_alone(self.hyper.clipping) or routes_tokens(model)
+        self._at_once = settings.rows_of_a_unit if alone or self._kind.forward_only else None
+        self._saved, self._item = saved_bytes(adapter), item_size(model)
+        sites = [(part.rank, site.m, site.n) for part in adapter.parts for site in part.sites]
+        self._numbers = sum(r * (m + n) for r, m, n in sites)
+        self._squares = sum(r * r for r, _, _ in sites) if self.hyper.clipping == "spectral" else 0
+        # Of packed weights the largest layer is unpacked as a whole.
+        largest = max(m * n for _, m, n in sites)
+        self._unpacked = self._item * largest if packing_of(settings.model, model) else 0
+        self.update_bytes = self._kind.dense * (4 + self._item) * sum(m * n for _, m, n in sites)
+        self.of_batch = self._beside = largest_batch(privacy) * settings.rows_of_a_unit
+        self.public_bytes = self.row_bytes = self.least = 0
+        if method.releases == "votes":
+            return
+        if not self._kind.forward_only:
+            self.row_bytes = gradient_bytes(adapter)
+            with unchanged_afterwards(model):
+                # Short rows count for more where activations are computed again.
+                set_checkpointing(model, settings.model.gradient_checkpointing)
+                self.least = row_tokens(adapter)
+        if issubclass(self._kind, SpanSpace) and settings.synthesis is not None:
+            entries = self._kind.inner_kind.entries_of(adapter)
+            self.public_bytes = settings.synthesis.count * entries * max(4, self._item)
+            if issubclass(self._kind, EncodedSpace):
+                copies = copies_of(self._kind.inner_kind)  # end to end, next to what is captured
+                self.row_bytes += (copies - 1) * entries * 4
+                self._beside = units_beside(entries, self.public_bytes, copies)
 
-    def peak(self, max_tokens: int) -> Peak:
-        """Of the micro-batch that takes most, of the longest rows, or of as many rows as there can be."""
-        worst = max(self._batches(max_tokens), key=lambda batch: self._bytes(*batch))
-        return Peak(self._bytes(*worst), model_bytes(self._model), *worst)
+    def rows(self, width: int, max_tokens: int) -> int:
+        """In a micro-batch of such rows, at most; a unit's rows go through as a whole."""
+        fit = min(self.of_batch, self._beside, max_tokens // max(width, self.least))
+        return max(self._settings.rows_of_a_unit, fit, 1)
 
-    def _batches(self, max_tokens: int) -> Iterator[tuple[int, int]]:
-        """Rows and their width, before padding."""
-        longest = longest_row(self._settings, self._model)
-        most = largest_batch(self._settings.privacy) * self._settings.rows_of_a_unit
-        shortest = min(max(1, self._least), longest)
-        whole = max_tokens // (max_tokens // longest + 1)  # where rows of full length leave some tokens
-        # Below float32 rows that fill a block are padded by one more.
-        blocks = [
-            end // each * each + each * (end < longest) for end in (longest, shortest) for each in (8, 32)
-        ]
-        for width in {longest, *(min(longest, max(shortest, each)) for each in (shortest, whole, *blocks))}:
-            fits = max_tokens // max(width, self._least)
-            # A unit of several rows goes through as a whole.
-            yield max(self._settings.rows_of_a_unit, min(most, fits), 1), width
-
-    def _padded(self, width: int) -> int:
-        return steady_width(self._adapter, width, self._device) if self._adapter.reduced_precision else width
+    def peak(self, max_tokens: int, longest: int | None = None) -> Peak:
+        """Of the micro-batch of so many tokens that takes most. longest: the longest row's, if not the settings'."""
+        longest = longest_row(self._settings, self.adapter.model) if longest is None else longest
+        shortest = min(max(1, self.least), longest)
+        widths = {*range(shortest, longest, 1 + (longest - shortest) // 64), longest}
+        takes, rows, width = max(
+            (self._bytes(rows := self.rows(width, max_tokens), width), rows, width) for width in widths
+        )
+        return Peak(takes, weight_bytes(self._settings, self.adapter.model), rows, width)
 
     def _bytes(self, rows: int, width: int) -> int:
         """Of a step whose micro-batches have so many rows."""
-        adapter, privacy, wide = self._adapter, self._settings.privacy, self._padded(width)
-        sites = [(part.rank, site) for part in adapter.parts for site in part.sites]
-        numbers = sum(rank * (site.m + site.n) for rank, site in sites)
-        dense = sum(site.m * site.n for _, site in sites) if self._kind.dense else 0
-        update = 8 * dense  # and the weights with it
-        state = 16 * numbers + update  # factors, moments and sums
-        gradients = gradient_bytes(adapter) * (rows if privacy.private else 1)
-        at_once = self._settings.rows_of_a_unit if self._alone else rows  # through the model
-        tokens, (linear, square, plain) = at_once * wide, self._saved
-        kept = tokens * linear + tokens * wide * square
-        logits = self._logits(tokens, plain)
+        adapter, of_a_unit = self.adapter, self._settings.rows_of_a_unit
+        wide = steady_width(adapter, width, self._device) if adapter.reduced_precision else width
+        tokens = wide * (self._at_once or rows)  # through the model at once
+        kept, logits = tokens * (self._saved[0] + wide * self._saved[1]), self._logits(tokens)
+        layers = _number(_config(adapter.model), "num_hidden_layers") or 1
+        state = 16 * self._numbers + self.update_bytes + self.public_bytes  # factors, moments and sums
+        gradients = self.row_bytes * (rows if self._settings.privacy.private else 1)
         if self._kind.forward_only:  # without a graph: one layer's tensors at a time
-            return self._told(state / 2 + kept / self._layers + logits * 2 / 3)
-        if self._alone:
-            forward = state + gradients + kept + logits
+            most = state / 2 + kept / layers + logits * 2 / 3
+        elif self._at_once:
+            most = state + gradients + kept + logits
         elif self._settings.model.gradient_checkpointing != "none":
-            inputs = tokens * self._width * self._layers * self._item
-            forward = state + inputs + max(logits, kept / self._layers + gradients)
+            inputs = tokens * _number(_config(adapter.model), "hidden_size") * layers * self._item
+            most = state + inputs + max(logits, kept / layers + gradients)
         else:
             # Their room is taken whole; on a CPU where it is written to, while activations are let go.
             room = gradients if self._device.type != "cpu" else 0.03 * gradients
-            forward = state + kept + max(logits, room)
-        # Clipping has r x r statistics of each unit in float64 where it looks at singular values.
-        small = 100 * rows * sum(rank**2 for rank, _ in sites) if self._hyper.clipping == "spectral" else 0
-        # Units of several rows are added up next to their rows.
-        sums = 0.8 * gradients if self._settings.rows_of_a_unit > 1 else 0
-        clipping = 32 * numbers + update + 1.04 * gradients + max(small, sums)
-        release = (40 if self._kind.entrywise else 66) * numbers + update
-        return self._told(max(forward, clipping, release))
+            most = state + kept + max(logits, room)
+        most += self._unpacked
+        if not self._kind.forward_only:
+            # Clipping has r x r statistics of each unit in float64 where it looks at singular values; units of several
+            # rows are added up next to their rows.
+            more = max(100 * rows * self._squares, 0.8 * gradients if of_a_unit > 1 else 0)
+            clipping = 16 * self._numbers + 1.04 * gradients + more
+            release = (24 if self._kind.entrywise else 50) * self._numbers
+            most = max(most, state + clipping, state + release)
+        return math.ceil(_MORE * most + (_KERNELS if adapter.reduced_precision else 0))
 
-    def _logits(self, tokens: int, plain: bool) -> float:
-        """Of the loss: a block of labels at a time, in float32 next to the model's dtype, or all of them at once."""
+    def _logits(self, tokens: int) -> float:
+        """Of the loss: a block of labels at a time, in float32 next to the model's dtype; all of them where the model
+        does more to them."""
         if self._settings.data.classes is not None:
             return 0
-        if not plain:
-            return 4.0 * tokens * self._words * self._item
-        block = min(tokens, block_rows(self._words)) * self._words * 4
-        return block * (3 if self._item >= 4 else 2.7)
-
-    def _told(self, found: float) -> int:
-        return math.ceil(_MORE * found + (_KERNELS if self._adapter.reduced_precision else 0))
+        config = _config(self.adapter.model)
+        words = _number(config, "vocab_size")
+        if any(getattr(config, name, None) not in (None, 1.0) for name in _SCALED_LOGITS):
+            return 4.0 * tokens * words * self._item
+        return min(tokens, block_rows(words)) * words * 4 * (3 if self._item >= 4 else 2.7)
 
 
-def peak_of_a_step(settings: Settings, model: Any, device: torch.device, *, max_tokens: int) -> Peak | None:
-    """The largest total over all micro-batches of so many tokens; None for rows that take no private steps.
+def saved_bytes(adapter: LowRankAdapter) -> tuple[float, float]:
+    """PUBLIC. What a forward pass keeps for the backward one: bytes of a token, and of a pair of a row's tokens.
 
-    Raises Unknown, as `StepMemory`.
+    Of linear layers next to each other (attention, feed-forward): the outputs of all but the last, unless that leaves
+    the hidden size; what is made of those outputs on the way to the last; and inputs of adapted layers, once. Of norms
+    their input, in float32 where they are written out. Attention weights where attention is eager; else a mask.
     """
-    if find_row(settings.method.name).releases != "gradients":
-        return None
-    return StepMemory(settings, model, device).peak(max_tokens)
+    model: Any = adapter.model
+    config, item, head = _config(model), item_size(model), output_layer(model)
+    hidden, heads, layers = (
+        _number(config, name) for name in ("hidden_size", "num_attention_heads", "num_hidden_layers")
+    )
+    size = _number(config, "head_dim") or hidden // max(1, heads)
+    pairs = min(heads, _number(config, "num_key_value_heads") or heads)  # of keys and values
+    numbers: float = 2 * hidden + layers * 2 * (heads - pairs) * size  # keys and values are repeated
+    floats: float = layers * heads
+    adapted = {site.name for part in adapter.parts for site in part.sites}
+    for name, module in model.named_modules():
+        kind, children = type(module).__name__, dict(module.named_children())
+        linear = {n: sizes for n, c in children.items() if c is not head and (sizes := feature_sizes(c))}
+        if linear:
+            *others, (out, last) = linear.values()
+            between = sum(m for m, _ in others)
+            numbers += between + out * (out != hidden) + last * (between > last)
+            numbers += sum({n for key, (_, n) in linear.items() if f"{name}.{key}".lstrip(".") in adapted})
+            numbers += 3 * last * any(_WRITTEN_OUT.match(type(c).__name__) for c in children.values())
+            # Scans that are written out, by chunks or by states.
+            chunks = _number(module, "chunk_size") * _number(module, "num_heads")
+            floats += 4 * (chunks or last * _number(module, "ssm_state_size"))
+        if "norm" in kind.lower():
+            width = next((p.numel() for p in module.parameters()), hidden)
+            width *= (heads + pairs) / 2 if width == size < hidden else 1  # of queries and keys
+            numbers += width * isinstance(module, torch.nn.LayerNorm)
+            floats += width * (not isinstance(module, torch.nn.LayerNorm))
+        if "Expert" in kind:  # stacks of them
+            chosen = _number(config, "num_experts_per_tok") or 1
+            numbers += chosen * sum(
+                sum(p.shape[1:]) for p in module.parameters(recurse=False) if p.dim() == 3
+            )
+    capped = getattr(config, "attn_logit_softcapping", None) is not None
+    weights = 4 + item * ((item < 4) + capped)
+    eager = getattr(config, "_attn_implementation", None) == "eager"
+    return numbers * item + 4 * floats, layers * (heads * weights if eager else item)
 
 
-_SAVED: WeakKeyDictionary[Any, dict[frozenset[str], tuple[float, float, bool]]] = WeakKeyDictionary()
-
-
-def _saved(model: Any, adapter: LowRankAdapter) -> tuple[float, float, bool]:
-    """Bytes that a forward pass keeps for the backward one: a token of a row, and a pair of its tokens; and whether the
-    model returns what its output layer gives."""
-    names = frozenset(site.name for site in adapter.sites)
-    known = _SAVED.setdefault(model, {})
-    if names not in known:
-        (few, plain), (many, _) = (_kept(model, names, tokens) for tokens in (_FEW, _MANY))
-        square = max(0.0, (many / _MANY - few / _FEW) / (_MANY - _FEW))
-        known[names] = few / _FEW - _FEW * square, square, plain
-    return known[names]
-
-
-def _kept(model: Any, names: frozenset[str], tokens: int) -> tuple[int, bool]:
-    """Bytes that one row of so many tokens keeps, the last of them padding, so that there is a mask."""
-    held = dict[int, tuple[torch.Tensor, int]]()
-    given = list[torch.Tensor]()
-    try:
-        with on_paper(model) as copied:
-            weights = {t.untyped_storage()._cdata for t in [*copied.parameters(), *copied.buffers()]}
-
-            def keep(t: torch.Tensor) -> torch.Tensor:
-                storage = t.untyped_storage()
-                if storage._cdata not in weights:
-                    held[storage._cdata] = t, storage.nbytes()
-                return t
-
-            copied.get_input_embeddings().register_forward_hook(lambda *args: args[-1].requires_grad_())
-
-            def keep_input(_: Any, args: tuple[torch.Tensor, ...]) -> None:
-                keep(args[0])  # the gradients of an adapted layer need it
-
-            for name in names:
-                copied.get_submodule(name).register_forward_pre_hook(keep_input)
-            if (head := output_layer(copied)) is not None:
-                head.register_forward_pre_hook(lambda _, args: (args[0][:, :1].detach(),))
-                head.register_forward_hook(lambda *args: given.append(args[-1]))
-            ids = torch.zeros(1, tokens, dtype=torch.int64)
-            mask = torch.ones_like(ids)
-            mask[0, -1] = 0
-            with torch.enable_grad(), saved_tensors_hooks(keep, lambda t: t):
-                logits = copied(input_ids=ids, attention_mask=mask, use_cache=False).logits
-            plain = bool(given) and logits.untyped_storage()._cdata == given[0].untyped_storage()._cdata
-    except Exception as error:  # models are anybody's code, and raise anything on paper
-        raise Unknown(reason_of(error)) from error
-    return sum(size for _, size in held.values()), plain
-
-
-def tokens_of_a_row(settings: Settings, adapter: LowRankAdapter) -> int:
-    """footprint.row_tokens in the run, which may recompute activations; 0 where rows need no gradients of their own."""
-    if not settings.privacy.private or find_row(settings.method.name).coordinates.forward_only:
-        return 0
-    with unchanged_afterwards(adapter.model):
-        set_checkpointing(adapter.model, settings.model.gradient_checkpointing)
-        return row_tokens(adapter)
-
-
-def model_bytes(model: torch.nn.Module) -> int:
-    """Of the weights and buffers, those that several modules share once."""
-    return sum(t.nbytes for t in [*model.parameters(), *model.buffers()])
+def weight_bytes(settings: Settings, model: Any) -> int:
+    """Of all weights: packed numbers and their scales where layers are packed, else the dtype's."""
+    head, packing = output_layer(model), packing_of(settings.model, model)
+    spared, item = packing.get("llm_int8_skip_modules"), item_size(model)
+    size = sum(p.nbytes for p in model.parameters())
+    for name, module in model.named_modules() if packing else ():
+        features = None if bits(module) else feature_sizes(module)
+        kept = module is head if spared is None else any(f"{name}.".startswith(f"{s}.") for s in spared)
+        if features is None or kept or name.endswith(tuple(spared or ())):
+            continue
+        entries = math.prod(features)
+        blocks = math.ceil(entries / 64)  # bitsandbytes' numbers of one scale; 256 scales share theirs
+        if packing.get("load_in_8bit"):
+            size += entries + 4 * features[0] - entries * item
+        else:
+            nested = packing.get("bnb_4bit_use_double_quant")
+            size += math.ceil(entries / 2) - entries * item
+            size += blocks + 4 * math.ceil(blocks / 256) if nested else 4 * blocks
+    return size
 
 
 def longest_row(settings: Settings, model: torch.nn.Module) -> int:
@@ -245,3 +230,13 @@ def largest_batch(privacy: PrivacySettings) -> int:
     from scipy.stats import binom
 
     return max(1, min(n, int(binom.isf(_RARE, n, min(1.0, privacy.q)))))
+
+
+def _config(model: Any) -> Any:
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
+def _number(of: Any, name: str) -> int:
+    """A field of a model's configuration, or of a module; 0 where it has none."""
+    return getattr(of, name, None) or 0

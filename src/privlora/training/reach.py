@@ -3,19 +3,24 @@ no adapter file can hold them. Found without weights and records: the same in a 
 
 from __future__ import annotations
 
+import copy
+import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.peft_files import peft_refuses
+from privlora.adapters.quantised import bits
 from privlora.adapters.targets import feature_sizes, find_targets, linear_layers, settled_targets
 from privlora.config import AdapterSettings
 from privlora.errors import ModelError
 from privlora.names import EITHER, KINDS, MIXED, NARROW, REFUSED, UNUSED
-from privlora.training.paper import on_paper
 
 ROWS, TOKENS = 3, 8
 Inputs = dict[str, list[tuple[int, ...]]]
@@ -78,7 +83,7 @@ def _unfit(model: torch.nn.Module) -> Mapping[str, str]:
     if model not in _UNFIT:
         names = linear_layers(model)
         found = dict.fromkeys(peft_refuses(model, names), REFUSED)
-        for name, shapes in inputs_on_paper(model).items():
+        for name, shapes in inputs_of_layers(model).items():
             # Of a classifier, layers behind the pooled text are given one state a row.
             wrong = place_of(
                 shapes, (2,) if shapes and len(shapes[0]) == 2 and shapes[0][0] == ROWS else (3,)
@@ -89,7 +94,7 @@ def _unfit(model: torch.nn.Module) -> Mapping[str, str]:
     return _UNFIT[model]
 
 
-def inputs_on_paper(model: torch.nn.Module) -> Inputs:
+def inputs_of_layers(model: torch.nn.Module) -> Inputs:
     """Linear layer -> shapes of its inputs, in a pass of `ROWS` rows of `TOKENS` tokens without values; {} for a model
     that cannot be run so. The model is not changed."""
     if model not in _INPUTS:
@@ -102,12 +107,43 @@ def _inputs(model: Any) -> Inputs:
         return lambda _, args: shapes.append(tuple(args[0].shape) if args else ())
 
     try:
-        with on_paper(model) as copied:
-            found: Inputs = {name: [] for name in linear_layers(copied)}
-            for name, shapes in found.items():
-                copied.get_submodule(name).register_forward_pre_hook(noting(shapes))
+        skeleton = _skeleton(model)
+        found: Inputs = {name: [] for name in linear_layers(skeleton)}
+        for name, shapes in found.items():
+            skeleton.get_submodule(name).register_forward_pre_hook(noting(shapes))
+        with warnings.catch_warnings(), torch.no_grad(), torch.device("meta"), _Answers():
+            warnings.simplefilter("ignore")
             ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64)
-            copied(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
+            skeleton(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     except Exception:  # noqa: BLE001 - models are anybody's code; a pass with their weights says what is wrong
         return {}
     return found
+
+
+def _skeleton(model: Any) -> Any:
+    """A copy without weights, in evaluation mode."""
+    if any(bits(module) for module in model.modules()) or hasattr(model, "hf_device_map"):
+        with torch.device("meta"):
+            model = type(model)._from_config(model.config)
+    tensors = dict[int, Any]()
+    for t in [*model.parameters(), *model.buffers()]:
+        empty = torch.empty_like(t, device="meta")
+        frozen = isinstance(t, torch.nn.Parameter)
+        tensors[id(t)] = torch.nn.Parameter(empty, requires_grad=False) if frozen else empty
+    copied = copy.deepcopy(model, tensors).eval()
+    config = copied.config.get_text_config()
+    config.pad_token_id = getattr(config, "pad_token_id", None) or 0
+    with suppress(Exception):  # one way to compute experts does not ask how many tokens each of them has
+        copied.set_experts_implementation("batched_mm")
+    return copied
+
+
+class _Answers(TorchFunctionMode):
+    """Where code asks a tensor without values, it is true, one or zero: masks hide nothing then."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.__bool__, torch.equal):
+            return True
+        if func in (Tensor.item, Tensor.__int__, Tensor.__float__):
+            return 0.0 if args[0].dtype.is_floating_point else args[0].dtype == torch.bool or 1
+        return func(*args, **(kwargs or {}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 from privlora.config import Settings, settings_from
 from privlora.demo import model_path, private_records
 from privlora.federated import run
-from privlora.federated.messages import Exchange, Reply, Request
+from privlora.federated.messages import Exchange, InProcess, Reply, Request
 
 NAMES = ("a", "b", "c")
 FOUR = (*NAMES, "d")
@@ -83,8 +83,7 @@ class Losing:
 
 def federate_losing(settings: Settings, client: str, kind: str, patch: Any) -> run.Federated:
     """In one process. patch: pytest's monkeypatch."""
-    embedded: Callable[..., Exchange] = run.embedded
-    patch.setattr(run, "embedded", lambda *given: Losing(embedded(*given), client, kind))
+    patch.setattr(run, "InProcess", lambda *given: Losing(InProcess(*given), client, kind))
     return run.federate(settings)
 
 

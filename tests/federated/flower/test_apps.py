@@ -17,7 +17,7 @@ import torch
 
 pytest.importorskip("flwr")
 from flower_core import federation
-from flower_stubs import StubClient
+from flower_stubs import EmbeddedGrid, StubClient
 from flwr.app import Context, Message, RecordDict
 from flwr.app.metadata import Metadata
 from flwr.cli.build import build_fab_from_disk
@@ -28,9 +28,8 @@ from flwr.common.config import parse_config_args
 from privlora.config import Settings
 from privlora.errors import ConfigError, ModelError, RunError
 from privlora.federated.client import Client
-from privlora.federated.flower.app import _render, write_app
-from privlora.federated.flower.client_app import Place, _core, make_client_app
-from privlora.federated.flower.grid import EmbeddedGrid
+from privlora.federated.flower.app import _TEMPLATES, write_app
+from privlora.federated.flower.client_app import client_of, make_client_app
 from privlora.federated.flower.records import message_type, read_reply, write_request
 from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
 from privlora.federated.limits import Limits
@@ -51,8 +50,8 @@ def asked(request: Request) -> Message:
     return Message(metadata=metadata, content=write_request(request))  # type: ignore[call-overload]
 
 
-def stub(place: Place) -> StubClient:
-    return StubClient(place.folder, place.data or "")
+def stub(place: Client) -> StubClient:
+    return StubClient(place.folder, str(place.path))
 
 
 def ask(request: Request, config: dict, client=stub) -> Reply:
@@ -78,7 +77,7 @@ def test_a_node_gives_its_name_and_touches_nothing(tmp_path: Path) -> None:
 def test_a_request_for_somebody_else_is_refused(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert ask(request(client="b"), node(tmp_path)) == Reply("a", "train", 1, refused=OTHER_NAME)
     assert not (tmp_path / "a").exists()
-    assert "the server calls this client 'b', and its node config says name='a'" in caplog.text
+    assert "the server calls it 'b', and its node config says name='a'" in caplog.text
     assert {record.levelname for record in caplog.records} == {"ERROR"}
 
 
@@ -106,16 +105,17 @@ def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changed", "says"),
     [
-        ({"name": None}, "lacks name"),
-        ({"folder": None, "data": 3}, "lacks folder, data"),
+        ({"name": None}, "name: Field required"),
+        ({"folder": None, "data": 3}, "folder: Field required; data: Input should be a valid string"),
         ({"folder": "here"}, "relative"),
-        ({"name": "a b"}, "no public name"),
-        ({"max_epsilom": 1.0}, "unknown keys: 'max_epsilom'"),
-        ({"max_epsilon": "1"}, "max_epsilon='1' in the node config is no limit"),
-        ({"max_epsilon": True}, "is no limit"),
-        ({"must_be_private": 0}, "is no limit"),
-        ({"unit": "patient"}, "is unknown"),
-        ({"format": "lines"}, "format='lines' in the node config is unknown"),
+        ({"name": "a b"}, "name: String should match"),
+        ({"max_epsilom": 1.0}, "max_epsilom: Extra inputs are not permitted"),
+        ({"max_epsilon": "1"}, "max_epsilon: Input should be a valid number"),
+        ({"max_epsilon": True}, "max_epsilon: Input should be a valid number"),
+        ({"max_delta": float("nan")}, "max_delta: not a number"),
+        ({"must_be_private": 0}, "must_be_private: Input should be a valid boolean"),
+        ({"unit": "patient"}, "unit: Input should be"),
+        ({"format": "lines"}, "format: Input should be 'auto'"),
         ({"pins": "/nowhere.json"}, "pins in the node config cannot be read"),
         ({"pins": __file__}, "pins in the node config cannot be read"),
     ],
@@ -125,7 +125,7 @@ def test_node_configs(
 ) -> None:
     config = node(tmp_path, **changed)
     with pytest.raises(ConfigError, match=says):
-        Place.read(config)
+        client_of(config)
     # Flower would send the server what an exception says.
     reply = read_reply(make_client_app(stub)(asked(request()), context(config)))
     assert reply == Reply("", "train", 1, refused=BAD_CONFIG)
@@ -143,19 +143,16 @@ def test_what_an_owner_sets(tmp_path: Path) -> None:
     config = parse_config_args(  # of --node-config
         [f"{given} max_epsilon=2 pins_model=false least_clients=3"]
     )
-    place = Place.read(config)
+    client = client_of(config)
     limits = Limits(max_epsilon=2, pins_model=False, least_clients=3)
-    assert (place.model, place.pins, place.limits) == ("/model", {"b": "00ff"}, limits)
-    client = _core(place)
-    assert isinstance(client, Client)
     of_file = (client.name, client.folder, client.path, client.format)
     assert of_file == ("a", tmp_path / "a", "data-a", "jsonl")
     of_model = (client.model, client.revision, client.pins, client.limits)
-    assert of_model == (place.model, "v2", place.pins, place.limits)
+    assert of_model == ("/model", "v2", {"b": "00ff"}, limits)
 
 
 def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:
-    def make(place: Place) -> StubClient:
+    def make(place: Client) -> StubClient:
         with open(place.folder / "turn.lock", "wb") as file, pytest.raises(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         return stub(place)
@@ -165,7 +162,7 @@ def test_messages_of_several_runs_take_turns(tmp_path: Path) -> None:
 
 
 def test_in_a_simulation_places_go_by_number(tmp_path: Path) -> None:
-    places = [Place(name, tmp_path / name, f"data-{name}") for name in "ab"]
+    places = [Client(name, tmp_path / name, f"data-{name}") for name in "ab"]
     app = make_client_app(stub, places)
     assert (
         read_reply(app(asked(request(client="b")), context({"partition-id": 1, "num-partitions": 2}))).client
@@ -249,8 +246,8 @@ def test_with_tls_nothing_is_insecure(tmp_path: Path, settings: Settings) -> Non
     ("changed", "says"),
     [
         ({"settings": None}, "no text 'settings'"),
-        ({"settings": "a: ["}, "name no settings"),
-        ({"settings": "run: {seed: 1}"}, "the run config"),
+        ({"settings": "a: ["}, "do not follow from"),
+        ({"settings": "run: {seed: 1}"}, "the run config do not follow from"),
         ({"app": None}, "no text 'app'"),
         ({"app": "../app-1"}, "cannot name an app"),
         ({"app": "app-2"}, "has no server/settings.yaml"),
@@ -354,7 +351,8 @@ def test_each_command_of_the_written_readme_is_one_of_the_guide(authority: str |
         "authority": authority,
         "output": "/srv/runs/clinics",
     }
-    written, guide = commands(_render("README.md.j2", values)), commands(GUIDE.read_text(encoding="utf-8"))
+    written = commands(_TEMPLATES.get_template("README.md.j2").render(values))
+    guide = commands(GUIDE.read_text(encoding="utf-8"))
     assert [line for line in written if line not in guide] == []
     if authority is not None:
         assert not any("0.0.0.0" in line or "--insecure" in line for line in written)

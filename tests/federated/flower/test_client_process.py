@@ -16,8 +16,8 @@ from privlora.errors import ModelError, PrivloraError, RunError
 from privlora.federated.client import Client
 from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING
-from privlora.federated.messages import Exchange, Reply, Request
-from privlora.federated.run import embedded, federate, serve_run
+from privlora.federated.messages import Exchange, InProcess, Reply, Request
+from privlora.federated.run import federate, serve_run
 from privlora.training import models
 from privlora.training.files import RunFolder
 
@@ -48,7 +48,7 @@ class Anew:
         )
 
     def exchange(self) -> Exchange:
-        return embedded(NAMES, self.answer)
+        return InProcess(NAMES, self.answer)
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_the_model_is_loaded_to_train_and_for_nothing_else(
         finally:
             training[0] = True
 
-    serve_run(settings, embedded(NAMES, answer), tmp_path / "out")
+    serve_run(settings, InProcess(NAMES, answer), tmp_path / "out")
     assert len(loads) == 1 + anew.kinds.count("train") == 1 + 2 * len(NAMES)  # the server's is the first
     assert set(anew.kinds) - {"train"} <= LIGHT
     assert {"join", "leave", "sketch" if rule == "fedask" else "unmask"} <= set(anew.kinds)
@@ -97,7 +97,7 @@ def test_a_server_goes_on_with_what_lies_in_its_folder(tmp_path: Path) -> None:
         return anew.answer(requests)
 
     with pytest.raises(Stops):
-        serve_run(settings, embedded(NAMES, stopping), folder)
+        serve_run(settings, InProcess(NAMES, stopping), folder)
     begun = History(RunFolder(folder).private / "rounds.jsonl")
     other = federation(tmp_path, tmp_path / "elsewhere", "tan", rounds=3)
     with pytest.raises(RunError, match="holds a run with other settings"):
@@ -121,7 +121,7 @@ def test_of_a_run_that_is_over_nobody_is_asked(tmp_path: Path, caplog: pytest.Lo
     anew, folder = Anew(tmp_path, settings), RunFolder(tmp_path / "out")
 
     def without_c(kind: str) -> Exchange:
-        return embedded(
+        return InProcess(
             NAMES, lambda asked: anew.answer([r for r in asked if (r.client, r.kind) != ("c", kind)])
         )
 
@@ -131,7 +131,7 @@ def test_of_a_run_that_is_over_nobody_is_asked(tmp_path: Path, caplog: pytest.Lo
     assert read_ledger(folder.release / "ledger-c.jsonl").charges == 1
     asked = len(anew.kinds)
     caplog.set_level("INFO", "privlora")
-    assert serve_run(settings, embedded([], anew.answer), folder.root) == whole
+    assert serve_run(settings, InProcess([], anew.answer), folder.root) == whole
     assert len(anew.kinds) == asked
     assert "nobody is asked for anything" in caplog.text
     (folder.release / "report.html").unlink()  # died while publishing

@@ -12,6 +12,7 @@ import pytest
 
 pytest.importorskip("flwr")
 from flower_core import NAMES, federation
+from flower_stubs import EmbeddedGrid
 from flwr.app import Context, RecordDict
 
 from privlora.accounting import read_ledger
@@ -19,7 +20,6 @@ from privlora.config import Settings
 from privlora.errors import ConfigError, ModelError, PrivloraError, RunError
 from privlora.federated.client import Client
 from privlora.federated.flower.app import write_app
-from privlora.federated.flower.grid import EmbeddedGrid
 from privlora.federated.flower.server_app import APPS, make_server_app
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Reply, Request

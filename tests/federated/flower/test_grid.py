@@ -1,8 +1,7 @@
-"""Messages over grids: who is found, what is dropped, and that one process looks to a server as Flower does."""
+"""Messages over grids: who is found, what is dropped."""
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Iterable, Sequence
 
@@ -10,13 +9,14 @@ import pytest
 import torch
 
 pytest.importorskip("flwr")
+from flower_stubs import EmbeddedGrid
 from flwr.app import Error, Message
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
 
 from privlora.errors import RunError
-from privlora.federated.flower.grid import CLOCKS, PATIENCE, EmbeddedGrid, GridExchange
-from privlora.federated.flower.records import message_type, write_reply, write_request
+from privlora.federated.flower.grid import CLOCKS, PATIENCE, GridExchange
+from privlora.federated.flower.records import message_type, write_reply
 from privlora.federated.messages import BAD_CONFIG, OTHER_NAME, Reply, Request
 
 FLOWER = logging.getLogger("flwr")
@@ -76,37 +76,6 @@ def other(message: Message, reply: Reply) -> Message:
     """In place of a reply, for the same request."""
     message.content = write_reply(reply)
     return message
-
-
-def test_the_embedded_grid_is_one_of_flowers() -> None:
-    grid = EmbeddedGrid(["a", "b"], echo)
-    for name, function in inspect.getmembers(Grid, inspect.isfunction):
-        here = inspect.signature(getattr(EmbeddedGrid, name))
-        assert here.parameters.keys() == inspect.signature(function).parameters.keys()
-    assert list(grid.get_node_ids()) == [node.node_id for node in grid.get_nodes()] == [1, 2]
-    run = grid.run
-    run.fab_id = "changed"
-    assert grid.run.fab_id == ""
-    grid.set_run(run)
-    assert grid.run.fab_id == "changed"
-
-
-def test_messages_are_pushed_then_pulled_once() -> None:
-    asked = []
-    grid = EmbeddedGrid(["a", "b"], lambda requests: asked.append(len(requests)) or echo(requests))
-    contents = [write_request(request(name)) for name in "ab"]
-    sent = [
-        grid.create_message(each, "train.train", node, "1") for node, each in enumerate(contents, start=1)
-    ]
-    ids = list(grid.push_messages(sent))
-    assert asked == []
-    assert len(set(ids)) == 2
-    assert list(grid.pull_messages(["unknown"])) == []
-    replies = list(grid.pull_messages(ids))
-    assert asked == [2]
-    assert [reply.metadata.src_node_id for reply in replies] == [1, 2]
-    assert {reply.metadata.reply_to_message_id for reply in replies} == set(ids)
-    assert list(grid.pull_messages(ids)) == []
 
 
 def test_requests_arrive_together_and_whole() -> None:

@@ -22,7 +22,7 @@ from torch import Tensor
 
 from privlora.errors import RunError
 from privlora.federated.rules import Asked, Pairs, RuleSettings, Tensors
-from privlora.federated.rules.sketching import FedAsk, omega
+from privlora.federated.rules.factors import FedAsk, omega
 
 
 def aggregate(

@@ -8,7 +8,6 @@ import re
 import shutil
 import tempfile
 from collections.abc import Mapping
-from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final
 
@@ -16,7 +15,6 @@ import jinja2
 
 from privlora.config import AT_CLIENTS, Settings
 from privlora.errors import ConfigError, RunError, named
-from privlora.federated.flower.records import check_name
 from privlora.federated.flower.server_app import APP_NAME, OWN_SETTINGS, Plan, told_to_clients
 from privlora.federated.plans import changed, client_plan, federation_of, names_alone, with_local_method
 from privlora.training.model_names import refuse_unknown_model
@@ -29,6 +27,21 @@ _FILES: Final = {
     "privlora_app/server_app.py": "server_app.py.j2",
     "privlora_app/client_app.py": "client_app.py.j2",
 }
+
+
+def toml_string(text: str) -> str:
+    """As a basic string of TOML, which is that of JSON but for the character DEL."""
+    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+# Nothing is escaped as HTML: what is written is TOML, Python and Markdown.
+_TEMPLATES: Final = jinja2.Environment(
+    loader=jinja2.PackageLoader("privlora.federated.flower"),
+    undefined=jinja2.StrictUndefined,
+    keep_trailing_newline=True,
+    trim_blocks=True,
+)
+_TEMPLATES.filters["toml"] = toml_string
 
 
 def write_app(
@@ -86,7 +99,7 @@ def write_app(
         "superlink": superlink,
         "authority": None if root_certificates is None else str(Path(root_certificates).resolve()),
     }
-    contents = {path: _render(template, values) for path, template in _FILES.items()}
+    contents = {path: _TEMPLATES.get_template(name).render(values) for path, name in _FILES.items()}
     _write(target, {**contents, OWN_SETTINGS: own.to_yaml()})
     return target
 
@@ -94,8 +107,6 @@ def write_app(
 def _of_server(settings: Settings) -> Settings:
     """With paths from the root on, since Flower runs apps in a folder of its own, and without those of records."""
     settings = with_local_method(settings.located())
-    for name in federation_of(settings).names:
-        check_name(name)
     return changed(
         settings,
         data={"path": AT_CLIENTS, "limit": None, "evaluation": _in_full(settings.data.evaluation)},
@@ -110,21 +121,6 @@ def _in_full(path: Any) -> Any:
     if isinstance(path, list):
         return [_in_full(one) for one in path]
     return str(Path(path).resolve()) if isinstance(path, str) and Path(path).exists() else path
-
-
-def toml_string(text: str) -> str:
-    """As a basic string of TOML, which is that of JSON but for the character DEL."""
-    return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
-
-
-def _render(template: str, values: Mapping[str, Any]) -> str:
-    source = files("privlora.federated.flower").joinpath("templates", template).read_text(encoding="utf-8")
-    # Nothing is escaped as HTML: what is written is TOML, Python and Markdown.
-    environment = jinja2.Environment(
-        undefined=jinja2.StrictUndefined, keep_trailing_newline=True, trim_blocks=True
-    )
-    environment.filters["toml"] = toml_string
-    return environment.from_string(source).render(values)
 
 
 def _write(target: Path, contents: Mapping[str, str]) -> None:

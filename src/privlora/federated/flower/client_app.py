@@ -3,130 +3,77 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import fields, replace
 from pathlib import Path
-from typing import Any, Final, get_args
+from typing import Annotated, Any, get_type_hints
 
 from flwr.app import Context, Message
 from flwr.clientapp import ClientApp
+from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
-from privlora.accounting.ledger_format import Unit
 from privlora.data.formats import Format
 from privlora.disk import lock
 from privlora.errors import ConfigError, PrivloraError, named
+from privlora.federated.client import Client
 from privlora.federated.flower.logs import through_flower
-from privlora.federated.flower.records import NAME, check_name, message_type, read_request, write_reply
+from privlora.federated.flower.records import NAME, message_type, read_request, write_reply
 from privlora.federated.limits import Limits
-from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply
+from privlora.federated.messages import BAD_CONFIG, KINDS, NAME_PATTERN, OTHER_NAME, REFUSED, Reply
 
 _log = logging.getLogger(__name__)
 
-_NEEDED: Final = ("name", "folder", "data")
-_TEXTS: Final = (*_NEEDED, "format", "model", "revision", "pins")
-_LIMITS: Final = tuple(limit.name for limit in fields(Limits))
+_Node = create_model(
+    "_Node",
+    __config__=ConfigDict(strict=True, extra="forbid"),
+    name=(Annotated[str, Field(pattern=f"^{NAME_PATTERN}$")], ...),
+    folder=(str, ...),
+    data=(str, ...),
+    format=(Format, "auto"),
+    model=(str | None, None),
+    revision=(str | None, None),
+    pins=(str | None, None),
+    **{limit.name: (get_type_hints(Limits)[limit.name], limit.default) for limit in fields(Limits)},  # type: ignore[call-overload]
+)
+"""What a node config may hold. pins: a file of JSON, fingerprints by name. Others: of `Client` and `Limits`."""
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a client lives, and what its owner allows.
-
-    name: public. folder: what survives between messages. data: its records' file; records: the same in memory, in a
-    simulation. format: of the file; "auto" goes by its ending. model: where it has the base model, if not where the
-    server's settings say; revision: of it, on the hub. pins: the fingerprint of each client that secure sums may be
-    over, by name. limits: of what a server may ask for.
-    """
-
-    name: str
-    folder: Path
-    data: str | None = None
-    records: Sequence[Mapping[str, Any]] | None = field(default=None, repr=False)
-    format: Format = "auto"
-    model: str | None = None
-    revision: str | None = None
-    pins: Mapping[str, str] | None = None
-    limits: Limits = field(default_factory=Limits)
-
-    def __post_init__(self) -> None:
-        check_name(self.name)
-
-    @classmethod
-    def read(cls, config: Mapping[str, Any]) -> Place:
-        """Of the node config: texts name, folder, data, format, model, revision, pins (a file), and those of `Limits`.
-
-        Raises:
-            ConfigError: a key is missing, unknown or wrong, or a path is relative.
-        """
-        unknown = sorted(set(config) - {*_TEXTS, *_LIMITS})
-        if unknown:
-            raise ConfigError(
-                f"the node config has unknown keys: {', '.join(map(named, unknown))}",
-                fix=f"keys are {', '.join((*_TEXTS, *_LIMITS))}",
-            )
-        missing = [key for key in _NEEDED if key not in config]
-        missing += [key for key in _TEXTS if key in config and not isinstance(config[key], str)]
-        if missing:
-            raise ConfigError(
-                f"the node config lacks {', '.join(missing)}",
-                fix="""start flower-supernode with --node-config 'name="…" folder="/…" data="/…" model="/…"'""",
-            )
-        if not Path(config["folder"]).is_absolute():
-            raise ConfigError("folder in the node config is relative", fix="give an absolute path")
-        if config.get("format", "auto") not in get_args(Format):
-            raise ConfigError(
-                f"format={named(config['format'])} in the node config is unknown",
-                why="it says what one record is, and so what is protected",
-                fix=f"one of {', '.join(get_args(Format))}",
-            )
-        pins = None if "pins" not in config else _pins(Path(config["pins"]))
-        return cls(
-            config["name"],
-            Path(config["folder"]),
-            config["data"],
-            format=config.get("format", "auto"),
-            model=config.get("model"),
-            revision=config.get("revision"),
-            pins=pins,
-            limits=_limits(config),
+def client_of(config: Mapping[str, Any]) -> Client:
+    """The client of a node config. Raises ConfigError: a key is missing, unknown or wrong, or a path is relative."""
+    wrong = [f"{key}: not a number" for key, value in config.items() if value != value]
+    try:
+        node = _Node(**config)
+    except ValidationError as error:
+        wrong += [f"{one['loc'][0]}: {one['msg']}" for one in error.errors()]
+    if wrong:
+        raise ConfigError(
+            f"the node config is wrong: {'; '.join(wrong)}",
+            fix=f"keys are {', '.join(_Node.model_fields)}; name, folder and data are needed, as in --node-config "
+            """'name="…" folder="/…" data="/…" model="/…"'; see docs/federated-deployment.md""",
         )
+    own = dict(node)
+    folder, limits = (
+        Path(own.pop("folder")),
+        Limits(**{limit.name: own.pop(limit.name) for limit in fields(Limits)}),
+    )
+    if not folder.is_absolute():
+        raise ConfigError("folder in the node config is relative", fix="give an absolute path")
+    pins = None if own["pins"] is None else _pins(Path(own["pins"]))
+    return Client(folder=folder, path=own.pop("data"), limits=limits, **{**own, "pins": pins})
 
 
 def _pins(path: Path) -> dict[str, str]:
-    """A file of JSON: fingerprints by name."""
     try:
-        pins = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(pins, dict) or not all(isinstance(value, str) for value in pins.values()):
-            raise ValueError
+        return TypeAdapter(dict[str, str]).validate_json(path.read_bytes(), strict=True)
     except (OSError, ValueError) as error:
         raise ConfigError(
             f"pins in the node config cannot be read ({type(error).__name__})",
             why="without them the server says who takes part in a secure sum",
             fix='give the path of a file {"NAME": "FINGERPRINT", …}',
         ) from None
-    return pins
-
-
-def _limits(config: Mapping[str, Any]) -> Limits:
-    given = {key: config[key] for key in _LIMITS if key in config}
-    usual = Limits()
-    for key, value in given.items():
-        others = (int, float) if key.startswith("max_") else (type(getattr(usual, key)),)
-        wanted = (str,) if key in ("unit", "user_column") else others
-        if type(value) not in wanted or value != value:
-            raise ConfigError(
-                f"{key}={named(value)} in the node config is no limit",
-                fix="see docs/federated-deployment.md for the limits and their types",
-            )
-    unit = given.get("unit")
-    if unit is not None and unit not in get_args(Unit):
-        raise ConfigError(
-            f"unit={named(unit)} in the node config is unknown", fix=f"one of {', '.join(get_args(Unit))}"
-        )
-    return Limits(**given)
 
 
 @contextlib.contextmanager
@@ -138,12 +85,12 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-MakeClient = Callable[[Place], Any]
+MakeClient = Callable[[Client], Any]
 """What it gives answers requests, as the core's client does."""
 
 
 def make_client_app(
-    make_client: MakeClient | None = None, places: Sequence[Place] | None = None
+    make_client: MakeClient | None = None, places: Sequence[Client] | None = None
 ) -> ClientApp:
     """A ClientApp that answers every kind of message.
 
@@ -152,23 +99,16 @@ def make_client_app(
     of privlora, a traceback for any other.
 
     Args:
-        make_client: in place of the core's ``privlora.federated.client.Client``.
-        places: of all clients, in a simulation, where node configs hold a number only.
+        make_client: what answers in a client's place.
+        places: all clients, in a simulation, where node configs hold a number only.
     """
     app = ClientApp()
 
     def handle(message: Message, context: Context) -> Message:
         # Workers of a simulation have a log of their own.
         with through_flower() if places is None else contextlib.nullcontext():
-            return Message(write_reply(_reply(message, context)), reply_to=message)
-
-    def _reply(message: Message, context: Context) -> Reply:
-        try:
-            place = _place(context.node_config, places)
-        except Exception as error:  # noqa: BLE001 - as in _answer
-            _tell(error)
-            return _refusal("", message, BAD_CONFIG)
-        return _answer(message, place, make_client)
+            reply = _answer(message, context.node_config, places, make_client)
+            return Message(write_reply(reply), reply_to=message)
 
     for kind in (NAME, *KINDS):
         category, action = message_type(kind).split(".")
@@ -176,48 +116,43 @@ def make_client_app(
     return app
 
 
-def _place(config: Mapping[str, Any], places: Sequence[Place] | None) -> Place:
-    return Place.read(config) if places is None else places[int(config["partition-id"])]
-
-
-def _answer(message: Message, place: Place, make_client: MakeClient | None) -> Reply:
+def _answer(
+    message: Message,
+    config: Mapping[str, Any],
+    places: Sequence[Client] | None,
+    make_client: MakeClient | None,
+) -> Reply:
+    name, why = "", BAD_CONFIG
     try:
+        # One of a simulation is as new as in a process of its own.
+        own = (
+            client_of(config)
+            if places is None
+            else replace(places[int(config["partition-id"])], workplaces={})
+        )
+        name, why = own.name, REFUSED
         request = read_request(message)
         if request.kind == NAME:
-            return Reply(place.name, NAME, 0)
-        if request.client != place.name:
-            _log.error(
-                "the server calls this client %s, and its node config says name=%s: it answers nothing. Fix: start "
-                "flower-supernode with the name under which its key is registered",
-                named(request.client),
-                named(place.name),
+            return Reply(name, NAME, 0)
+        if request.client != name:
+            why = OTHER_NAME
+            raise ConfigError(
+                f"the server calls it {named(request.client)}, and its node config says name={named(name)}",
+                fix="start flower-supernode with the name under which its key is registered",
             )
-            return _refusal(place.name, message, OTHER_NAME)
-        with _alone(place.folder):
-            reply = (make_client or _core)(place).answer(request)
+        with _alone(own.folder):
+            reply = (own if make_client is None else make_client(own)).answer(request)
         write_reply(reply)  # what cannot be sent is known here, and not in Flower
         return reply
     except Exception as error:  # noqa: BLE001 - Flower would send the text of any exception to the server
-        _tell(error)
-        return _refusal(place.name, message, REFUSED)
-
-
-def _tell(error: Exception) -> None:
-    """In this client's own log."""
-    if isinstance(error, PrivloraError):
-        _log.error("this client answers nothing: %s", error)
-    else:
-        traceback.print_exception(error, file=sys.stderr)
+        if isinstance(error, PrivloraError):
+            _log.error("this client answers nothing: %s", error)
+        else:
+            traceback.print_exception(error, file=sys.stderr)
+        return _refusal(name, message, why)
 
 
 def _refusal(name: str, message: Message, why: str) -> Reply:
     _, kind = message.metadata.message_type.split(".")
     group = message.metadata.group_id
     return Reply(name, kind, int(group) if group.isdecimal() else 0, refused=why)
-
-
-def _core(place: Place) -> Any:
-    from privlora.federated.client import Client
-
-    own = dict(vars(place))
-    return Client(path=own.pop("data"), **own)

@@ -1,35 +1,23 @@
-"""Messages between the server and clients over any of Flower's grids, and a grid that lives in one process."""
+"""Messages between the server and clients over any of Flower's grids."""
 
 from __future__ import annotations
 
 import logging
+import re
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import islice
 from typing import Final
-from uuid import uuid4
 
-from flwr.app import Message, RecordDict
+from flwr.app import Message
 from flwr.common.constant import ErrorCode
 from flwr.proto.node_pb2 import NodeInfo
 from flwr.serverapp import Grid
-from flwr.supercore.run import Run
-from flwr.supercore.task_identity import TaskIdentity
 
-from privlora.errors import ConfigError, RunError, nearest
+from privlora.errors import RunError, named, nearest
 from privlora.federated.flower.logs import aside_of_flower
-from privlora.federated.flower.records import (
-    NAME,
-    Arrays,
-    check_name,
-    message_type,
-    read_reply,
-    read_request,
-    write_reply,
-    write_request,
-)
-from privlora.federated.messages import ABOUT_ITS_PLACE, BAD_CONFIG, TRAINING, Reply, Request
+from privlora.federated.flower.records import NAME, Arrays, message_type, read_reply, write_request
+from privlora.federated.messages import ABOUT_ITS_PLACE, BAD_CONFIG, NAME_PATTERN, TRAINING, Reply, Request
 
 _log = logging.getLogger(__name__)
 
@@ -40,8 +28,6 @@ PATIENCE: Final = 60.0
 """Seconds that a node whose config is wrong is waited for: its owner has to start it anew, which makes it another."""
 
 _PAUSE: Final = 1.0
-
-_PORTION: Final = 16  # clients of one process whose passes are taken together
 
 
 class GridExchange:
@@ -195,7 +181,13 @@ class GridExchange:
         if not sent:
             return
         arrays: Arrays = {}  # what all are sent is written once, however many they are
-        messages = [self._message(node, request, timeout, arrays) for node, request in sent.items()]
+        ttl = timeout + CLOCKS  # else a client that was away would work for a round that is over
+        messages = [
+            Message(
+                write_request(one, arrays), node, message_type(one.kind), ttl=ttl, group_id=str(one.round)
+            )
+            for node, one in sent.items()
+        ]
         secret = any(request.kind in TRAINING for request in sent.values())
         with aside_of_flower(self._aside if secret else None):
             answers = self.grid.send_and_receive(messages, timeout=timeout)
@@ -209,12 +201,6 @@ class GridExchange:
                 yield node, read_reply(message)
             except RunError as problem:
                 self._tell(logging.WARNING, node, sent[node], f"gave an answer that is dropped: {problem}")
-
-    @staticmethod
-    def _message(node: int, request: Request, timeout: float, arrays: Arrays | None = None) -> Message:
-        """It expires: else a client that was away would work for a round that is over."""
-        group, route = str(request.round), message_type(request.kind)
-        return Message(write_request(request, arrays), node, route, ttl=timeout + CLOCKS, group_id=group)
 
 
 def _why(reply: Reply) -> str:
@@ -235,97 +221,9 @@ def _kind_of_error(message: Message) -> str:
 
 def _is_public(node: int, name: str) -> bool:
     """Whether a client may be called so."""
-    try:
-        check_name(name)
-    except ConfigError as problem:
-        _log.warning("node %d: %s", node, problem)
-        return False
-    return True
-
-
-class EmbeddedGrid(Grid):
-    """Flower's grid in one process: clients are names, and their answers come from one call for all of them.
-
-    Args:
-        clients: their names; node k + 1 is the k-th.
-        answer_all: from requests, all that were sent together, to the replies of those that did not drop out.
-    """
-
-    def __init__(
-        self, clients: Sequence[str], answer_all: Callable[[list[Request]], Iterable[Reply]]
-    ) -> None:
-        self._clients = dict(enumerate(clients, start=1))
-        self._answer_all = answer_all
-        self._pushed: dict[str, Message] = {}
-        self._run = Run.create_empty(run_id=1)
-        _identify(self._run)
-
-    def set_run(self, run: Run) -> None:
-        """Set the run that messages belong to."""
-        self._run = run
-
-    @property
-    def run(self) -> Run:
-        """A copy, as Flower's own grids give."""
-        return Run(**vars(self._run))
-
-    def create_message(
-        self,
-        content: RecordDict,
-        message_type: str,
-        dst_node_id: int,
-        group_id: str,
-        ttl: float | None = None,
-    ) -> Message:
-        """What Flower's constructor of messages makes."""
-        return Message(content, dst_node_id, message_type, ttl=ttl, group_id=group_id)
-
-    def get_node_ids(self) -> Iterable[int]:
-        """1 to the number of clients."""
-        return list(self._clients)
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        """Keep messages until they are pulled; their ids, in order."""
-        pushed = {str(uuid4()): message for message in messages}
-        for number, message in pushed.items():
-            message.metadata.__dict__["_message_id"] = number  # as Flower's own grids set it
-        self._pushed.update(pushed)
-        return list(pushed)
-
-    def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        """The replies to messages, which are answered together, here and now. A message is answered once."""
-        wanted = [self._pushed.pop(number) for number in set(message_ids) & set(self._pushed)]
-        wanted.sort(key=lambda message: message.metadata.dst_node_id)
-        answers, asked = [], {}
-        for message in wanted:
-            name = self._clients[message.metadata.dst_node_id]
-            if message.metadata.message_type == message_type(NAME):
-                answers.append(Message(write_reply(Reply(name, NAME, 0)), reply_to=message))
-            else:
-                asked[name] = message
-        replies = self._answer_all([read_request(message) for message in asked.values()]) if asked else []
-        for reply in replies:
-            try:
-                answers.append(Message(write_reply(reply), reply_to=asked[reply.client]))
-            except (KeyError, RunError):
-                _log.warning("an answer that no message can carry is dropped")
-        return answers
-
-    def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
-    ) -> Iterable[Message]:
-        """Push, then pull, some at a time: replies are made when they are read, and memory is that of so many clients.
-
-        ``timeout`` is without effect: nothing is waited for.
-        """
-        waiting = iter(messages)
-        while portion := list(islice(waiting, _PORTION)):
-            yield from self.pull_messages(self.push_messages(portion))
-
-
-def _identify(run: Run) -> None:
-    """Flower's messages carry who sends them; in a process that Flower did not start, nobody has said so yet."""
-    try:
-        _ = TaskIdentity.run_id
-    except RuntimeError:
-        TaskIdentity.run_id, TaskIdentity.task_id, TaskIdentity.node_id = run.run_id, 1, 1
+    fits = re.fullmatch(NAME_PATTERN, name) is not None
+    if not fits:
+        _log.warning(
+            "node %d: %s is no public name of up to 64 letters, digits, ., - and _", node, named(name)
+        )
+    return fits

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Final
 
 from privlora.config import Settings
@@ -66,35 +66,32 @@ def through_flower() -> Iterator[None]:
 
 
 @contextmanager
-def aside_of_flower(aside: Callable[[str], None] | None) -> Iterator[None]:
+def _filtered(shown: Callable[[logging.LogRecord], bool]) -> Iterator[None]:
+    _FLOWER.addFilter(shown)
+    try:
+        yield
+    finally:
+        _FLOWER.removeFilter(shown)
+
+
+def aside_of_flower(aside: Callable[[str], None] | None) -> AbstractContextManager[None]:
     """Inside, what Flower itself would log is said aside; with None, nothing changes.
 
     Its grid says which messages were too large or could not be sent: of a trusted server, how many it drew.
     """
+    if aside is None:
+        return nullcontext()
 
     def said(record: logging.LogRecord) -> bool:
-        assert aside is not None
         aside(f"Flower: {record.getMessage()}")
         return False
 
-    if aside is None:
-        yield
-        return
-    _FLOWER.addFilter(said)
-    try:
-        yield
-    finally:
-        _FLOWER.removeFilter(said)
+    return _filtered(said)
 
 
-@contextmanager
-def without_banner() -> Iterator[None]:
+def without_banner() -> AbstractContextManager[None]:
     """Inside, Flower does not say that its function ``run_simulation`` is deprecated; all else is shown."""
-    _FLOWER.addFilter(_no_banner)
-    try:
-        yield
-    finally:
-        _FLOWER.removeFilter(_no_banner)
+    return _filtered(_no_banner)
 
 
 def _no_banner(record: logging.LogRecord) -> bool:

@@ -9,7 +9,6 @@ checked before memory is taken for them.
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping
 from typing import Any, Final, cast
 
@@ -17,7 +16,7 @@ import torch
 from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
-from privlora.errors import ConfigError, RunError, named
+from privlora.errors import RunError
 from privlora.federated.messages import KINDS, TRAINING, Number, Reply, Request, wrong
 
 NAME: Final = "name"
@@ -30,8 +29,6 @@ STYPE: Final = "privlora.numbers"
 _DTYPES = "float16 bfloat16 float32 float64 int8 int16 int32 int64 uint8 uint16 uint32 uint64"
 DTYPES: Final[dict[str, torch.dtype]] = {name: getattr(torch, name) for name in _DTYPES.split()}
 
-_PUBLIC_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
-
 
 Arrays = dict[int, Array]
 
@@ -39,15 +36,6 @@ Arrays = dict[int, Array]
 _TYPES: Final = {"format": int, "client": str, "kind": str, "round": int, "refused": str}
 _ROUTES: Final = {kind: f"{'train' if kind in TRAINING else 'query'}.{kind}" for kind in (NAME, *KINDS)}
 _KINDS: Final = {route: kind for kind, route in _ROUTES.items()}
-
-
-def check_name(name: str) -> None:
-    """Raises ConfigError for what cannot be a client's public name: servers name files after it."""
-    if not _PUBLIC_NAME.fullmatch(name):
-        raise ConfigError(
-            f"name={named(name)} is no public name",
-            fix="give up to 64 letters, digits, dots, dashes or underscores",
-        )
 
 
 def message_type(kind: str) -> str:

@@ -11,13 +11,12 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
-import yaml
 from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
-from privlora.config import Settings, load_settings, read_plain, settings_from
+from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, named
 from privlora.federated.flower.grid import GridExchange
 from privlora.federated.flower.logs import Told, stopped, tell_end, tell_start, through_flower
@@ -66,7 +65,7 @@ class Plan:
             ConfigError: a key is missing or wrong; clients were told other settings than the server has.
         """
         settings = _own_settings(_text(config, "app"), environment)
-        if _told(_text(config, "settings")) != told_to_clients(settings):
+        if _text(config, "settings") != told_to_clients(settings).to_yaml():
             raise ConfigError(
                 f"the settings in the run config do not follow from {OWN_SETTINGS}",
                 fix="write the app anew (`privlora federate --write-app`)",
@@ -155,13 +154,3 @@ def _text(config: Mapping[str, Value], key: str) -> str:
             fix=f"set {key} under [tool.flwr.app.config] or --run-config",
         )
     return value
-
-
-def _told(text: str) -> Settings:
-    try:
-        content: Any = read_plain(text)
-    except yaml.YAMLError:
-        content = None
-    if not isinstance(content, dict):
-        raise ConfigError("settings in the run config name no settings", fix="write the app anew")
-    return settings_from(content, source="the run config")

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, PrivloraError, RunError
-from privlora.federated.flower.client_app import MakeClient, Place, make_client_app
+from privlora.federated.client import Client
+from privlora.federated.flower.client_app import MakeClient, make_client_app
 from privlora.federated.flower.logs import without_banner
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
 from privlora.federated.history import RoundObserver
@@ -53,16 +54,16 @@ def simulate(
         workers: processes that answer for clients, on one core each.
 
     Raises:
-        ConfigError: flwr's extra "simulation" is not installed, or ``settings`` are none.
+        ConfigError: flwr's extra "simulation" is not installed.
         RunError: the engine failed in an unexpected way.
         PrivloraError: whatever `federate` raises.
     """
     _refuse_without_ray()
-    settings = _settings(settings)
+    settings = settings if isinstance(settings, Settings) else load_settings(settings)
     here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
     settings = here.workplace.loaded[2]
     places = [
-        Place(
+        Client(
             name,
             here.place_of(name),
             records=own,
@@ -85,15 +86,14 @@ def simulate(
     try:
         run_apps(Plan(settings, timeout), places, serve=serve, workers=workers)
     except RunError as stopped:
-        raise (
-            failed[0] if failed else stopped
-        ) from None  # the engine may tell of another error than the first
+        # The engine may tell of another error than the first.
+        raise (failed[0] if failed else stopped) from None
     return done[0]
 
 
 def run_apps(
     plan: Plan,
-    places: Sequence[Place],
+    places: Sequence[Client],
     *,
     serve: Serve | None = None,
     make_client: MakeClient | None = None,
@@ -131,17 +131,6 @@ def run_apps(
             raise
         except Exception as error:
             raise RunError(f"Flower's simulation stopped: {error}", fix="the log above says where") from error
-
-
-def _settings(given: Settings | str | Path) -> Settings:
-    if isinstance(given, str | Path):
-        return load_settings(given)
-    if not isinstance(given, Settings):
-        raise ConfigError(
-            f"settings are of type {type(given).__name__}",
-            fix="give the path of their YAML file, or Settings",
-        )
-    return given
 
 
 def _refuse_without_ray() -> None:

@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import Final
 
 from privlora.config.federation import RULES as PLACES
-from privlora.federated.rules.base import Asked, Beginning, Mean, Pairs, Rule, RuleSettings, Tensors, Trains
-from privlora.federated.rules.checks import expected, refuse_unfit
+from privlora.federated.rules.base import Asked, Beginning, Pairs, Rule, RuleSettings, Tensors, Trains
 
 
 def _class_at(place: str) -> type[Rule]:
@@ -21,12 +20,9 @@ __all__ = [
     "RULES",
     "Asked",
     "Beginning",
-    "Mean",
     "Pairs",
     "Rule",
     "RuleSettings",
     "Tensors",
     "Trains",
-    "expected",
-    "refuse_unfit",
 ]

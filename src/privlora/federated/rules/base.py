@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import ClassVar, Literal
+from typing import ClassVar, Final, Literal
 
 import torch
 from torch import Tensor
@@ -38,6 +38,9 @@ Shapes = dict[str, tuple[int, ...]]
 
 Both = tuple[Shapes, Shapes]
 """What a client is sent, and what it answers."""
+
+Answer = tuple[Tensors, Tensors]
+"""What a client answers, and what it keeps from now on."""
 
 Trains = Literal["both", "left", "right", "tangent"]
 """What a client moves: both factors; one with the other frozen; or tangent coordinates (M, Up, Vp) at a fixed base."""
@@ -172,15 +175,13 @@ class Rule(ABC):
         return cls._trains
 
     @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
-    ) -> Both:
+    def shapes(cls, stage: str, number: int, groups: Groups, chosen: RuleSettings, clients: int = 1) -> Both:
         """What a client is sent in a stage of round ``number``, and what it answers, for a start whose left is zero.
 
         clients: how many answered in each round before; only broadcasts of rules with an offset depend on it.
         """
-        sides = SIDES[cls.trains(number, settings)]
-        return factor_shapes(groups, settings.rank), factor_shapes(groups, settings.rank, sides)
+        sides = SIDES[cls.trains(number, chosen)]
+        return part_shapes(groups, chosen.rank), part_shapes(groups, chosen.rank, sides)
 
     @classmethod
     def message_sizes(
@@ -237,23 +238,30 @@ class Rule(ABC):
         return Beginning(state=copied(asked.sent))
 
     @classmethod
-    def answer(
-        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
-    ) -> tuple[Tensors, Tensors]:
-        """What the client answers, and what it keeps from now on.
-
-        end: after training, "<g>.left" and "<g>.right"; for "tangent" "<g>.M", "<g>.Up", "<g>.Vp", how far it went;
+    def answer(cls, stage: str, asked: Asked, end: Tensors, travelled: float = 0.0) -> Answer:
+        """end: after training, "<g>.left" and "<g>.right"; for "tangent" "<g>.M", "<g>.Up", "<g>.Vp", how far it went;
         empty in later stages. travelled: the sum of the steps' learning rates, in units of plain gradients.
         """
         return differences(cls.begin(asked).state, end, SIDES[cls.trains(asked.number, asked.settings)]), {}
 
 
-def factor_shapes(groups: Groups, rank: int, sides: Sequence[str] = SIDES["both"]) -> Shapes:
-    """Of "<g>.left" (L, m, rank) and "<g>.right" (L, n, rank)."""
-    rows = {"left": 1, "right": 2}
-    return {
-        f"{g}.{side}": (sizes[0], sizes[rows[side]], rank) for g, sizes in enumerate(groups) for side in sides
-    }
+_SIZES: Final = {
+    **dict.fromkeys(("left", "U", "Up"), "mr"),
+    **dict.fromkeys(("right", "V", "Vp"), "nr"),
+    **dict.fromkeys(("offset_left", "Y", "Q"), "mk"),
+    **dict.fromkeys(("offset_right", "P"), "nk"),
+    "S": "r",
+    "M": "rr",
+}
+
+
+def part_shapes(groups: Groups, rank: int, parts: Sequence[str] = SIDES["both"]) -> Shapes:
+    """Of "<g>.<part>", as (L, m, rank) of "<g>.left". k: the rank, but for columns that no product can need."""
+    found: Shapes = {}
+    for g, (L, m, n) in enumerate(groups):
+        sizes = {"m": m, "n": n, "r": rank, "k": min(rank, m, n)}
+        found |= {f"{g}.{part}": (L, *(sizes[letter] for letter in _SIZES[part])) for part in parts}
+    return found
 
 
 def copied(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensors:
@@ -266,16 +274,17 @@ def copied(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> T
 
 def differences(start: Mapping[str, Tensor], end: Mapping[str, Tensor], sides: Sequence[str]) -> Tensors:
     """end - start of these sides of each group, in the dtype of ``end``."""
-    return {
-        name: (end[name] - start[name].to(end[name])).contiguous()
-        for g in groups_of(start)
-        for name in (f"{g}.{side}" for side in sides)
-    }
+    return {n: (end[n] - start[n].to(end[n])).contiguous() for n in names_of(start, sides)}
 
 
 def groups_of(tensors: Mapping[str, Tensor]) -> list[int]:
     """The groups' numbers, in order."""
     return sorted({int(name.partition(".")[0]) for name in tensors})
+
+
+def names_of(tensors: Mapping[str, Tensor], parts: Sequence[str] = SIDES["both"]) -> list[str]:
+    """Of these parts of each group that ``tensors`` has."""
+    return [f"{g}.{part}" for g in groups_of(tensors) for part in parts]
 
 
 def padded(left: Tensor, rank: int) -> Tensor:

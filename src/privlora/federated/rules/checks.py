@@ -25,11 +25,6 @@ LARGEST_NORM: Final = 1e6
 _OFFSET: Final = "offset_"
 
 
-def expected(rule: Rule, stage: str, number: int) -> Shapes:
-    """Names and shapes of every client's answer to a stage of round ``number``."""
-    return type(rule).shapes(stage, number, rule.groups, rule.settings)[1]
-
-
 def refuse_unfit(
     message: Mapping[str, Tensor],
     expected: Mapping[str, tuple[int, ...]],

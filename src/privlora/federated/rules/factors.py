@@ -1,5 +1,5 @@
-"""Rules of which the server needs the sum of answers alone: averages of factors, of one or by turns, and of coordinates
-at the canonical point U S V^T of each group.
+"""Rules of which the server needs the sum of answers alone: averages of factors, of one or by turns, of coordinates at
+the canonical point U S V^T of each group, and of sketches.
 
 Where one factor of a point is frozen it is orthonormal, so clip norms and noise of a client that trains against it do
 not depend on the size of the update.
@@ -13,9 +13,11 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from privlora.federated.rules.algebra import canonical, check_rank, thin
+from privlora.errors import RunError
+from privlora.federated.rules.algebra import balanced, canonical, check_rank, orthonormal, public_normal, thin
 from privlora.federated.rules.base import (
     SIDES,
+    Answer,
     Asked,
     Beginning,
     Both,
@@ -23,16 +25,19 @@ from privlora.federated.rules.base import (
     Pairs,
     Rule,
     RuleSettings,
-    Shapes,
     Tensors,
+    Trains,
     copied,
     differences,
-    factor_shapes,
     groups_of,
     lean,
+    names_of,
     padded,
+    part_shapes,
 )
 from privlora.geometry.fixed_rank import Point, Tangent, retract
+
+TRAIN, SKETCH = "train", "sketch"
 
 
 class FactorRule(Rule):
@@ -91,10 +96,8 @@ class Scaffold(FedAvg):
         return state | {f"{name}_control": torch.zeros_like(tensor) for name, tensor in state.items()}
 
     @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
-    ) -> Both:
-        factors = factor_shapes(groups, settings.rank)
+    def shapes(cls, stage: str, number: int, groups: Groups, chosen: RuleSettings, clients: int = 1) -> Both:
+        factors = part_shapes(groups, chosen.rank)
         both = factors | {f"{name}_control": shape for name, shape in factors.items()}
         return both, dict(both)
 
@@ -112,9 +115,7 @@ class Scaffold(FedAvg):
         return Beginning(state=copied({name: asked.sent[name] for name in own}), control=control)
 
     @classmethod
-    def answer(
-        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
-    ) -> tuple[Tensors, Tensors]:
+    def answer(cls, stage: str, asked: Asked, end: Tensors, travelled: float = 0.0) -> Answer:
         message, keep, controls = differences(asked.sent, end, SIDES["both"]), {}, _own_controls(asked)
         for name, moved in list(message.items()):
             own = controls[name].to(moved)
@@ -128,8 +129,8 @@ class Scaffold(FedAvg):
 
 def _own_controls(asked: Asked) -> Tensors:
     """c_k of each factor; zero before the client's first round."""
-    names = [f"{g}.{side}" for g in groups_of(asked.sent) for side in SIDES["both"]]
-    return {name: asked.kept.get(f"{name}_control", torch.zeros_like(asked.sent[name])) for name in names}
+    sent, kept = asked.sent, asked.kept
+    return {name: kept.get(f"{name}_control", torch.zeros_like(sent[name])) for name in names_of(sent)}
 
 
 class Ffa(FactorRule):
@@ -161,11 +162,9 @@ class FedSa(FactorRule):
         return {name: lean(t) if name.endswith(".left") else t for name, t in state.items()}
 
     @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
-    ) -> Both:
-        right = factor_shapes(groups, settings.rank, ["right"])
-        return factor_shapes(groups, 0, ["left"]) | right, right
+    def shapes(cls, stage: str, number: int, groups: Groups, chosen: RuleSettings, clients: int = 1) -> Both:
+        right = part_shapes(groups, chosen.rank, ["right"])
+        return part_shapes(groups, 0, ["left"]) | right, right
 
     def factors(self) -> Pairs:
         return [(padded(left, right.shape[-1]), right) for left, right in super().factors()]
@@ -181,10 +180,8 @@ class FedSa(FactorRule):
         return Beginning(state=state)
 
     @classmethod
-    def answer(
-        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
-    ) -> tuple[Tensors, Tensors]:
-        keep = copied({f"{g}.left": end[f"{g}.left"] for g in groups_of(asked.sent)})
+    def answer(cls, stage: str, asked: Asked, end: Tensors, travelled: float = 0.0) -> Answer:
+        keep = copied({name: end[name] for name in names_of(asked.sent, ["left"])})
         return differences(asked.sent, end, ["right"]), keep
 
 
@@ -271,11 +268,9 @@ class Alt(PointRule):
     _trains = "turns"
 
     @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
-    ) -> Both:
-        sides = SIDES[cls.trains(number, settings)]
-        return point_shapes(groups, settings.rank), factor_shapes(groups, settings.rank, sides)
+    def shapes(cls, stage: str, number: int, groups: Groups, chosen: RuleSettings, clients: int = 1) -> Both:
+        sides = SIDES[cls.trains(number, chosen)]
+        return part_shapes(groups, chosen.rank, _PARTS), part_shapes(groups, chosen.rank, sides)
 
     def _moved(self, g: int, point: Point, mean: Tensors) -> Point:
         left, right = f"{g}.left", f"{g}.right"
@@ -313,14 +308,8 @@ class Tan(PointRule):
     _trains = "tangent"
 
     @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
-    ) -> Both:
-        r = settings.rank
-        up: Shapes = {}
-        for g, (L, m, n) in enumerate(groups):
-            up |= {f"{g}.M": (L, r, r), f"{g}.Up": (L, m, r), f"{g}.Vp": (L, n, r)}
-        return point_shapes(groups, r), up
+    def shapes(cls, stage: str, number: int, groups: Groups, chosen: RuleSettings, clients: int = 1) -> Both:
+        return part_shapes(groups, chosen.rank, _PARTS), part_shapes(groups, chosen.rank, _TANGENT)
 
     def _kept(self, point: Point) -> Point:
         return point.extended(self.settings.rank)
@@ -329,19 +318,8 @@ class Tan(PointRule):
         return retract(point, Tangent(*(mean[f"{g}.{part}"] for part in _TANGENT)), 1.0)
 
     @classmethod
-    def answer(
-        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
-    ) -> tuple[Tensors, Tensors]:
-        names = (f"{g}.{part}" for g in groups_of(asked.sent) for part in _TANGENT)
-        return copied({name: end[name] for name in names}), {}
-
-
-def point_shapes(groups: Groups, rank: int) -> Shapes:
-    """Of "<g>.U" (L, m, rank), "<g>.S" (L, rank) and "<g>.V" (L, n, rank)."""
-    found: Shapes = {}
-    for g, (L, m, n) in enumerate(groups):
-        found |= {f"{g}.U": (L, m, rank), f"{g}.S": (L, rank), f"{g}.V": (L, n, rank)}
-    return found
+    def answer(cls, stage: str, asked: Asked, end: Tensors, travelled: float = 0.0) -> Answer:
+        return copied({name: end[name] for name in names_of(asked.sent, _TANGENT)}), {}
 
 
 def _named(points: Sequence[Point]) -> Tensors:
@@ -350,3 +328,129 @@ def _named(points: Sequence[Point]) -> Tensors:
 
 def _points(state: Mapping[str, Tensor]) -> list[Point]:
     return [Point(*(state[f"{g}.{part}"] for part in _PARTS)) for g in groups_of(state)]
+
+
+class FedAsk(Rule):
+    """The mean of products from two sketches. With M_k = left_k right_k^T and the public Omega (n, s), s = r + p:
+
+    "train" sums Y = mean M_k Omega and Q = orth(Y); "sketch" sums P = mean M_k^T Q. The server's update is the best
+    rank r of Q P^T, split evenly. Q P^T = mean M_k whenever s >= rank(mean M_k), and in general not below that. Private
+    clients train left alone, so that the mean has rank r: it is exact with p = 0, and its rows stay in span(right).
+
+    Omega is orthonormal and fresh in each round and group. If ``warm``, r of its columns span the last right, which is
+    close to the best rank r also where s is small.
+    """
+
+    name = "fedask"
+    summary = (
+        "Two sketches a round give the mean of updates if r + p reaches its rank, as it does in private runs, "
+        "which train left alone and keep the span of right."
+    )
+    reference = "FedASK (arXiv:2507.09990)"
+    stages = (TRAIN, SKETCH)
+    two_sided = False
+
+    def __init__(self, start: Pairs, settings: RuleSettings) -> None:
+        super().__init__(start, settings)
+        check_rank(self.groups, settings.rank)
+        self._bases: Tensors = {}
+
+    @classmethod
+    def is_exact(cls, settings: RuleSettings, clients: int) -> bool:
+        """Where the r + p columns of a sketch reach the rank of the mean: r of private clients, else up to K r."""
+        return settings.private or settings.rank + settings.oversampling >= clients * settings.rank
+
+    @classmethod
+    def trains(cls, number: int, settings: RuleSettings) -> Trains:
+        return "left" if settings.private else "both"
+
+    @classmethod
+    def shapes(cls, stage: str, number: int, groups: Groups, chosen: RuleSettings, clients: int = 1) -> Both:
+        width = chosen.rank + chosen.oversampling
+        if stage == TRAIN:
+            return part_shapes(groups, chosen.rank), part_shapes(groups, width, "Y")
+        return part_shapes(groups, width, "Q"), part_shapes(groups, width, "P")
+
+    # --- the server ---
+
+    def broadcast(self, stage: str) -> Tensors:
+        """In "sketch" nothing if no client answered "train"."""
+        if stage == TRAIN:
+            return super().broadcast(stage)
+        return copied(self._bases, self.dtype)
+
+    def add(self, stage: str, message: Tensors, weight: float) -> None:
+        """Raises RunError for a sketch without a basis, which no client can have been sent."""
+        if stage == SKETCH and not self._bases:
+            raise RunError(
+                "a sketch came before the first stage of the round was closed",
+                fix="close 'train' before 'sketch' is answered",
+            )
+        super().add(stage, message, weight)
+
+    def close(self, stage: str) -> None:
+        mean = self._mean.take()
+        if stage == TRAIN:
+            self._bases = {f"{g}.Q": torch.linalg.qr(mean[f"{g}.Y"]).Q for g in groups_of(mean)}
+            return
+        for g in groups_of(mean):
+            self._rebuild(g, self._bases[f"{g}.Q"], mean[f"{g}.P"])
+        self._bases = {}
+
+    def _rebuild(self, g: int, Q: Tensor, P: Tensor) -> None:
+        """The best rank r of Q P^T, for orthonormal Q."""
+        basis, core = torch.linalg.qr(P)
+        u, s, vh = torch.linalg.svd(core.mT, full_matrices=False)
+        rank, right = self.settings.rank, f"{g}.right"
+        point = Point(Q @ u[..., :rank], s[..., :rank], basis @ vh[..., :rank, :].mT)
+        self._state[f"{g}.left"], self._state[right] = balanced(point, rank, self._state[right])
+
+    # --- a client ---
+
+    @classmethod
+    def answer(cls, stage: str, asked: Asked, end: Tensors, travelled: float = 0.0) -> Answer:
+        """Between its stages a client keeps its factors. Raises RunError without them, or if Q is not orthonormal."""
+        if stage == SKETCH:
+            return _second(asked.sent, asked.kept), {}
+        moved, sent = SIDES[cls.trains(asked.number, asked.settings)], asked.sent
+        factors = copied({n: (end if n.split(".")[1] in moved else sent)[n] for n in names_of(sent)})
+        return _first(asked, factors), factors
+
+
+def omega(settings: RuleSettings, number: int, g: int, right: Tensor, m: int) -> Tensor:
+    """Omega (L, n, s) of a round and group, orthonormal, float64. right (L, n, r): as broadcast; used if ``warm``."""
+    L, n, r = right.shape
+    width = _width(settings, m, n) - (r if settings.warm else 0)
+    drawn = public_normal(settings.seed, number, g, (L, n, width)).to(right.device)
+    columns = torch.cat([right.double(), drawn], dim=-1) if settings.warm else drawn
+    return torch.linalg.qr(columns).Q
+
+
+def _width(settings: RuleSettings, m: int, n: int) -> int:
+    return min(settings.rank + settings.oversampling, m, n)
+
+
+def _first(asked: Asked, factors: Tensors) -> Tensors:
+    message = {}
+    for g in groups_of(factors):
+        left, right = factors[f"{g}.left"], factors[f"{g}.right"]
+        test = omega(asked.settings, asked.number, g, asked.sent[f"{g}.right"], left.shape[1])
+        message[f"{g}.Y"] = (left.double() @ (right.double().mT @ test)).to(left.dtype).contiguous()
+    return message
+
+
+def _second(sent: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> Tensors:
+    if not kept:
+        raise RunError("this client has no factors to sketch", fix="leave it out until the next round")
+    message = {}
+    for g in groups_of(kept):
+        left, right = kept[f"{g}.left"], kept[f"{g}.right"]
+        Q = sent[f"{g}.Q"].to(left.device, torch.float64)
+        if not orthonormal(Q):
+            raise RunError(
+                "the basis that the server sent is not orthonormal",
+                why="with a basis of its own choice a server can tell one client's sketch from the others' sum",
+                fix="leave this federation unless the server explains it",
+            )
+        message[f"{g}.P"] = (right.double() @ (left.double().mT @ Q)).to(right.dtype).contiguous()
+    return message

@@ -6,7 +6,6 @@ The server keeps the answers of a round, so its memory grows with the number of 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Mapping
 
 import torch
 from torch import Tensor
@@ -14,6 +13,7 @@ from torch import Tensor
 from privlora.federated.rules.algebra import balanced, check_rank, compressed, public_uniform, thin
 from privlora.federated.rules.base import (
     SIDES,
+    Answer,
     Asked,
     Beginning,
     Both,
@@ -21,13 +21,15 @@ from privlora.federated.rules.base import (
     Pairs,
     Rule,
     RuleSettings,
-    Shapes,
     Tensors,
     copied,
-    factor_shapes,
     groups_of,
     lean,
+    names_of,
+    part_shapes,
 )
+
+_OFFSET = ("offset_left", "offset_right")
 
 
 class StackingRule(Rule):
@@ -117,8 +119,7 @@ class OffsetRule(StackingRule):
     @classmethod
     def _state_of(cls, asked: Asked) -> Tensors:
         """The factors that a client trains."""
-        sent = asked.sent
-        return copied({f"{g}.{side}": sent[f"{g}.{side}"] for g in groups_of(sent) for side in SIDES["both"]})
+        return copied({name: asked.sent[name] for name in names_of(asked.sent)})
 
 
 class FedEx(OffsetRule):
@@ -134,12 +135,10 @@ class FedEx(OffsetRule):
     reference = "FedEx-LoRA (arXiv:2410.09432)"
 
     @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
-    ) -> Both:
-        factors = factor_shapes(groups, settings.rank)
-        grown = (number - 1) * (clients - 1) * settings.rank
-        return factors | _offset_shapes(groups, grown), factors
+    def shapes(cls, stage: str, number: int, groups: Groups, chosen: RuleSettings, clients: int = 1) -> Both:
+        factors = part_shapes(groups, chosen.rank)
+        grown = (number - 1) * (clients - 1) * chosen.rank
+        return factors | part_shapes(groups, grown, _OFFSET), factors
 
     def _merge(self, g: int, left: Tensor, right: Tensor, weights: Tensor) -> None:
         root = weights.sqrt()
@@ -178,11 +177,9 @@ class Flora(OffsetRule):
         return state
 
     @classmethod
-    def shapes(
-        cls, stage: str, number: int, groups: Groups, settings: RuleSettings, clients: int = 1
-    ) -> Both:
-        grown = (number - 1) * clients * settings.rank
-        return _offset_shapes(groups, grown), factor_shapes(groups, settings.rank)
+    def shapes(cls, stage: str, number: int, groups: Groups, chosen: RuleSettings, clients: int = 1) -> Both:
+        grown = (number - 1) * clients * chosen.rank
+        return part_shapes(groups, grown, _OFFSET), part_shapes(groups, chosen.rank)
 
     def _merge(self, g: int, left: Tensor, right: Tensor, weights: Tensor) -> None:
         self._extend(g, _side_by_side(left, weights), _side_by_side(right, torch.ones_like(weights)))
@@ -202,20 +199,9 @@ class Flora(OffsetRule):
         return state
 
     @classmethod
-    def answer(
-        cls, stage: str, asked: Asked, end: Mapping[str, Tensor], travelled: float = 0.0
-    ) -> tuple[Tensors, Tensors]:
+    def answer(cls, stage: str, asked: Asked, end: Tensors, travelled: float = 0.0) -> Answer:
         """The factors themselves: their product is the client's update."""
-        names = (f"{g}.{side}" for g in groups_of(asked.sent) for side in SIDES["both"])
-        return copied({name: end[name] for name in names}), {}
-
-
-def _offset_shapes(groups: Groups, grown: int) -> Shapes:
-    found: Shapes = {}
-    for g, (L, m, n) in enumerate(groups):
-        rank = min(grown, m, n)
-        found |= {f"{g}.offset_left": (L, m, rank), f"{g}.offset_right": (L, n, rank)}
-    return found
+        return copied({name: end[name] for name in names_of(asked.sent)}), {}
 
 
 def _side_by_side(side: Tensor, weights: Tensor) -> Tensor:

@@ -4,7 +4,7 @@
 """
 
 import privlora.federated.secure.packages  # noqa: F401 - refuses where they are missing
-from privlora.federated.fields import PHASES, Phase
+from privlora.federated.messages import PHASES, Phase
 from privlora.federated.secure.collector import Collector
 from privlora.federated.secure.fixed import FixedPoint, Layout, decode, digest_of, encode
 from privlora.federated.secure.keys import Identity, PublicIdentity

@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from privlora.errors import RunError
-from privlora.federated.fields import REPLIES, Phase
+from privlora.federated.messages import ANSWERED, Phase
 from privlora.federated.secure import masks, shares, wire
 from privlora.federated.secure.keys import KEY, SIGNATURE, public_key
 from privlora.federated.secure.shares import LETTER, SEED
@@ -132,7 +132,7 @@ class Collector:
             "agree": self._take_agreement,
             "unmask": self._take_unmasking,
         }
-        handlers[phase](name, wire.fields(phase, reply, REPLIES))
+        handlers[phase](name, wire.fields(phase, reply, ANSWERED))
         self._replied.add(name)
 
     def _take_share(self, name: str, reply: Message) -> None:

@@ -24,6 +24,10 @@ Number = bytes | str | int | float
 
 _PIECE = 1 << 20  # entries that are float64 at a time
 _MOST = 1 << 16  # clients
+_LIMIT = 2.0**12  # of an entry of an update that is a release already
+
+FIXED_BITS = 64
+"""Of the ring of such updates."""
 
 
 @dataclass(frozen=True)
@@ -56,6 +60,20 @@ class FixedPoint:
     def error(self) -> float:
         """Of an entry of a sum over ``clients``, at most: half a grid step each, beside rounding to float64."""
         return self.clients * 2.0 ** -(self.fraction + 1)
+
+
+def for_releases(clients: int) -> FixedPoint:
+    """Of updates that are releases already. clients: in a round."""
+    return FixedPoint(FIXED_BITS, _LIMIT, clients)
+
+
+def agreed_digest(terms: str, sent: Mapping[str, Tensor]) -> bytes:
+    """32 bytes: all that a client's answer follows from next to its records. terms: `public_settings` as YAML.
+
+    Masks depend on it. A client whose terms differ in anything, such as what sums are divided by, rounds to another
+    lattice, and its noise would be too small or too large for the others'.
+    """
+    return digest_of(sent, {"terms": terms})
 
 
 @dataclass(frozen=True)

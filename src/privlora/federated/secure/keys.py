@@ -21,6 +21,7 @@ from cryptography.hazmat.primitives.hashes import SHA256
 from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from privlora.errors import PrivacyError, RunError
+from privlora.federated.messages import NAME_PATTERN
 from privlora.training.files import for_owner, temporary
 
 KEY: Final = 32
@@ -28,7 +29,6 @@ KEY: Final = 32
 SIGNATURE: Final = 64
 """Bytes of a signature."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _PROTOCOL = b"privlora secure sum 1"
 
 
@@ -81,7 +81,7 @@ def new_key() -> bytes:
 
 def check_name(name: str) -> str:
     """The name of a client as it may stand in messages: 1 to 64 of letters, digits, '.', '_', '-'. Raises RunError."""
-    if not _NAME.fullmatch(name):
+    if not re.fullmatch(NAME_PATTERN, name):
         raise RunError(
             "a client's name is not 1 to 64 letters, digits, '.', '_' or '-'",
             why="names are signed and listed",

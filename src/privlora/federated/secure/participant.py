@@ -12,9 +12,11 @@ from contextlib import contextmanager
 from typing import Literal
 
 from privlora.errors import PrivloraError, RunError
+from privlora.federated.messages import ASKED
 from privlora.federated.secure import masks, shares, wire
 from privlora.federated.secure.keys import (
     KEY,
+    SIGNATURE,
     Identity,
     PublicIdentity,
     derive,
@@ -26,12 +28,10 @@ from privlora.federated.secure.keys import (
 from privlora.federated.secure.shares import LETTER, Share
 from privlora.federated.secure.wire import (
     FEWEST,
-    REQUESTS,
     Announcement,
     Message,
     Terms,
     Turn,
-    Value,
     least_threshold,
     refusal,
 )
@@ -111,8 +111,8 @@ class Participant:
         Raises PrivacyError for keys and shares that are not of this sum; RunError for a vector of another length.
         """
         with self._answering("shared"):
-            read = wire.fields("mask", request, REQUESTS)
-            length = wire.number(read, "length")
+            read = wire.fields("mask", request, ASKED)
+            length = read["length"]
             masks.check_vector(vector, self.terms.bits, length)
             shown = self._announcements(read)
             letters = self._letters(read, shown)
@@ -132,7 +132,7 @@ class Participant:
         Raises PrivacyError for a list under which the sum would reveal more.
         """
         with self._answering("masked"):
-            survivors = wire.name_list(wire.text(wire.fields("agree", request, REQUESTS), "names"))
+            survivors = wire.name_list(wire.fields("agree", request, ASKED)["names"])
             self._check_survivors(survivors)
             self.survivors, self._stand = survivors, "agreed"
         return {"signature": self._identity.sign(wire.agreement_of(self._context, survivors))}
@@ -144,8 +144,8 @@ class Participant:
         Raises PrivacyError for another list than this client signed, or one that fewer than ``threshold`` signed.
         """
         with self._answering("agreed"):
-            read = wire.fields("unmask", request, REQUESTS)
-            if wire.text(read, "names") != ",".join(self.survivors):
+            read = wire.fields("unmask", request, ASKED)
+            if read["names"] != ",".join(self.survivors):
                 raise refusal(
                     "another list of survivors than this client signed", "two lists reveal two sums"
                 )
@@ -180,7 +180,7 @@ class Participant:
             raise
 
     def _announcements(self, read: Message) -> list[Announcement]:
-        names = wire.name_list(wire.text(read, "names"))
+        names = wire.name_list(read["names"])
         if not set(names) <= set(self.terms.names) or self.name not in names:
             raise refusal("keys of another roster than this client shared with", "its masks would not cancel")
         if len(names) < self.terms.threshold or (self._whole and names != self.terms.names):
@@ -188,7 +188,7 @@ class Participant:
                 f"a sum with {len(names)} clients left", "fewer clients than agreed would hide each"
             )
         keys, seals = (wire.pieces(read, field, KEY, len(names)) for field in ("keys", "seals"))
-        signatures = wire.signatures(read, len(names))
+        signatures = wire.pieces(read, "signatures", SIGNATURE, len(names))
         shown = [Announcement(*one) for one in zip(names, keys, seals, signatures, strict=True)]
         for one in shown:
             if not one.genuine(self.terms):
@@ -225,9 +225,9 @@ class Participant:
             )
 
     def _check_signatures(self, read: Message) -> None:
-        signers = wire.name_list(wire.text(read, "signers"))
+        signers = wire.name_list(read["signers"])
         agreed = wire.agreement_of(self._context, self.survivors)
-        signatures = wire.signatures(read, len(signers))
+        signatures = wire.pieces(read, "signatures", SIGNATURE, len(signers))
         right = set(signers) <= set(self.survivors) and all(
             self.terms.member(signer).signed(signature, agreed)
             for signer, signature in zip(signers, signatures, strict=True)
@@ -258,7 +258,7 @@ class Participant:
         """All that the next answer depends on except the identity; about 300 bytes a client of the roster. Secret."""
         state = {
             "name": self.name,
-            "terms": {field: _text(value) for field, value in self.terms.request().items()},
+            "terms": {n: v.hex() if isinstance(v, bytes) else v for n, v in self.terms.request().items()},
             "whole": self._whole,
             "stand": self._stand,
             "key": self._key.hex(),
@@ -275,7 +275,9 @@ class Participant:
         """Inverse of ``to_bytes``. Raises RunError for bytes that it did not write."""
         try:
             state = json.loads(data)
-            terms = Terms.of({field: _value(field, value) for field, value in state["terms"].items()})
+            kinds = ASKED["share"]
+            read = {n: bytes.fromhex(v) if kinds[n] is bytes else v for n, v in state["terms"].items()}
+            terms = Terms.of(read)
             made = cls(identity, state["name"], terms, whole=state["whole"])
             made._stand = state["stand"]
             made._key, made._seed, made._context = (
@@ -292,14 +294,6 @@ class Participant:
                 fix="delete it; the client counts as dropped out of this sum and joins the next",
             ) from None
         return made
-
-
-def _text(value: Value) -> Value:
-    return value.hex() if isinstance(value, bytes) else value
-
-
-def _value(field: str, kept: str | int) -> Value:
-    return bytes.fromhex(str(kept)) if REQUESTS["share"][field] is bytes else kept
 
 
 def _check_start(terms: Terms, own: PublicIdentity, turn: Turn, answered: Collection[Turn]) -> None:

@@ -14,17 +14,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
-
-import numpy as np
+from typing import Any, Final, NamedTuple
 
 from privlora.errors import PrivacyError, RunError
-from privlora.federated.fields import REQUESTS, Phase
-from privlora.federated.secure.keys import KEY, SIGNATURE, PublicIdentity, check_name, digest
+from privlora.federated.messages import ASKED, Fields, Phase
+from privlora.federated.secure.keys import KEY, PublicIdentity, check_name, digest
 from privlora.federated.secure.masks import ring_type
 
-Value = bytes | int | str | np.ndarray
-Message = dict[str, Value]
+Message = dict[str, Any]
+"""Values are bytes, int, str or, of a vector, np.ndarray: `fields` sees to it."""
 FEWEST: Final = 2
 """Clients on a roster: the sum over one is its vector."""
 
@@ -104,17 +102,17 @@ class Terms:
     @classmethod
     def of(cls, request: Message) -> Terms:
         """Inverse of ``request``. Raises PrivacyError as the constructor does, RunError for a damaged message."""
-        read = fields("share", request, REQUESTS)
-        names = name_list(text(read, "names"))
+        read = fields("share", request, ASKED)
+        names = name_list(read["names"])
         members = zip(
             names,
             pieces(read, "signing", KEY, len(names)),
             pieces(read, "agreement", KEY, len(names)),
             strict=True,
         )
-        turn = Turn(text(read, "run"), number(read, "round"), text(read, "stage"))
+        turn = Turn(read["run"], read["round"], read["stage"])
         roster = tuple(PublicIdentity(*member) for member in members)
-        return cls(turn, number(read, "threshold"), number(read, "bits"), roster)
+        return cls(turn, read["threshold"], read["bits"], roster)
 
 
 @dataclass(frozen=True)
@@ -160,7 +158,7 @@ def refusal(what: str, why: str, fix: str = "stop, and find out what the server 
 # --- reading messages ---
 
 
-def fields(phase: Phase, message: Message, table: Mapping[Phase, Mapping[str, type]]) -> Message:
+def fields(phase: Phase, message: Message, table: Mapping[Phase, Fields]) -> Message:
     """``message`` if it has exactly the fields of its kind, each of its type. Raises RunError."""
     wanted = table[phase]
     if set(message) != set(wanted) or any(type(message[name]) is not kind for name, kind in wanted.items()):
@@ -177,24 +175,9 @@ def damaged(what: str) -> RunError:
     )
 
 
-def text(message: Message, name: str) -> str:
-    """A field that ``fields`` found to be a str."""
-    value = message[name]
-    assert isinstance(value, str)
-    return value
-
-
-def number(message: Message, name: str) -> int:
-    """A field that ``fields`` found to be an int."""
-    value = message[name]
-    assert isinstance(value, int)
-    return value
-
-
 def blob(message: Message, name: str, size: int) -> bytes:
     """A field that ``fields`` found to be bytes, of ``size``. Raises RunError for another size."""
-    value = message[name]
-    assert isinstance(value, bytes)
+    value: bytes = message[name]
     if len(value) != size:
         raise damaged(name)
     return value
@@ -212,8 +195,3 @@ def name_list(joined: str) -> tuple[str, ...]:
     if names != tuple(sorted(set(names))):
         raise damaged("names")
     return names
-
-
-def signatures(message: Message, count: int) -> list[bytes]:
-    """The field "signatures"."""
-    return pieces(message, "signatures", SIGNATURE, count)
