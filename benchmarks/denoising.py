@@ -138,7 +138,7 @@ def growing(runs: Runs, row: dict[str, Any]) -> dict[str, Any]:
 
 
 def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """As docs/results.md has them: losses at the best rate of each column, means of the draws."""
+    """As benchmarks/results/denoising.md has them: losses at the best rate of each column, means of the draws."""
     columns = {
         **{f"Z x {scale:g}": ("scaled", f"{scale:g}") for scale in SCALES},
         **{f"shrunk, c = {share:g}": ("shrunk", f"{share:g}") for share in SHARES},

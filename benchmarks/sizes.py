@@ -251,7 +251,7 @@ def line(*cells: object) -> str:
 
 
 def tables(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """As docs/choosing.md has them."""
+    """As benchmarks/results/sizes.md has them."""
     sizes = defaultdict(list)
     for row in rows:
         if row["part"] == "sizes":

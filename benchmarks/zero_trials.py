@@ -215,7 +215,7 @@ def place_of(model: str, task: str, units: int, epsilon: float) -> dict[str, Any
 
 
 def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """As docs/choosing.md has it: combinations of which all is there."""
+    """As benchmarks/results/sizes.md has it: combinations of which all is there."""
     yield from head(
         "model",
         "task",

@@ -55,25 +55,44 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (RESULTS / name).read_text(encoding="utf-8").splitlines()]
 
 
-def test_results_page_quotes_the_runs(findings: Any) -> None:
-    text = page("docs/results.md")
+def test_tables_of_the_studies_are_made_of_their_runs(findings: Any) -> None:
+    text = page("benchmarks/results/studies/README.md")
     for title, table in findings.tables().items():
         assert table in text, title
+
+
+@pytest.mark.parametrize("name", ["results", "choosing"])
+def test_rows_on_a_page_stand_beside_the_data(name: str) -> None:
+    """Tables there are held to the data; a page quotes some of their rows."""
+    beside = {
+        line for path in RESULTS.rglob("*.md") for line in path.read_text(encoding="utf-8").splitlines()
+    }
+    text = re.sub(r"<!-- fair begins -->.*<!-- fair ends -->", "", page(f"docs/{name}.md"), flags=re.DOTALL)
+    rows = re.findall(r"^\|.*\| [\d.]*\d\.\d+.*\|$", text, re.MULTILINE)
+    assert len(rows) > 10
+    assert [row for row in rows if row not in beside] == []
 
 
 def test_the_fair_table_is_made_of_its_runs(script: Script) -> None:
     made = script("fair/tables")
     found = made.read(RESULTS / "fair.jsonl")
-    text, tables = page("docs/results.md"), dict(made.tables(found))
+    text, tables = page("benchmarks/results/fair.md"), dict(made.tables(found))
     assert len(tables) == 8
     for title, table in tables.items():
         assert f"**{title}**\n\n{table}\n" in text
+    (short,) = re.findall(r"<!-- fair begins -->\n(.*)<!-- fair ends -->", page("docs/results.md"), re.DOTALL)
+    rows = short.splitlines()[2:]
+    assert len(rows) == 6
+    for row in rows:
+        title, *cells = row.strip("| ").split(" | ")
+        for cell in cells:
+            assert cell.strip("`| ") in tables[title], (title, cell)
 
 
 def test_gauges_of_a_start_are_quoted(script: Script) -> None:
     made = "\n".join(script("fair/geometry").table(RESULTS / "geometry.jsonl"))
     _, continued, _, *ranks = made.strip().split("\n\n")
-    text = page("docs/results.md")
+    text = page("benchmarks/results/geometry.md")
     assert continued in text
     found = re.findall(r"^\| (prism|dp-sgd \+ free, relative rates) \|(.*)$", "\n".join(ranks), re.MULTILINE)
     cells = [cell.strip() for _, row in found for cell in row.split("|")]
@@ -83,7 +102,7 @@ def test_gauges_of_a_start_are_quoted(script: Script) -> None:
 
 def test_layers_are_quoted(script: Script) -> None:
     made, sizes = script("fair/layers"), script("sizes")
-    text = page("docs/results.md")
+    text = page("benchmarks/results/layers.md")
     of = (made.trials, made.reported, made.standing)
     for table in (*(each(RESULTS) for each in of), sizes.tables_of_layers(lines("sizes.jsonl"))):
         assert "\n".join(table) in text
@@ -100,9 +119,9 @@ def test_layers_are_quoted(script: Script) -> None:
     ("made", "function", "results", "where"),
     [
         ("fair/norms", "table_of", "norms", "docs/clipping.md"),
-        ("fair/metrics", "table_of", "fair_trials", "docs/results.md"),
-        ("few_records/first_runs", "table", "few_records/first_runs", "docs/choosing.md"),
-        ("fair/answers", "table", "answers", "docs/results.md"),
+        ("fair/metrics", "table_of", "fair_trials", "benchmarks/results/fair.md"),
+        ("few_records/first_runs", "table", "few_records/first_runs", "benchmarks/results/sizes.md"),
+        ("fair/answers", "table", "answers", "benchmarks/results/fair.md"),
     ],
 )
 def test_tables_are_quoted(made: str, function: str, results: str, where: str, script: Script) -> None:
@@ -114,14 +133,14 @@ def test_what_leaves_no_less_noise_is_quoted(script: Script) -> None:
     made = "\n".join(script("denoising").tables(lines("denoising.jsonl")))
     tables = made.strip().split("\n\n")
     assert len(tables) == 2
-    assert all(table in page("docs/results.md") for table in tables)
+    assert all(table in page("benchmarks/results/denoising.md") for table in tables)
 
 
 def test_rates_by_noise_alone_are_quoted(script: Script) -> None:
     noise, zero = script("fair/noise_alone"), script("zero_trials")
     names = ("noise_alone", "fair", "sizes", "zero_trials")
     of, fair, sizes, runs = (lines(f"{name}.jsonl") for name in names)
-    text = page("docs/choosing.md")
+    text = page("benchmarks/results/sizes.md")
     assert "\n".join(noise.table(of, fair)) in text
     assert "\n".join(noise.table_of_sizes(of, sizes)) in text
     assert "\n".join(zero.table(runs)) in text
@@ -180,9 +199,12 @@ def test_speed_page_quotes_its_runs(script: Script) -> None:
     pytest.importorskip("opacus")
     speed = script("speed/equal_lengths")
     measured = result("speed.json")
-    text = page("docs/benchmarks.md")
+    text = page("benchmarks/results/speed.md")
     for line in speed.markdown(measured).splitlines():
         assert line in text
+    quoted = re.findall(r"^\| [^|]+ \| [\d.]+ \| \*\*.*$", page("docs/benchmarks.md"), re.MULTILINE)
+    assert len(quoted) == 11
+    assert all(row in text for row in quoted)
     ratios = [timing["variants"]["privlora prism"]["cpu"]["ratio"] for timing in measured["timings"]]
     for name in ("docs/results.md", "docs/benchmarks.md"):
         assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in page(name), name
@@ -420,7 +442,8 @@ def test_steps_of_several_processes_are_quoted(script: Script) -> None:
     assert scaling.page() + "\n" == page("benchmarks/scaling.md")
 
 
-def test_sizes_in_the_metric_are_quoted(script: Script) -> None:
-    made = "\n".join(script("sizes").tables(lines("sizes.jsonl"))).split("\n\n")[-1]
-    assert len(made.splitlines()) == 6
-    assert all(row in page("docs/results.md") for row in made.splitlines())
+def test_sizes_are_quoted(script: Script) -> None:
+    *tables, bands, _, metric = "\n".join(script("sizes").tables(lines("sizes.jsonl"))).split("\n\n")
+    assert len(tables) == 3
+    text = page("benchmarks/results/sizes.md")
+    assert all(table.strip() in text for table in (*tables, metric)), bands

@@ -77,7 +77,7 @@ def plain(data: str) -> dict[str, Any]:
 
 
 def table(lines: list[dict[str, Any]]) -> Iterator[str]:
-    """As docs/results.md has it."""
+    """As benchmarks/results/fair.md has it."""
     yield "| method | steps x batch | loss | right answers |"
     yield "|---|---|---|---|"
     for line in lines:

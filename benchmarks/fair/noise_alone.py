@@ -133,7 +133,7 @@ def kept(
 
 
 def table(lines: list[dict[str, Any]], fair: list[dict[str, Any]]) -> Iterator[str]:
-    """As docs/choosing.md has it: the mean and the least over tasks."""
+    """As benchmarks/results/sizes.md has it: the mean and the least over tasks."""
     shares = kept(lines, fair)
     yield "| method | epsilon | tasks | " + " | ".join(f"{aim:g}" for aim in AIMS) + " |"
     yield "|---" * (3 + len(AIMS)) + "|"
@@ -145,7 +145,7 @@ def table(lines: list[dict[str, Any]], fair: list[dict[str, Any]]) -> Iterator[s
 
 
 def table_of_sizes(lines: list[dict[str, Any]], sizes: list[dict[str, Any]]) -> Iterator[str]:
-    """As docs/choosing.md has it: the share of the best gain at the rate that was found, or at its two neighbours."""
+    """Also there: the share of the best gain at the rate that was found, or at its two neighbours."""
     gains: dict[tuple[int, int], dict[str, dict[float, float]]] = defaultdict(lambda: defaultdict(dict))
     for run in sizes:
         if run["part"] in ("sizes", "rates"):

@@ -1,4 +1,4 @@
-"""The fair table of benchmarks/results/fair.jsonl, as docs/results.md has it.
+"""The fair table of benchmarks/results/fair.jsonl, as benchmarks/results/fair.md has it.
 
     python benchmarks/fair/tables.py benchmarks/results/fair.jsonl --figures docs/figures
 

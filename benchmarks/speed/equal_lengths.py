@@ -45,7 +45,7 @@ def time_variants(names: list[str], batch: int, threads: int, reference: Path | 
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The tables of docs/benchmarks.md."""
+    """The tables of benchmarks/results/speed.md."""
     lines = []
     for timing in result["timings"]:
         lines += [

@@ -1,4 +1,4 @@
-"""The tables and the picture of docs/results.md, from the runs in benchmarks/results/studies.
+"""The tables of benchmarks/results/studies/README.md and the picture of docs/results.md, from the runs there.
 
     python benchmarks/studies/findings.py --figures docs/figures
 
@@ -187,7 +187,7 @@ def markdown(heads: list[str], rows: list[list[str]]) -> str:
 
 
 def tables() -> dict[str, str]:
-    """Every table of docs/results.md, by what it is of."""
+    """Every table of benchmarks/results/studies/README.md, by what it is of."""
     return {
         "own rates": table_of_methods("private_methods", "own-best", EPSILONS),
         "one rate": table_of_methods("shared_rate", "shared", EPSILONS[:2]),
