@@ -1,5 +1,6 @@
 """Which linear layers adapter.target_modules leaves out, since no private gradient of them can be taken or no adapter
-file can hold them, as of the part of a model that reads images. Found without weights and records: the same in a plan, a run and an export."""
+file can hold them, as of the part of a model that reads images. Found without weights and records: the same in a plan,
+a run and an export."""
 
 from __future__ import annotations
 
