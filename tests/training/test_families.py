@@ -167,7 +167,7 @@ def test_names_of_layers_are_those_that_read_text() -> None:
     adapter = loadable_adapter(*_of(_family("gemma3"), r=4, target_modules=targets))
     assert all("language_model" in site.name for site in adapter.sites)
     assert coverage(adapter)["left_out"] == {
-        "not used when the model reads text": ["k_proj", "q_proj", "v_proj"]
+        "not called when the model reads text": ["k_proj", "q_proj", "v_proj"]
     }
 
 
