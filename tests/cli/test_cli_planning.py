@@ -19,6 +19,7 @@ from privlora.accounting import PoissonSampling, StepEvent, epsilon
 from privlora.methods import RATE_STEPS
 from privlora.rehearsals import trials
 from privlora.rehearsals.trials import Noise, Texts
+from privlora.rounding import rounded_up
 from privlora.training.assembly import Parts
 from privlora.training.peak import Peak, StepMemory
 
@@ -54,35 +55,49 @@ def test_epsilon_over_the_run(config: Path, capsys: pytest.CaptureFixture[str]) 
     assert not (config.parent / "run").exists()
 
 
+def test_a_plan_is_a_screen_for_a_person(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """What is decided by; all else with --verbose."""
+    shown = call(capsys, "plan", config).out
+    assert len(shown.splitlines()) <= 14  # the records are not there, which takes two
+    spent = rounded_up(call(capsys, "plan", config, "--json").json["cost"]["epsilon"])
+    assert f"promise     epsilon {spent} at delta 0.001, for each record\n" in shown
+    for word in ("method ", "batches ", "steps ", "means ", "output ", "not protected: "):
+        assert f"\n{word}" in shown
+    assert "sigma" not in shown
+    whole = call(capsys, "plan", config, "--verbose").out
+    assert "\nsigma " in whole
+    assert len(whole.splitlines()) > 2 * len(shown.splitlines())
+
+
 def test_many_steps_take_a_while_and_more_than_can_be_counted_are_refused(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert "finding" not in call(capsys, "plan", config).err
-    told = call(capsys, "plan", config, "privacy.steps=5000").err.splitlines()
+    assert "finding" not in call(capsys, "plan", config, "--verbose").err
+    told = call(capsys, "plan", config, "--verbose", "privacy.steps=5000").err.splitlines()
     assert "finding the noise of 5000 steps" in told
-    refused = call(capsys, "plan", config, "privacy.steps=1000000000")
+    refused = call(capsys, "plan", config, "--verbose", "privacy.steps=1000000000")
     assert refused.code == 2
     assert "1000000000 steps are more than 1000000: the noise" in refused.err
 
 
 def test_a_quantile_is_in_the_same_epsilon(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plain = call(capsys, "plan", config, "--json").json
-    found = call(capsys, "plan", config, "privacy.clip_quantile=0.5", "--json").json
+    found = call(capsys, "plan", config, "--verbose", "privacy.clip_quantile=0.5", "--json").json
     assert found["cost"] == plain["cost"]
     assert found["noise_to_batch"] == pytest.approx(0.5 * 0.99**-0.5)
-    assert "0.5 of the norms" in call(capsys, "plan", config, "privacy.clip_quantile=0.5").out
+    assert "0.5 of the norms" in call(capsys, "plan", config, "--verbose", "privacy.clip_quantile=0.5").out
 
 
 def test_other_accountants_on_request(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("prv_accountant", reason="of the extra prv")
-    cost = call(capsys, "plan", config, "--cross-check", "--json").json["cost"]
+    cost = call(capsys, "plan", config, "--verbose", "--cross-check", "--json").json["cost"]
     assert cost["cross_check"]["rdp"]["epsilon"] > cost["epsilon"]
     assert cost["cross_check"]["prv"]["epsilon"] == pytest.approx(cost["epsilon"], abs=0.02)
 
 
 def test_a_cap(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["privacy.max_batch_size=7", "privacy.noise_multiplier=4"]
-    found = call(capsys, "plan", config, *overrides, "--cross-check", "--json").json
+    found = call(capsys, "plan", config, "--verbose", *overrides, "--cross-check", "--json").json
     assert found["probability_above_cap"] == pytest.approx(binom.sf(7, 40, 0.1))
     for opinion in found["cost"]["cross_check"].values():
         assert opinion["epsilon"] is None
@@ -92,12 +107,12 @@ def test_a_cap(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Batches of one class in turn, the price of cycles, and what is kept."""
-    found = call(capsys, "plan", config, "privacy.bands=3", "--json").json
+    found = call(capsys, "plan", config, "--verbose", "privacy.bands=3", "--json").json
     cycles = StepEvent(PoissonSampling(found["rate_of_a_class"]), 2.0)
     assert found["rate_of_a_class"] == pytest.approx(0.3)
     assert found["cost"]["epsilon"] == epsilon([(cycles, 3)], 1e-3)
     assert found["largest_row"] > 1 > found["noise_in_sums"]
-    shown = call(capsys, "plan", config, "privacy.bands=3").out
+    shown = call(capsys, "plan", config, "--verbose", "privacy.bands=3").out
     assert "Poisson from 3 classes in turn, q 0.3 of a class, on average 4" in shown
     assert "bands       3: in the sums of steps" in shown
     assert "had a copy of the run gone on by itself" in shown
@@ -110,7 +125,7 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert grown == pytest.approx(found["noise_in_sums"] ** -1.5, rel=1e-2)
     assert found["hyperparameters"]["learning_rate"] == found["default_rate"]
     assert "bands" not in call(capsys, "plan", config, "--json").json
-    refused = call(capsys, "plan", config, "privacy.bands=auto")
+    refused = call(capsys, "plan", config, "--verbose", "privacy.bands=auto")
     assert "noise_multiplier is given" in refused.err
 
 
@@ -121,12 +136,12 @@ def test_noise_of_bands_is_compared_at_one_epsilon(
     target = {"target_epsilon": 3.0, "noise_multiplier": None, "steps": 8}
     config = write_config(tmp_path, run_settings(model, tmp_path, privacy=target, method={"name": "dp-sgd"}))
     one = call(capsys, "plan", config, "--json").json
-    found = call(capsys, "plan", config, "privacy.bands=3", "--json").json
+    found = call(capsys, "plan", config, "--verbose", "privacy.bands=3", "--json").json
     grown = found["noise_multiplier"] / one["noise_multiplier"]
     assert grown > 1
     equal = found["noise_in_sums_at_equal_epsilon"]
     assert equal == pytest.approx(grown * found["noise_in_sums"], rel=1e-4)
-    shown = call(capsys, "plan", config, "privacy.bands=3").out
+    shown = call(capsys, "plan", config, "--verbose", "privacy.bands=3").out
     assert f"{equal:.3g} times the noise of 1 band at the same epsilon" in shown
 
 
@@ -137,8 +152,10 @@ def test_auto_says_which_bands_it_took(
     config = write_config(tmp_path, run_settings(model, tmp_path, privacy=target, method={"name": "dp-sgd"}))
     found = call(capsys, "plan", config, "--json").json
     several = found["bands_by_auto"] > 1
-    assert (f"bands       auto: {found['bands_by_auto']}: in" in call(capsys, "plan", config).out) == several
-    alone = call(capsys, "plan", config, "privacy.steps=1")
+    assert (
+        f"bands       auto: {found['bands_by_auto']}: in" in call(capsys, "plan", config, "--verbose").out
+    ) == several
+    alone = call(capsys, "plan", config, "--verbose", "privacy.steps=1")
     assert "bands       auto: 1 is best here" in alone.out
 
 
@@ -157,7 +174,9 @@ def test_what_is_known_of_a_row_with_bands(
         tmp_path,
         run_settings(model, tmp_path, privacy={"steps": 8, "bands": 3}, method={"name": row}, **groups),
     )
-    line = next(x for x in call(capsys, "plan", config).out.splitlines() if x.startswith("bands"))
+    line = next(
+        x for x in call(capsys, "plan", config, "--verbose").out.splitlines() if x.startswith("bands")
+    )
     assert says in line
     assert "two to four times" in line
 
@@ -178,7 +197,8 @@ def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.C
     assert memory["gradient_bytes_per_record"] == 4 * 3 * sum(sides)
     many = ["privacy.public_dataset_size=40000", "privacy.expected_batch_size=4000", "privacy.delta=1e-6"]
     assert (
-        call(capsys, "plan", config, *many, "--json").json["memory"]["records_per_micro_batch"] == 4096 // 48
+        call(capsys, "plan", config, "--verbose", *many, "--json").json["memory"]["records_per_micro_batch"]
+        == 4096 // 48
     )
 
 
@@ -189,7 +209,7 @@ def memory_line(shown: str) -> str:
 def test_gradients_of_short_records(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A row's gradients take what the activations of r = 3 tokens take, and shorter ones count as that long."""
     many = ["privacy.public_dataset_size=40000", "privacy.expected_batch_size=4000", "privacy.delta=1e-6"]
-    memory = call(capsys, "plan", config, *many, "--json").json["memory"]
+    memory = call(capsys, "plan", config, "--verbose", *many, "--json").json["memory"]
     assert memory["records_of_a_batch"] > 4000
     assert memory["gradient_bytes_at_most"] == memory["gradient_bytes_per_record"] * (4096 // 3)
 
@@ -208,7 +228,7 @@ def test_no_micro_batch_has_more_records_than_a_batch(
 ) -> None:
     most = most or 3 * int(binom.isf(1e-9, 40, 0.1))
     given = [*overrides, "run.tokens_per_micro_batch=1000000000"]
-    memory = call(capsys, "plan", config, *given, "--json").json["memory"]
+    memory = call(capsys, "plan", config, "--verbose", *given, "--json").json["memory"]
     assert memory["records_per_micro_batch"] == memory["records_of_a_batch"] == most
     assert (
         memory["gradient_bytes"]
@@ -216,7 +236,7 @@ def test_no_micro_batch_has_more_records_than_a_batch(
         == most * memory["gradient_bytes_per_record"]
     )
     said = f"{most} records of full length, the most that a batch has but for one step in 10^9, at most"
-    assert said in call(capsys, "plan", config, *given).out
+    assert said in call(capsys, "plan", config, "--verbose", *given).out
 
 
 def test_sizes_are_written_in_a_unit_that_shows_them(
@@ -226,7 +246,7 @@ def test_sizes_are_written_in_a_unit_that_shows_them(
         [],
         ["adapter.target_modules=[q_proj]", "adapter.r=1", "run.tokens_per_micro_batch=48"],
     ):
-        line = memory_line(call(capsys, "plan", config, *overrides).out)
+        line = memory_line(call(capsys, "plan", config, "--verbose", *overrides).out)
         assert len({unit for unit in ("KiB", "MiB", "GiB") if unit in line}) == 1
         assert " 0 " not in line
 
@@ -256,11 +276,11 @@ def test_what_training_refuses_on_this_machine_is_told_and_the_plan_goes_on(
     if "device=" in override:
         given = [override]
     write_records(config.parent / "records.jsonl")
-    planned = call(capsys, "plan", config, *given)
+    planned = call(capsys, "plan", config, "--verbose", *given)
     assert (planned.code, planned.err.splitlines()) == (0, BEGUN)
     assert planned.out.splitlines()[-2] == "`privlora train` is refused on this machine:"
     assert words in planned.out.splitlines()[-1]
-    (found,) = call(capsys, "plan", config, *given, "--json").json["refused_here"]
+    (found,) = call(capsys, "plan", config, "--verbose", *given, "--json").json["refused_here"]
     assert words in found
     if name not in SPREAD:
         refuses(
@@ -285,7 +305,7 @@ def test_packed_weights_without_their_package(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("privlora.training.models.find_spec", lambda name: None)
-    found = call(capsys, "plan", config, "model.quantization=4bit", "--json").json
+    found = call(capsys, "plan", config, "--verbose", "model.quantization=4bit", "--json").json
     assert "needs the package bitsandbytes" in found["refused_here"][0]
     assert found["model"]["quantization"] == "4bit"
 
@@ -293,15 +313,15 @@ def test_packed_weights_without_their_package(
 def test_how_the_model_is_loaded(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert (
         "model       dtype that of its files; device cpu\n"
-        in call(capsys, "plan", config, "model.device=cpu").out
+        in call(capsys, "plan", config, "--verbose", "model.device=cpu").out
     )
     given = ["model.dtype=bfloat16", "model.quantization=4bit", "model.device_map=auto", "model.device=auto"]
-    shown = call(capsys, "plan", config, *given, "model.attn_implementation=eager").out
+    shown = call(capsys, "plan", config, "--verbose", *given, "model.attn_implementation=eager").out
     assert (
         "model       dtype bfloat16; quantization 4bit; "
         "attn_implementation eager; device_map auto, and sizes are of all its devices together\n" in shown
     )
-    shown = call(capsys, "plan", config, "model.quantization=8bit", "model.fully_shard=true").out
+    shown = call(capsys, "plan", config, "--verbose", "model.quantization=8bit", "model.fully_shard=true").out
     assert "quantization 8bit" in shown
     assert "fully_shard true, and sizes are of one process" in shown
 
@@ -318,8 +338,8 @@ def test_the_peak_is_that_of_the_settings(
 
     monkeypatch.setattr(StepMemory, "peak", watched)
     given = ["run.tokens_per_micro_batch=100", "model.dtype=bfloat16", "model.device=cpu"]
-    memory = call(capsys, "plan", config, *given, "--json").json["memory"]
-    call(capsys, "plan", config, *given, "model.attn_implementation=eager")
+    memory = call(capsys, "plan", config, "--verbose", *given, "--json").json["memory"]
+    call(capsys, "plan", config, "--verbose", *given, "model.attn_implementation=eager")
     assert asked == [[3, torch.bfloat16, kind, 100] for kind in ("sdpa", "eager")]
     assert memory["peak"] == {"step_bytes": 500, "model_bytes": 70, "rows": 3, "width": 4}
     assert memory["device"] == "cpu"
@@ -331,9 +351,9 @@ def test_what_auto_would_choose_here(
     monkeypatch.setattr(StepMemory, "peak", lambda _, tokens: Peak(tokens * 2**20, 0, 1, tokens))
     monkeypatch.setattr("privlora.training.fitting.free_bytes", lambda _: 300 * 2**20)
     given = ["run.tokens_per_micro_batch=auto"]
-    found = call(capsys, "plan", config, *given, "--json").json
+    found = call(capsys, "plan", config, "--verbose", *given, "--json").json
     assert found["tokens_per_micro_batch"] == 128  # 0.45 of 300 MiB, less the model and the records
-    shown = call(capsys, "plan", config, *given).out
+    shown = call(capsys, "plan", config, "--verbose", *given).out
     assert "auto        micro-batches of 128 tokens: a step takes about 128 MiB at its most, of " in shown
     assert (
         " MiB that it may (45% of 300 MiB free for it, less what else is kept); larger ones do not fit\n"
@@ -346,7 +366,7 @@ def test_the_peak_is_printed(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("privlora.cli.memory.resident_bytes", lambda: 300 * 2**20)
-    shown = call(capsys, "plan", config, "model.device=cpu").out
+    shown = call(capsys, "plan", config, "--verbose", "model.device=cpu").out
     assert (
         "peak        about 307 MiB (model 2 MiB, step 5 MiB, Python and its packages 300 MiB), and up to 5 MiB more "
         "that the C library's heap may keep\n" in shown
@@ -355,19 +375,21 @@ def test_the_peak_is_printed(
     assert "promise     per record, there or not (adjacency add-or-remove-one); " in shown
     assert call(capsys, "plan", config, "--json").json["memory"]["resident_bytes"] == 300 * 2**20
     monkeypatch.setattr("privlora.cli.memory.resident_bytes", lambda: 0)
-    assert "peak        about 7 MiB (model 2 MiB, step 5 MiB)\n" in call(capsys, "plan", config).out
+    assert (
+        "peak        about 7 MiB (model 2 MiB, step 5 MiB)\n" in call(capsys, "plan", config, "--verbose").out
+    )
 
 
 def test_factors_train_more_numbers(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     tangent = call(capsys, "plan", config, "--json").json["memory"]
-    factors = call(capsys, "plan", config, "method.name=dp-adamw", "--json").json["memory"]
+    factors = call(capsys, "plan", config, "--verbose", "method.name=dp-adamw", "--json").json["memory"]
     assert factors["trained_numbers"] - tangent["trained_numbers"] == 9 * tangent["modules"]
 
 
 def test_one_factor_trains_its_own_numbers_only(
     config: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    memory = call(capsys, "plan", config, "method.name=ffa", "--json").json["memory"]
+    memory = call(capsys, "plan", config, "--verbose", "method.name=ffa", "--json").json["memory"]
     loaded = AutoModelForCausalLM.from_pretrained(model)
     layers = [m for name, m in loaded.named_modules() if isinstance(m, torch.nn.Linear) and name != "lm_head"]
     assert memory["trained_numbers"] == sum(3 * m.out_features for m in layers)
@@ -377,13 +399,18 @@ def test_one_factor_trains_its_own_numbers_only(
 def test_what_takes_long_is_told_in_one_line_or_on_a_terminal(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert call(capsys, "plan", config, "run.tokens_per_micro_batch=auto").err.splitlines() == BEGUN
+    assert (
+        call(capsys, "plan", config, "--verbose", "run.tokens_per_micro_batch=auto").err.splitlines() == BEGUN
+    )
     # A model that is not here is not loaded.
-    assert call(capsys, "plan", config, "model.name=no-such-org/no-such-model").err == f"{LOADING}\n"
+    assert (
+        call(capsys, "plan", config, "--verbose", "model.name=no-such-org/no-such-model").err
+        == f"{LOADING}\n"
+    )
     shown = io.StringIO()
     for place in ("privlora.consoles.err", "privlora.cli.console.err"):
         monkeypatch.setattr(place, lambda: Console(file=shown, force_terminal=True, width=200))
-    assert call(capsys, "plan", config).code == 0
+    assert call(capsys, "plan", config, "--verbose").code == 0
     assert "loading torch and transformers" in shown.getvalue()
 
 
@@ -396,9 +423,9 @@ def test_privacy_is_told_before_memory(
     def measured(*_: object) -> None:
         told.append(capsys.readouterr().out)
 
-    whole = call(capsys, "plan", config).out
+    whole = call(capsys, "plan", config, "--verbose").out
     monkeypatch.setattr("privlora.cli.memory.as_planned", lambda settings, _: (measured() or settings, None))
-    rest = call(capsys, "plan", config).out
+    rest = call(capsys, "plan", config, "--verbose").out
     assert told[0].startswith("promise ")
     assert "\nepsilon " in told[0]
     assert "memory" not in told[0]
@@ -415,13 +442,15 @@ def reachable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("reachable")
 def test_a_model_of_the_hub_is_not_fetched(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planned = call(capsys, "plan", config, "model.name=no-such-org/no-such-model")
+    planned = call(capsys, "plan", config, "--verbose", "model.name=no-such-org/no-such-model")
     assert planned.code == 0, planned.err
     assert "unknown: the model is not a local folder" in planned.out
 
 
 def test_what_is_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planned = call(capsys, "plan", config, "privacy.target_epsilon=1", "privacy.noise_multiplier=null")
+    planned = call(
+        capsys, "plan", config, "--verbose", "privacy.target_epsilon=1", "privacy.noise_multiplier=null"
+    )
     assert planned.err.splitlines() == BEGUN
     for word in ("add-or-remove-one", "sigma", "replace-one", "MiB", "not protected:", "The base model"):
         assert word in planned.out
@@ -429,31 +458,34 @@ def test_what_is_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> No
 
 def test_an_alpha_without_effect_is_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = "has no effect on what prism learns"
-    assert said in call(capsys, "plan", config, "adapter.lora_alpha=32").out
-    assert said not in call(capsys, "plan", config).out
-    assert said not in call(capsys, "plan", config, "adapter.lora_alpha=32", "method.name=dp-adamw").out
+    assert said in call(capsys, "plan", config, "--verbose", "adapter.lora_alpha=32").out
+    assert said not in call(capsys, "plan", config, "--verbose").out
+    assert (
+        said
+        not in call(capsys, "plan", config, "--verbose", "adapter.lora_alpha=32", "method.name=dp-adamw").out
+    )
 
 
 def test_dropout_and_a_slow_generator_are_told(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("privlora.cli.planning.aes_instructions", lambda: True)
-    planned = call(capsys, "plan", config)
+    planned = call(capsys, "plan", config, "--verbose")
     assert "of the base model off, of the adapter 0" in planned.out
     assert "AES" not in planned.out
     monkeypatch.setattr("privlora.cli.planning.aes_instructions", lambda: False)
-    planned = call(capsys, "plan", config, "model.dropout=true", "adapter.lora_dropout=0.1")
+    planned = call(capsys, "plan", config, "--verbose", "model.dropout=true", "adapter.lora_dropout=0.1")
     assert "of the base model on, of the adapter 0.1" in planned.out
     assert "no AES instructions" in planned.out
 
 
 def test_without_privacy_nothing_is_promised(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ["privacy.private=false", "privacy.noise_multiplier=null", "method.name=adamw"]
-    assert "NOT PRIVATE" in call(capsys, "plan", config, *overrides).out
-    found = call(capsys, "plan", config, *overrides, "--json").json
+    assert "NOT PRIVATE" in call(capsys, "plan", config, "--verbose", *overrides).out
+    found = call(capsys, "plan", config, "--verbose", *overrides, "--json").json
     assert found["private"] is False
     assert found["cost"] is None
-    seeded = call(capsys, "plan", config, "privacy.insecure_noise_seed=3", "--json").json
+    seeded = call(capsys, "plan", config, "--verbose", "privacy.insecure_noise_seed=3", "--json").json
     assert seeded["private"] is False
     assert seeded["cost"] is None
 
@@ -461,19 +493,19 @@ def test_without_privacy_nothing_is_promised(config: Path, capsys: pytest.Captur
 def test_a_projection_that_is_clipped_before(
     config: Path, model: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    found = call(capsys, "plan", config, "method.name=wishart-m2", "--json").json
+    found = call(capsys, "plan", config, "--verbose", "method.name=wishart-m2", "--json").json
     loaded = AutoModelForCausalLM.from_pretrained(model)
     linear = [module for module in loaded.modules() if isinstance(module, torch.nn.Linear)]
     layers = tuple((3, n) for n in sorted({m.in_features for m in linear if m is not loaded.lm_head}))
     event = StepEvent(PoissonSampling(0.1), 2.0, layers)
     assert found["cost"]["epsilon"] == epsilon([(event, 8)], 1e-3)
-    plain = call(capsys, "plan", config, "method.name=projected", "--json").json
+    plain = call(capsys, "plan", config, "--verbose", "method.name=projected", "--json").json
     assert found["cost"]["epsilon"] < plain["cost"]["epsilon"]
     assert found["cost"]["epsilon_replace_one"] is None
     assert any("replaced by another" in sentence for sentence in found["not_protected"])
     numbers = sum(m.weight.numel() for m in linear if m is not loaded.lm_head)
     assert found["memory"]["update_bytes"] == plain["memory"]["update_bytes"] == numbers * 8
-    text = call(capsys, "plan", config, "method.name=wishart-m2").out
+    text = call(capsys, "plan", config, "--verbose", "method.name=wishart-m2").out
     assert "not known for this method" in text
     assert "dense updates" in text
 
@@ -572,7 +604,7 @@ def test_public_texts_that_training_refuses_are_refused(
     texts = {"generator": "file", "file": str(public), "seeds": 3, "variations": 0}
     given = run_settings(model, folder, privacy={"steps": 8}, method={"name": "span-prism"}, synthesis=texts)
     config = write_config(folder, given)
-    assert call(capsys, "plan", config).code == 0
+    assert call(capsys, "plan", config, "--verbose").code == 0
     said = [] if overrides[0].endswith("/no/such.jsonl") else [LOADING]
     refuses(capsys, folder, ["plan", config, *overrides], words, said=said)
 
@@ -631,7 +663,7 @@ def test_memory_of_rows_on_public_texts(
         assert memory["gradient_bytes_per_record"] == 4 * (captured + (copies - 1) * entries)
         assert memory["records_per_micro_batch"] == memory["records_of_a_batch"] < 4096 // 48
         assert memory["embedding_bytes"] == memory["cache_bytes"] == 0
-    shown = call(capsys, "plan", *given, "method.name=pe-sgd").out
+    shown = call(capsys, "plan", *given, "method.name=pe-sgd", "--verbose").out
     assert " KiB (on the device if twice as much is free); " in shown
 
 
@@ -657,7 +689,7 @@ def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixt
     assert (
         memory["cache_bytes"] == 2 * config.num_hidden_layers * config.num_key_value_heads * width * 4096 * 4
     )
-    shown = call(capsys, "plan", *given).out
+    shown = call(capsys, "plan", *given, "--verbose").out
     assert "no per-example gradients" in shown
     assert "keys and values while the model writes texts, up to" in shown
     assert "directions of records and texts" in shown
@@ -679,7 +711,7 @@ def test_a_rate_far_from_the_rows_own_is_told(
 ) -> None:
     given = ["method.learning_rate=null" if rate is None else f"method.learning_rate={rate}"]
     steps = f"privacy.steps={RATE_STEPS}"  # of which a row's rate is
-    shown = call(capsys, "plan", config, f"method.name={row}", steps, *given).out
+    shown = call(capsys, "plan", config, "--verbose", f"method.name={row}", steps, *given).out
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
     assert len(lines) == (says is not None)
     assert says is None or says in lines[0]
@@ -689,11 +721,11 @@ def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = ["method.name=dp-adamw", f"privacy.steps={RATE_STEPS}", "method.relative_rate=true"]
-    shown = call(capsys, "plan", config, *given, "method.learning_rate=null").out
+    shown = call(capsys, "plan", config, "--verbose", *given, "method.learning_rate=null").out
     (line,) = (line for line in shown.splitlines() if line.startswith("rate "))
     assert "relative: the share of the frozen weights' norms" in line
     assert "the method's default is 0.0851" in " ".join(shown.split())
-    shown = call(capsys, "plan", config, *given, "method.learning_rate=0.945").out
+    shown = call(capsys, "plan", config, "--verbose", *given, "method.learning_rate=0.945").out
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
     assert "11.1 times the method's default" in lines[0]
-    assert "relative:" not in call(capsys, "plan", config, *given[:2]).out
+    assert "relative:" not in call(capsys, "plan", config, "--verbose", *given[:2]).out

@@ -99,11 +99,11 @@ def noise_for(
 
 def in_words(means: Meaning, unit: str) -> list[str]:
     """Two sentences; shares are rounded up. unit: "record" or "user"."""
+    guesses, found = _share(means.right_guesses), _share(means.found_at_1_percent)
     return [
-        f"Whoever guesses whether one {unit} took part, where half of those asked about did, is right in at most "
-        f"{_share(means.right_guesses)} of all cases, by whatever attack; a coin is right in 50 %.",
-        f"Whoever accuses 1 in 100 of those who did not take part finds at most {_share(means.found_at_1_percent)} of "
-        f"those who did; 1 in 1,000, at most {_share(means.found_at_1_permille)}.",
+        f"An attacker who guesses whether one {unit} took part is right in at most {guesses} of cases (a coin: 50 %).",
+        f"An attacker who may accuse 1 in 100 falsely finds at most {found} of those who took part; with 1 in 1,000, "
+        f"{_share(means.found_at_1_permille)}.",
     ]
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.accounting.meaning import Meaning, in_words, meaning
@@ -45,9 +45,13 @@ def plan(
             "--advise",
         ),
     ] = False,
+    verbose: Annotated[
+        bool,
+        option("Also noise, memory, epsilon over time and all that is not protected.", "--verbose", "-v"),
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Dry run: sampling, noise, epsilon over time, memory, and what is not protected. Reads no private record."""
+    """Dry run: what is promised, trained and needed. Reads no private record."""
     asked = settings = load_settings(config, overrides or ())
     _refuse_missing(settings)
     if settings.federation is not None:
@@ -91,6 +95,8 @@ def plan(
         if choice is not None:
             content |= {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}
         rows = [] if as_json else _privacy_rows(content, planned)
+        if not verbose:
+            rows = _in_brief(rows, content)
         if shown.is_terminal:  # to whoever waits; elsewhere nothing is half a plan
             print_rows(rows, shown)
             rows = []
@@ -128,8 +134,15 @@ def plan(
     if as_json:
         emit(content)
         return
-    print_rows([*shows, *_machine_rows(content, memory, None if fitted is None else fitted.why)], shown)
-    print_list("not protected:", content["not_protected"], shown)
+    rows = [*shows, *_machine_rows(content, memory, None if fitted is None else fitted.why)]
+    print_rows(rows if verbose else _in_brief(rows, content), shown)
+    if verbose:
+        print_list("not protected:", content["not_protected"], shown)
+    else:
+        shown.print(f"{'output':<12}{settings.run.output}")
+        shown.print(
+            f"not protected: {_SUCH_AS}. `privlora plan --verbose` lists all of it, and every number."
+        )
     if advise:
         for line in advice_lines(content["advice"]):
             shown.print(line)
@@ -462,6 +475,44 @@ def _machine_rows(
     return rows
 
 
+def _in_brief(rows: list[tuple[str, str]], content: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Of a plan's rows those that a person decides by."""
+    from privlora.reporting.wording import targets_in_words
+
+    brief, hyper, cost = dict[str, str](), content["hyperparameters"], content["cost"]
+    if cost is not None:
+        spent = f"epsilon {rounded_up(cost['epsilon'])} at delta {content['delta']:g}"
+        brief["promise"] = f"{spent}, for each {content['unit']}"
+    if hyper:
+        auto = "learning_rate" in content["rehearsed"]
+        rate = "chosen by auto" if auto else f"{hyper['learning_rate']:.3g}"
+        where = f"rank {content['rank']} on {targets_in_words(content)}"
+        brief["method"] = f"{content['method']}, {where}, learning rate {rate}"
+    memory = content.get("memory")
+    if memory is not None and memory["peak"] is not None:
+        brief["peak"] = _peak_line(memory, brief=True)
+    hidden = _DETAILS if content["far_rate"] is None else _DETAILS - {"rate"}
+    return [(name, brief.get(name, words)) for name, words in rows if name not in hidden]
+
+
+_DETAILS: Final = frozenset(
+    (
+        "unit",
+        "auto",
+        "adapter",
+        "rate",
+        "sigma",
+        "noise",
+        "epsilon",
+        "replace-one",
+        "dropout",
+        "model",
+        "memory",
+    )
+)
+_SUCH_AS: Final = "what many records have in common, other records of the same person, and more"
+
+
 def _batches(content: dict[str, Any]) -> str:
     if "bands" in content:
         return (
@@ -541,7 +592,7 @@ def memory_line(memory: Mapping[str, Any]) -> str:
     )
 
 
-def _peak_line(memory: Mapping[str, Any]) -> str:
+def _peak_line(memory: Mapping[str, Any], brief: bool = False) -> str:
     step = memory["peak"]["step_bytes"]
     sizes = {"model": memory["peak"]["model_bytes"], "step": step}
     whole, spare = sum(sizes.values()), ""
@@ -550,4 +601,6 @@ def _peak_line(memory: Mapping[str, Any]) -> str:
         whole += memory["resident_bytes"]
         spare = f", and up to {in_one_unit(whole)(step)} more that the C library's heap may keep"
     say = in_one_unit(whole, step)
+    if brief:
+        return f"about {say(whole)} of memory"
     return f"about {say(whole)} ({', '.join(f'{name} {say(size)}' for name, size in sizes.items())}){spare}"
