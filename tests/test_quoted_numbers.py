@@ -210,12 +210,68 @@ def test_speed_page_quotes_its_runs(script: Script) -> None:
         assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in page(name), name
 
 
-@pytest.mark.parametrize("name", ["real_lengths", "launches", "untaken"])
-def test_performance_page_quotes_its_runs(name: str, script: Script) -> None:
+PERFORMANCE = "benchmarks/results/performance.md"
+
+
+@pytest.mark.parametrize(
+    ("name", "made"),
+    [
+        ("speed_models", "real_lengths"),
+        ("real_lengths", "real_lengths"),
+        ("launches", "launches"),
+        ("untaken", "untaken"),
+    ],
+)
+def test_tables_of_performance_are_made_of_their_runs(name: str, made: str, script: Script) -> None:
     pytest.importorskip("opacus")
+    assert script(f"speed/{made}").markdown(result(f"{name}.json")) in page(PERFORMANCE)
+
+
+def test_short_tables_of_steps_are_those_of_the_runs() -> None:
+    rows = []
+    for name in ("speed_models", "real_lengths"):
+        for case in result(f"{name}.json")["cases"]:
+            steps, cells = case["variants"], [case["case"].removeprefix("smollm2-135m-instruct ")]
+            for step in ("Opacus", "dp-adamw", "prism"):
+                cpu = steps[step]["cpu"]
+                cells.append(
+                    f"{cpu['ratio']:.2f} ({cpu['ratio_quartiles'][0]:.2f}-{cpu['ratio_quartiles'][1]:.2f})"
+                )
+            if "memory" in steps["prism"]:
+                rows.append(f"| {' | '.join(cells)} | {steps['prism']['memory']['over_model_ratio']:.2f} |")
+    rows = [row.replace(" x 1 |", " |") for row in rows]
+    quoted = re.findall(r"^\| [^|]+ \| [\d.]+ \(.*$", page("docs/performance.md"), re.MULTILINE)
+    assert len(quoted) == 9
+    assert [row for row in quoted if row not in rows] == []
+
+
+def test_what_a_step_launches_is_quoted() -> None:
     text = page("docs/performance.md")
-    for line in script(f"speed/{name}").markdown(result(f"{name}.json")).splitlines():
-        assert line in text
+    for case in result("launches.json")["cases"]:
+        plain = case["steps"]["plain peft"]["total"]["kernels"]
+        ratios = [
+            row["total"]["kernels"] / plain for name, row in case["steps"].items() if name != "plain peft"
+        ]
+        cells = " | ".join(f"{ratio:.2f}" for ratio in ratios)
+        assert f"| {case['modules']} | {case['micro_batches']} | {cells} |" in text
+
+
+def test_data_and_accounting_are_quoted() -> None:
+    rows = re.findall(
+        r"^\|.* \|$", page("docs/performance.md").split("## Data and accounting")[1], re.MULTILINE
+    )
+    assert len(rows) == 6
+    assert all(row in page(PERFORMANCE) for row in rows)
+    for run, column in (("before", 1), ("now", 2)):
+        found = result("scale.json")[run]
+        cells = [row.strip("| ").split(" | ")[column] for row in rows[1:]]
+        assert cells == [
+            f"{found['ledger']['epsilon_first_s']:.2f} s",
+            f"{found['epsilon_after_each_step']['q 0.01, sigma 1.0, T 1000']['mean_ms']:.3g} ms",
+            f"{found['calibrate']['q 0.01, T 200, epsilon 3']['s']:.2g} s",
+            f"{found['tokenising']['us_per_record']:.0f} µs",
+            f"{found['loading']['s']:.0f} s",
+        ]
 
 
 def test_ratios_on_real_lengths_are_quoted() -> None:
@@ -228,7 +284,7 @@ def test_ratios_on_real_lengths_are_quoted() -> None:
     said = f"{min(ratios):.2f} to {max(ratios):.2f}"
     assert f"{said} of the plain step by length" in page("docs/performance.md")
     opacus = [each["Opacus"]["cpu"]["ratio"] / each["prism"]["cpu"]["ratio"] for each in steps]
-    assert f"Opacus {min(opacus):.1f} to {max(opacus):.1f} times PRISM's" in page("docs/performance.md")
+    assert f"Opacus takes {min(opacus):.1f} to {max(opacus):.1f} times PRISM's" in page("docs/performance.md")
 
 
 def test_scaling_of_the_update_is_quoted() -> None:
@@ -427,7 +483,8 @@ def test_the_readme_quotes_its_runs() -> None:
 
 def test_the_page_on_performance_quotes_the_peaks(script: Script) -> None:
     found = result("memory.json")
-    assert script("speed/memory").markdown(found) in page("docs/performance.md")
+    assert script("speed/memory").markdown(found) in page(PERFORMANCE)
+    assert f"[{len(found['cases'])} cases](../{PERFORMANCE}#memory-predicted)" in page("docs/performance.md")
     ratios = [row["predicted_mib"] / row["measured_mib"] for row in found["cases"]]
     assert min(ratios) >= 1
     most = f"{100 * (max(ratios) - 1):.0f} %"

@@ -73,7 +73,7 @@ def measured(name: str, modules: int, parts: int) -> dict[str, Any]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of docs/performance.md."""
+    """The table of benchmarks/results/performance.md."""
     lines = [
         f"| modules | micro-batches | step | kernels | to {BASE} | "
         + " | ".join(PHASES)

@@ -240,7 +240,7 @@ def in_a_fresh_process(case: Case) -> dict[str, float]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of docs/performance.md."""
+    """The table of benchmarks/results/performance.md."""
     lines = [
         "| method, model, records, tokens of a micro-batch | rows x width | predicted, MiB | measured | ratio |",
         "|---|---|---|---|---|",

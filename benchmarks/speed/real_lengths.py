@@ -134,7 +134,7 @@ def _positions(variant: Variant) -> Callable[[], int]:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of docs/performance.md."""
+    """The table of benchmarks/results/performance.md."""
     lines = [
         f"| batch | step | CPU s | to {BASE} (quartiles) | padding | over the model, MiB | ratio |",
         "|---|---|---|---|---|---|---|",

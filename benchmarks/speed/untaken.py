@@ -174,8 +174,8 @@ def measure_compiling(case: Case, setting: Setting, rounds: int) -> dict[str, An
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table of docs/performance.md."""
-    lines = ["| what | CPU time (quartiles) | beside it |", "|---|---|---|"]
+    """The table of benchmarks/results/performance.md."""
+    lines = ["| what | CPU time (quartiles) | also measured |", "|---|---|---|"]
     for row in result["cases"]:
         tried = next(name for name in row["variants"] if name != row["base"])
         found, base = row["variants"][tried], row["variants"][row["base"]]

@@ -168,7 +168,7 @@ class DataSettings(Group):
     prompt: str | None = None
     """Column or format of the prompt, or column of a list of messages; goes with completion."""
     completion: str | None = None
-    """Column or format of the answer, or column of a list of messages, of which the assistant's are learnt."""
+    """Column or format of the answer, or column of a list of messages; the assistant's are learnt."""
     template: Literal["auto", "chat", "none"] = "auto"
     """How prompt and completion meet. auto: as turns of a user and an assistant where there is a chat template. What a
     format like "Question: {q}\\nAnswer:" makes is a turn, too, unless it writes control tokens itself. chat: the
@@ -214,7 +214,7 @@ class DataSettings(Group):
     """Divide texts that are longer than max_length into chunks of like length, and train on all of them. Else they are
     cut. All chunks of a text are one unit, with one clip and one charge; with unit=user they are the user's."""
     max_chunks: int = Field(default=8, ge=1)
-    """How many of a record's chunks take part in a step at most, drawn anew each time. Not read with unit=user, where
+    """How many of a record's chunks take part in a step at most, drawn again each time. Not read with unit=user, where
     privacy.max_records_per_user counts chunks."""
     add_eos: bool = True
     """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
@@ -530,7 +530,7 @@ class PrivacySettings(Group):
     """Public cap on the units of a batch (truncated Poisson sampling, accounted as such)."""
     sampling: Literal["poisson", "balls-in-bins"] = "poisson"
     """How batches are drawn. poisson: each unit by a coin of its own, in each step. balls-in-bins: each unit in exactly
-    one of every 1/q steps, a pass, and dealt anew for each. That takes less noise at the same epsilon, best with steps
+    one of every 1/q steps, a pass, and dealt again for each. That takes less noise at the same epsilon, best with steps
     that make whole passes."""
     bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] | Literal["auto"] = 1
     """Above 1: a step's noise takes back a part of that of the bands - 1 steps before it (DP-BandMF). Batches are drawn

@@ -60,7 +60,7 @@ OF_METHOD: Final[dict[str, str]] = {
 
 
 class SynthesisSettings(Group):
-    """PUBLIC texts, of which a population is kept: who writes them, in which words, and how it evolves.
+    """PUBLIC texts, kept as a population: who writes them, in which words, and how it evolves.
 
     None of it sees private records: the generator is given fixed words, texts that were generated before, and the model
     as the releases so far have made it.
