@@ -348,7 +348,7 @@ def test_a_plan_counts_rounds(model: Path, folder: Path, capsys: pytest.CaptureF
     found = call(capsys, "plan", config, "privacy.steps=10", *change, "--json")
     assert found.json["noise_multiplier"] == pytest.approx(11.80, abs=0.005)
     assert found.json["releases"] == "votes"
-    shown = call(capsys, "plan", config).out
+    shown = call(capsys, "plan", config, "--verbose").out
     assert re.search(r"^rounds +2$", shown, re.MULTILINE)
     assert "2 in each text's sum of votes; those of a record have norm 1" in shown
 
