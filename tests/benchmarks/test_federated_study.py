@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import importlib
 import json
-import re
 import os
+import re
 from argparse import Namespace
 from dataclasses import replace
 from pathlib import Path
