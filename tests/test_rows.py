@@ -43,11 +43,10 @@ def test_what_a_row_cannot_have_is_refused_where_settings_are_read(name: str, tm
     assert load_settings(path).method.clipping == "automatic"
 
 
-OPEN = {"private": False, "steps": 5, "sample_rate": 0.1, "public_dataset_size": 9}
 SPLIT, SUBSPACE = {"init": "spectral-split"}, {"init": "w0-subspace"}
 UNFIT_LATER: dict[str, tuple[dict[str, Any], str]] = {
-    "a start of tangents": ({"method": {"name": "dp-adamw"}, "adapter": SPLIT}, "for tangent"),
-    "without noise": ({"method": {"name": "adamw"}, "adapter": SPLIT, "privacy": OPEN}, "for tangent"),
+    "a start of whole updates": ({"method": {"name": "projected"}, "adapter": SPLIT}, "draws new ones"),
+    "a start at zero": ({"method": {"name": "prism-paper"}, "adapter": SUBSPACE}, "adapter of zeros"),
     "a start of subspaces": ({"method": {"name": "projected"}, "adapter": SUBSPACE}, "draws new ones"),
     "a count": (
         {"method": {"name": "wishart-m2"}, "privacy": {**PRIVACY, "clip_quantile": 0.5}},

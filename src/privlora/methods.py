@@ -38,7 +38,6 @@ from privlora.coordinates.starts import (
     factor_start,
     projected_start,
     refuse_subspace_start,
-    refuse_tangent_start,
     span_start,
     tangent_start,
 )
@@ -423,10 +422,7 @@ def _start_of(method: Method) -> Callable[..., Coordinates]:
 def _refuse_start(method: Method, init: str) -> None:
     """Raise ConfigError for an adapter.init that the method's coordinates do not have, as far as no adapter is
     needed."""
-    start = _start_of(method)
-    if start is factor_start:
-        refuse_tangent_start(init)
-    elif start is projected_start:
+    if _start_of(method) is projected_start:
         refuse_subspace_start(init)
 
 

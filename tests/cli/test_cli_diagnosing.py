@@ -89,7 +89,7 @@ def test_embedded_inputs_have_the_papers_settings() -> None:
         (["--steps", "2"], "'--steps'"),
         (["privacy.stepz=3"], "unknown setting 'privacy.stepz'"),
         (["privacy.private=false", "privacy.noise_multiplier=null"], "no noise to diagnose"),
-        (["adapter.init=spectral-split"], "spectral-split"),
+        (["--burn-in", "20"], "burn_in=20 leaves no step"),
         (["data.path=nowhere.jsonl"], "nowhere.jsonl"),
         (["model.name=nowhere"], "cannot load model"),
         (["--output", "records.jsonl/x"], "cannot create"),

@@ -43,14 +43,14 @@ ADAPTER = "adapter"  # the folder of one that was trained before
 STARTS = {
     "tangent-lifted": (SPECTRAL_SPLIT, ADAPTER),
     "tangent": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
-    "factors": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
-    "one-factor": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
-    "direction": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
+    "factors": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
+    "one-factor": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
+    "direction": (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
     "projected": (RANDOM, ADAPTER),
     "wishart": (RANDOM, ADAPTER),
     **dict.fromkeys(
         ("coefficients", "projected-span", "span-and-residual"),
-        (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, ADAPTER),
+        (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT, SPECTRAL_SPLIT, ADAPTER),
     ),
     **dict.fromkeys(
         ("tangent-coefficients", "tangent-projected-span"),

@@ -113,6 +113,24 @@ def test_factors_start_as_peft_starts_them() -> None:
     assert float(w0.right[0].square().mean()) == pytest.approx(float(c.right[0].square().mean()), rel=0.2)
 
 
+def test_factors_share_out_the_top_of_the_frozen_weights() -> None:
+    """As peft's pissa: what is trained at first is taken out of the frozen weights, so the model is the same."""
+    c, a = adapter(), adapter()
+    tangent, pairs = (
+        tangent_start(c, "spectral-split", seed=0),
+        factor_start(a, "spectral-split", seed=0, scale=4.0),
+    )
+    for point, left, right in zip(tangent.points, pairs.left, pairs.right, strict=True):
+        torch.testing.assert_close(4.0 * left @ right.mT, point.embedding())
+        torch.testing.assert_close(left.mT @ left, right.mT @ right)  # balanced
+    for site in a.sites:
+        assert site.offset is not None
+    whole = a.relative_to_w0(
+        {name: (2 * left, 2 * right) for name, (left, right) in pairs.named_factors().items()}
+    )
+    assert all(left.shape[-1] == 2 * RANK for left, _ in whole.values())
+
+
 @pytest.mark.parametrize("shape", [(40, 24), (24, 40), (16, 16), (7, 3)])
 def test_its_own_generator_gives_the_numbers_of_torchs_randomised_svd(shape: tuple[int, int]) -> None:
     weights = [torch.randn(shape, generator=torch.Generator().manual_seed(i)) for i in range(3)]

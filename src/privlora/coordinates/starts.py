@@ -58,12 +58,7 @@ def tangent_start(
     elif init == PUBLIC_GRADIENT:
         points = [point_at_zero(u, v) for u, v in (_given(g, subspaces) for g in adapter.groups)]
     elif init == SPECTRAL_SPLIT:
-        points = []
-        for g in adapter.groups:
-            # What is taken out of W0 must be the same to the bit in every process, whatever its device.
-            u, s, v = _top(g, adapter.rank, seed, on=torch.device("cpu"))
-            points.append(point_from_factors(u * s[:, None, :], v, generator))
-            adapter.subtract(g, *factors(points[-1]))
+        points = _split(adapter, seed, generator)
     else:
         points = [
             point_from_factors(a.double(), b.double(), generator) for a, b in _read_groups(adapter, init)
@@ -87,13 +82,13 @@ def factor_start(
     subspaces: Subspaces | None = None,
     **settings: float,
 ) -> FactorCoordinates:
-    """Factors of W = W0 + scale * left right^T; left starts at zero unless an adapter is given.
+    """Factors of W = W0 + scale * left right^T; left starts at zero unless an adapter or spectral-split is given.
 
     kind: which of them are trained, or along what, with its own ``settings``. subspaces: for public-gradient.
     """
     generator = torch.Generator().manual_seed(seed)
     pairs: list[tuple[Tensor, Tensor]]
-    refuse_tangent_start(init)
+    root = scale**0.5
     if init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
         right_of: Callable[[Group], Tensor]
         if init == RANDOM:  # kaiming_uniform_(a=sqrt(5)): entries uniform in +-1/sqrt(n)
@@ -103,18 +98,14 @@ def factor_start(
         else:
             right_of = lambda g: _given(g, subspaces)[1] / 3**0.5  # noqa: E731
         pairs = [(torch.zeros(len(g.sites), g.m, adapter.rank), right_of(g)) for g in adapter.groups]
+    elif init == SPECTRAL_SPLIT:
+        halves = (factors(point) for point in _split(adapter, seed, generator))
+        pairs = [(a / root, b / root) for a, b in halves]
     else:
-        root = scale**0.5
         pairs = [(a / root, b / root) for a, b in _read_groups(adapter, init)]
     placed = [(a.to(adapter.device, dtype), b.to(adapter.device, dtype)) for a, b in pairs]
     make: Callable[..., FactorCoordinates] = kind
     return make(adapter, placed, scale, dtype, **settings)
-
-
-def refuse_tangent_start(init: str) -> None:
-    """Raise ConfigError for a start that factors do not have."""
-    if init == SPECTRAL_SPLIT:
-        raise ConfigError(f"adapter.init={init!r} is for tangent methods", fix="use random or w0-subspace")
 
 
 def refuse_subspace_start(init: str) -> None:
@@ -164,6 +155,17 @@ def span_start(
     start = inner(adapter, init, seed=seed, scale=scale, dtype=dtype, subspaces=subspaces)
     make: Callable[..., SpanSpace] = kind
     return make(start, **settings)
+
+
+def _split(adapter: LowRankAdapter, seed: int, generator: torch.Generator) -> list[Point]:
+    """The top part of the frozen weights, which is subtracted from them (PiSSA; PRISM's own code)."""
+    points = []
+    for g in adapter.groups:
+        # What is taken out of W0 must be the same to the bit in every process, whatever its device.
+        u, s, v = _top(g, adapter.rank, seed, on=torch.device("cpu"))
+        points.append(point_from_factors(u * s[:, None, :], v, generator))
+        adapter.subtract(g, *factors(points[-1]))
+    return points
 
 
 def _normal(group: Group, rows: int, adapter: LowRankAdapter, generator: torch.Generator) -> Tensor:

@@ -144,6 +144,10 @@ def diagnose(
         str | None, typer.Option(help="Methods for gauge-sensitivity and clipping, as lora-rite,dp-sgd.")
     ] = None,
     steps: Annotated[int, typer.Option(min=3, help="Steps of each run; the paper takes 300.")] = 20,
+    burn_in: Annotated[
+        int | None,
+        typer.Option(help="Steps that means of preconditioned noise leave out; a third without it."),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Public seed of batches, noise and draws.")] = 0,
     public_data: Annotated[
         bool,
@@ -180,6 +184,7 @@ def diagnose(
                     figures=wanted,
                     also=others,
                     steps=steps,
+                    burn_in=burn_in,
                     seed=seed,
                     model_name=name,
                     records=records,

@@ -185,8 +185,6 @@ def _refused(records: list[dict[str, Any]] = RECORDS, **groups: dict[str, Any]) 
 def test_refusals() -> None:
     with pytest.raises(ConfigError, match="no noise to diagnose"):
         _refused(privacy={"private": False, "noise_multiplier": None, "delta": None})
-    with pytest.raises(ConfigError, match="spectral-split"):
-        _refused(adapter={"init": "spectral-split"})
     with pytest.raises(DataError, match="no records"):
         _refused(records=[])
 

@@ -10,6 +10,7 @@ import torch
 
 from privlora.config import Settings
 from privlora.coordinates import FactorCoordinates
+from privlora.errors import ConfigError
 from privlora.lab.diagnostics.bench import FactorPairs, Workbench, copied, open_workbench
 from privlora.lab.diagnostics.choosing import BASELINE, chosen_figures, chosen_rows
 from privlora.lab.diagnostics.gauges import (
@@ -23,6 +24,7 @@ from privlora.lab.diagnostics.gauges import (
 from privlora.lab.diagnostics.preconditioning import EPSILONS, OPTIMIZERS, preconditioning_study
 from privlora.lab.diagnostics.sweep import GaugeSweep, factor_statistic, gauge_sweep
 from privlora.methods import METHODS
+from privlora.names import SPECTRAL_SPLIT
 from privlora.pages.numbers import finite
 
 SCHEMA_VERSION: Final = 1
@@ -52,6 +54,7 @@ def diagnose(
     figures: str | Iterable[str] | None = None,
     also: str | Iterable[str] | None = None,
     steps: int = 20,
+    burn_in: int | None = None,
     seed: int = 0,
     model: torch.nn.Module | None = None,
     tokenizer: Any = None,
@@ -63,14 +66,16 @@ def diagnose(
     ``settings``.
 
     public: whether the records are public; if not, so is nothing of the result: it is computed from the records with
-    seeded noise. also: further methods on factors, for gauge-sensitivity and clipping. seed: of batches, noise and
-    draws. model_name: of the model in the facts; None: as in ``settings``. on_step: given the steps done
-    and those in all.
+    seeded noise. also: further methods on factors, for gauge-sensitivity and clipping. burn_in: as in
+    ``preconditioning_study``. seed: of batches, noise and draws. model_name: of the model in the facts; None: as in
+    ``settings``. on_step: given the steps done and those in all.
 
     Raises ConfigError, DataError and what loading a model and records raises.
     """
     wanted, others = chosen_figures(figures), chosen_rows(also)
     total, done = total_steps(wanted, len(others), steps), 0
+    if burn_in is not None and not 1 <= burn_in < steps:
+        raise ConfigError(f"burn_in={burn_in} leaves no step of {steps}", fix=f"give 1 to {steps - 1}")
 
     def advance() -> None:
         nonlocal done
@@ -89,11 +94,12 @@ def diagnose(
                 "clipping": clipping(study, bench.plan.clip_norm),
             }
         if set(wanted) - _OF_GAUGES:
-            trained = _train_baseline(bench, steps)
+            whole = settings.adapter.init == SPECTRAL_SPLIT  # a Z of full rank, from where the paper runs
+            trained = bench.start if whole else _train_baseline(bench, steps)
             if "gauge-sweep" in wanted:
                 results["gauge-sweep"] = _sweep(bench, trained)
             if _OF_PRECONDITIONERS & set(wanted):
-                found = preconditioning_study(bench, trained, steps=steps)
+                found = preconditioning_study(bench, trained, steps=steps, burn_in=burn_in)
                 results |= {"preconditioning": found, "gram-stress": found.runs}
         facts = _facts(bench, steps, model_name)
     return Diagnostics(public, facts, {name: results[name] for name in wanted})

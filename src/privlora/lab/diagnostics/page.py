@@ -146,7 +146,11 @@ def draw_preconditioning(result: PreconditioningStudy) -> Figure:
     for axes, (name, title) in zip(panels[3:5], over.items(), strict=True):
         for run in result.runs:
             axes.plot(run.steps, getattr(run, name), **{**_look(run.method), "marker": ""})
-        _finish(axes, "y", xlabel="step", title=title, legend=False)
+        for run in result.runs if name == "aggressiveness" else ():
+            if run.bound:
+                dashed = {**_look(run.method), "marker": "", "linestyle": ":", "label": "Theorem 3.5"}
+                axes.plot(run.steps, run.bound, **dashed)
+        _finish(axes, "y", xlabel="step", title=title, legend=name == "aggressiveness")
     _by_step(panels[5], [(run.aggressiveness, run) for run in result.runs], "largest scaling")
     return figure
 

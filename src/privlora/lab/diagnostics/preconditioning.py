@@ -35,7 +35,7 @@ class Preconditioned:
     raw: ||xi||_F. preconditioned: ||P^(-1/2) xi||_F. amplification: the second over the first. aggressiveness: largest
     factor by which P^(-1/2) scales a coordinate. stress: largest ||G^(-1/2)||_2 over modules of the Gram matrices that
     the method's state rests on, which are those of A and B for factor methods and for `paper` (balanced factors), and
-    of U and V otherwise.
+    of U and V otherwise. bound: of `paper`, what Theorem 3.5 bounds its scaling by, the floor^(-1/2).
     """
 
     method: str
@@ -46,6 +46,7 @@ class Preconditioned:
     amplification: list[float] = field(default_factory=list)
     aggressiveness: list[float] = field(default_factory=list)
     stress: list[float] = field(default_factory=list)
+    bound: list[float] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -72,12 +73,17 @@ class PreconditioningStudy:
 
 
 def preconditioning_study(
-    bench: Workbench, start: FactorPairs, *, steps: int, epsilons: tuple[float, ...] = EPSILONS
+    bench: Workbench,
+    start: FactorPairs,
+    *,
+    steps: int,
+    epsilons: tuple[float, ...] = EPSILONS,
+    burn_in: int | None = None,
 ) -> PreconditioningStudy:
     """Run the baseline and PRISM's optimizers from ``start`` at the noise that each epsilon of the run's plan needs.
 
-    start: factors of full rank (`paper` cannot leave zero). epsilons: STEPWISE among them. A third of the steps, at
-    least one, is burn-in: early on, the mean of 1 over a root of few squares has heavy tails.
+    start: factors of full rank (`paper` cannot leave zero). epsilons: STEPWISE among them. burn_in: steps that
+    means leave out; None: a third, at least one. Early on, the mean of 1 over a root of few squares has heavy tails.
     """
     plan = bench.plan
     sigmas = [
@@ -86,7 +92,7 @@ def preconditioning_study(
         ).noise_multiplier
         for epsilon in epsilons
     ]
-    burn_in = max(1, steps // 3)
+    burn_in = max(1, steps // 3) if burn_in is None else burn_in
     curves, stepwise_runs = [], []
     for optimizer in (None, *OPTIMIZERS):
         runs = []
@@ -193,6 +199,11 @@ def _watcher(found: Preconditioned) -> Callable[[Contender, Vector, float], None
         found.amplification.append(preconditioned / raw)
         found.aggressiveness.append(aggressiveness(contender, noise_std))
         found.stress.append(stress(contender))
+        if paper:
+            floors = [
+                noise_std**2 * (1 / p.S).mean(dim=-1) for p in contender.coordinates.as_points()
+            ]  # Eq. 26
+            found.bound.append(max(float(floor.rsqrt().max()) for floor in floors))
 
     return watch
 
