@@ -61,6 +61,7 @@ FREE = {"clipping": "spectral", "averaging": 0.5, "beta1": 0.0}
 """PRISM's ingredients that cost nothing and work on factors too."""
 FEED_FORWARD = {"r": 8, "target_modules": "feed-forward"}
 ALL_LINEAR = {"r": 8, "target_modules": "all-linear"}
+OF_THE_PAPER = {"r": 8, "target_modules": ["q_proj", "k_proj", "v_proj", "up_proj", "down_proj"]}
 
 
 @dataclass(frozen=True)
@@ -90,6 +91,7 @@ METHODS = {
     "lora+ + free": _free("lora+"),
     "lora-rite + free": _free("lora-rite"),
     "prism, balls in bins": replace(PRISM, privacy={"sampling": "balls-in-bins"}),
+    "prism-paper": Method({"name": "prism-paper"}, OF_THE_PAPER),
     "prism, all layers": replace(PRISM, adapter=ALL_LINEAR),
     "adamw, not private": Method({"name": "adamw"}, ALL_LINEAR, private=False, rate=1e-3),
     "prism, not private": Method({"name": "prism"}, FEED_FORWARD, private=False, rate=0.02),

@@ -36,7 +36,7 @@ def methods(
     name: Annotated[str | None, argument("[ROW]", "One method, with what its settings mean.")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the table of methods, or one row of it."""
+    """Print the table of methods, or one of them."""
     if name is not None and name not in known_methods():
         raise unknown_method(name)
     with loading():  # no model is needed, and so no transformers
