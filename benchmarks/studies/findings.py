@@ -35,7 +35,6 @@ SHOWN = (
     "dp-adamw",
     "dp-adambc",
     "lora+",
-    "prism as published",
 )
 # Of the setting, the file's name, epsilon and rank.
 ELSEWHERE = (
