@@ -176,7 +176,7 @@ def test_what_is_claimed_of_a_run_is_judged_by_its_cycles() -> None:
         privacy = settings(Path("a"), steps=steps)
         some: Floats = np.random.default_rng(0).standard_normal(50)
         found = judge_shadows(privacy, "codes", each, some + 2, some)
-        assert (found.event, found.steps) == (each, steps)
+        assert (found.events, found.steps) == ([(each, steps)], steps)
         return {name: value for name, value in found.to_dict().items() if name not in ("mechanism", "steps")}
 
     assert judged(event, 10) == judged(alone, 4)

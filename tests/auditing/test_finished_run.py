@@ -41,7 +41,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings = run_settings(folder / "model", folder, **{**groups, "run": {"output": str(folder / name)}})
         settings["privacy"]["public_dataset_size"] = 12
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("privlora.reporting.facts.gather", lambda *_: {})
+            patch.setattr("privlora.running.gather", lambda *_, **__: {})
             patch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
             train_run(settings_from(settings, source="test"))
     return folder
@@ -57,18 +57,18 @@ def files(folder: Path) -> dict[str, str]:
 
 def test_a_plain_run_gives_members_away_and_claims_nothing(finished: Path) -> None:
     found = audit_finished(finished / "plain", **files(finished))
-    assert found.epsilon is None
+    assert found.epsilon_claimed is None
     assert not found.violated
     assert found.membership is not None
-    assert found.membership["after"].result.area.value > 0.7
+    assert found.membership["after"].area.value > 0.7
     assert found.leakage is not None
     assert found.leakage["before"].ceiling == 2.0
     assert found.to_dict()["membership"]["after"]["members"] == 12
     assert found.epsilon_most is None
     after = replace(found.membership["after"], epsilon_most=2.0)
-    claims = replace(found, epsilon=3.0, membership={**found.membership, "after": after})
+    claims = replace(found, epsilon_claimed=3.0, membership={**found.membership, "after": after})
     assert claims.epsilon_most == 2.0
-    assert replace(claims, epsilon=1.0).epsilon_most is None  # they could have refuted it
+    assert replace(claims, epsilon_claimed=1.0).epsilon_most is None  # they could have refuted it
 
 
 def test_what_is_most_is_what_all_guesses_right_show() -> None:

@@ -74,7 +74,7 @@ def audit_run(
             return None
         length = min(_TEXT_TOKENS, run.settings.data.max_length)
         drawn = text_canaries(kind, canaries, length, run.tokenizer, seed, run.model, temperature, begins)
-        return [_told(each, run.tokenizer) for each in drawn]
+        return [_as_json(each, run.tokenizer) for each in drawn]
 
     state = run.open(planted, canaries, plant)
     with unchanged_afterwards(run.model):
@@ -146,7 +146,7 @@ def _train_with_texts(
     state.save(run.folder.canaries)
 
 
-def _told(example: Example, tokenizer: Any) -> dict[str, Any]:
+def _as_json(example: Example, tokenizer: Any) -> dict[str, Any]:
     """JSON-ready. Its text is for whoever looks; a new token has none."""
     ids = example.input_ids.tolist()
     text = str(tokenizer.decode([token for token in ids if token < len(tokenizer)]))

@@ -15,11 +15,12 @@ on public numbers alone. Beside the guesses stand the signals of all canaries to
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,15 +28,14 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon, typical_energy
+from privlora.accounting.accountants import Events, delta_curve, epsilon, rough_epsilon, typical_energy
 from privlora.accounting.events import (
     BallsInBinsSampling,
     CyclicPoissonSampling,
     StepEvent,
     TruncatedPoissonSampling,
 )
-from privlora.auditing.asked import refuse_few
-from privlora.auditing.bounds import curve_floor, largest_refuted, one_run_epsilon, one_run_refutes
+from privlora.auditing.bounds import Floats, curve_floor, largest_refuted, one_run_epsilon, one_run_refutes
 from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
@@ -72,17 +72,20 @@ class CanaryState:
 
     @classmethod
     def draw(cls, canaries: int) -> CanaryState:
-        """Fair coins and a seed of the operating system. Raises ConfigError for fewer than 20 canaries."""
-        refuse_few(canaries)
+        """Fair coins and a seed of the operating system."""
         generator = private_generator()
         chosen = generator.random(canaries) < 0.5
         return cls(int(generator.integers(2**62)), chosen, np.zeros(canaries), signals=Signals())
 
+    @property
+    def sides(self) -> tuple[Floats, Floats]:
+        """Scores of those that were in, and of those that were not."""
+        return self.scores[self.included], self.scores[~self.included]
+
     def save(self, path: Path) -> None:
         tensors = {"included": torch.from_numpy(self.included), "scores": torch.from_numpy(self.scores)}
         metadata = {"seed": str(self.seed), "releases": str(self.releases)}
-        if self.signals is not None:
-            metadata |= self.signals.to_metadata()
+        metadata["signals"] = json.dumps(self.signals and asdict(self.signals))
         write_atomically(path, save(tensors, metadata=metadata))
 
     @classmethod
@@ -90,15 +93,12 @@ class CanaryState:
         """Raises RunError for a file that is missing or damaged."""
         try:
             with safe_open(path, framework="np") as file:
-                metadata = file.metadata() or {}
+                metadata = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in ("included", "scores")}
-            return cls(
-                int(metadata["seed"]),
-                **tensors,
-                releases=int(metadata["releases"]),
-                signals=Signals.from_metadata(metadata),
-            )
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            signals = json.loads(metadata["signals"])
+            numbers = int(metadata["releases"]), signals and Signals(**signals)
+            return cls(int(metadata["seed"]), tensors["included"], tensors["scores"], *numbers)
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise unreadable(path, error, "which were in the training") from None
 
 
@@ -149,17 +149,18 @@ class CanaryMechanism(Instrument):
         self._turn = getattr(inner.noising.ledger, "charges", 0)
         # Poisson sampling draws each unit by itself, so drawing the canaries apart is the same law.
         self._sampler: PoissonSampler | CyclicPoissonSampler
-        self._cycles: Cycles | None = None
+        count = len(state.scores)
         if isinstance(sampling, CyclicPoissonSampling):
             assert inner.noising.correlated is not None
-            count, c = len(state.scores), claimed(inner.noising.correlated.coefficients)
+            c, classes = claimed(inner.noising.correlated.coefficients), sampling.classes
             self._sampler = CyclicPoissonSampler(
-                count, self._rate, sampling.classes, key=state.seed, charged=lambda: self._turn
+                count, self._rate, classes, key=state.seed, charged=lambda: self._turn
             )
-            self._whitening = Whitening(c, self.coordinates, whole=not state.releases)
-            self._cycles = Cycles(classes_of(state.seed, sampling.classes, count), c, state.scores)
-        else:
-            self._sampler = PoissonSampler(len(state.scores), self._rate)
+        else:  # cycles of one step
+            c, classes = (1.0,), 1
+            self._sampler = PoissonSampler(count, self._rate)
+        self._whitening = Whitening(c, self.coordinates, whole=not state.releases)
+        self._cycles = Cycles(classes_of(state.seed, classes, count), c, state.scores)
 
     def take(self) -> PrivateSum:
         self._known = self.inner.clipped_sum()
@@ -177,16 +178,10 @@ class CanaryMechanism(Instrument):
             rest = add_vectors(rest, _scaled(self._known, -1 / self.inner.expected_batch_size))
         state, signals = self._state, self._state.signals
         added = None if signals is None else added_by(self.inner, self._canaries, self._drawn)
-        weight, white = float(len(self._drawn)), True
-        if self._cycles is not None:
-            rest, added, weight = self._whitening.row(rest, added, weight)
-            white = self._whitening.white
+        rest, added, weight = self._whitening.row(rest, added, float(len(self._drawn)))
         x, size = (t.numpy() for t in alignments(self.inner, self._canaries, rest))
-        if self._cycles is None:
-            state.scores += log_ratio(x, size, self._rate, self._sigma)
-        else:
-            state.scores = self._cycles.seen(self._turn, x, size, self._rate, self._sigma)
-        if signals is not None and added is not None and white:
+        state.scores = self._cycles.seen(self._turn, x, size, self._rate, self._sigma)
+        if signals is not None and added is not None and self._whitening.white:
             signals.add(self.inner, self._canaries, self._drawn, rest, added, weight)
         state.releases += 1
         self._turn = released.step
@@ -198,38 +193,60 @@ def _scaled(vector: Vector, factor: float) -> Vector:
     return [tuple(t * factor for t in parts) for parts in vector]
 
 
-@dataclass(frozen=True)
-class OneRunAudit:
-    """What one run gave away about its canaries.
+@dataclass(frozen=True, kw_only=True)
+class Guessed:
+    """What guesses show of a run.
 
     epsilon_lower: with probability ``confidence`` the run's epsilon at ``delta`` is at least this, if its releases are
-    of the kind that was planned, with a noise multiplier that the audit finds: the larger of what the guesses refute
-    and epsilon_signals, what the signals of all canaries together do; None without signals. epsilon_lower_plain:
-    without any such assumption (Steinke et al. 2023), by guesses, at the same confidence. epsilon_claimed: of the
-    plan. epsilon_most: the largest epsilon_lower that guesses could have shown, had all been right; None where they
-    could have refuted the plan, or signals did. violated: so many right guesses would be too lucky under the plan's own
-    privacy curve, or such signals under its noise. area: AUC of the scores; 0.5 is chance.
+    of the kind that was planned, with a noise multiplier that the audit finds (for a run that claims nothing: see each
+    audit). epsilon_lower_plain: without any such assumption, at the same confidence. epsilon_claimed: of the plan, None
+    where nothing is claimed. epsilon_most: the largest epsilon_lower that guesses could have shown, had all been right;
+    None where they could have refuted the plan, or nothing is claimed. violated: so many right guesses would be too
+    lucky under the plan's own privacy curve. correct: right guesses.
+
+    For pages alone: scores, of what was in and of what was not; events, what is claimed.
     """
 
-    canaries: int
-    guesses: int
     correct: int
     epsilon_lower: float
     epsilon_lower_plain: float
-    epsilon_signals: float | None
-    epsilon_claimed: float
-    epsilon_most: float | None
+    epsilon_claimed: float | None = None
+    epsilon_most: float | None = None
     delta: float
     confidence: float
+    violated: bool = False
+    scores: tuple[Floats, Floats] = field(compare=False, repr=False)
+    events: Events | None = field(default=None, compare=False)
+
+    @property
+    def curves(self) -> dict[str, tuple[Floats, Floats]]:
+        """For the picture, by their names."""
+        return {"canaries": self.scores}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready facts about private records, without single scores."""
+        return {k: v for k, v in asdict(self).items() if k not in ("scores", "events")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunAudit(Guessed):
+    """What one run gave away about its canaries.
+
+    epsilon_lower: the larger of what the guesses refute and epsilon_signals, what the signals of all canaries together
+    do; None without signals. epsilon_lower_plain: by guesses (Steinke et al. 2023). epsilon_most: also None where
+    signals refuted the plan. violated: also where such signals are too unlikely under the plan's noise. area: AUC of
+    the scores; 0.5 is chance.
+    """
+
+    page: ClassVar[str] = "canaries"
+    canaries: int
+    guesses: int
+    epsilon_signals: float | None = None
     area: float
-    violated: bool
 
     @property
     def guessed(self) -> str:
         return f"{self.canaries} canaries"
-
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 def judge_canaries(
@@ -247,7 +264,7 @@ def judge_canaries(
     are guessed, which convicts a run with far too little noise. They and the signals share the error probability, and
     the largest bound is told.
     """
-    canaries, right = len(state.scores), right_guesses(state)
+    canaries, right, planned = len(state.scores), right_guesses(state), [(event, steps)]
     event, steps = event.releases(steps)
     error, signals = 1 - confidence, 0.0
     together = state.signals if state.signals is not None and state.signals.dimensions else None
@@ -256,8 +273,8 @@ def judge_canaries(
         signals = together.largest_mu(event, steps, of_signals, TOO_MUCH)
         error *= 1 - _SIGNALS_SHARE
     if guesses is None:
-        planned = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE)
-        shares = {planned: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
+        best = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE)
+        shares = {best: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
     else:
         shares = {guesses: 1.0}
     if len(shares) == 1:
@@ -273,7 +290,6 @@ def judge_canaries(
     )
     game, correct, bound, _ = max(played, key=lambda each: each[2])
     most, claimed = _most([each[0] for each in played]), epsilon([(event, steps)], delta)
-    members, others = state.scores[state.included], state.scores[~state.included]
 
     def epsilon_of(mu: float) -> float:
         return epsilon_at(mu, event, steps, delta)
@@ -289,8 +305,10 @@ def judge_canaries(
         epsilon_most=None if most is None or violated else min(epsilon_of(most), claimed),
         delta=delta,
         confidence=confidence,
-        area=area_under_curve(members, others).value,
+        area=area_under_curve(*state.sides).value,
         violated=violated,
+        scores=state.sides,
+        events=planned,
     )
 
 

@@ -8,8 +8,7 @@ batches are drawn as planned is left to the guesses.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -90,15 +89,6 @@ class Signals:
         while found > largest and rough_epsilon({replace(event, noise_multiplier=1 / largest): steps}) < most:
             largest /= 0.8
         return min(found, largest)
-
-    def to_metadata(self) -> dict[str, str]:
-        return {f"signals.{name}": repr(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> Signals:
-        """Raises ValueError for what is no number. Those of a file that has none are zero."""
-        none = asdict(cls()).items()
-        return cls(**{name: type(zero)(metadata.get(f"signals.{name}", "0")) for name, zero in none})
 
 
 def added_by(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Vector:

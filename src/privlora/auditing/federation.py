@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -83,6 +83,9 @@ class ViewAudit:
     most_judged: int
     scores: tuple[Floats, Floats]
 
+    def to_dict(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k != "scores"}
+
 
 @dataclass(frozen=True)
 class FederationAudit:
@@ -99,6 +102,7 @@ class FederationAudit:
     rule: str
     unit: str
     noise: str
+    page: ClassVar[str] = "federation"
 
     @property
     def strongest(self) -> ViewAudit:
@@ -130,21 +134,23 @@ class FederationAudit:
         return self.epsilon_lower > self.epsilon_claimed
 
     @property
+    def curves(self) -> dict[str, tuple[Floats, Floats]]:
+        """Of the strongest attacker."""
+        return {"canaries": self.strongest.scores[::-1]}
+
+    @property
     def events(self) -> Events:
         """What a round is charged with."""
         return [(self.event, math.ceil(self.releases))] if self.releases else []
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; without scores and event."""
-        content = {k: v for k, v in vars(self).items() if k not in ("views", "event")}
-        views = [{k: v for k, v in vars(view).items() if k != "scores"} for view in self.views]
+        found = ("epsilon_lower", "epsilon_most", "violated")
         return {
-            **content,
+            **{k: v for k, v in vars(self).items() if k not in ("views", "event")},
+            **{name: getattr(self, name) for name in found},
             "noise_multiplier": self.event.noise_multiplier,
-            "epsilon_lower": self.epsilon_lower,
-            "epsilon_most": self.epsilon_most,
-            "violated": self.violated,
-            "attackers": views,
+            "attackers": [view.to_dict() for view in self.views],
         }
 
 

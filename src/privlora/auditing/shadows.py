@@ -9,8 +9,8 @@ records, so each is one trial, and counts of right guesses bound the epsilon of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -28,7 +28,7 @@ from privlora.auditing.bounds import (
     rate_at_least,
     threshold_epsilon,
 )
-from privlora.auditing.canary_scores import GRID, TOO_MUCH, epsilon_at, with_mu
+from privlora.auditing.canary_scores import GRID, TOO_MUCH, Guessed, epsilon_at, with_mu
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.rerun import Rerun
 from privlora.auditing.text_canaries import add_records, record_losses, room_for, text_canaries
@@ -47,45 +47,29 @@ _FEWEST = 20
 _DELTA = 1e-5  # of the bound, for a run that claims nothing
 
 
-@dataclass(frozen=True)
-class ShadowAudit:
+@dataclass(frozen=True, kw_only=True)
+class ShadowAudit(Guessed):
     """What adapters with the canary and adapters without it gave away.
 
-    epsilon_lower: with probability ``confidence`` the run's epsilon at ``delta`` is at least this, if its releases are
-    of the kind that was planned, with a noise multiplier that the audit finds (for a run that claims nothing: if it is
-    mu-GDP for some mu). epsilon_lower_plain: the same without any such assumption. epsilon_claimed: of the plan, None
-    in the non-private mode. epsilon_most: the largest epsilon_lower that so many guesses could have shown, had all been
-    right; None where they could have refuted the plan, or nothing is claimed. correct of judged: right guesses by a
-    threshold that other adapters taught. members, non_members: scores, the fall of the loss in nats per token. steps:
-    of each adapter.
+    epsilon_lower: of a run that claims nothing, if it is mu-GDP for some mu. correct of judged: right guesses by a
+    threshold that other adapters taught. scores: the fall of the loss in nats per token. steps: of each adapter.
     """
 
+    page: ClassVar[str] = "shadows"
     method: str
     kind: str
-    event: StepEvent | None
     steps: int
-    epsilon_lower: float
-    epsilon_lower_plain: float
-    epsilon_claimed: float | None
-    epsilon_most: float | None
-    delta: float
-    confidence: float
-    violated: bool
-    correct: int
     judged: int
     result: MembershipResult
-    members: Floats
-    non_members: Floats
 
     @property
     def guessed(self) -> str:
         return f"{self.judged} adapters"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, without the scores of single adapters."""
-        apart = ("event", "result", "members", "non_members")
-        facts = {name: value for name, value in vars(self).items() if name not in apart}
-        return {**facts, "mechanism": self.event and self.event.describe(), **asdict(self.result)}
+        facts = super().to_dict()
+        mechanism = self.events[0][0].describe() if self.events else None
+        return {"mechanism": mechanism, **facts.pop("result"), **facts}
 
 
 @own_context()
@@ -168,7 +152,7 @@ def judge_shadows(
     return ShadowAudit(
         method=settings.method.name,
         kind=kind,
-        event=event,
+        events=None if event is None else [(event, planned)],
         steps=planned,
         epsilon_lower=lower,
         epsilon_lower_plain=threshold_epsilon(errors, delta, confidence),
@@ -180,8 +164,7 @@ def judge_shadows(
         correct=errors.correct,
         judged=errors.absent + errors.present,
         result=judge_membership(members, non_members, confidence=confidence),
-        members=members,
-        non_members=non_members,
+        scores=(members, non_members),
     )
 
 

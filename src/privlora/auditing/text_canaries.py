@@ -27,14 +27,12 @@ from torch import Tensor
 
 from privlora.adapters.quantised import bits
 from privlora.auditing.asked import LEAST_LIKELY, NEW_TOKEN, OF_SHADOWS, check_kind
+from privlora.auditing.bounds import Floats
 from privlora.data.examples import IGNORED, Example, Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError
 from privlora.evaluation import next_token
 from privlora.evaluation.batches import evaluating
-
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-
 
 _BATCH: Final = 2048  # tokens that the base model reads at once while it writes
 
@@ -88,16 +86,16 @@ class _Drawing:
 
 
 def _random_tokens(given: _Drawing) -> list[Example]:
-    return [_example(given.generator.choice(given.usable, size=given.length)) for _ in range(given.count)]
+    return [scored_end(given.generator.choice(given.usable, size=given.length)) for _ in range(given.count)]
 
 
 def _codes(given: _Drawing) -> list[Example]:
     texts = [f"Reference code {given.generator.bytes(16).hex()}." for _ in range(given.count)]
-    return [_example(np.array(ids)[: given.length]) for ids in given.tokenizer(texts)["input_ids"]]
+    return [scored_end(np.array(ids)[: given.length]) for ids in given.tokenizer(texts)["input_ids"]]
 
 
 def _sampled(given: _Drawing) -> list[Example]:
-    return [_example(row) for row in given.written(given.length, given.temperature or 1.0)]
+    return [scored_end(row) for row in given.written(given.length, given.temperature or 1.0)]
 
 
 def _prefix_suffix(given: _Drawing) -> list[Example]:
@@ -107,19 +105,19 @@ def _prefix_suffix(given: _Drawing) -> list[Example]:
         rows = given.continued(rows, given.length, given.temperature)
     else:
         rows = np.hstack([rows, given.generator.choice(given.usable, size=(given.count, secret))])
-    return [_example(row, secret) for row in rows]
+    return [scored_end(row, secret) for row in rows]
 
 
 def _new_token(given: _Drawing) -> list[Example]:
     first = first_new_token(given.model, given.tokenizer)
     prefixes = given.prefixes(given.length - given.length // 2)
-    return [_example(np.append(row, first + number), 1) for number, row in enumerate(prefixes)]
+    return [scored_end(np.append(row, first + number), 1) for number, row in enumerate(prefixes)]
 
 
 def _least_likely(given: _Drawing) -> list[Example]:
     starts = given.generator.choice(given.usable, size=(given.count, 1))
     rows = continued(given.model, given.usable, starts, given.length, lambda logits: logits.argmin(-1))
-    return [_example(row) for row in rows]
+    return [scored_end(row) for row in rows]
 
 
 TEXT_CANARIES: dict[str, Callable[[_Drawing], list[Example]]] = {
@@ -212,8 +210,8 @@ def record_losses(model: torch.nn.Module, examples: Examples) -> Floats:
     return losses
 
 
-def _example(ids: np.ndarray, secret: int | None = None) -> Example:
-    """secret: how many tokens at the end are trained on and scored; None: all."""
+def scored_end(ids: np.ndarray, secret: int | None = None) -> Example:
+    """A record of which the last ``secret`` tokens are trained on and scored; None: all."""
     ids = ids.astype(np.int32)
     labels = ids.copy()
     if secret is not None:
