@@ -169,8 +169,7 @@ def test_what_is_claimed_of_a_run_is_judged_by_its_cycles() -> None:
     event, alone = StepEvent(CyclicPoissonSampling(0.6, 3), 1.2), StepEvent(PoissonSampling(0.6), 1.2)
     scores = np.where(np.arange(200) % 2 == 0, 1.0, -1.0) * (np.arange(200) % 10 != 3)
     state = CanaryState(0, np.arange(200) % 2 == 0, scores + np.arange(200) * 1e-9)
-    given = {"delta": 1e-3, "guesses": 40}
-    assert judge_canaries(state, event, 10, **given) == judge_canaries(state, alone, 4, **given)
+    assert judge_canaries(state, event, 10, 1e-3) == judge_canaries(state, alone, 4, 1e-3)
 
     def judged(each: StepEvent, steps: int) -> dict[str, Any]:
         privacy = settings(Path("a"), steps=steps)

@@ -41,7 +41,10 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings = run_settings(folder / "model", folder, **{**groups, "run": {"output": str(folder / name)}})
         settings["privacy"]["public_dataset_size"] = 12
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("privlora.running.gather", lambda *_, **__: {})
+            patch.setattr(
+                "privlora.running.gather", None
+            )  # so that it does not take the name below for its own
+            patch.setattr("privlora.reporting.facts.gather", lambda *_: {})
             patch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
             train_run(settings_from(settings, source="test"))
     return folder

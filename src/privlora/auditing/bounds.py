@@ -109,11 +109,8 @@ def accuracy_mu(errors: Errors, confidence: float) -> float:
     Clopper-Pearson bound serves both worlds. Raises ConfigError unless both worlds have as many trials.
     """
     if errors.present != errors.absent:
-        raise ConfigError(
-            f"{errors.present} trials with the canary and {errors.absent} without",
-            why="the bound is for a coin that is fair",
-            fix="play as many of either",
-        )
+        counts = f"{errors.present} trials with the canary and {errors.absent} without"
+        raise ConfigError(f"{counts} are no fair coin", fix="play as many of either")
     accuracy = rate_at_least(errors.correct, errors.present + errors.absent, confidence)
     return max(0.0, 2 * float(ndtri(accuracy)))
 
@@ -249,10 +246,8 @@ def _check_counts(hits: int, trials: int) -> None:
 
 def _check_one_run(correct: int, guesses: int, canaries: int) -> None:
     if not 0 <= correct <= guesses <= canaries or canaries < 1:
-        raise ConfigError(
-            f"{correct} right of {guesses} guesses on {canaries} canaries is not possible",
-            fix="guess each canary at most once",
-        )
+        counts = f"{correct} right of {guesses} guesses on {canaries} canaries"
+        raise ConfigError(f"{counts} is not possible", fix="guess each canary at most once")
 
 
 def _check_confidence(confidence: float) -> None:

@@ -39,7 +39,7 @@ from privlora.auditing.bounds import Floats, curve_floor, largest_refuted, one_r
 from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
-from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio
+from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio, times
 from privlora.coordinates import Vector, add_vectors
 from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler, classes_of
 from privlora.errors import ConfigError, RunError
@@ -175,7 +175,7 @@ class CanaryMechanism(Instrument):
         released = super().release(total)
         rest = released.vector
         if self._known is not None:
-            rest = add_vectors(rest, _scaled(self._known, -1 / self.inner.expected_batch_size))
+            rest = add_vectors(rest, times(self._known, -1 / self.inner.expected_batch_size))
         state, signals = self._state, self._state.signals
         added = None if signals is None else added_by(self.inner, self._canaries, self._drawn)
         rest, added, weight = self._whitening.row(rest, added, float(len(self._drawn)))
@@ -187,10 +187,6 @@ class CanaryMechanism(Instrument):
         self._turn = released.step
         self._saved()
         return released
-
-
-def _scaled(vector: Vector, factor: float) -> Vector:
-    return [tuple(t * factor for t in parts) for parts in vector]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,19 +246,13 @@ class OneRunAudit(Guessed):
 
 
 def judge_canaries(
-    state: CanaryState,
-    event: StepEvent,
-    steps: int,
-    delta: float,
-    *,
-    confidence: float = 0.95,
-    guesses: int | None = None,
+    state: CanaryState, event: StepEvent, steps: int, delta: float, *, confidence: float = 0.95
 ) -> OneRunAudit:
-    """Guess, count, and bound. event, steps, delta: what is claimed. guesses: None plays two games.
+    """Guess, count, and bound. event, steps, delta: what is claimed.
 
-    In the first ``planned_guesses`` are made, which is sharpest for a correct run; in the second half of all canaries
-    are guessed, which convicts a run with far too little noise. They and the signals share the error probability, and
-    the largest bound is told.
+    Two games are played. In the first ``planned_guesses`` are made, which is sharpest for a correct run; in the second
+    half of all canaries are guessed, which convicts a run with far too little noise. They and the signals share the
+    error probability, and the largest bound is told.
     """
     canaries, right, planned = len(state.scores), right_guesses(state), [(event, steps)]
     event, steps = event.releases(steps)
@@ -272,18 +262,13 @@ def judge_canaries(
         of_signals = 1 - error * _SIGNALS_SHARE
         signals = together.largest_mu(event, steps, of_signals, TOO_MUCH)
         error *= 1 - _SIGNALS_SHARE
-    if guesses is None:
-        best = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE)
-        shares = {best: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
-    else:
-        shares = {guesses: 1.0}
-    if len(shares) == 1:
-        shares = dict.fromkeys(shares, 1.0)
+    best, half = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE), 2 * (canaries // 4)
+    shares = {best: _PLANNED_SHARE, half: 1 - _PLANNED_SHARE} if best != half else {half: 1.0}
     played = []
-    for guessed, share in shares.items():
-        game = _Game(2 * (guessed // 2), canaries, 1 - error * share, event, steps)
-        correct = right(game.guesses // 2)
-        plain = one_run_epsilon(correct, game.guesses, canaries, delta, 1 - (1 - confidence) * share)
+    for guesses, share in shares.items():
+        game = _Game(guesses, canaries, 1 - error * share, event, steps)
+        correct = right(guesses // 2)
+        plain = one_run_epsilon(correct, guesses, canaries, delta, 1 - (1 - confidence) * share)
         played.append((game, correct, game.bound(correct), plain))
     violated = signals > 1 / event.noise_multiplier or any(
         game.refutes(correct) for game, correct, _, _ in played

@@ -17,6 +17,7 @@ from privlora.accounting.accountants import rough_epsilon
 from privlora.accounting.events import StepEvent
 from privlora.auditing.bounds import signals_mu
 from privlora.auditing.gradient_canaries import GradientCanaries, bounded
+from privlora.auditing.whitened import times
 from privlora.coordinates import Vector, add_vectors
 from privlora.coordinates.span import flattened
 from privlora.mechanisms import GaussianMechanism
@@ -102,7 +103,7 @@ def added_by(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Te
         part = coordinates.from_partial(coordinates.partial_sum(captured, factors))
         total = part if total is None else add_vectors(total, part)
     assert total is not None
-    return [tuple(t.double() / mechanism.clip_norm for t in parts) for parts in total]
+    return times(total, 1 / mechanism.clip_norm)
 
 
 def _apart(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Tensor:

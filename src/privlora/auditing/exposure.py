@@ -99,10 +99,8 @@ def exposure_of_scores(members: Floats, others: Floats) -> ExposureReport:
     Raises DataError where either is empty.
     """
     if not (len(members) and len(others)):
-        raise DataError(
-            "there is no canary to rank, or none to rank it among",
-            fix="draw more canaries: a coin decides for each",
-        )
+        what = "there is no canary to rank, or none to rank it among"
+        raise DataError(what, fix="draw more canaries: a coin decides for each")
     ranks = 1 + len(others) - np.searchsorted(np.sort(others), members, side="left")
     return ExposureReport(tuple(SecretExposure(rank, len(others)) for rank in ranks.tolist()))
 
@@ -114,16 +112,13 @@ def measure_exposure(secrets: Sequence[PlantedSecret], score: Scorer) -> Exposur
     ModelError where a likelihood is NaN.
     """
     if not secrets:
-        raise DataError(
-            "there are no planted secrets to measure", fix="plant at least one canary before training"
-        )
+        raise DataError("there are no planted secrets to measure", fix="plant one before training")
     found = list[SecretExposure]()
     for number, planted in enumerate(secrets):
         if not planted.references or planted.secret in planted.references:
+            what = f"planted secret {number} has no references, or is one of them"
             raise DataError(
-                f"planted secret {number} has no references, or is one of them",
-                why="exposure ranks the secret among others that the model never saw",
-                fix="draw the references from the secret's distribution and leave the secret out",
+                what, fix="draw the references from the secret's distribution, without the secret"
             )
         scores = np.array(score(planted.prefix, [planted.secret, *planted.references]), np.float64)
         if np.isnan(scores).any():

@@ -285,11 +285,8 @@ def _contributions(
             opened = found[view].get(name.replace(MASKED, OPENED))
             found[view][name] = torch.zeros_like(one[name]) if opened is None else opened
         if not any(bool(t.any()) for t in found[view].values()):
-            raise PrivacyError(
-                "the canary does not show in a round without noise",
-                why="an audit that sees nothing would agree with everything",
-                fix="audit with another model or other target_modules",
-            )
+            what = "the canary does not show in a round without noise: the audit would see nothing"
+            raise PrivacyError(what, fix="audit with another model or other target_modules")
     return found
 
 
@@ -384,9 +381,7 @@ def bound_of(event: StepEvent, releases: int, errors: Errors, delta: float, conf
     accuracy = rate_at_least(errors.correct, errors.absent + errors.present, confidence)
 
     if releases > 1:
-        raise ConfigError(
-            "sampled rounds of several releases have no bound", fix="set federation.local_steps=1"
-        )
+        raise ConfigError("sampled rounds of several releases have no bound", fix="set local_steps=1")
     # No test is better than at q times what tells N(0, 1) from N(mu, 1).
     told = min(max(0.0, 2 * accuracy - 1) / event.sampling.sample_rate, 1.0)
     mu = min(_LARGEST_MU, 2 * float(ndtri((1 + told) / 2)))

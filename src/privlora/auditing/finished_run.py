@@ -134,11 +134,8 @@ def read_secrets(path: str) -> list[Secret]:
     for number, record in enumerate(load_records(path, format="jsonl"), start=1):
         references = record.get("references")
         if not isinstance(references, list) or not all(isinstance(text, str) for text in references):
-            raise DataError(
-                f"{path}, secret {number}: references is not a list of texts",
-                why="exposure ranks the secret among others that the model never saw",
-                fix='write {"prefix": "…", "secret": "…", "references": ["…", "…"]} on each line',
-            )
+            fix = 'write {"prefix": "…", "secret": "…", "references": ["…", "…"]} on each line'
+            raise DataError(f"{path}, secret {number}: references is not a list of texts", fix=fix)
         prefix, secret = (text_of(record, column, number) for column in ("prefix", "secret"))
         secrets.append(Secret(prefix, secret, tuple(references)))
     return secrets
@@ -214,11 +211,8 @@ def audit_finished(
 
 def _refuse_shared(members: Examples, non_members: Examples) -> None:
     if {one.digest for one in members} & {one.digest for one in non_members}:
-        raise DataError(
-            "--members and --non-members hold the same records, as the model reads them",
-            why="no attack tells a record from itself, so that a run which gives away everything would look safe",
-            fix="give records that took part, and others of their kind that did not",
-        )
+        what = "--members and --non-members hold the same records, as the model reads them"
+        raise DataError(what, fix="give records that took part, and others of their kind that did not")
 
 
 def _judge(members: Floats, non_members: Floats, delta: float, confidence: float) -> Membership:

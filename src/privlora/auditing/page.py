@@ -89,9 +89,8 @@ def write_audit(audit: Audit, root: Path, **more: Any) -> tuple[Path, Path]:
         folder.private.mkdir(exist_ok=True)
         folder.private.chmod(0o700)
     except OSError as error:
-        raise RunError(
-            f"cannot write into {str(folder.private)!r}: {error.strerror}", fix="mend its permissions"
-        ) from None
+        what = f"cannot write into {str(folder.private)!r}: {error.strerror}"
+        raise RunError(what, fix="mend its permissions") from None
     written = (folder.private / PAGE, folder.private / JSON) if private else _free(folder.private)
     write_atomically(written[1], json.dumps(finite(facts), indent=1, allow_nan=False) + "\n")
     write_atomically(written[0], page)

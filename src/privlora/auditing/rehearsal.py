@@ -81,9 +81,7 @@ def stage_of(settings: Settings, attacker: str = "server") -> Stage:
     if attacker not in ATTACKERS:
         raise ConfigError(f"unknown attacker {attacker!r}", fix=f"one of {', '.join(ATTACKERS)}")
     if server and federation.trusted_server:
-        raise ConfigError(
-            "federation.trusted_server says that the server sees all updates", fix="audit the attacker client"
-        )
+        raise ConfigError("federation.trusted_server: the server sees all", fix="audit the attacker client")
     if server and not federation.distributed and not federation.secure:
         names = _names(_VICTIMS)
         return Stage(names, names, (), {"messages": "the server"})
@@ -125,14 +123,13 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     if federation.phases is not None:
         raise ConfigError(
             "federation.phases has rounds of several kinds, and an audit plays rounds of one",
-            why="its bound is on the noise of one kind of release",
-            fix="give federation.rounds and federation.local_steps, and the batch size, of one phase at a time, with "
-            "privacy.noise_multiplier as `privlora plan` shows it for all of them",
+            fix="give the rounds, local_steps and batch size of one phase at a time, with the noise_multiplier that "
+            "`privlora plan` shows for all of them",
         )
     plan = client_plan(settings) or server_plan(settings)
     if plan is None:
         raise ConfigError(
-            "a federation without noise claims nothing that could be audited", fix="set privacy.private=true"
+            "a federation without noise claims nothing to audit", fix="set privacy.private=true"
         )
     content = yaml.safe_load(settings.to_yaml())
     content["data"] = {

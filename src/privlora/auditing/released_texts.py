@@ -98,16 +98,11 @@ def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
         raise no_run(source.root)
     found = kept_settings(source.settings)
     if found.federation is not None or (found.synthesis is not None and found.synthesis.publish):
-        raise RunError(
-            f"the run in {str(source.root)!r} has no adapter that could be asked",
-            fix="give a run of `privlora train`",
-        )
+        what = f"the run in {str(source.root)!r} has no adapter that could be asked"
+        raise RunError(what, fix="give a run of `privlora train`")
     if published_name(found.model.name) != published_name(settings.model.name):
-        raise RunError(
-            f"{str(source.root)!r} trained an adapter of {published_name(found.model.name)!r}, and model.name is "
-            "another",
-            fix="give the settings of that run",
-        )
+        what = f"{str(source.root)!r} trained an adapter of {published_name(found.model.name)!r}, not of model.name"
+        raise RunError(what, fix="give the settings of that run")
     run = found.run.model_copy(update={"output": settings.run.output})
     data = found.data.model_copy(update={"evaluation": None})
     return found.model_copy(update={"run": run, "data": data}), Writer(chosen, settings.run.seed)

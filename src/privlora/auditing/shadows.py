@@ -138,7 +138,11 @@ def judge_shadows(
 ) -> ShadowAudit:
     """Guess, count and bound, from as many scores with the canary as without. event: of one step, as claimed."""
     planned, delta = settings.privacy.steps, settings.privacy.delta or _DELTA
-    errors, violated, claimed, most = _errors(members, non_members), False, None, None
+    # The threshold is half-way between the medians of a pilot.
+    pilot = max(1, len(members) // _PILOT)
+    threshold = (np.median(members[:pilot]) + np.median(non_members[:pilot])) / 2
+    errors = judged_errors(non_members, members, pilot, threshold=float(threshold))
+    violated, claimed, most = False, None, None
     if event is None:
         lower = gaussian_epsilon(accuracy_mu(errors, confidence), delta)
     else:
@@ -166,13 +170,6 @@ def judge_shadows(
         result=judge_membership(members, non_members, confidence=confidence),
         scores=(members, non_members),
     )
-
-
-def _errors(members: Floats, non_members: Floats) -> Errors:
-    """Of the threshold half-way between the medians of a pilot, on all other adapters."""
-    pilot = max(1, len(members) // _PILOT)
-    threshold = (np.median(members[:pilot]) + np.median(non_members[:pilot])) / 2
-    return judged_errors(non_members, members, pilot, threshold=float(threshold))
 
 
 def _refuted(event: StepEvent, steps: int, errors: Errors, confidence: float) -> bool:
@@ -205,12 +202,8 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
 def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | None) -> None:
     coordinates = find_method(settings.method.name).coordinates  # rows of votes take no steps
     if coordinates.dense or coordinates.forward_only:
-        own = "compared along a direction of its own, by passes of its own"
-        raise ConfigError(
-            f"method {settings.method.name!r} trains no shadow adapters: they are trained side by side",
-            why=f"each would {'be ' + own if coordinates.forward_only else 'need a copy of the weights of its own'}",
-            fix="audit another method, or this one by canaries (`privlora audit --kind random-tokens`)",
-        )
+        what = f"method {settings.method.name!r} trains no shadow adapters: they are trained side by side"
+        raise ConfigError(what, fix="audit another method, or this one with --one-run --kind random-tokens")
     check_kind(kind, temperature, OF_SHADOWS)
     if adapters < _FEWEST:
         raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")

@@ -65,10 +65,8 @@ class _Drawing:
             return self.written(length, 1.0)
         long = [ids[:length] for ids in self.public if len(ids) >= length]
         if not long:
-            raise ConfigError(
-                f"no public record has the {length} tokens of a prefix",
-                fix="give longer ones, or leave them out",
-            )
+            what = f"no public record has the {length} tokens of a prefix"
+            raise ConfigError(what, fix="give longer ones, or leave them out")
         turns = -(-self.count // len(long))
         chosen = np.concatenate([self.generator.permutation(len(long)) for _ in range(turns)])[: self.count]
         return np.stack([long[number] for number in chosen]).astype(np.int64)
@@ -181,10 +179,8 @@ def continued(
             while ids.shape[1] < length:
                 logits = model(input_ids=ids, use_cache=False).logits[:, -1].to(device)[:, allowed]
                 if not (logits < torch.inf).all():
-                    raise ModelError(
-                        "the base model's logits are not numbers, so it can write no canaries",
-                        fix="look at the model, or give canaries of another kind",
-                    )
+                    what = "the base model's logits are not numbers, so it can write no canaries"
+                    raise ModelError(what, fix="look at the model, or give canaries of another kind")
                 ids = torch.cat([ids, allowed[choose(logits)][:, None]], dim=1)
             found.append(ids.cpu().numpy())
     return np.concatenate(found)
@@ -277,10 +273,6 @@ def _layers(model: Any) -> tuple[Any, Any]:
     weights: list[Any] = [getattr(layer, "weight", None) for layer in found]
     plain = all(type(weight) is torch.nn.Parameter for weight in weights)
     if not plain or any(bits(layer) is not None for layer in found) or len(weights[0]) != len(weights[1]):
-        raise ModelError(
-            "this model can have no new tokens: its embeddings and its output layer are not two plain tables of as "
-            "many rows",
-            why="a new token needs a row of its own in both",
-            fix="give canaries of another kind, such as --kind prefix-suffix",
-        )
+        what = "this model can have no new tokens: its embeddings and output layer are no plain tables of one size"
+        raise ModelError(what, fix="give canaries of another kind, such as --kind prefix-suffix")
     return found[0], found[1]
