@@ -13,9 +13,9 @@ from cli_cases import call, refuses, run_settings, save_tiny_model, write_config
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.api import train_run
-from privlora.auditing.bounds import one_run_epsilon
+from privlora.auditing.bounds import floor_of, one_run_epsilon
 from privlora.auditing.finished_run import _judge, audit_finished, read_secrets
-from privlora.auditing.page import Claim, roc_picture
+from privlora.auditing.page import roc_picture
 from privlora.config import settings_from
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.rounding import rounded_up
@@ -194,14 +194,15 @@ def test_secrets_are_read_strictly(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("drawn")
 def test_the_picture_shows_what_the_claim_allows() -> None:
-    claim = Claim([(StepEvent(PoissonSampling(0.2), 1.0), 5)], 2.0)
-    most = claim.most(np.array([0.01, 0.1, 0.5, 1.0]))
+    claims = ((StepEvent(PoissonSampling(0.2), 1.0), 5),)
+    floor = floor_of(claims)
+    most = np.array([1 - floor(1 - rate) for rate in (0.01, 0.1, 0.5, 1.0)])
     assert (np.diff(most) > 0).all()
     assert (most >= [0.01, 0.1, 0.5, 1.0]).all()
     assert most[-1] == pytest.approx(1.0)
     scores = np.random.default_rng(0).standard_normal((2, 40))
-    assert "lower bound" in roc_picture({"canaries": (scores[0] + 1, scores[1])}, claim, 0.7)
-    assert "claimed" not in roc_picture({"before": (scores[0], scores[1])}, None, 0.0)
+    assert "lower bound" in roc_picture({"canaries": (scores[0] + 1, scores[1])}, claims, 2.0, 0.7)
+    assert "claimed" not in roc_picture({"before": (scores[0], scores[1])}, None, None, 0.0)
 
 
 def test_records_are_told_from_others_alone(finished: Path, tmp_path: Path) -> None:

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from scipy.stats import beta, binom
 
+from privlora.accounting.accountants import delta_curve, epsilon, merged, rough_epsilon
+from privlora.accounting.events import StepEvent
 from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.errors import ConfigError
 
@@ -38,7 +41,11 @@ Floats = NDArray[np.float64]
 # Given the probability of an event on one data set, the least that it can have on a neighbouring one.
 Floor = Callable[[float], float]
 
-LARGEST_EPSILON = 100.0  # where searches end; no attack of this size can show more
+LARGEST_EPSILON = (
+    100.0  # where searches end: curves beyond take long, and no attack of this size can show more
+)
+GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
+_EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
 
 
 @dataclass(frozen=True)
@@ -220,6 +227,32 @@ def curve_floor(epsilons: Floats, deltas: Floats) -> Floor:
     slopes = np.concatenate([factors, 1 / factors])
     offsets = np.concatenate([-factors * deltas, 1 - deltas - 1 / factors])
     return lambda a: max(0.0, float(np.max(slopes * a + offsets)))
+
+
+@lru_cache(maxsize=512)
+def floor_of(events: tuple[tuple[StepEvent, int], ...]) -> Floor:
+    """``curve_floor`` of what is claimed."""
+    top = min(LARGEST_EPSILON, max(4.0, rough_epsilon(merged(events))))
+    epsilons = top * np.linspace(0, 1, _POINTS) ** 1.5
+    return curve_floor(epsilons, np.array(delta_curve(events, list(epsilons), grid=GRID)))
+
+
+def with_mu(event: StepEvent, mu: float) -> StepEvent:
+    """With a noise multiplier of 1 / mu."""
+    return replace(event, noise_multiplier=1 / mu)
+
+
+def epsilon_at(mu: float, event: StepEvent, steps: int, delta: float) -> float:
+    """Epsilon of ``steps`` such events with a noise multiplier of 1 / mu; 0 for no mu."""
+    return epsilon([(with_mu(event, mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
+
+
+def beyond_claim(event: StepEvent, steps: int, refuted: Callable[[float], bool]) -> float:
+    """Where to end a search for mu: at the claim's, or so far beyond it as is refuted and can be computed."""
+    largest = 1 / event.noise_multiplier
+    while refuted(largest) and rough_epsilon({with_mu(event, largest / 0.8): steps}) < LARGEST_EPSILON:
+        largest /= 0.8
+    return largest
 
 
 def largest_refuted(refuted: Callable[[float], bool], largest: float, tolerance: float = 1e-4) -> float:

@@ -17,8 +17,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -28,14 +27,23 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from privlora.accounting.accountants import Events, delta_curve, epsilon, rough_epsilon, typical_energy
+from privlora.accounting.accountants import Events, epsilon, typical_energy
 from privlora.accounting.events import (
     BallsInBinsSampling,
     CyclicPoissonSampling,
     StepEvent,
     TruncatedPoissonSampling,
 )
-from privlora.auditing.bounds import Floats, curve_floor, largest_refuted, one_run_epsilon, one_run_refutes
+from privlora.auditing.bounds import (
+    Floats,
+    beyond_claim,
+    epsilon_at,
+    floor_of,
+    largest_refuted,
+    one_run_epsilon,
+    one_run_refutes,
+    with_mu,
+)
 from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
@@ -51,9 +59,6 @@ _CHUNK = 16  # canaries that join a sum at a time
 _SIGNALS_SHARE = 0.8  # of the error probability, for the signals where there are any; the rest is for guesses
 _PLANNED_SHARE = 0.8  # of what is left for guesses, for those that suit a correct run
 _FRACTIONS = (0.2, 0.02, 0.05, 0.1, 0.15, 0.3, 0.5)  # of the canaries, to be guessed; the first if none helps
-GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
-_EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
-TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
 
 
 @dataclass
@@ -260,7 +265,7 @@ def judge_canaries(
     together = state.signals if state.signals is not None and state.signals.dimensions else None
     if together is not None:
         of_signals = 1 - error * _SIGNALS_SHARE
-        signals = together.largest_mu(event, steps, of_signals, TOO_MUCH)
+        signals = together.largest_mu(event, steps, of_signals)
         error *= 1 - _SIGNALS_SHARE
     best, half = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE), 2 * (canaries // 4)
     shares = {best: _PLANNED_SHARE, half: 1 - _PLANNED_SHARE} if best != half else {half: 1.0}
@@ -320,7 +325,7 @@ class _Game:
     def refutes(self, correct: int, mu: float | None = None) -> bool:
         """Whether so many right are too many for the claim, or for a noise multiplier of 1 / mu."""
         event = self.event if mu is None else with_mu(self.event, mu)
-        floor = _floor(event, self.steps)
+        floor = floor_of(((event, self.steps),))
         return one_run_refutes(floor, correct, self.guesses, self.canaries, self.confidence)
 
     def largest_mu(self, correct: int, largest: float) -> float:
@@ -329,11 +334,10 @@ class _Game:
 
     def bound(self, correct: int) -> float:
         """The same, also beyond the claim where that is refuted."""
-        claim = largest = 1 / self.event.noise_multiplier
+        claim = 1 / self.event.noise_multiplier
         if not self.refutes(correct):
-            return self.largest_mu(correct, largest)
-        while rough_epsilon({with_mu(self.event, largest / 0.8): self.steps}) < TOO_MUCH:
-            largest /= 0.8
+            return self.largest_mu(correct, claim)
+        largest = beyond_claim(self.event, self.steps, lambda mu: True)
         # The search may be too coarse to find the claim, which is refuted.
         return max(self.largest_mu(correct, largest), claim)
 
@@ -367,21 +371,3 @@ def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: flo
         game = _Game(2 * half, canaries, confidence, event, steps)
         bounds[2 * half] = game.largest_mu(round(2 * half * float(accuracy)), 1 / sigma)
     return max(bounds, key=lambda guesses: bounds[guesses])
-
-
-def with_mu(event: StepEvent, mu: float) -> StepEvent:
-    """With a noise multiplier of 1 / mu."""
-    return replace(event, noise_multiplier=1 / mu)
-
-
-def epsilon_at(mu: float, event: StepEvent, steps: int, delta: float) -> float:
-    """Epsilon of ``steps`` such events with a noise multiplier of 1 / mu; 0 for no mu."""
-    return epsilon([(with_mu(event, mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
-
-
-@lru_cache(maxsize=512)
-def _floor(event: StepEvent, steps: int) -> Callable[[float], float]:
-    """The curve of a whole plan as ``one_run_refutes`` wants it."""
-    top = min(TOO_MUCH, max(4.0, rough_epsilon({event: steps})))
-    epsilons = top * np.linspace(0, 1, _POINTS) ** 1.5
-    return curve_floor(epsilons, np.array(delta_curve([(event, steps)], list(epsilons), grid=GRID)))

@@ -13,9 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from privlora.accounting.accountants import rough_epsilon
 from privlora.accounting.events import StepEvent
-from privlora.auditing.bounds import signals_mu
+from privlora.auditing.bounds import beyond_claim, signals_mu
 from privlora.auditing.gradient_canaries import GradientCanaries, bounded
 from privlora.auditing.whitened import times
 from privlora.coordinates import Vector, add_vectors
@@ -78,18 +77,15 @@ class Signals:
         self.energy += float((along[kept].square() / values[kept]).sum())
         self.dimensions += int(kept.sum())
 
-    def largest_mu(self, event: StepEvent, steps: int, confidence: float, most: float) -> float:
-        """Largest 1 / noise_multiplier that is refuted, 0 if none is; not beyond an epsilon of about ``most``."""
+    def largest_mu(self, event: StepEvent, steps: int, confidence: float) -> float:
+        """Largest 1 / noise_multiplier that is refuted, 0 if none is."""
         if not (self.expected > 0 and self.dimensions):
             return 0.0
         mean = 1 / math.sqrt(self.drawn)
         # Without any noise the energy is zero.
         energy = max(self.energy, 1e-200)
         found = signals_mu(self.signal * mean, self.expected * mean, energy, self.dimensions, confidence)
-        largest = 1 / event.noise_multiplier
-        while found > largest and rough_epsilon({replace(event, noise_multiplier=1 / largest): steps}) < most:
-            largest /= 0.8
-        return min(found, largest)
+        return min(found, beyond_claim(event, steps, lambda mu: found > mu))
 
 
 def added_by(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Vector:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -13,10 +12,10 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.ticker import FuncFormatter, NullLocator
 
-from privlora.accounting.accountants import Events, delta_curve, merged, rough_epsilon
+from privlora.accounting.accountants import Events
 from privlora.accounting.events import describe_events
 from privlora.accounting.meaning import in_words, meaning
-from privlora.auditing.bounds import Floats, curve_floor
+from privlora.auditing.bounds import Floats, floor_of
 from privlora.auditing.membership import roc_curve
 from privlora.errors import RunError
 from privlora.pages.figures import ACCENT, GRID, INK, MUTED, SECOND, grid, in_style, inline_svg
@@ -40,20 +39,6 @@ _COLOURS = {"before": MUTED, "after": ACCENT, "canaries": ACCENT}
 _PRIVATE = ("PRIVATE", "This page holds facts about private records. Keep it where the records are")
 
 
-@dataclass(frozen=True)
-class Claim:
-    """What a run's plan allows any attack: its releases, and epsilon at delta."""
-
-    events: Events
-    epsilon: float
-
-    def most(self, false_positive_rates: Floats) -> Floats:
-        """The highest TPR at each FPR, by the plan's whole privacy curve."""
-        epsilons = np.linspace(0, max(4.0, min(100.0, rough_epsilon(merged(self.events)))), 96)
-        floor = curve_floor(epsilons, np.array(delta_curve(self.events, list(epsilons), grid=5e-3)))
-        return np.array([1 - floor(1 - rate) for rate in false_positive_rates])
-
-
 def write_audit(audit: Audit, root: Path, **more: Any) -> tuple[Path, Path]:
     """The page and the JSON of an audit, in the private folder of ``root``. more: other facts, JSON-ready.
 
@@ -63,7 +48,7 @@ def write_audit(audit: Audit, root: Path, **more: Any) -> tuple[Path, Path]:
     folder, private = RunFolder(root), audit.page != "federation"
     facts, events, scores = audit.to_dict() | more, audit.events, audit.curves
     claimed, leakage = audit.epsilon_claimed, getattr(audit, "leakage", None)
-    claim = Claim(events, claimed) if events and claimed is not None else None
+    claims = events if claimed is not None else None
     by = " · ".join([*(str(facts[name]) for name in ("model", "method", "rule") if name in facts), str(root)])
     page = fill(
         "audit.html.j2",
@@ -74,11 +59,11 @@ def write_audit(audit: Audit, root: Path, **more: Any) -> tuple[Path, Path]:
         by=by,
         facts=facts,
         verdict=verdict_of_secrets(**leakage) if leakage and not scores else verdict_of(audit),
-        figure=roc_picture(scores, claim, audit.epsilon_lower) if scores else None,
+        figure=roc_picture(scores, claims, claimed, audit.epsilon_lower) if scores else None,
         bounded=audit.epsilon_lower > 0,
         inside=len(scores["canaries"][0]) if "canaries" in scores else 0,
         secrets=secrets_picture(**leakage) if leakage else None,
-        means=[] if claim is None else in_words(meaning(claim.events), "unit"),
+        means=in_words(meaning(claims), "unit") if claims else [],
         claimed=claimed_of(audit),
         audited=describe_events(events) if events else None,
         version=__version__,
@@ -149,17 +134,21 @@ def verdict_of_secrets(before: Leakage, after: Leakage) -> str:
 
 @in_style
 def roc_picture(
-    scores: Mapping[str, tuple[Floats, Floats]], claim: Claim | None, epsilon_lower: float
+    scores: Mapping[str, tuple[Floats, Floats]],
+    claims: Events | None,
+    claimed: float | None,
+    epsilon_lower: float,
 ) -> Markup:
     """ROC curves (members, non-members) on logarithmic axes, the region that the claim forbids, and the lower bound."""
     smallest = min(1 / max(len(other), len(member)) for member, other in scores.values()) / 2
     rates = np.geomspace(smallest, 1, 200)
     figure, (axes,) = grid(1, 1, 6.4, 4.6)
     axes.plot(rates, rates, color=GRID, linewidth=1)
-    if claim is not None:
-        most = claim.most(rates)
+    if claims and claimed is not None:
+        floor = floor_of(tuple(claims))
+        most = [1 - floor(1 - rate) for rate in rates]
         axes.fill_between(rates, most, 1, color=SECOND, alpha=0.14, linewidth=0)
-        axes.plot(rates, most, color=SECOND, linewidth=1.4, label=f"claimed: ε = {rounded_up(claim.epsilon)}")
+        axes.plot(rates, most, color=SECOND, linewidth=1.4, label=f"claimed: ε = {rounded_up(claimed)}")
     if epsilon_lower > 0:
         bound, label = (
             np.minimum(1, np.exp(epsilon_lower) * rates),

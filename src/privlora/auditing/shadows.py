@@ -15,20 +15,24 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon
+from privlora.accounting.accountants import delta_curve, epsilon
 from privlora.accounting.events import StepEvent
 from privlora.auditing.asked import OF_SHADOWS, check_kind
 from privlora.auditing.bounds import (
+    GRID,
     Errors,
     Floats,
     accuracy_mu,
+    beyond_claim,
+    epsilon_at,
     gaussian_epsilon,
     judged_errors,
     largest_refuted,
     rate_at_least,
     threshold_epsilon,
+    with_mu,
 )
-from privlora.auditing.canary_scores import GRID, TOO_MUCH, Guessed, epsilon_at, with_mu
+from privlora.auditing.canary_scores import Guessed
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.rerun import Rerun
 from privlora.auditing.text_canaries import add_records, record_losses, room_for, text_canaries
@@ -190,12 +194,10 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
     def refuted(mu: float) -> bool:
         return _refuted(with_mu(event, mu), steps, errors, confidence)
 
-    claim = largest = 1 / event.noise_multiplier
-    while refuted(largest) and rough_epsilon({with_mu(event, largest / 0.8): steps}) < TOO_MUCH:
-        largest /= 0.8
+    largest = beyond_claim(event, steps, refuted)
     mu = largest_refuted(refuted, largest, tolerance=largest / 200)
     if _refuted(event, steps, errors, confidence):
-        mu = max(mu, claim)  # the search may be too coarse to find it
+        mu = max(mu, 1 / event.noise_multiplier)  # the search may be too coarse to find it
     return epsilon_at(mu, event, steps, delta)
 
 
