@@ -87,11 +87,8 @@ def epsilon_of_rates(false_positive_rate: float, false_negative_rate: float, del
 
     max of ln((1 - delta - FPR) / FNR) and ln((1 - delta - FNR) / FPR), at least 0; inf where a rate is 0.
     """
-    best = 0.0
-    for one, other in (
-        (false_positive_rate, false_negative_rate),
-        (false_negative_rate, false_positive_rate),
-    ):
+    best, rates = 0.0, (false_positive_rate, false_negative_rate)
+    for one, other in (rates, rates[::-1]):
         if 1 - delta - one > other:
             best = max(best, math.inf if other == 0 else math.log((1 - delta - one) / other))
     return best

@@ -15,13 +15,12 @@ from torch import Tensor
 
 from privlora.accounting.events import StepEvent
 from privlora.auditing.bounds import beyond_claim, signals_mu
-from privlora.auditing.gradient_canaries import GradientCanaries, bounded
+from privlora.auditing.gradient_canaries import GradientCanaries, bounded_chunks
 from privlora.auditing.whitened import times
 from privlora.coordinates import Vector, add_vectors
 from privlora.coordinates.span import flattened
 from privlora.mechanisms import GaussianMechanism
 
-_TOGETHER = 64  # canaries whose P and Q are in memory at a time
 _OUTSIDE = 64  # canaries that were not drawn, along which a release's noise is measured
 _ENTRIES = 2**25  # of their contributions in memory at a time, in float64
 _DEPENDENT = 1e-6  # eigenvalues of a Gram matrix below this share of its largest one count as none
@@ -92,11 +91,9 @@ def added_by(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Te
     """What an honest mechanism adds of these canaries, in units of C. Float64, zeros for none."""
     coordinates = mechanism.coordinates
     total: Vector | None = None
-    for chunk in which.split(_TOGETHER) if len(which) else (torch.zeros(1, dtype=torch.int64),):
-        captured, factors, _ = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
-        if not len(which):
-            factors = torch.zeros_like(factors)
-        part = coordinates.from_partial(coordinates.partial_sum(captured, factors))
+    some = which if len(which) else torch.zeros(1, dtype=torch.int64)
+    for captured, factors, _ in bounded_chunks(mechanism, canaries, some):
+        part = coordinates.from_partial(coordinates.partial_sum(captured, factors * bool(len(which))))
         total = part if total is None else add_vectors(total, part)
     assert total is not None
     return times(total, 1 / mechanism.clip_norm)
@@ -105,9 +102,8 @@ def added_by(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Te
 def _apart(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Tensor:
     """(canaries, entries) the same of each by itself."""
     coordinates, found = mechanism.coordinates, list[Tensor]()
-    for chunk in which.split(_TOGETHER):
-        captured, factors, _ = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
-        for at in range(len(chunk)):
+    for captured, factors, _ in bounded_chunks(mechanism, canaries, which):
+        for at in range(len(factors)):
             one = slice(at, at + 1)
             columns = None if captured.columns is None else captured.columns[one]
             alone = replace(captured.some(one), columns=columns)

@@ -156,7 +156,9 @@ def audit_texts(
                 return {"public": begins, "canaries": [asdict(canary) for canary in drawn]}
 
             state = run.open(_kind(writer), canaries, plant)
-            drawn, public = run.read_texts(_canaries)
+            drawn, public = run.read_texts(
+                lambda kept: ([Canary(**each) for each in kept["canaries"]], list(kept["public"]))
+            )
             included = [c.text for c, chosen in zip(drawn, state.included, strict=True) if chosen]
             run.train(parts, _with_records(data, settings, column, tokenizer, included), observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
@@ -225,13 +227,9 @@ def _judge(
         guesses = 2 * max(1, round(_GUESSED * len(drawn)))
         correct = right_guesses(state)(guesses // 2)
         bound = one_run_epsilon(correct, guesses, len(drawn), _DELTA, confidence)
-        judged = {
-            "epsilon_lower": bound,
-            "epsilon_lower_plain": bound,
-            "delta": _DELTA,
-            "scores": state.sides,
-        }
-        judged |= {"canaries": len(drawn), "guesses": guesses, "correct": correct, "confidence": confidence}
+        judged = {"canaries": len(drawn), "guesses": guesses, "correct": correct, "scores": state.sides}
+        judged |= {"epsilon_lower": bound, "epsilon_lower_plain": bound}
+        judged |= {"delta": _DELTA, "confidence": confidence}
     facts = {
         "included": len(members),
         "texts": len(texts),
@@ -247,8 +245,3 @@ def _kind(writer: Writer | None) -> str:
         return "texts, found in what the run writes"
     asked = writer.synthesis.model_dump_json(exclude={"source"})
     return f"texts, found in what its adapter writes, asked by seed {writer.seed} and {asked}"
-
-
-def _canaries(content: Any) -> tuple[list[Canary], list[str]]:
-    """And the public texts that they begin as."""
-    return [Canary(**each) for each in content["canaries"]], list(content["public"])
