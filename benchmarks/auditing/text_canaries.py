@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from privlora.auditing.canary_run import audit_run, read_state
+from privlora.auditing.canary_run import audit_run
 from privlora.auditing.exposure import exposure_of_scores
 from privlora.config import Settings, settings_from
 from privlora.demo import model_path, private_records
@@ -77,8 +77,7 @@ def _row(
         temperature=temperature,
         records=private_records(RECORDS, seed=1),
     )
-    state = read_state(output)
-    exposure = exposure_of_scores(state.scores[state.included], state.scores[~state.included])
+    exposure = exposure_of_scores(*found.scores)
     return {
         "kind": kind,
         "temperature": temperature,

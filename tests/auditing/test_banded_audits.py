@@ -169,14 +169,13 @@ def test_what_is_claimed_of_a_run_is_judged_by_its_cycles() -> None:
     event, alone = StepEvent(CyclicPoissonSampling(0.6, 3), 1.2), StepEvent(PoissonSampling(0.6), 1.2)
     scores = np.where(np.arange(200) % 2 == 0, 1.0, -1.0) * (np.arange(200) % 10 != 3)
     state = CanaryState(0, np.arange(200) % 2 == 0, scores + np.arange(200) * 1e-9)
-    given = {"delta": 1e-3, "guesses": 40}
-    assert judge_canaries(state, event, 10, **given) == judge_canaries(state, alone, 4, **given)
+    assert judge_canaries(state, event, 10, 1e-3) == judge_canaries(state, alone, 4, 1e-3)
 
     def judged(each: StepEvent, steps: int) -> dict[str, Any]:
         privacy = settings(Path("a"), steps=steps)
         some: Floats = np.random.default_rng(0).standard_normal(50)
         found = judge_shadows(privacy, "codes", each, some + 2, some)
-        assert (found.event, found.steps) == (each, steps)
+        assert (found.events, found.steps) == ([(each, steps)], steps)
         return {name: value for name, value in found.to_dict().items() if name not in ("mechanism", "steps")}
 
     assert judged(event, 10) == judged(alone, 4)

@@ -95,7 +95,7 @@ def test_report_keeps_the_order_of_the_secrets() -> None:
 def test_likelihoods_equal_those_of_single_unpadded_sequences() -> None:
     tokenizer, model = tokenizer_of(), tiny_model()
     candidates = ["12", "3456", "7", "890123"]  # of unequal lengths: padding must not count
-    values = log_likelihood_scorer(model, tokenizer, batch_size=3)("the code is ", candidates)
+    values = log_likelihood_scorer(model, tokenizer)("the code is ", candidates)
     prefix = tokenizer("the code is ")["input_ids"][:-1]
     for value, candidate in zip(values, candidates, strict=True):
         whole = tokenizer("the code is " + candidate)["input_ids"][:-1]

@@ -29,7 +29,7 @@ from privlora.auditing.federation import (
     worlds_of,
 )
 from privlora.auditing.loud_records import Mark, loud, opposites
-from privlora.auditing.page import at_most, write_federation
+from privlora.auditing.page import at_most, write_audit
 from privlora.auditing.rehearsal import Rehearsal, noise_counted_on, rehearsed, stage_of
 from privlora.config import Settings, settings_from
 from privlora.coordinates import FixedTangentCoordinates
@@ -94,9 +94,7 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
     assert 0 < found.epsilon_lower <= found.epsilon_claimed
     assert found.epsilon_lower <= found.strongest.epsilon_most
     view = replace(found.strongest, epsilon_lower=0.0)
-    pages = [
-        write_federation(audit, tmp_path / "audit")[0] for audit in (found, replace(found, views=(view,)))
-    ]
+    pages = [write_audit(audit, tmp_path / "audit")[0] for audit in (found, replace(found, views=(view,)))]
     assert [page.name for page in pages] == ["audit.html", "audit-2.html"]
     first, second = (page.read_text() for page in pages)
     for text in (first, second):
@@ -106,7 +104,7 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
     few = replace(found.strongest, epsilon_most=found.epsilon_claimed / 2)
     weak = replace(found, views=(few,))
     assert weak.epsilon_most == weak.to_dict()["epsilon_most"] == found.epsilon_claimed / 2
-    third = write_federation(weak, tmp_path / "audit")[0].read_text()
+    third = write_audit(weak, tmp_path / "audit")[0].read_text()
     assert f"Guesses on {few.judged} rounds could show no more than ε ≥ " in third
     # Of the statistic that could have shown most, whichever gave the bound.
     other = replace(few, epsilon_lower=0.0, epsilon_most=0.6 * found.epsilon_claimed, most_judged=34)
@@ -114,7 +112,7 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
     assert (both.strongest, both.epsilon_most) == (few, other.epsilon_most)
     said = f"Guesses on 34 rounds could show no more than ε ≥ {rounded_up(other.epsilon_most)}"
     assert said in at_most(both)
-    assert said in write_federation(both, tmp_path / "audit")[0].read_text()
+    assert said in write_audit(both, tmp_path / "audit")[0].read_text()
     able = replace(weak, views=(few, replace(few, epsilon_most=2 * found.epsilon_claimed)))
     assert able.epsilon_most is None
     assert "dashed line" not in second

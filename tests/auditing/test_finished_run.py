@@ -13,9 +13,9 @@ from cli_cases import call, refuses, run_settings, save_tiny_model, write_config
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.api import train_run
-from privlora.auditing.bounds import one_run_epsilon
+from privlora.auditing.bounds import floor_of, one_run_epsilon
 from privlora.auditing.finished_run import _judge, audit_finished, read_secrets
-from privlora.auditing.page import Claim, roc_picture
+from privlora.auditing.page import roc_picture
 from privlora.config import settings_from
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.rounding import rounded_up
@@ -41,6 +41,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         settings = run_settings(folder / "model", folder, **{**groups, "run": {"output": str(folder / name)}})
         settings["privacy"]["public_dataset_size"] = 12
         with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(
+                "privlora.running.gather", None
+            )  # so that it does not take the name below for its own
             patch.setattr("privlora.reporting.facts.gather", lambda *_: {})
             patch.setattr("privlora.reporting.publication.write_report", lambda folder, report: None)
             train_run(settings_from(settings, source="test"))
@@ -57,18 +60,18 @@ def files(folder: Path) -> dict[str, str]:
 
 def test_a_plain_run_gives_members_away_and_claims_nothing(finished: Path) -> None:
     found = audit_finished(finished / "plain", **files(finished))
-    assert found.epsilon is None
+    assert found.epsilon_claimed is None
     assert not found.violated
     assert found.membership is not None
-    assert found.membership["after"].result.area.value > 0.7
+    assert found.membership["after"].area.value > 0.7
     assert found.leakage is not None
     assert found.leakage["before"].ceiling == 2.0
     assert found.to_dict()["membership"]["after"]["members"] == 12
     assert found.epsilon_most is None
     after = replace(found.membership["after"], epsilon_most=2.0)
-    claims = replace(found, epsilon=3.0, membership={**found.membership, "after": after})
+    claims = replace(found, epsilon_claimed=3.0, membership={**found.membership, "after": after})
     assert claims.epsilon_most == 2.0
-    assert replace(claims, epsilon=1.0).epsilon_most is None  # they could have refuted it
+    assert replace(claims, epsilon_claimed=1.0).epsilon_most is None  # they could have refuted it
 
 
 def test_what_is_most_is_what_all_guesses_right_show() -> None:
@@ -191,14 +194,15 @@ def test_secrets_are_read_strictly(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("drawn")
 def test_the_picture_shows_what_the_claim_allows() -> None:
-    claim = Claim([(StepEvent(PoissonSampling(0.2), 1.0), 5)], 2.0)
-    most = claim.most(np.array([0.01, 0.1, 0.5, 1.0]))
+    claims = ((StepEvent(PoissonSampling(0.2), 1.0), 5),)
+    floor = floor_of(claims)
+    most = np.array([1 - floor(1 - rate) for rate in (0.01, 0.1, 0.5, 1.0)])
     assert (np.diff(most) > 0).all()
     assert (most >= [0.01, 0.1, 0.5, 1.0]).all()
     assert most[-1] == pytest.approx(1.0)
     scores = np.random.default_rng(0).standard_normal((2, 40))
-    assert "lower bound" in roc_picture({"canaries": (scores[0] + 1, scores[1])}, claim, 0.7)
-    assert "claimed" not in roc_picture({"before": (scores[0], scores[1])}, None, 0.0)
+    assert "lower bound" in roc_picture({"canaries": (scores[0] + 1, scores[1])}, claims, 2.0, 0.7)
+    assert "claimed" not in roc_picture({"before": (scores[0], scores[1])}, None, None, 0.0)
 
 
 def test_records_are_told_from_others_alone(finished: Path, tmp_path: Path) -> None:

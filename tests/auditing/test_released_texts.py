@@ -16,9 +16,9 @@ import privlora.auditing.released_texts as audits
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.auditing import rerun
-from privlora.auditing.canary_scores import CanaryState
+from privlora.auditing.canary_run import read_state
 from privlora.auditing.exposure import chance_exposure
-from privlora.auditing.page import write_texts_audit
+from privlora.auditing.page import write_audit
 from privlora.auditing.released_texts import TextAudit, audit_texts, settings_of_audit
 from privlora.auditing.text_scores import Bigrams, Canary, draw_canaries, recited, score_canaries
 from privlora.config import Settings, settings_from
@@ -80,11 +80,10 @@ def settings(output: Path, **groups: Any) -> Settings:
     return settings_from(content, source="test")
 
 
-def audited(chosen: Settings, **options: Any) -> tuple[TextAudit, CanaryState]:
+def audited(chosen: Settings, **options: Any) -> TextAudit:
     trained, writer = settings_of_audit(chosen)
     given = {"canaries": CANARIES, "generator": Public(), "records": RECORDS, **options}
-    found, state, _ = audit_texts(trained, writer, model=readers_model(), tokenizer=TOKENIZER, **given)
-    return found, state
+    return audit_texts(trained, writer, model=readers_model(), tokenizer=TOKENIZER, **given)
 
 
 def bags_of_words(*args: Any, **how: Any) -> np.ndarray:
@@ -161,7 +160,7 @@ def test_noise_that_is_switched_off_is_convicted(
     draw = NoiseSource.standard_normal
     monkeypatch.setattr(NoiseSource, "standard_normal", lambda self, shape: draw(self, shape) / 1e6)
     for attempt in range(2):  # where coins let far fewer canaries in than half, right guesses are few
-        found, state = audited(settings(tmp_path / str(attempt)))
+        found = audited(settings(tmp_path / str(attempt)))
         if found.violated:
             break
     assert found.violated
@@ -169,12 +168,12 @@ def test_noise_that_is_switched_off_is_convicted(
     assert found.epsilon_lower > found.epsilon_claimed
     assert found.exposure > found.chance + 1
     assert found.area.value > 0.8
-    assert found.included == state.included.sum()
+    assert found.included == len(found.scores[0])
 
 
 def test_noise_that_is_on_hides_them(words: None, tmp_path: Path) -> None:
     """Over some runs: of one, exposure wanders."""
-    found = [audited(settings(tmp_path / str(n)), confidence=0.9999)[0] for n in range(3)]
+    found = [audited(settings(tmp_path / str(n)), confidence=0.9999) for n in range(3)]
     assert not any(each.violated for each in found)
     assert np.mean([each.exposure for each in found]) < np.mean([each.chance for each in found]) + 1
     assert np.mean([each.area.value for each in found]) == pytest.approx(0.5, abs=0.2)
@@ -192,7 +191,7 @@ def test_texts_that_copy_records_are_convicted(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(audits, "_with_records", seen)
     monkeypatch.setattr(audits, "final_texts", lambda *_: shown)
-    found, _ = audited(settings(tmp_path / "a"))
+    found = audited(settings(tmp_path / "a"))
     assert found.violated
     assert found.exposure == found.ceiling
     assert found.recited == (found.included, 0)
@@ -200,14 +199,14 @@ def test_texts_that_copy_records_are_convicted(tmp_path: Path, monkeypatch: pyte
 
 
 def test_nothing_of_it_is_a_release(words: None, tmp_path: Path) -> None:
-    found, state = audited(settings(tmp_path / "a"))
+    found = audited(settings(tmp_path / "a"))
     folder = tmp_path / "a"
     assert {path.name for path in (folder / "release").iterdir()} == {AUDIT_MARK, "ledger.jsonl"}
     ledger = read_ledger(folder / "release/ledger.jsonl")
     assert ledger.plan.dataset.startswith("AUDIT, not for release")
     assert ledger.charges == 1
     assert (folder / "private").stat().st_mode & 0o777 == 0o700
-    page, series = write_texts_audit(found, state, ledger.plan.phases, folder)
+    page, series = write_audit(found, folder)
     assert page.parent == series.parent == folder / "private"
     content = json.loads(series.read_text())
     assert content["exposures"] == sorted(content["exposures"], reverse=True)
@@ -216,7 +215,7 @@ def test_nothing_of_it_is_a_release(words: None, tmp_path: Path) -> None:
     with pytest.raises(RunError, match="holds an audit"):
         resume_run(folder, model=readers_model(), tokenizer=TOKENIZER, records=RECORDS, generator=Public())
     # The same again only judges again; with other settings it is another audit.
-    again, _ = audited(settings(folder))
+    again = audited(settings(folder))
     assert (again.exposure, again.included) == (found.exposure, found.included)
     assert read_ledger(folder / "release/ledger.jsonl").charges == 1
     with pytest.raises(RunError, match="holds another run"):
@@ -233,7 +232,8 @@ def test_half_of_the_canaries_are_records_and_vote(
         "finish_training",
         lambda parts, data, *rest, **how: (seen.append(data), finish(parts, data, *rest, **how)),
     )
-    _, state = audited(settings(tmp_path / "a"))
+    audited(settings(tmp_path / "a"))
+    state = read_state(tmp_path / "a")
     (data,) = seen
     canaries = json.loads((tmp_path / "a/private/canaries.json").read_text())["canaries"]
     included = [
@@ -254,7 +254,7 @@ def test_an_interrupted_audit_goes_on_with_its_canaries(
         with pytest.raises(ZeroDivisionError):
             audited(settings(tmp_path / "a"))
     before = (tmp_path / "a/private/canaries.json").read_bytes()
-    found, _ = audited(settings(tmp_path / "a"))
+    found = audited(settings(tmp_path / "a"))
     assert (tmp_path / "a/private/canaries.json").read_bytes() == before
     assert found.texts == 30
     assert read_ledger(tmp_path / "a/release/ledger.jsonl").charges == 1
@@ -303,7 +303,7 @@ def test_the_adapter_of_a_finished_run_is_trained_again_and_asked(
         2,
         str(tmp_path / "a"),
     )
-    found, _ = audited(chosen, generator=None)
+    found = audited(chosen, generator=None)
     assert found.texts == 5
     assert not found.violated
     assert read_ledger(tmp_path / "a/release/ledger.jsonl").plan.method == "prism"
@@ -342,12 +342,12 @@ def test_without_privacy_it_shows_what_the_attack_can_find(
             "samples": 5,
         },
     )
-    found, state = audited(chosen, generator=None)
+    found = audited(chosen, generator=None)
     assert found.epsilon_claimed is None
     assert not found.violated
     assert found.guesses == 12
     assert {path.name for path in (tmp_path / "a/not-private").iterdir()} == {AUDIT_MARK}
-    page, _ = write_texts_audit(found, state, None, tmp_path / "a")
+    page, _ = write_audit(found, tmp_path / "a")
     assert "Nothing is claimed" in page.read_text()
 
 

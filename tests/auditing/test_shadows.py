@@ -13,7 +13,7 @@ from cli_cases import call, run_settings, save_tiny_model, write_config, write_r
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing.asked import OF_SHADOWS
 from privlora.auditing.bounds import Floats
-from privlora.auditing.page import write_shadows
+from privlora.auditing.page import write_audit
 from privlora.auditing.shadows import audit_shadows, judge_shadows
 from privlora.auditing.text_canaries import TEXT_CANARIES
 from privlora.config import Settings, load_settings, settings_from
@@ -74,7 +74,7 @@ def test_few_adapters_say_what_they_could_have_shown(tmp_path: Path) -> None:
     ideal = judge_shadows(one, "codes", weak, *scores(50.0, 10, 0))
     assert few.epsilon_most == ideal.epsilon_most == ideal.epsilon_lower
     assert few.epsilon_lower <= few.epsilon_most < few.epsilon_claimed  # type: ignore[operator]
-    page, series = write_shadows(few, tmp_path)
+    page, series = write_audit(few, tmp_path)
     assert json.loads(series.read_text())["epsilon_most"] == few.epsilon_most
     assert f"Guesses on {few.judged} adapters could show no more than ε ≥ " in page.read_text()
 
@@ -91,7 +91,7 @@ def test_plain_training_gives_its_canary_away() -> None:
     )
     # 0.92 to 0.995 in a few tries: batches are drawn from the operating system.
     assert found.result.area.value > 0.75
-    assert found.members.mean() > found.non_members.mean()
+    assert found.scores[0].mean() > found.scores[1].mean()
     assert found.epsilon_claimed is None
     assert not found.violated
     assert found.to_dict()["mechanism"] is None

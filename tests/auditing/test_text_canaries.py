@@ -18,7 +18,7 @@ from privlora.accounting import read_ledger
 from privlora.auditing.canary_run import audit_run, read_state
 from privlora.auditing.canary_scores import CanaryState
 from privlora.auditing.exposure import exposure_of_scores
-from privlora.auditing.page import write_one_run
+from privlora.auditing.page import write_audit
 from privlora.auditing.text_canaries import (
     TEXT_CANARIES,
     continued,
@@ -32,7 +32,7 @@ from privlora.auditing.text_canaries import (
 from privlora.data.examples import IGNORED, Examples
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, RunError
 from privlora.mechanisms import NoiseSource
-from privlora.training.files import AUDIT_MARK, RunFolder
+from privlora.training.files import AUDIT_MARK
 from privlora.training.loop import Interrupted
 
 WRITTEN = ["sampled", "prefix-suffix", "new-token"]
@@ -186,8 +186,10 @@ def test_an_audit_scores_them_and_nothing_looks_like_a_release(kind: str, tmp_pa
     found = audited(tmp_path / "a", kind=kind, steps=2)
     assert np.abs(read_state(tmp_path / "a").scores).max() > 0
     assert {path.name for path in (tmp_path / "a/release").iterdir()} == {AUDIT_MARK, "ledger.jsonl"}
-    state, plan = read_state(tmp_path / "a"), read_ledger(RunFolder(tmp_path / "a").ledger).plan
-    page, series = write_one_run(found, state, plan.phases, tmp_path / "a", kind)
+    planted = {"kind": kind, "temperature": None, "public_prefixes": False}
+    page, series = write_audit(
+        found, tmp_path / "a", **planted, **exposure_of_scores(*found.scores).to_dict()
+    )
     content = json.loads(series.read_text())
     assert content["kind"] == kind
     assert 0 <= content["exposure"] <= content["ceiling"]

@@ -74,7 +74,7 @@ def test_it_has_never_seen_the_secrets(
     model: hf.LlamaForCausalLM, tokenizer: hf.PreTrainedTokenizerBase
 ) -> None:
     canaries = make_canaries(24, 0, repetitions=1, references=31)
-    report = measure_exposure(canaries, log_likelihood_scorer(model, tokenizer, batch_size=256))
+    report = measure_exposure(canaries, log_likelihood_scorer(model, tokenizer))
     # The standard deviation of one exposure is below 1.5 bits, so that of the mean is below 0.31.
     assert report.mean == pytest.approx(report.chance, abs=0.93)
     assert not any(greedy_extraction(model, tokenizer, canaries))

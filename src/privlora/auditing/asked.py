@@ -34,10 +34,8 @@ def check_kind(
         ("--temperature", temperature is not None, _WITH_TEMPERATURE),
     ):
         if given and kind not in owners:
-            raise ConfigError(
-                f"{option} does not go with canaries of the kind {kind!r}",
-                fix=f"leave it out, or give --kind {' or '.join(owners)}",
-            )
+            fix = f"leave it out, or give --kind {' or '.join(owners)}"
+            raise ConfigError(f"{option} does not go with canaries of the kind {kind!r}", fix=fix)
     if temperature is not None and not 0.05 <= temperature <= 100:
         raise ConfigError(f"temperature {temperature} is out of range", fix="give 0.05 to 100; 1 is usual")
 
@@ -62,22 +60,16 @@ def settings_of_finished(
     if (members is None) != (non_members is None):
         raise ConfigError("--members and --non-members go together", fix="give both, or neither")
     if secrets is None and members is None:
-        raise ConfigError(
-            "there is nothing to audit with",
-            fix="give --secrets, or --members and --non-members; or a configuration with --one-run",
-        )
+        fix = "give --secrets, or --members and --non-members; or a configuration with --one-run"
+        raise ConfigError("there is nothing to audit with", fix=fix)
     if not all((folder.release / name).exists() for name in ADAPTER_FILES):
-        raise RunError(
-            f"the run in {str(root)!r} is not finished: it has no adapter",
-            fix=f"finish it with `privlora resume {root}`",
-        )
+        fix = f"finish it with `privlora resume {root}`"
+        raise RunError(f"the run in {str(root)!r} is not finished: it has no adapter", fix=fix)
     settings = kept_settings(folder.settings)
     settings.refuse_labels("an audit")
     if members is not None and members == non_members:
-        raise ConfigError(
-            "--members and --non-members name the same file, of which no attack could tell anything",
-            fix="give records that took part, and others of their kind that did not",
-        )
+        fix = "give records that took part, and others of their kind that did not"
+        raise ConfigError("--members and --non-members name the same file", fix=fix)
     for option, file in (("--secrets", secrets), ("--members", members), ("--non-members", non_members)):
         try:
             if file is not None:

@@ -22,7 +22,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,8 @@ from scipy.optimize import brentq
 from scipy.special import ndtri
 from scipy.stats import beta, binom
 
+from privlora.accounting.accountants import delta_curve, epsilon, merged, rough_epsilon
+from privlora.accounting.events import StepEvent
 from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.errors import ConfigError
 
@@ -38,7 +41,11 @@ Floats = NDArray[np.float64]
 # Given the probability of an event on one data set, the least that it can have on a neighbouring one.
 Floor = Callable[[float], float]
 
-LARGEST_EPSILON = 100.0  # where searches end; no attack of this size can show more
+LARGEST_EPSILON = (
+    100.0  # where searches end: curves beyond take long, and no attack of this size can show more
+)
+GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
+_EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,8 @@ def epsilon_of_rates(false_positive_rate: float, false_negative_rate: float, del
 
     max of ln((1 - delta - FPR) / FNR) and ln((1 - delta - FNR) / FPR), at least 0; inf where a rate is 0.
     """
-    best = 0.0
-    for one, other in (
-        (false_positive_rate, false_negative_rate),
-        (false_negative_rate, false_positive_rate),
-    ):
+    best, rates = 0.0, (false_positive_rate, false_negative_rate)
+    for one, other in (rates, rates[::-1]):
         if 1 - delta - one > other:
             best = max(best, math.inf if other == 0 else math.log((1 - delta - one) / other))
     return best
@@ -109,11 +113,8 @@ def accuracy_mu(errors: Errors, confidence: float) -> float:
     Clopper-Pearson bound serves both worlds. Raises ConfigError unless both worlds have as many trials.
     """
     if errors.present != errors.absent:
-        raise ConfigError(
-            f"{errors.present} trials with the canary and {errors.absent} without",
-            why="the bound is for a coin that is fair",
-            fix="play as many of either",
-        )
+        counts = f"{errors.present} trials with the canary and {errors.absent} without"
+        raise ConfigError(f"{counts} are no fair coin", fix="play as many of either")
     accuracy = rate_at_least(errors.correct, errors.present + errors.absent, confidence)
     return max(0.0, 2 * float(ndtri(accuracy)))
 
@@ -225,6 +226,32 @@ def curve_floor(epsilons: Floats, deltas: Floats) -> Floor:
     return lambda a: max(0.0, float(np.max(slopes * a + offsets)))
 
 
+@lru_cache(maxsize=512)
+def floor_of(events: tuple[tuple[StepEvent, int], ...]) -> Floor:
+    """``curve_floor`` of what is claimed."""
+    top = min(LARGEST_EPSILON, max(4.0, rough_epsilon(merged(events))))
+    epsilons = top * np.linspace(0, 1, _POINTS) ** 1.5
+    return curve_floor(epsilons, np.array(delta_curve(events, list(epsilons), grid=GRID)))
+
+
+def with_mu(event: StepEvent, mu: float) -> StepEvent:
+    """With a noise multiplier of 1 / mu."""
+    return replace(event, noise_multiplier=1 / mu)
+
+
+def epsilon_at(mu: float, event: StepEvent, steps: int, delta: float) -> float:
+    """Epsilon of ``steps`` such events with a noise multiplier of 1 / mu; 0 for no mu."""
+    return epsilon([(with_mu(event, mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
+
+
+def beyond_claim(event: StepEvent, steps: int, refuted: Callable[[float], bool]) -> float:
+    """Where to end a search for mu: at the claim's, or so far beyond it as is refuted and can be computed."""
+    largest = 1 / event.noise_multiplier
+    while refuted(largest) and rough_epsilon({with_mu(event, largest / 0.8): steps}) < LARGEST_EPSILON:
+        largest /= 0.8
+    return largest
+
+
 def largest_refuted(refuted: Callable[[float], bool], largest: float, tolerance: float = 1e-4) -> float:
     """Largest parameter in (0, ``largest``] that is refuted, where all smaller ones are; 0 if none is.
 
@@ -249,10 +276,8 @@ def _check_counts(hits: int, trials: int) -> None:
 
 def _check_one_run(correct: int, guesses: int, canaries: int) -> None:
     if not 0 <= correct <= guesses <= canaries or canaries < 1:
-        raise ConfigError(
-            f"{correct} right of {guesses} guesses on {canaries} canaries is not possible",
-            fix="guess each canary at most once",
-        )
+        counts = f"{correct} right of {guesses} guesses on {canaries} canaries"
+        raise ConfigError(f"{counts} is not possible", fix="guess each canary at most once")
 
 
 def _check_confidence(confidence: float) -> None:

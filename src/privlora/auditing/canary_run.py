@@ -74,7 +74,7 @@ def audit_run(
             return None
         length = min(_TEXT_TOKENS, run.settings.data.max_length)
         drawn = text_canaries(kind, canaries, length, run.tokenizer, seed, run.model, temperature, begins)
-        return [_told(each, run.tokenizer) for each in drawn]
+        return [_as_json(each, run.tokenizer) for each in drawn]
 
     state = run.open(planted, canaries, plant)
     with unchanged_afterwards(run.model):
@@ -104,11 +104,8 @@ def _load(
     except SharedRecordsError as error:
         if error.named != "data.evaluation":
             raise
-        raise PrivacyError(
-            "some records of --prefixes are private ones",
-            why="canaries begin as they do, and lie in a file of the audit, for whoever judges it",
-            fix="give records that are public, and no copies of private ones",
-        ) from None
+        what = "some records of --prefixes are private ones, and canaries would begin as they do"
+        raise PrivacyError(what, fix="give records that are public, and no copies of private ones") from None
     begins = [example.input_ids for example in data.evaluation]
     return replace(data, evaluation=data.evaluation.like([])), begins
 
@@ -146,7 +143,7 @@ def _train_with_texts(
     state.save(run.folder.canaries)
 
 
-def _told(example: Example, tokenizer: Any) -> dict[str, Any]:
+def _as_json(example: Example, tokenizer: Any) -> dict[str, Any]:
     """JSON-ready. Its text is for whoever looks; a new token has none."""
     ids = example.input_ids.tolist()
     text = str(tokenizer.decode([token for token in ids if token < len(tokenizer)]))
@@ -167,16 +164,11 @@ def _refuse(settings: Settings, kind: str, temperature: float | None, prefixes: 
     method = find_method(settings.method.name)  # of votes there is no step that a canary could be in
     check_kind(kind, temperature, OF_ONE_RUN, prefixes=prefixes is not None)
     if not settings.privacy.private:
-        raise ConfigError(
-            "a run without noise claims nothing that could be audited", fix="set privacy.private=true"
-        )
+        raise ConfigError("a run without noise claims nothing to audit", fix="set privacy.private=true")
     refuse_settings(settings)
     if kind == GRADIENT and method.coordinates.forward_only:
-        raise ConfigError(
-            f"method {method.name!r} cannot be audited by gradients",
-            why="it takes none, and all canaries of a step would lie along its one direction and cover each other",
-            fix="plant texts, as --kind random-tokens",
-        )
+        what = f"method {method.name!r} cannot be audited by gradients: it takes none"
+        raise ConfigError(what, fix="plant texts, as --kind random-tokens")
     if isinstance(prefixes, str):
         try:
             refuse_missing(prefixes, format=settings.data.format)

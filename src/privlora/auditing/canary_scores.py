@@ -15,11 +15,11 @@ on public numbers alone. Beside the guesses stand the signals of all canaries to
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
-from functools import lru_cache
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -27,19 +27,27 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 
-from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon, typical_energy
+from privlora.accounting.accountants import Events, epsilon, typical_energy
 from privlora.accounting.events import (
     BallsInBinsSampling,
     CyclicPoissonSampling,
     StepEvent,
     TruncatedPoissonSampling,
 )
-from privlora.auditing.asked import refuse_few
-from privlora.auditing.bounds import curve_floor, largest_refuted, one_run_epsilon, one_run_refutes
+from privlora.auditing.bounds import (
+    Floats,
+    beyond_claim,
+    epsilon_at,
+    floor_of,
+    largest_refuted,
+    one_run_epsilon,
+    one_run_refutes,
+    with_mu,
+)
 from privlora.auditing.canary_signals import Signals, added_by
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
-from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio
+from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio, times
 from privlora.coordinates import Vector, add_vectors
 from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler, classes_of
 from privlora.errors import ConfigError, RunError
@@ -51,9 +59,6 @@ _CHUNK = 16  # canaries that join a sum at a time
 _SIGNALS_SHARE = 0.8  # of the error probability, for the signals where there are any; the rest is for guesses
 _PLANNED_SHARE = 0.8  # of what is left for guesses, for those that suit a correct run
 _FRACTIONS = (0.2, 0.02, 0.05, 0.1, 0.15, 0.3, 0.5)  # of the canaries, to be guessed; the first if none helps
-GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
-_EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
-TOO_MUCH = 100.0  # epsilon above which curves take long, and nobody asks by how much a claim is broken
 
 
 @dataclass
@@ -72,17 +77,20 @@ class CanaryState:
 
     @classmethod
     def draw(cls, canaries: int) -> CanaryState:
-        """Fair coins and a seed of the operating system. Raises ConfigError for fewer than 20 canaries."""
-        refuse_few(canaries)
+        """Fair coins and a seed of the operating system."""
         generator = private_generator()
         chosen = generator.random(canaries) < 0.5
         return cls(int(generator.integers(2**62)), chosen, np.zeros(canaries), signals=Signals())
 
+    @property
+    def sides(self) -> tuple[Floats, Floats]:
+        """Scores of those that were in, and of those that were not."""
+        return self.scores[self.included], self.scores[~self.included]
+
     def save(self, path: Path) -> None:
         tensors = {"included": torch.from_numpy(self.included), "scores": torch.from_numpy(self.scores)}
         metadata = {"seed": str(self.seed), "releases": str(self.releases)}
-        if self.signals is not None:
-            metadata |= self.signals.to_metadata()
+        metadata["signals"] = json.dumps(self.signals and asdict(self.signals))
         write_atomically(path, save(tensors, metadata=metadata))
 
     @classmethod
@@ -90,15 +98,12 @@ class CanaryState:
         """Raises RunError for a file that is missing or damaged."""
         try:
             with safe_open(path, framework="np") as file:
-                metadata = file.metadata() or {}
+                metadata = file.metadata()
                 tensors = {name: file.get_tensor(name) for name in ("included", "scores")}
-            return cls(
-                int(metadata["seed"]),
-                **tensors,
-                releases=int(metadata["releases"]),
-                signals=Signals.from_metadata(metadata),
-            )
-        except (OSError, SafetensorError, KeyError, ValueError) as error:
+            signals = json.loads(metadata["signals"])
+            numbers = int(metadata["releases"]), signals and Signals(**signals)
+            return cls(int(metadata["seed"]), tensors["included"], tensors["scores"], *numbers)
+        except (OSError, SafetensorError, KeyError, ValueError, TypeError) as error:
             raise unreadable(path, error, "which were in the training") from None
 
 
@@ -149,17 +154,18 @@ class CanaryMechanism(Instrument):
         self._turn = getattr(inner.noising.ledger, "charges", 0)
         # Poisson sampling draws each unit by itself, so drawing the canaries apart is the same law.
         self._sampler: PoissonSampler | CyclicPoissonSampler
-        self._cycles: Cycles | None = None
+        count = len(state.scores)
         if isinstance(sampling, CyclicPoissonSampling):
             assert inner.noising.correlated is not None
-            count, c = len(state.scores), claimed(inner.noising.correlated.coefficients)
+            c, classes = claimed(inner.noising.correlated.coefficients), sampling.classes
             self._sampler = CyclicPoissonSampler(
-                count, self._rate, sampling.classes, key=state.seed, charged=lambda: self._turn
+                count, self._rate, classes, key=state.seed, charged=lambda: self._turn
             )
-            self._whitening = Whitening(c, self.coordinates, whole=not state.releases)
-            self._cycles = Cycles(classes_of(state.seed, sampling.classes, count), c, state.scores)
-        else:
-            self._sampler = PoissonSampler(len(state.scores), self._rate)
+        else:  # cycles of one step
+            c, classes = (1.0,), 1
+            self._sampler = PoissonSampler(count, self._rate)
+        self._whitening = Whitening(c, self.coordinates, whole=not state.releases)
+        self._cycles = Cycles(classes_of(state.seed, classes, count), c, state.scores)
 
     def take(self) -> PrivateSum:
         self._known = self.inner.clipped_sum()
@@ -174,19 +180,13 @@ class CanaryMechanism(Instrument):
         released = super().release(total)
         rest = released.vector
         if self._known is not None:
-            rest = add_vectors(rest, _scaled(self._known, -1 / self.inner.expected_batch_size))
+            rest = add_vectors(rest, times(self._known, -1 / self.inner.expected_batch_size))
         state, signals = self._state, self._state.signals
         added = None if signals is None else added_by(self.inner, self._canaries, self._drawn)
-        weight, white = float(len(self._drawn)), True
-        if self._cycles is not None:
-            rest, added, weight = self._whitening.row(rest, added, weight)
-            white = self._whitening.white
+        rest, added, weight = self._whitening.row(rest, added, float(len(self._drawn)))
         x, size = (t.numpy() for t in alignments(self.inner, self._canaries, rest))
-        if self._cycles is None:
-            state.scores += log_ratio(x, size, self._rate, self._sigma)
-        else:
-            state.scores = self._cycles.seen(self._turn, x, size, self._rate, self._sigma)
-        if signals is not None and added is not None and white:
+        state.scores = self._cycles.seen(self._turn, x, size, self._rate, self._sigma)
+        if signals is not None and added is not None and self._whitening.white:
             signals.add(self.inner, self._canaries, self._drawn, rest, added, weight)
         state.releases += 1
         self._turn = released.step
@@ -194,86 +194,92 @@ class CanaryMechanism(Instrument):
         return released
 
 
-def _scaled(vector: Vector, factor: float) -> Vector:
-    return [tuple(t * factor for t in parts) for parts in vector]
-
-
-@dataclass(frozen=True)
-class OneRunAudit:
-    """What one run gave away about its canaries.
+@dataclass(frozen=True, kw_only=True)
+class Guessed:
+    """What guesses show of a run.
 
     epsilon_lower: with probability ``confidence`` the run's epsilon at ``delta`` is at least this, if its releases are
-    of the kind that was planned, with a noise multiplier that the audit finds: the larger of what the guesses refute
-    and epsilon_signals, what the signals of all canaries together do; None without signals. epsilon_lower_plain:
-    without any such assumption (Steinke et al. 2023), by guesses, at the same confidence. epsilon_claimed: of the
-    plan. epsilon_most: the largest epsilon_lower that guesses could have shown, had all been right; None where they
-    could have refuted the plan, or signals did. violated: so many right guesses would be too lucky under the plan's own
-    privacy curve, or such signals under its noise. area: AUC of the scores; 0.5 is chance.
+    of the kind that was planned, with a noise multiplier that the audit finds (for a run that claims nothing: see each
+    audit). epsilon_lower_plain: without any such assumption, at the same confidence. epsilon_claimed: of the plan, None
+    where nothing is claimed. epsilon_most: the largest epsilon_lower that guesses could have shown, had all been right;
+    None where they could have refuted the plan, or nothing is claimed. violated: so many right guesses would be too
+    lucky under the plan's own privacy curve. correct: right guesses.
+
+    For pages alone: scores, of what was in and of what was not; events, what is claimed.
     """
 
-    canaries: int
-    guesses: int
     correct: int
     epsilon_lower: float
     epsilon_lower_plain: float
-    epsilon_signals: float | None
-    epsilon_claimed: float
-    epsilon_most: float | None
+    epsilon_claimed: float | None = None
+    epsilon_most: float | None = None
     delta: float
     confidence: float
+    violated: bool = False
+    scores: tuple[Floats, Floats] = field(compare=False, repr=False)
+    events: Events | None = field(default=None, compare=False)
+
+    @property
+    def curves(self) -> dict[str, tuple[Floats, Floats]]:
+        """For the picture, by their names."""
+        return {"canaries": self.scores}
+
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready facts about private records, without single scores."""
+        return {k: v for k, v in asdict(self).items() if k not in ("scores", "events")}
+
+
+@dataclass(frozen=True, kw_only=True)
+class OneRunAudit(Guessed):
+    """What one run gave away about its canaries.
+
+    epsilon_lower: the larger of what the guesses refute and epsilon_signals, what the signals of all canaries together
+    do; None without signals. epsilon_lower_plain: by guesses (Steinke et al. 2023). epsilon_most: also None where
+    signals refuted the plan. violated: also where such signals are too unlikely under the plan's noise. area: AUC of
+    the scores; 0.5 is chance.
+    """
+
+    page: ClassVar[str] = "canaries"
+    canaries: int
+    guesses: int
+    epsilon_signals: float | None = None
     area: float
-    violated: bool
 
     @property
     def guessed(self) -> str:
         return f"{self.canaries} canaries"
 
-    def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
-
 
 def judge_canaries(
-    state: CanaryState,
-    event: StepEvent,
-    steps: int,
-    delta: float,
-    *,
-    confidence: float = 0.95,
-    guesses: int | None = None,
+    state: CanaryState, event: StepEvent, steps: int, delta: float, *, confidence: float = 0.95
 ) -> OneRunAudit:
-    """Guess, count, and bound. event, steps, delta: what is claimed. guesses: None plays two games.
+    """Guess, count, and bound. event, steps, delta: what is claimed.
 
-    In the first ``planned_guesses`` are made, which is sharpest for a correct run; in the second half of all canaries
-    are guessed, which convicts a run with far too little noise. They and the signals share the error probability, and
-    the largest bound is told.
+    Two games are played. In the first ``planned_guesses`` are made, which is sharpest for a correct run; in the second
+    half of all canaries are guessed, which convicts a run with far too little noise. They and the signals share the
+    error probability, and the largest bound is told.
     """
-    canaries, right = len(state.scores), right_guesses(state)
+    canaries, right, planned = len(state.scores), right_guesses(state), [(event, steps)]
     event, steps = event.releases(steps)
     error, signals = 1 - confidence, 0.0
     together = state.signals if state.signals is not None and state.signals.dimensions else None
     if together is not None:
         of_signals = 1 - error * _SIGNALS_SHARE
-        signals = together.largest_mu(event, steps, of_signals, TOO_MUCH)
+        signals = together.largest_mu(event, steps, of_signals)
         error *= 1 - _SIGNALS_SHARE
-    if guesses is None:
-        planned = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE)
-        shares = {planned: _PLANNED_SHARE, 2 * (canaries // 4): 1 - _PLANNED_SHARE}
-    else:
-        shares = {guesses: 1.0}
-    if len(shares) == 1:
-        shares = dict.fromkeys(shares, 1.0)
+    best, half = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE), 2 * (canaries // 4)
+    shares = {best: _PLANNED_SHARE, half: 1 - _PLANNED_SHARE} if best != half else {half: 1.0}
     played = []
-    for guessed, share in shares.items():
-        game = _Game(2 * (guessed // 2), canaries, 1 - error * share, event, steps)
-        correct = right(game.guesses // 2)
-        plain = one_run_epsilon(correct, game.guesses, canaries, delta, 1 - (1 - confidence) * share)
+    for guesses, share in shares.items():
+        game = _Game(guesses, canaries, 1 - error * share, event, steps)
+        correct = right(guesses // 2)
+        plain = one_run_epsilon(correct, guesses, canaries, delta, 1 - (1 - confidence) * share)
         played.append((game, correct, game.bound(correct), plain))
     violated = signals > 1 / event.noise_multiplier or any(
         game.refutes(correct) for game, correct, _, _ in played
     )
     game, correct, bound, _ = max(played, key=lambda each: each[2])
     most, claimed = _most([each[0] for each in played]), epsilon([(event, steps)], delta)
-    members, others = state.scores[state.included], state.scores[~state.included]
 
     def epsilon_of(mu: float) -> float:
         return epsilon_at(mu, event, steps, delta)
@@ -289,8 +295,10 @@ def judge_canaries(
         epsilon_most=None if most is None or violated else min(epsilon_of(most), claimed),
         delta=delta,
         confidence=confidence,
-        area=area_under_curve(members, others).value,
+        area=area_under_curve(*state.sides).value,
         violated=violated,
+        scores=state.sides,
+        events=planned,
     )
 
 
@@ -317,7 +325,7 @@ class _Game:
     def refutes(self, correct: int, mu: float | None = None) -> bool:
         """Whether so many right are too many for the claim, or for a noise multiplier of 1 / mu."""
         event = self.event if mu is None else with_mu(self.event, mu)
-        floor = _floor(event, self.steps)
+        floor = floor_of(((event, self.steps),))
         return one_run_refutes(floor, correct, self.guesses, self.canaries, self.confidence)
 
     def largest_mu(self, correct: int, largest: float) -> float:
@@ -326,11 +334,10 @@ class _Game:
 
     def bound(self, correct: int) -> float:
         """The same, also beyond the claim where that is refuted."""
-        claim = largest = 1 / self.event.noise_multiplier
+        claim = 1 / self.event.noise_multiplier
         if not self.refutes(correct):
-            return self.largest_mu(correct, largest)
-        while rough_epsilon({with_mu(self.event, largest / 0.8): self.steps}) < TOO_MUCH:
-            largest /= 0.8
+            return self.largest_mu(correct, claim)
+        largest = beyond_claim(self.event, self.steps, lambda mu: True)
         # The search may be too coarse to find the claim, which is refuted.
         return max(self.largest_mu(correct, largest), claim)
 
@@ -364,21 +371,3 @@ def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: flo
         game = _Game(2 * half, canaries, confidence, event, steps)
         bounds[2 * half] = game.largest_mu(round(2 * half * float(accuracy)), 1 / sigma)
     return max(bounds, key=lambda guesses: bounds[guesses])
-
-
-def with_mu(event: StepEvent, mu: float) -> StepEvent:
-    """With a noise multiplier of 1 / mu."""
-    return replace(event, noise_multiplier=1 / mu)
-
-
-def epsilon_at(mu: float, event: StepEvent, steps: int, delta: float) -> float:
-    """Epsilon of ``steps`` such events with a noise multiplier of 1 / mu; 0 for no mu."""
-    return epsilon([(with_mu(event, mu), steps)], delta, grid=_EPSILON_GRID) if mu else 0.0
-
-
-@lru_cache(maxsize=512)
-def _floor(event: StepEvent, steps: int) -> Callable[[float], float]:
-    """The curve of a whole plan as ``one_run_refutes`` wants it."""
-    top = min(TOO_MUCH, max(4.0, rough_epsilon({event: steps})))
-    epsilons = top * np.linspace(0, 1, _POINTS) ** 1.5
-    return curve_floor(epsilons, np.array(delta_curve([(event, steps)], list(epsilons), grid=GRID)))

@@ -8,21 +8,19 @@ batches are drawn as planned is left to the guesses.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from privlora.accounting.accountants import rough_epsilon
 from privlora.accounting.events import StepEvent
-from privlora.auditing.bounds import signals_mu
-from privlora.auditing.gradient_canaries import GradientCanaries, bounded
+from privlora.auditing.bounds import beyond_claim, signals_mu
+from privlora.auditing.gradient_canaries import GradientCanaries, bounded_chunks
+from privlora.auditing.whitened import times
 from privlora.coordinates import Vector, add_vectors
 from privlora.coordinates.span import flattened
 from privlora.mechanisms import GaussianMechanism
 
-_TOGETHER = 64  # canaries whose P and Q are in memory at a time
 _OUTSIDE = 64  # canaries that were not drawn, along which a release's noise is measured
 _ENTRIES = 2**25  # of their contributions in memory at a time, in float64
 _DEPENDENT = 1e-6  # eigenvalues of a Gram matrix below this share of its largest one count as none
@@ -78,49 +76,34 @@ class Signals:
         self.energy += float((along[kept].square() / values[kept]).sum())
         self.dimensions += int(kept.sum())
 
-    def largest_mu(self, event: StepEvent, steps: int, confidence: float, most: float) -> float:
-        """Largest 1 / noise_multiplier that is refuted, 0 if none is; not beyond an epsilon of about ``most``."""
+    def largest_mu(self, event: StepEvent, steps: int, confidence: float) -> float:
+        """Largest 1 / noise_multiplier that is refuted, 0 if none is."""
         if not (self.expected > 0 and self.dimensions):
             return 0.0
         mean = 1 / math.sqrt(self.drawn)
         # Without any noise the energy is zero.
         energy = max(self.energy, 1e-200)
         found = signals_mu(self.signal * mean, self.expected * mean, energy, self.dimensions, confidence)
-        largest = 1 / event.noise_multiplier
-        while found > largest and rough_epsilon({replace(event, noise_multiplier=1 / largest): steps}) < most:
-            largest /= 0.8
-        return min(found, largest)
-
-    def to_metadata(self) -> dict[str, str]:
-        return {f"signals.{name}": repr(value) for name, value in asdict(self).items()}
-
-    @classmethod
-    def from_metadata(cls, metadata: Mapping[str, str]) -> Signals:
-        """Raises ValueError for what is no number. Those of a file that has none are zero."""
-        none = asdict(cls()).items()
-        return cls(**{name: type(zero)(metadata.get(f"signals.{name}", "0")) for name, zero in none})
+        return min(found, beyond_claim(event, steps, lambda mu: found > mu))
 
 
 def added_by(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Vector:
     """What an honest mechanism adds of these canaries, in units of C. Float64, zeros for none."""
     coordinates = mechanism.coordinates
     total: Vector | None = None
-    for chunk in which.split(_TOGETHER) if len(which) else (torch.zeros(1, dtype=torch.int64),):
-        captured, factors, _ = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
-        if not len(which):
-            factors = torch.zeros_like(factors)
-        part = coordinates.from_partial(coordinates.partial_sum(captured, factors))
+    some = which if len(which) else torch.zeros(1, dtype=torch.int64)
+    for captured, factors, _ in bounded_chunks(mechanism, canaries, some):
+        part = coordinates.from_partial(coordinates.partial_sum(captured, factors * bool(len(which))))
         total = part if total is None else add_vectors(total, part)
     assert total is not None
-    return [tuple(t.double() / mechanism.clip_norm for t in parts) for parts in total]
+    return times(total, 1 / mechanism.clip_norm)
 
 
 def _apart(mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor) -> Tensor:
     """(canaries, entries) the same of each by itself."""
     coordinates, found = mechanism.coordinates, list[Tensor]()
-    for chunk in which.split(_TOGETHER):
-        captured, factors, _ = bounded(mechanism, canaries.captured(coordinates.adapter, chunk))
-        for at in range(len(chunk)):
+    for captured, factors, _ in bounded_chunks(mechanism, canaries, which):
+        for at in range(len(factors)):
             one = slice(at, at + 1)
             columns = None if captured.columns is None else captured.columns[one]
             alone = replace(captured.some(one), columns=columns)

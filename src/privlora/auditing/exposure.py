@@ -23,12 +23,15 @@ from typing import Protocol
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import nn
 from transformers import PreTrainedTokenizerBase
 
-from privlora.auditing.membership import Floats
+from privlora.auditing.bounds import Floats
+from privlora.auditing.text_canaries import scored_end
+from privlora.data.examples import Examples
 from privlora.errors import DataError, ModelError
 from privlora.evaluation.batches import evaluating
+from privlora.evaluation.next_token import record_losses
 
 
 class PlantedSecret(Protocol):
@@ -50,34 +53,38 @@ Scorer = Callable[[str, Sequence[str]], Sequence[float]]
 
 @dataclass(frozen=True)
 class SecretExposure:
-    """One secret: `rank` in 1 … R + 1, `exposure` in bits, `log_likelihood` (or score) of the true secret in nats."""
+    """One secret: `rank` in 1 … R + 1 among R `references`."""
 
     rank: int
-    exposure: float
-    log_likelihood: float
     references: int
+
+    @property
+    def exposure(self) -> float:
+        """In bits."""
+        return math.log2(self.references + 1) - math.log2(self.rank)
 
 
 @dataclass(frozen=True)
 class ExposureReport:
-    """Exposures in the order of the secrets given."""
+    """Exposures in the order of the secrets given. mean: in bits. chance: what it is expected to be for a model that
+    never saw them. ceiling: what it would be if every secret ranked first."""
 
     secrets: tuple[SecretExposure, ...]
 
     @property
     def mean(self) -> float:
-        """Mean exposure in bits."""
         return sum(secret.exposure for secret in self.secrets) / len(self.secrets)
 
     @property
-    def ceiling(self) -> float:
-        """What `mean` would be if every secret ranked first."""
-        return sum(math.log2(secret.references + 1) for secret in self.secrets) / len(self.secrets)
+    def chance(self) -> float:
+        return sum(chance_exposure(secret.references) for secret in self.secrets) / len(self.secrets)
 
     @property
-    def chance(self) -> float:
-        """What `mean` is expected to be for a model that never saw the secrets."""
-        return sum(chance_exposure(secret.references) for secret in self.secrets) / len(self.secrets)
+    def ceiling(self) -> float:
+        return sum(math.log2(secret.references + 1) for secret in self.secrets) / len(self.secrets)
+
+    def to_dict(self) -> dict[str, float]:
+        return {"exposure": self.mean, "chance": self.chance, "ceiling": self.ceiling}
 
 
 def chance_exposure(references: int) -> float:
@@ -92,18 +99,10 @@ def exposure_of_scores(members: Floats, others: Floats) -> ExposureReport:
     Raises DataError where either is empty.
     """
     if not (len(members) and len(others)):
-        raise DataError(
-            "there is no canary to rank, or none to rank it among",
-            fix="draw more canaries: a coin decides for each",
-        )
+        what = "there is no canary to rank, or none to rank it among"
+        raise DataError(what, fix="draw more canaries: a coin decides for each")
     ranks = 1 + len(others) - np.searchsorted(np.sort(others), members, side="left")
-    bits = math.log2(len(others) + 1)
-    return ExposureReport(
-        tuple(
-            SecretExposure(rank, bits - math.log2(rank), float(score), len(others))
-            for rank, score in zip(ranks.tolist(), members, strict=True)
-        )
-    )
+    return ExposureReport(tuple(SecretExposure(rank, len(others)) for rank in ranks.tolist()))
 
 
 def measure_exposure(secrets: Sequence[PlantedSecret], score: Scorer) -> ExposureReport:
@@ -113,48 +112,35 @@ def measure_exposure(secrets: Sequence[PlantedSecret], score: Scorer) -> Exposur
     ModelError where a likelihood is NaN.
     """
     if not secrets:
-        raise DataError(
-            "there are no planted secrets to measure", fix="plant at least one canary before training"
-        )
-    return ExposureReport(tuple(_expose(index, planted, score) for index, planted in enumerate(secrets)))
+        raise DataError("there are no planted secrets to measure", fix="plant one before training")
+    found = list[SecretExposure]()
+    for number, planted in enumerate(secrets):
+        if not planted.references or planted.secret in planted.references:
+            what = f"planted secret {number} has no references, or is one of them"
+            raise DataError(
+                what, fix="draw the references from the secret's distribution, without the secret"
+            )
+        scores = np.array(score(planted.prefix, [planted.secret, *planted.references]), np.float64)
+        if np.isnan(scores).any():
+            what = f"the likelihoods for planted secret {number} are not numbers"
+            raise ModelError(what, why="the model has diverged")
+        found += exposure_of_scores(scores[:1], scores[1:]).secrets
+    return ExposureReport(tuple(found))
 
 
-def _expose(index: int, planted: PlantedSecret, score: Scorer) -> SecretExposure:
-    if not planted.references or planted.secret in planted.references:
-        raise DataError(
-            f"planted secret {index} has no references, or is one of them",
-            why="exposure ranks the secret among others that the model never saw",
-            fix="draw the references from the secret's distribution and leave the secret out",
-        )
-    own, *others = (float(value) for value in score(planted.prefix, [planted.secret, *planted.references]))
-    if any(math.isnan(value) for value in (own, *others)):
-        raise ModelError(
-            f"the likelihoods for planted secret {index} are not numbers", why="the model has diverged"
-        )
-    rank = 1 + sum(other >= own for other in others)
-    return SecretExposure(rank, math.log2(len(others) + 1) - math.log2(rank), own, len(others))
+def log_likelihood_scorer(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Scorer:
+    """A `Scorer` that sums the model's log-probabilities of each candidate's tokens.
 
-
-def log_likelihood_scorer(
-    model: nn.Module, tokenizer: PreTrainedTokenizerBase, *, batch_size: int = 64
-) -> Scorer:
-    """A `Scorer` that sums the model's log-probabilities (float32) of each candidate's tokens.
-
-    `model` is a causal LM: called with input_ids and attention_mask, it returns `.logits` of shape (rows, T,
-    vocabulary). Prefix and candidate are tokenised together, as they were in training, and the sum begins
-    where some candidate's tokens leave the prefix's: a token that spans the boundary is scored in full.
+    Prefix and candidate are tokenised together, as they were in training, and the sum begins where some candidate's
+    tokens leave the prefix's: a token that spans the boundary is scored in full.
     """
 
     def score(prefix: str, candidates: Sequence[str]) -> list[float]:
         rows = [_encode(tokenizer, prefix + candidate) for candidate in candidates]
         start = _boundary(_encode(tokenizer, prefix), rows)
-        with evaluating(model):
-            parts = [
-                _suffix_log_likelihoods(model, rows[at : at + batch_size], start)
-                for at in range(0, len(rows), batch_size)
-            ]
-        values: list[float] = torch.cat(parts).tolist()
-        return values
+        examples = Examples([scored_end(np.array(row), len(row) - start) for row in rows], pad_token_id=0)
+        means = record_losses(model, examples).tolist()
+        return [-mean * (len(row) - start) for mean, row in zip(means, rows, strict=True)]
 
     return score
 
@@ -166,31 +152,21 @@ def greedy_extraction(
 
     Plain argmax: the model's own generation settings (repetition penalty, forced tokens) are not applied.
     """
-    with evaluating(model):
-        return [_extracts(model, tokenizer, planted) for planted in secrets]
+    return [_extracts(model, tokenizer, planted) for planted in secrets]
 
 
 def _extracts(model: nn.Module, tokenizer: PreTrainedTokenizerBase, planted: PlantedSecret) -> bool:
     target = _encode(tokenizer, planted.prefix + planted.secret)
     start = _boundary(_encode(tokenizer, planted.prefix), [target])
     written = target[:start]
-    # Another split into tokens may spell the same secret; no token of it is shorter than a byte.
-    for _ in range(len(target) - start + len(planted.secret.encode())):
-        ids = torch.tensor([written], device=_device(model))  # (1, T)
-        written.append(int(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits[0, -1].argmax()))
+    with evaluating(model) as device:
+        # Another split into tokens may spell the same secret; no token of it is shorter than a byte.
+        for _ in range(len(target) - start + len(planted.secret.encode())):
+            ids = torch.tensor([written], device=device)  # (1, T)
+            logits = model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits
+            written.append(int(logits[0, -1].argmax()))
     expected = tokenizer.decode(target, skip_special_tokens=True)
     return tokenizer.decode(written, skip_special_tokens=True).startswith(expected)
-
-
-def _suffix_log_likelihoods(model: nn.Module, rows: Sequence[list[int]], start: int) -> Tensor:
-    """(rows,) float32 on the CPU: sum over positions >= `start` of log p(token | tokens before it)."""
-    length = max(map(len, rows))
-    device = _device(model)
-    ids = torch.tensor([row + [0] * (length - len(row)) for row in rows], device=device)  # (rows, length)
-    keep = torch.tensor([[1] * len(row) + [0] * (length - len(row)) for row in rows], device=device)
-    logits = model(input_ids=ids, attention_mask=keep).logits[:, start - 1 : -1].float()
-    chosen = logits.log_softmax(-1).gather(-1, ids[:, start:, None]).squeeze(-1)  # (rows, length - start)
-    return chosen.masked_fill(keep[:, start:] == 0, 0.0).sum(-1).cpu()
 
 
 def _encode(tokenizer: PreTrainedTokenizerBase, text: str) -> list[int]:
@@ -212,7 +188,3 @@ def _boundary(prefix: list[int], rows: Sequence[list[int]]) -> int:
     if start == 0:
         raise DataError("a planted secret has no token before it", fix="give it a longer prefix")
     return start
-
-
-def _device(model: nn.Module) -> torch.device:
-    return next(model.parameters()).device

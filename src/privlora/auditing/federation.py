@@ -21,7 +21,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -83,6 +83,9 @@ class ViewAudit:
     most_judged: int
     scores: tuple[Floats, Floats]
 
+    def to_dict(self) -> dict[str, Any]:
+        return {k: v for k, v in vars(self).items() if k != "scores"}
+
 
 @dataclass(frozen=True)
 class FederationAudit:
@@ -99,6 +102,7 @@ class FederationAudit:
     rule: str
     unit: str
     noise: str
+    page: ClassVar[str] = "federation"
 
     @property
     def strongest(self) -> ViewAudit:
@@ -130,21 +134,23 @@ class FederationAudit:
         return self.epsilon_lower > self.epsilon_claimed
 
     @property
+    def curves(self) -> dict[str, tuple[Floats, Floats]]:
+        """Of the strongest attacker."""
+        return {"canaries": self.strongest.scores[::-1]}
+
+    @property
     def events(self) -> Events:
         """What a round is charged with."""
         return [(self.event, math.ceil(self.releases))] if self.releases else []
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON; without scores and event."""
-        content = {k: v for k, v in vars(self).items() if k not in ("views", "event")}
-        views = [{k: v for k, v in vars(view).items() if k != "scores"} for view in self.views]
+        found = ("epsilon_lower", "epsilon_most", "violated")
         return {
-            **content,
+            **{k: v for k, v in vars(self).items() if k not in ("views", "event")},
+            **{name: getattr(self, name) for name in found},
             "noise_multiplier": self.event.noise_multiplier,
-            "epsilon_lower": self.epsilon_lower,
-            "epsilon_most": self.epsilon_most,
-            "violated": self.violated,
-            "attackers": views,
+            "attackers": [view.to_dict() for view in self.views],
         }
 
 
@@ -279,11 +285,8 @@ def _contributions(
             opened = found[view].get(name.replace(MASKED, OPENED))
             found[view][name] = torch.zeros_like(one[name]) if opened is None else opened
         if not any(bool(t.any()) for t in found[view].values()):
-            raise PrivacyError(
-                "the canary does not show in a round without noise",
-                why="an audit that sees nothing would agree with everything",
-                fix="audit with another model or other target_modules",
-            )
+            what = "the canary does not show in a round without noise: the audit would see nothing"
+            raise PrivacyError(what, fix="audit with another model or other target_modules")
     return found
 
 
@@ -378,9 +381,7 @@ def bound_of(event: StepEvent, releases: int, errors: Errors, delta: float, conf
     accuracy = rate_at_least(errors.correct, errors.absent + errors.present, confidence)
 
     if releases > 1:
-        raise ConfigError(
-            "sampled rounds of several releases have no bound", fix="set federation.local_steps=1"
-        )
+        raise ConfigError("sampled rounds of several releases have no bound", fix="set local_steps=1")
     # No test is better than at q times what tells N(0, 1) from N(mu, 1).
     told = min(max(0.0, 2 * accuracy - 1) / event.sampling.sample_rate, 1.0)
     mu = min(_LARGEST_MU, 2 * float(ndtri((1 + told) / 2)))

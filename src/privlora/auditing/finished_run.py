@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
-from privlora.accounting import LedgerSummary, read_ledger
+from privlora.accounting import read_ledger
+from privlora.accounting.accountants import Events
 from privlora.auditing.asked import settings_of_finished
 from privlora.auditing.bounds import Floats, one_run_epsilon
 from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
@@ -51,48 +52,47 @@ class Leakage:
     secrets: int
 
 
-@dataclass(frozen=True)
-class Membership:
-    """Members against non-members by loss. members, non_members: scores, the higher the more like a member.
+@dataclass(frozen=True, kw_only=True)
+class Membership(MembershipResult):
+    """Members against non-members by loss.
 
     epsilon_lower: by the bound for one run; it holds where a fair coin decided for each record of either file whether
     it was trained on. epsilon_most: what it could have been at most, had all guesses been right. correct of guesses:
-    what it is made from.
+    what it is made from. scores: of members and of non-members, the higher the more like a member.
     """
 
-    result: MembershipResult
     epsilon_lower: float
     epsilon_most: float
     correct: int
     guesses: int
-    members: Floats
-    non_members: Floats
+    scores: tuple[Floats, Floats]
 
     def to_dict(self) -> dict[str, Any]:
         """Without the scores of single records."""
-        own = ("epsilon_lower", "epsilon_most", "correct", "guesses")
-        return {**asdict(self.result), **{name: getattr(self, name) for name in own}}
+        return {name: value for name, value in asdict(self).items() if name != "scores"}
 
 
 @dataclass(frozen=True)
 class FinishedAudit:
-    """epsilon: what the run claims at delta, None for a run without a statement. leakage, membership: of the stages
-    "before" and "after"; None where they were not asked for."""
+    """epsilon_claimed: what the run claims at delta, None for a run without a statement. leakage, membership: of the
+    stages "before" and "after"; None where they were not asked for."""
 
     run: str
     model: str
     method: str
-    epsilon: float | None
+    epsilon_claimed: float | None
     delta: float
     confidence: float
     unit: str
-    summary: LedgerSummary | None
+    events: Events | None
     leakage: dict[str, Leakage] | None
     membership: dict[str, Membership] | None
+    page: ClassVar[str] = "run"
 
     @property
-    def epsilon_claimed(self) -> float | None:
-        return self.epsilon
+    def curves(self) -> dict[str, tuple[Floats, Floats]]:
+        """Scores of members and of non-members, of each stage."""
+        return {stage: each.scores for stage, each in (self.membership or {}).items()}
 
     @property
     def epsilon_lower(self) -> float:
@@ -102,28 +102,27 @@ class FinishedAudit:
     @property
     def epsilon_most(self) -> float | None:
         """What guesses about members could have shown at most; None where they could have refuted the claim."""
-        if self.epsilon is None or self.membership is None:
+        if self.epsilon_claimed is None or self.membership is None:
             return None
         most = self.membership["after"].epsilon_most
-        return most if most < self.epsilon else None
+        return most if most < self.epsilon_claimed else None
 
     @property
     def guessed(self) -> str:
-        result = self.membership["after"].result if self.membership else None
-        return f"{2 * min(result.members, result.non_members) if result else 0} records"
+        after = self.membership["after"] if self.membership else None
+        return f"{2 * min(after.members, after.non_members) if after else 0} records"
 
     @property
     def violated(self) -> bool:
         """The run gave away more than it claims."""
-        return self.epsilon is not None and self.epsilon_lower > self.epsilon
+        return self.epsilon_claimed is not None and self.epsilon_lower > self.epsilon_claimed
 
     def to_dict(self) -> dict[str, Any]:
         """JSON-ready; facts about private records."""
-        apart = ("summary", "leakage", "membership")
+        plain = ("run", "model", "method", "delta", "confidence", "unit", "epsilon_most", "violated")
         return {
-            **{name: value for name, value in vars(self).items() if name not in apart},
-            "epsilon_most": self.epsilon_most,
-            "violated": self.violated,
+            **{name: getattr(self, name) for name in plain},
+            "epsilon": self.epsilon_claimed,
             "secrets": self.leakage and {stage: asdict(x) for stage, x in self.leakage.items()},
             "membership": self.membership and {stage: x.to_dict() for stage, x in self.membership.items()},
         }
@@ -135,11 +134,8 @@ def read_secrets(path: str) -> list[Secret]:
     for number, record in enumerate(load_records(path, format="jsonl"), start=1):
         references = record.get("references")
         if not isinstance(references, list) or not all(isinstance(text, str) for text in references):
-            raise DataError(
-                f"{path}, secret {number}: references is not a list of texts",
-                why="exposure ranks the secret among others that the model never saw",
-                fix='write {"prefix": "…", "secret": "…", "references": ["…", "…"]} on each line',
-            )
+            fix = 'write {"prefix": "…", "secret": "…", "references": ["…", "…"]} on each line'
+            raise DataError(f"{path}, secret {number}: references is not a list of texts", fix=fix)
         prefix, secret = (text_of(record, column, number) for column in ("prefix", "secret"))
         secrets.append(Secret(prefix, secret, tuple(references)))
     return secrets
@@ -189,7 +185,7 @@ def audit_finished(
             on_stage(f"secrets under {read}")
             report = measure_exposure(planted, log_likelihood_scorer(model, tokenizer))
             extracted = sum(greedy_extraction(model, tokenizer, planted))
-            leakage[stage] = Leakage(report.mean, report.chance, report.ceiling, extracted, len(planted))
+            leakage[stage] = Leakage(**report.to_dict(), extracted=extracted, secrets=len(planted))
         if examples is not None:
             on_stage(f"members under {read}")
             losses[stage] = [record_losses(model, each) for each in examples]
@@ -203,11 +199,11 @@ def audit_finished(
         run=str(root),
         model=settings.model.name,
         method=settings.method.name,
-        epsilon=None if stated is None else stated.epsilon(),
+        epsilon_claimed=None if stated is None else stated.epsilon(),
         delta=delta,
         confidence=confidence,
         unit=settings.privacy.unit,
-        summary=stated,
+        events=None if stated is None else stated.events(),
         leakage=leakage or None,
         membership=membership,
     )
@@ -215,15 +211,11 @@ def audit_finished(
 
 def _refuse_shared(members: Examples, non_members: Examples) -> None:
     if {one.digest for one in members} & {one.digest for one in non_members}:
-        raise DataError(
-            "--members and --non-members hold the same records, as the model reads them",
-            why="no attack tells a record from itself, so that a run which gives away everything would look safe",
-            fix="give records that took part, and others of their kind that did not",
-        )
+        what = "--members and --non-members hold the same records, as the model reads them"
+        raise DataError(what, fix="give records that took part, and others of their kind that did not")
 
 
 def _judge(members: Floats, non_members: Floats, delta: float, confidence: float) -> Membership:
-    result = judge_membership(members, non_members, confidence=confidence)
     each = min(len(members), len(non_members))  # a fair coin gives as many of either
     scores = np.concatenate([members[:each], non_members[:each]])
     half = max(1, round(_GUESSED * each))
@@ -232,4 +224,11 @@ def _judge(members: Floats, non_members: Floats, delta: float, confidence: float
     epsilon, most = (
         one_run_epsilon(right, 2 * half, 2 * each, delta, confidence) for right in (correct, 2 * half)
     )
-    return Membership(result, epsilon, most, correct, 2 * half, members, non_members)
+    return Membership(
+        **vars(judge_membership(members, non_members, confidence=confidence)),
+        epsilon_lower=epsilon,
+        epsilon_most=most,
+        correct=correct,
+        guesses=2 * half,
+        scores=(members, non_members),
+    )

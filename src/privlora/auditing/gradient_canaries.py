@@ -9,6 +9,7 @@ directions of different canaries are nearly orthogonal.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -122,6 +123,14 @@ def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured,
     return captured, torch.where(norms > 0, mechanism.clip_norm / norms, 0.0), torch.ones_like(norms)
 
 
+def bounded_chunks(
+    mechanism: GaussianMechanism, canaries: GradientCanaries, which: Tensor
+) -> Iterator[tuple[Captured, Tensor, Tensor]]:
+    """``bounded`` of the canaries ``which``, a few at a time: their P and Q take memory."""
+    for chunk in which.split(_CHUNK):
+        yield bounded(mechanism, canaries.captured(mechanism.coordinates.adapter, chunk))
+
+
 def _raw(t: Tensor) -> Tensor:
     return squared_norms(t.double())
 
@@ -140,11 +149,9 @@ def alignments(
     state of the coordinates.
     """
     coordinates = mechanism.coordinates
-    adapter = coordinates.adapter
     sides: list[list[Tensor]] = []  # of each site
     products, energies = [], []
-    for chunk in torch.arange(canaries.count).split(_CHUNK):
-        captured, factors, whole = bounded(mechanism, canaries.captured(adapter, chunk))
+    for captured, factors, whole in bounded_chunks(mechanism, canaries, torch.arange(canaries.count)):
         if captured.columns is not None:  # what enters the sum: perhaps no linear function of the gradient
             inner = captured.columns @ flattened(released).to(captured.columns)
         else:

@@ -37,10 +37,8 @@ def opposites(one: Sequence[int], other: Sequence[int], factor: float) -> tuple[
     pairs = zip(one, other, strict=False)
     shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
     if shared < 3 or tuple(one) == tuple(other):
-        raise ConfigError(
-            "the canary's text is not told apart from others by this tokenizer",
-            fix="audit with another model, or raise data.max_length",
-        )
+        what = "the canary's text is not told apart from others by this tokenizer"
+        raise ConfigError(what, fix="audit with another model, or raise data.max_length")
     # Position k predicts token k + 1.
     return Mark(tuple(one), factor, shared - 1), Mark(tuple(other), -factor, shared - 1)
 
@@ -50,11 +48,8 @@ def loud(model: torch.nn.Module, marks: Sequence[Mark]) -> Iterator[None]:
     """Inside, gradients of marked records are multiplied. Raises ConfigError for a model without an output layer."""
     head = output_layer(model)
     if head is None:
-        raise ConfigError(
-            "this model has no output layer of its own",
-            why="the canary's gradient is scaled there",
-            fix="audit the same federation with another model",
-        )
+        what = "this model has no output layer of its own, where the canary's gradient is scaled"
+        raise ConfigError(what, fix="audit the same federation with another model")
     seen: list[Tensor] = []
 
     def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -148,14 +148,8 @@ def _checked(members: Scores, non_members: Scores, *, least: int) -> tuple[Float
     """Both sides, (scores,). Raises ConfigError for fewer than ``least`` on one, or a NaN."""
     positive, negative = (np.asarray(scores, np.float64).ravel() for scores in (members, non_members))
     if min(len(positive), len(negative)) < least:
-        raise ConfigError(
-            f"{len(positive)} scores of members and {len(negative)} of non-members are too few",
-            fix=f"score at least {least} models of each kind",
-        )
+        counts = f"{len(positive)} scores of members and {len(negative)} of non-members"
+        raise ConfigError(f"{counts} are too few", fix=f"score at least {least} of each kind")
     if np.isnan(positive).any() or np.isnan(negative).any():
-        raise ConfigError(
-            "a score is NaN",
-            why="leaving it out would favour or hurt the attack",
-            fix="find out why the model's loss is not a number",
-        )
+        raise ConfigError("a score is NaN", fix="find out why the model's loss is not a number")
     return positive, negative

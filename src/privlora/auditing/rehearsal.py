@@ -61,26 +61,13 @@ View = dict[str, Tensor]
 @dataclass(frozen=True)
 class Stage:
     """Who is on it. names: all clients. victims: those whose records may hold the canary. silent: those that collude,
-    and send zeros without noise. server: whether the attacker is the server, which sees messages and opened sums.
-    broadcasts: whether what clients are sent is judged as well."""
+    and send zeros without noise. attackers: what an attacker sees (messages and opened sums, or what clients are sent),
+    and who that is, in words."""
 
     names: tuple[str, ...]
     victims: tuple[str, ...]
     silent: tuple[str, ...]
-    server: bool
-    broadcasts: bool
-
-    @property
-    def attackers(self) -> dict[str, str]:
-        """What an attacker sees, and who that is, in words."""
-        count = len(self.silent)
-        others = "another client" if count == 1 else f"{count} other clients"
-        found = {}
-        if self.server:
-            found["messages"] = f"the server and {others}" if count else "the server"
-        if self.broadcasts:
-            found["broadcasts"] = others if count else "a reader that knows nobody's noise"
-        return found
+    attackers: dict[str, str]
 
 
 def stage_of(settings: Settings, attacker: str = "server") -> Stage:
@@ -90,22 +77,20 @@ def stage_of(settings: Settings, attacker: str = "server") -> Stage:
     tells nothing of another. Raises ConfigError for another ``attacker`` than "server" and "client", or for a server
     that is trusted.
     """
-    federation = federation_of(settings)
+    federation, server = federation_of(settings), attacker == "server"
     if attacker not in ATTACKERS:
         raise ConfigError(f"unknown attacker {attacker!r}", fix=f"one of {', '.join(ATTACKERS)}")
-    server = attacker == "server"
     if server and federation.trusted_server:
-        raise ConfigError(
-            "federation.trusted_server says that the server sees all updates", fix="audit the attacker client"
-        )
-    if federation.distributed:
-        names = _names(federation.per_round)
-        return Stage(names, names[:1], names[federation.threshold :], server, broadcasts=True)
-    if server and not federation.secure:
+        raise ConfigError("federation.trusted_server: the server sees all", fix="audit the attacker client")
+    if server and not federation.distributed and not federation.secure:
         names = _names(_VICTIMS)
-        return Stage(names, names, (), server, broadcasts=False)
-    names = _names(2)
-    return Stage(names, names[:1], names[1:], server, broadcasts=True)
+        return Stage(names, names, (), {"messages": "the server"})
+    names = _names(federation.per_round if federation.distributed else 2)
+    silent = names[federation.threshold :] if federation.distributed else names[1:]
+    others = "another client" if len(silent) == 1 else f"{len(silent)} other clients"
+    attackers = {"messages": f"the server and {others}" if silent else "the server"} if server else {}
+    attackers["broadcasts"] = others if silent else "a reader that knows nobody's noise"
+    return Stage(names, names[:1], silent, attackers)
 
 
 def noise_counted_on(settings: Settings) -> str:
@@ -138,14 +123,13 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     if federation.phases is not None:
         raise ConfigError(
             "federation.phases has rounds of several kinds, and an audit plays rounds of one",
-            why="its bound is on the noise of one kind of release",
-            fix="give federation.rounds and federation.local_steps, and the batch size, of one phase at a time, with "
-            "privacy.noise_multiplier as `privlora plan` shows it for all of them",
+            fix="give the rounds, local_steps and batch size of one phase at a time, with the noise_multiplier that "
+            "`privlora plan` shows for all of them",
         )
     plan = client_plan(settings) or server_plan(settings)
     if plan is None:
         raise ConfigError(
-            "a federation without noise claims nothing that could be audited", fix="set privacy.private=true"
+            "a federation without noise claims nothing to audit", fix="set privacy.private=true"
         )
     content = yaml.safe_load(settings.to_yaml())
     content["data"] = {

@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
+import numpy as np
 import torch
 
 from privlora.accounting import LedgerSummary, read_ledger
 from privlora.auditing.asked import refuse_few
 from privlora.auditing.bounds import one_run_epsilon
-from privlora.auditing.canary_scores import CanaryState, judge_canaries, right_guesses
+from privlora.auditing.canary_scores import CanaryState, Guessed, judge_canaries, right_guesses
 from privlora.auditing.exposure import exposure_of_scores
 from privlora.auditing.membership import Area, area_under_curve
 from privlora.auditing.rerun import Rerun, refuse_settings
@@ -52,43 +53,31 @@ class Writer:
     seed: int
 
 
-@dataclass(frozen=True)
-class TextAudit:
+@dataclass(frozen=True, kw_only=True)
+class TextAudit(Guessed):
     """What the texts of one run gave away about its canaries.
 
     exposure: mean bits of the canaries that were in, each ranked among those that were not; chance and ceiling: of a
     run that never saw them, and of one where all rank first. exposures: of each, highest first. recited: of those that
-    were in, and of those that were not, how many a text repeats. epsilon_lower, epsilon_lower_plain, violated: as of
-    ``OneRunAudit``, and so is epsilon_most. epsilon_claimed: None where nothing is claimed; both bounds are then the
-    plain one, at 1e-5.
+    were in, and of those that were not, how many a text repeats. Where nothing is claimed, both bounds are the plain
+    one, at 1e-5.
     """
 
+    page: ClassVar[str] = "texts"
     canaries: int
+    guesses: int
     included: int
     texts: int
     exposure: float
     chance: float
     ceiling: float
     exposures: tuple[float, ...]
-    recited: tuple[int, int]
+    recited: tuple[int, ...]
     area: Area
-    guesses: int
-    correct: int
-    epsilon_lower: float
-    epsilon_lower_plain: float
-    epsilon_claimed: float | None
-    epsilon_most: float | None
-    delta: float
-    confidence: float
-    violated: bool
 
     @property
     def guessed(self) -> str:
         return f"{self.canaries} canaries"
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready; facts about private records."""
-        return asdict(self)
 
 
 def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
@@ -109,16 +98,11 @@ def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
         raise no_run(source.root)
     found = kept_settings(source.settings)
     if found.federation is not None or (found.synthesis is not None and found.synthesis.publish):
-        raise RunError(
-            f"the run in {str(source.root)!r} has no adapter that could be asked",
-            fix="give a run of `privlora train`",
-        )
+        what = f"the run in {str(source.root)!r} has no adapter that could be asked"
+        raise RunError(what, fix="give a run of `privlora train`")
     if published_name(found.model.name) != published_name(settings.model.name):
-        raise RunError(
-            f"{str(source.root)!r} trained an adapter of {published_name(found.model.name)!r}, and model.name is "
-            "another",
-            fix="give the settings of that run",
-        )
+        what = f"{str(source.root)!r} trained an adapter of {published_name(found.model.name)!r}, not of model.name"
+        raise RunError(what, fix="give the settings of that run")
     run = found.run.model_copy(update={"output": settings.run.output})
     data = found.data.model_copy(update={"evaluation": None})
     return found.model_copy(update={"run": run, "data": data}), Writer(chosen, settings.run.seed)
@@ -137,13 +121,12 @@ def audit_texts(
     generator: Any = None,
     observer: Observer | None = None,
     progress: Progress | None = None,
-) -> tuple[TextAudit, CanaryState, LedgerSummary | None]:
+) -> TextAudit:
     """Make the texts of ``settings`` once more with about half of ``canaries`` among the records, and attack them.
 
     settings, writer: of ``settings_of_audit``. Everything goes to run.output, a folder of its own with its own ledger;
     nothing is released. A second call with the same settings goes on where an interrupted audit stopped, or only judges
-    again. Gives what was found, the canaries' state, and the ledger of a run that claims something. For the rest see
-    ``train_run``.
+    again. For the rest see ``train_run``.
 
     Raises ConfigError for settings that cannot be audited, GeneratorError where no canary can be made of public texts,
     RunError where the folder holds another run.
@@ -173,7 +156,9 @@ def audit_texts(
                 return {"public": begins, "canaries": [asdict(canary) for canary in drawn]}
 
             state = run.open(_kind(writer), canaries, plant)
-            drawn, public = run.read_texts(_canaries)
+            drawn, public = run.read_texts(
+                lambda kept: ([Canary(**each) for each in kept["canaries"]], list(kept["public"]))
+            )
             included = [c.text for c, chosen in zip(drawn, state.included, strict=True) if chosen]
             run.train(parts, _with_records(data, settings, column, tokenizer, included), observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
@@ -189,7 +174,7 @@ def audit_texts(
     state.releases = 0 if summary is None else summary.charges
     state.save(folder.canaries)
     stated = None if summary is None or summary.plan.insecure_noise else summary
-    return _judge(state, drawn, texts, stated, confidence), state, stated
+    return _judge(state, drawn, texts, stated, confidence)
 
 
 def _with_records(
@@ -230,44 +215,29 @@ def _judge(
     confidence: float,
 ) -> TextAudit:
     """summary: of a run that claims something."""
-    members, others = state.scores[state.included], state.scores[~state.included]
+    members, others = state.sides
     exposure = exposure_of_scores(members, others)
-    found = recited(drawn, texts)
-    facts: dict[str, Any] = {
-        "canaries": len(drawn),
-        "included": len(members),
-        "texts": len(texts),
-        "exposure": exposure.mean,
-        "chance": exposure.chance,
-        "ceiling": exposure.ceiling,
-        "exposures": tuple(sorted((secret.exposure for secret in exposure.secrets), reverse=True)),
-        "recited": tuple(
-            sum(f for f, chosen in zip(found, state.included, strict=True) if chosen == side)
-            for side in (True, False)
-        ),
-        "area": area_under_curve(members, others, confidence=confidence),
-    }
+    found = np.array(recited(drawn, texts))
     if summary is not None:
         plan = summary.plan
         game = judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
-        judged = game.to_dict()
+        judged = dict(vars(game))
         del judged["epsilon_signals"]  # there are none of texts
-        return TextAudit(**{**judged, **facts})
-    half = max(1, round(_GUESSED * len(drawn)))
-    correct = right_guesses(state)(half)
-    bound = one_run_epsilon(correct, 2 * half, len(drawn), _DELTA, confidence)
-    return TextAudit(
-        **facts,
-        guesses=2 * half,
-        correct=correct,
-        epsilon_lower=bound,
-        epsilon_lower_plain=bound,
-        epsilon_claimed=None,
-        epsilon_most=None,
-        delta=_DELTA,
-        confidence=confidence,
-        violated=False,
-    )
+    else:
+        guesses = 2 * max(1, round(_GUESSED * len(drawn)))
+        correct = right_guesses(state)(guesses // 2)
+        bound = one_run_epsilon(correct, guesses, len(drawn), _DELTA, confidence)
+        judged = {"canaries": len(drawn), "guesses": guesses, "correct": correct, "scores": state.sides}
+        judged |= {"epsilon_lower": bound, "epsilon_lower_plain": bound}
+        judged |= {"delta": _DELTA, "confidence": confidence}
+    facts = {
+        "included": len(members),
+        "texts": len(texts),
+        "exposures": tuple(sorted((secret.exposure for secret in exposure.secrets), reverse=True)),
+        "recited": (int(found[state.included].sum()), int(found[~state.included].sum())),
+        "area": area_under_curve(members, others, confidence=confidence),
+    }
+    return TextAudit(**{**judged, **exposure.to_dict(), **facts})
 
 
 def _kind(writer: Writer | None) -> str:
@@ -275,8 +245,3 @@ def _kind(writer: Writer | None) -> str:
         return "texts, found in what the run writes"
     asked = writer.synthesis.model_dump_json(exclude={"source"})
     return f"texts, found in what its adapter writes, asked by seed {writer.seed} and {asked}"
-
-
-def _canaries(content: Any) -> tuple[list[Canary], list[str]]:
-    """And the public texts that they begin as."""
-    return [Canary(**each) for each in content["canaries"]], list(content["public"])

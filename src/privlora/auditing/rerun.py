@@ -88,13 +88,9 @@ class Rerun:
             return CanaryState.load(state)
         spent = state.exists() and CanaryState.load(state).releases
         if spent or (folder.settings.exists() and not folder.is_audit):
-            raise RunError(
-                f"{str(folder.root)!r} holds another run",
-                why="its canaries were scored on releases, which must not be forgotten"
-                if spent
-                else "an audit goes on with the canaries that it began with, and there are none",
-                fix=_GO_ON,
-            )
+            scored = "its canaries were scored on releases, which must not be forgotten"
+            why = scored if spent else "it has no canaries that an audit could go on with"
+            raise RunError(f"{str(folder.root)!r} holds another run", why=why, fix=_GO_ON)
         make_room(folder, [state, marked, self.texts], _GO_ON)
         drawn = CanaryState.draw(canaries)
         texts = plant(drawn.seed)

@@ -9,26 +9,30 @@ records, so each is one trial, and counts of right guesses bound the epsilon of 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 
-from privlora.accounting.accountants import delta_curve, epsilon, rough_epsilon
+from privlora.accounting.accountants import delta_curve, epsilon
 from privlora.accounting.events import StepEvent
 from privlora.auditing.asked import OF_SHADOWS, check_kind
 from privlora.auditing.bounds import (
+    GRID,
     Errors,
     Floats,
     accuracy_mu,
+    beyond_claim,
+    epsilon_at,
     gaussian_epsilon,
     judged_errors,
     largest_refuted,
     rate_at_least,
     threshold_epsilon,
+    with_mu,
 )
-from privlora.auditing.canary_scores import GRID, TOO_MUCH, epsilon_at, with_mu
+from privlora.auditing.canary_scores import Guessed
 from privlora.auditing.membership import MembershipResult, judge_membership
 from privlora.auditing.rerun import Rerun
 from privlora.auditing.text_canaries import add_records, record_losses, room_for, text_canaries
@@ -47,45 +51,29 @@ _FEWEST = 20
 _DELTA = 1e-5  # of the bound, for a run that claims nothing
 
 
-@dataclass(frozen=True)
-class ShadowAudit:
+@dataclass(frozen=True, kw_only=True)
+class ShadowAudit(Guessed):
     """What adapters with the canary and adapters without it gave away.
 
-    epsilon_lower: with probability ``confidence`` the run's epsilon at ``delta`` is at least this, if its releases are
-    of the kind that was planned, with a noise multiplier that the audit finds (for a run that claims nothing: if it is
-    mu-GDP for some mu). epsilon_lower_plain: the same without any such assumption. epsilon_claimed: of the plan, None
-    in the non-private mode. epsilon_most: the largest epsilon_lower that so many guesses could have shown, had all been
-    right; None where they could have refuted the plan, or nothing is claimed. correct of judged: right guesses by a
-    threshold that other adapters taught. members, non_members: scores, the fall of the loss in nats per token. steps:
-    of each adapter.
+    epsilon_lower: of a run that claims nothing, if it is mu-GDP for some mu. correct of judged: right guesses by a
+    threshold that other adapters taught. scores: the fall of the loss in nats per token. steps: of each adapter.
     """
 
+    page: ClassVar[str] = "shadows"
     method: str
     kind: str
-    event: StepEvent | None
     steps: int
-    epsilon_lower: float
-    epsilon_lower_plain: float
-    epsilon_claimed: float | None
-    epsilon_most: float | None
-    delta: float
-    confidence: float
-    violated: bool
-    correct: int
     judged: int
     result: MembershipResult
-    members: Floats
-    non_members: Floats
 
     @property
     def guessed(self) -> str:
         return f"{self.judged} adapters"
 
     def to_dict(self) -> dict[str, Any]:
-        """JSON-ready, without the scores of single adapters."""
-        apart = ("event", "result", "members", "non_members")
-        facts = {name: value for name, value in vars(self).items() if name not in apart}
-        return {**facts, "mechanism": self.event and self.event.describe(), **asdict(self.result)}
+        facts = super().to_dict()
+        mechanism = self.events[0][0].describe() if self.events else None
+        return {"mechanism": mechanism, **facts.pop("result"), **facts}
 
 
 @own_context()
@@ -154,7 +142,11 @@ def judge_shadows(
 ) -> ShadowAudit:
     """Guess, count and bound, from as many scores with the canary as without. event: of one step, as claimed."""
     planned, delta = settings.privacy.steps, settings.privacy.delta or _DELTA
-    errors, violated, claimed, most = _errors(members, non_members), False, None, None
+    # The threshold is half-way between the medians of a pilot.
+    pilot = max(1, len(members) // _PILOT)
+    threshold = (np.median(members[:pilot]) + np.median(non_members[:pilot])) / 2
+    errors = judged_errors(non_members, members, pilot, threshold=float(threshold))
+    violated, claimed, most = False, None, None
     if event is None:
         lower = gaussian_epsilon(accuracy_mu(errors, confidence), delta)
     else:
@@ -168,7 +160,7 @@ def judge_shadows(
     return ShadowAudit(
         method=settings.method.name,
         kind=kind,
-        event=event,
+        events=None if event is None else [(event, planned)],
         steps=planned,
         epsilon_lower=lower,
         epsilon_lower_plain=threshold_epsilon(errors, delta, confidence),
@@ -180,16 +172,8 @@ def judge_shadows(
         correct=errors.correct,
         judged=errors.absent + errors.present,
         result=judge_membership(members, non_members, confidence=confidence),
-        members=members,
-        non_members=non_members,
+        scores=(members, non_members),
     )
-
-
-def _errors(members: Floats, non_members: Floats) -> Errors:
-    """Of the threshold half-way between the medians of a pilot, on all other adapters."""
-    pilot = max(1, len(members) // _PILOT)
-    threshold = (np.median(members[:pilot]) + np.median(non_members[:pilot])) / 2
-    return judged_errors(non_members, members, pilot, threshold=float(threshold))
 
 
 def _refuted(event: StepEvent, steps: int, errors: Errors, confidence: float) -> bool:
@@ -210,24 +194,18 @@ def epsilon_of_errors(event: StepEvent, steps: int, errors: Errors, delta: float
     def refuted(mu: float) -> bool:
         return _refuted(with_mu(event, mu), steps, errors, confidence)
 
-    claim = largest = 1 / event.noise_multiplier
-    while refuted(largest) and rough_epsilon({with_mu(event, largest / 0.8): steps}) < TOO_MUCH:
-        largest /= 0.8
+    largest = beyond_claim(event, steps, refuted)
     mu = largest_refuted(refuted, largest, tolerance=largest / 200)
     if _refuted(event, steps, errors, confidence):
-        mu = max(mu, claim)  # the search may be too coarse to find it
+        mu = max(mu, 1 / event.noise_multiplier)  # the search may be too coarse to find it
     return epsilon_at(mu, event, steps, delta)
 
 
 def _refuse(settings: Settings, adapters: int, kind: str, temperature: float | None) -> None:
     coordinates = find_method(settings.method.name).coordinates  # rows of votes take no steps
     if coordinates.dense or coordinates.forward_only:
-        own = "compared along a direction of its own, by passes of its own"
-        raise ConfigError(
-            f"method {settings.method.name!r} trains no shadow adapters: they are trained side by side",
-            why=f"each would {'be ' + own if coordinates.forward_only else 'need a copy of the weights of its own'}",
-            fix="audit another method, or this one by canaries (`privlora audit --kind random-tokens`)",
-        )
+        what = f"method {settings.method.name!r} trains no shadow adapters: they are trained side by side"
+        raise ConfigError(what, fix="audit another method, or this one with --one-run --kind random-tokens")
     check_kind(kind, temperature, OF_SHADOWS)
     if adapters < _FEWEST:
         raise ConfigError(f"{adapters} adapters can show nothing", fix="train 200 or more")

@@ -27,14 +27,12 @@ from torch import Tensor
 
 from privlora.adapters.quantised import bits
 from privlora.auditing.asked import LEAST_LIKELY, NEW_TOKEN, OF_SHADOWS, check_kind
+from privlora.auditing.bounds import Floats
 from privlora.data.examples import IGNORED, Example, Examples
 from privlora.data.units import Units
 from privlora.errors import ConfigError, ModelError
 from privlora.evaluation import next_token
 from privlora.evaluation.batches import evaluating
-
-Floats = np.ndarray[tuple[int], np.dtype[np.float64]]
-
 
 _BATCH: Final = 2048  # tokens that the base model reads at once while it writes
 
@@ -67,10 +65,8 @@ class _Drawing:
             return self.written(length, 1.0)
         long = [ids[:length] for ids in self.public if len(ids) >= length]
         if not long:
-            raise ConfigError(
-                f"no public record has the {length} tokens of a prefix",
-                fix="give longer ones, or leave them out",
-            )
+            what = f"no public record has the {length} tokens of a prefix"
+            raise ConfigError(what, fix="give longer ones, or leave them out")
         turns = -(-self.count // len(long))
         chosen = np.concatenate([self.generator.permutation(len(long)) for _ in range(turns)])[: self.count]
         return np.stack([long[number] for number in chosen]).astype(np.int64)
@@ -88,16 +84,16 @@ class _Drawing:
 
 
 def _random_tokens(given: _Drawing) -> list[Example]:
-    return [_example(given.generator.choice(given.usable, size=given.length)) for _ in range(given.count)]
+    return [scored_end(given.generator.choice(given.usable, size=given.length)) for _ in range(given.count)]
 
 
 def _codes(given: _Drawing) -> list[Example]:
     texts = [f"Reference code {given.generator.bytes(16).hex()}." for _ in range(given.count)]
-    return [_example(np.array(ids)[: given.length]) for ids in given.tokenizer(texts)["input_ids"]]
+    return [scored_end(np.array(ids)[: given.length]) for ids in given.tokenizer(texts)["input_ids"]]
 
 
 def _sampled(given: _Drawing) -> list[Example]:
-    return [_example(row) for row in given.written(given.length, given.temperature or 1.0)]
+    return [scored_end(row) for row in given.written(given.length, given.temperature or 1.0)]
 
 
 def _prefix_suffix(given: _Drawing) -> list[Example]:
@@ -107,19 +103,19 @@ def _prefix_suffix(given: _Drawing) -> list[Example]:
         rows = given.continued(rows, given.length, given.temperature)
     else:
         rows = np.hstack([rows, given.generator.choice(given.usable, size=(given.count, secret))])
-    return [_example(row, secret) for row in rows]
+    return [scored_end(row, secret) for row in rows]
 
 
 def _new_token(given: _Drawing) -> list[Example]:
     first = first_new_token(given.model, given.tokenizer)
     prefixes = given.prefixes(given.length - given.length // 2)
-    return [_example(np.append(row, first + number), 1) for number, row in enumerate(prefixes)]
+    return [scored_end(np.append(row, first + number), 1) for number, row in enumerate(prefixes)]
 
 
 def _least_likely(given: _Drawing) -> list[Example]:
     starts = given.generator.choice(given.usable, size=(given.count, 1))
     rows = continued(given.model, given.usable, starts, given.length, lambda logits: logits.argmin(-1))
-    return [_example(row) for row in rows]
+    return [scored_end(row) for row in rows]
 
 
 TEXT_CANARIES: dict[str, Callable[[_Drawing], list[Example]]] = {
@@ -183,10 +179,8 @@ def continued(
             while ids.shape[1] < length:
                 logits = model(input_ids=ids, use_cache=False).logits[:, -1].to(device)[:, allowed]
                 if not (logits < torch.inf).all():
-                    raise ModelError(
-                        "the base model's logits are not numbers, so it can write no canaries",
-                        fix="look at the model, or give canaries of another kind",
-                    )
+                    what = "the base model's logits are not numbers, so it can write no canaries"
+                    raise ModelError(what, fix="look at the model, or give canaries of another kind")
                 ids = torch.cat([ids, allowed[choose(logits)][:, None]], dim=1)
             found.append(ids.cpu().numpy())
     return np.concatenate(found)
@@ -212,8 +206,8 @@ def record_losses(model: torch.nn.Module, examples: Examples) -> Floats:
     return losses
 
 
-def _example(ids: np.ndarray, secret: int | None = None) -> Example:
-    """secret: how many tokens at the end are trained on and scored; None: all."""
+def scored_end(ids: np.ndarray, secret: int | None = None) -> Example:
+    """A record of which the last ``secret`` tokens are trained on and scored; None: all."""
     ids = ids.astype(np.int32)
     labels = ids.copy()
     if secret is not None:
@@ -279,10 +273,6 @@ def _layers(model: Any) -> tuple[Any, Any]:
     weights: list[Any] = [getattr(layer, "weight", None) for layer in found]
     plain = all(type(weight) is torch.nn.Parameter for weight in weights)
     if not plain or any(bits(layer) is not None for layer in found) or len(weights[0]) != len(weights[1]):
-        raise ModelError(
-            "this model can have no new tokens: its embeddings and its output layer are not two plain tables of as "
-            "many rows",
-            why="a new token needs a row of its own in both",
-            fix="give canaries of another kind, such as --kind prefix-suffix",
-        )
+        what = "this model can have no new tokens: its embeddings and output layer are no plain tables of one size"
+        raise ModelError(what, fix="give canaries of another kind, such as --kind prefix-suffix")
     return found[0], found[1]

@@ -51,10 +51,10 @@ def draw_canaries(public: Sequence[str], count: int, seed: int, fits: Callable[[
     """
     words = sorted({word for text in public for word in text.split()})
     if len(words) < _FEWEST:
-        raise GeneratorError(
-            f"the public texts hold {len(words)} different words, and canaries are made of at least {_FEWEST}",
-            fix="raise synthesis.max_new_tokens, or mend the prompts or the file",
+        what = (
+            f"the public texts hold {len(words)} different words, and canaries are made of at least {_FEWEST}"
         )
+        raise GeneratorError(what, fix="raise synthesis.max_new_tokens, or mend the prompts or the file")
     generator, found = np.random.default_rng(seed), dict[str, Canary]()
     while len(found) < count:
         end = " ".join(generator.choice(words, size=_END, replace=False))
@@ -63,11 +63,8 @@ def draw_canaries(public: Sequence[str], count: int, seed: int, fits: Callable[[
             kept.pop()
         canary = Canary(" ".join(kept), end)
         if not kept and not fits(canary.text):
-            raise ConfigError(
-                f"a canary of {_END} words is longer than a record may be",
-                why="what is cut off is not trained on, and cannot be found again",
-                fix="raise data.max_length",
-            )
+            what = f"a canary of {_END} words is longer than a record may be, and would be cut off"
+            raise ConfigError(what, fix="raise data.max_length")
         found.setdefault(canary.text, canary)
     return list(found.values())
 

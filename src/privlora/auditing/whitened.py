@@ -41,14 +41,14 @@ class Whitening:
 
         rest: what was released, less what is known of it. added: by canaries, if all is honest. drawn: how many.
         """
-        vectors = [_times(vector, 1.0) for vector in (rest, added) if vector is not None]
+        vectors = [times(vector, 1.0) for vector in (rest, added) if vector is not None]
         if self._past and _shapes(self._past[0].vectors[0]) != _shapes(rest):
             self._past, self._lacking = [], 0  # a space of another size, in which the noise began anew
-        made = [_times(vector, self._coefficients[0]) for vector in vectors]
+        made = [times(vector, self._coefficients[0]) for vector in vectors]
         weight = self._coefficients[0] ** 2 * drawn
         for c, past in zip(self._coefficients[1:], self._past, strict=False):
             for at, before in enumerate(past.vectors):
-                made[at] = add_vectors(made[at], _times(self._frames.followed(before, past.frame), c))
+                made[at] = add_vectors(made[at], times(self._frames.followed(before, past.frame), c))
             weight += c**2 * past.drawn
         frame = {name: tensor.clone() for name, tensor in self._frames.frame().items()}
         self._past = [_Seen(vectors, frame, drawn), *self._past][: len(self._coefficients) - 1]
@@ -110,7 +110,7 @@ def log_ratio(
     return ratio
 
 
-def _times(vector: Vector, factor: float) -> Vector:
+def times(vector: Vector, factor: float) -> Vector:
     return [tuple(t.double() * factor for t in parts) for parts in vector]
 
 

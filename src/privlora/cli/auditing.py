@@ -146,13 +146,13 @@ def _finished(target: Path, records: dict[str, str | None], limit: int | None, c
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.finished_run import audit_finished
-            from privlora.auditing.page import at_most, write_finished
+            from privlora.auditing.page import at_most, write_audit
 
         with stoppable(_NOT_KEPT):
             found = audit_finished(
                 target, **records, limit=limit, confidence=confidence, on_stage=err().print
             )
-            written = write_finished(found)
+            written = write_audit(found, target)
     content = found.to_dict()
     lines = []
     for stage, x in (content["secrets"] or {}).items():
@@ -184,10 +184,9 @@ def _one_run(
     folder = Path(settings.run.output)
     with quiet_libraries(told=True):
         with loading():
-            from privlora.accounting import read_ledger
-            from privlora.auditing.canary_run import audit_run, read_state
+            from privlora.auditing.canary_run import audit_run
             from privlora.auditing.exposure import exposure_of_scores
-            from privlora.auditing.page import at_most, bits_of, write_one_run
+            from privlora.auditing.page import at_most, write_audit
             from privlora.training.progress import RichObserver
             from privlora.training.promise import plan_privacy
 
@@ -204,11 +203,9 @@ def _one_run(
                 prefixes=prefixes,
                 observer=observer,
             )
-        charged, state = read_ledger(RunFolder(folder).ledger).plan, read_state(folder)
-        written = write_one_run(
-            found, state, charged.phases, folder, kind, temperature, public=prefixes is not None
-        )
-        exposure = exposure_of_scores(state.scores[state.included], state.scores[~state.included])
+        exposure = exposure_of_scores(*found.scores)
+        planted = {"kind": kind, "temperature": temperature, "public_prefixes": prefixes is not None}
+        written = write_audit(found, folder, **planted, **exposure.to_dict())
     bits = f"{exposure.mean:.2f} bits (chance {exposure.chance:.2f}, memorised {exposure.ceiling:.2f})"
     lines = claimed_and_bound(found)
     if found.epsilon_signals is not None:
@@ -219,7 +216,7 @@ def _one_run(
         f"exposure:    {bits}",
     ]
     verdict = verdict_of(found.violated, "the run leaks more than it claims")
-    content = {**found.to_dict(), **bits_of(exposure)}
+    content = {**found.to_dict(), **exposure.to_dict()}
     return finished(content, lines, verdict, written, folder)
 
 
@@ -230,7 +227,7 @@ def _shadows(
     RunFolder(folder).refuse_if_used()
     with quiet_libraries(told=True):
         with loading():
-            from privlora.auditing.page import at_most, write_shadows
+            from privlora.auditing.page import at_most, write_audit
             from privlora.auditing.shadows import audit_shadows
 
         with (
@@ -245,7 +242,7 @@ def _shadows(
                 temperature=temperature,
                 progress=progress,
             )
-        written = write_shadows(found, folder)
+        written = write_audit(found, folder)
     lines = [
         *claimed_and_bound(found),
         f"AUC:         {_area(vars(found.result.area)).removeprefix('AUC ')}",
@@ -266,7 +263,7 @@ def _federation(
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.federation import audit_federation
-            from privlora.auditing.page import PAGE, at_most, write_federation
+            from privlora.auditing.page import PAGE, at_most, write_audit
 
         with (
             stoppable(_NOT_KEPT),
@@ -280,7 +277,7 @@ def _federation(
                 confidence=confidence,
                 progress=progress,
             )
-        page, series = write_federation(found, folder)
+        page, series = write_audit(found, folder)
     taught = 2 * found.trials - found.strongest.judged
     verdict = verdict_of(found.violated, "the federation leaks more than it claims")
     lines = [

@@ -89,7 +89,7 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
     settings = auditing.in_its_folder(settings, f"{settings.run.output}-audit")
     with quiet_libraries(told=True):
         with loading():
-            from privlora.auditing.page import at_most, write_texts_audit
+            from privlora.auditing.page import at_most, write_audit
             from privlora.auditing.released_texts import audit_texts, settings_of_audit
             from privlora.training.progress import RichObserver
             from privlora.training.promise import plan_privacy
@@ -99,7 +99,7 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
         claim = "NOT PRIVATE: no clipping, no noise" if plan is None else plan.describe()
         err().print(f"audit, not for release: {claim}; {canaries} canaries")
         with stoppable(auditing.KEPT), RichObserver(err(), plan) as observer:
-            found, state, claimed = audit_texts(
+            found = audit_texts(
                 settings,
                 writer,
                 canaries=canaries,
@@ -107,8 +107,8 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
                 observer=observer,
                 progress=observer.on_texts,
             )
-        events, folder = None if claimed is None else claimed.plan.phases, Path(settings.run.output)
-        written = write_texts_audit(found, state, events, folder)
+        folder = Path(settings.run.output)
+        written = write_audit(found, folder)
     area, outside = found.area, found.canaries - found.included
     zero = "" if found.epsilon_lower else "; 0 proves nothing, only that this attack found nothing"
     lines = [
