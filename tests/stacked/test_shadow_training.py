@@ -284,7 +284,8 @@ def training_shapes(model: Any, method: dict[str, Any]) -> list[tuple[int, ...]]
     shapes: list[tuple[int, ...]] = []
 
     def keep(_: torch.nn.Module, args: Any, named: dict[str, Tensor]) -> None:
-        shapes.append(tuple(named["input_ids"].shape))
+        if not named["input_ids"].is_meta:  # a look at the layers, without values
+            shapes.append(tuple(named["input_ids"].shape))
 
     chosen = settings(method, sample_rate=1.0)
     targets = chosen.adapter.model_copy(update={"target_modules": ["q_proj", "v_proj"]})
