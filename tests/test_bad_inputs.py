@@ -38,7 +38,7 @@ import privlora
 from privlora.accounting import read_ledger
 from privlora.config import settings_from
 from privlora.errors import DataError, named
-from privlora.training import model_names
+from privlora.training import preflight
 from privlora.training.files import RunFolder
 
 Groups = dict[str, Any]
@@ -268,7 +268,7 @@ MODELS: dict[str, tuple[Callable[[Path], Any], str]] = {
         lambda model: (model / "model.safetensors").write_text("no"),
         "is cut short or damaged",
     ),
-    "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "it has no tokenizer.json"),
+    "no tokenizer": (lambda model: (model / "tokenizer.json").unlink(), "its tokenizer: "),
     "half a tokenizer": (lambda model: (model / "tokenizer.json").write_text("{"), "its tokenizer: "),
     "float16": (lambda model: save_tiny_model(model, dtype=torch.float16), "float16"),
 }
@@ -307,7 +307,7 @@ def test_a_misspelt_model_where_no_hub_can_be_reached(
     shutil.copytree(model, folder / "tinyllama")
     monkeypatch.chdir(folder)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(model_names, "getproxies", dict)
+    monkeypatch.setattr(preflight, "getproxies", dict)
     asked = list[str]()
 
     def unknown(host: str, *_: object) -> None:
@@ -330,7 +330,7 @@ def test_an_encoder_with_a_decoder_is_refused_as_such(
 ) -> None:
     copy = Path(shutil.copytree(model, folder / "t5"))
     T5Config(vocab_size=512, d_model=32, d_ff=64, num_layers=1, num_heads=4, d_kv=8).save_pretrained(copy)
-    untrainable(run_settings(copy, folder), "it is an encoder with a decoder (t5)")
+    untrainable(run_settings(copy, folder), "it is an encoder with a decoder (t5)", quiet=False)
 
 
 def test_what_a_plan_sees_of_a_model(

@@ -22,7 +22,7 @@ from tiny_models import FAMILIES, VOCAB, tiny_model, tiny_tokenizer, with_lora
 from privlora.api import Result, fine_tune, resume_run
 from privlora.data.examples import Template
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, PrivloraError, RunError
-from privlora.training.model_names import refuse_unknown_model
+from privlora.training.preflight import refuse_unknown_model
 
 SECRET = "karim vance has 4815 fevers"
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold.", "name": f"p{i % 9}"} for i in range(30)]

@@ -5,7 +5,8 @@ Slow imports are inside of functions, so that what is wrong with the arguments i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,8 +31,8 @@ from privlora.result import Result
 from privlora.training.files import AUDITED, RunFolder, no_run
 from privlora.training.loggers import refuse_missing_loggers
 from privlora.training.observer import Observer, refuse_no_observer
+from privlora.training.preflight import preflight
 from privlora.training.ranks import refuse_several, several_processes
-from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     import torch
@@ -110,29 +111,28 @@ def fine_tune(
     }
     files = {"path": path, "evaluation": public}
     loaded = model if is_loaded(model) else None
-    there = {"given": loaded is not None, "tokenizer": tokenizer}
     settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
-    if not several_processes():  # of which the first one looks, once they have joined
-        looked = Together()
-        looked.of(None, refuse_missing_loggers, settings.run.report_to)
-        looked.of(None, lambda: refuse_first(settings, given, evaluation_records, **there))
-        looked.tell()
-    with loading_for_a_call(show_progress, observer):
+    return start_run(
+        settings,
+        lambda: _watched(show_progress, observer),
+        model=loaded,
+        tokenizer=tokenizer,
+        records=given,
+        evaluation=evaluation_records,
+        generator=generator,
+        callbacks=callbacks,
+        profile=profile,
+    )
+
+
+@contextmanager
+def _watched(asked: bool | None, observer: Observer | None) -> Iterator[Observer | None]:
+    """`privlora.screen.shown`, after the slow imports of a run."""
+    with loading_for_a_call(asked, observer):
         import privlora.running  # noqa: F401 - else imported later, in silence
         from privlora.screen import shown
-
-    with shown(show_progress, observer) as told:
-        return train_run(
-            settings,
-            model=loaded,
-            tokenizer=tokenizer,
-            records=given,
-            evaluation=evaluation_records,
-            generator=generator,
-            callbacks=callbacks,
-            profile=profile,
-            observer=told,
-        )
+    with shown(asked, observer) as told:
+        yield told
 
 
 @naming_the_nearest
@@ -208,9 +208,8 @@ def federate(
         "federation": terms,
     }
     loaded = model if is_loaded(model) else None
-    there = {"given": loaded is not None, "tokenizer": tokenizer, "begins": False}
     settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
-    refuse_first(settings, found, evaluation_records, **there)
+    preflight(settings, found, evaluation_records, given=loaded is not None, begins=False)
     from privlora.federated.run import federate as run_federation
 
     return run_federation(
@@ -271,46 +270,83 @@ def train_run(
 
     records, evaluation: in memory, instead of data.path and data.evaluation. For the rest see `fine_tune`.
     """
-    from privlora.methods import CHOICES, far_rate, find_row
-    from privlora.profiling import refuse_without_steps
-    from privlora.rehearsals.choosing import plan_run
-    from privlora.running import Given, train_and_publish
-    from privlora.training.callbacks import checked_callbacks
-    from privlora.training.cycles import bands_of
-    from privlora.training.texts.synthetic_texts import refuse_unusable_texts
-    from privlora.training.torch_ranks import joined
+    refuse_no_observer(observer)
+    return start_run(
+        settings,
+        lambda: nullcontext(observer),
+        model=model,
+        tokenizer=tokenizer,
+        records=records,
+        evaluation=evaluation,
+        generator=generator,
+        callbacks=callbacks,
+        profile=profile,
+    )
 
-    told = checked_callbacks(callbacks)
-    heard = Observer() if observer is None else observer
-    given = Given(model, tokenizer, records, evaluation, generator, heard, told, profile)
 
-    def begin() -> tuple[Settings, Plan | None]:
+def start_run(
+    settings: Settings,
+    watched: Callable[[], AbstractContextManager[Observer | None]],
+    *,
+    model: torch.nn.Module | None = None,
+    tokenizer: Any = None,
+    records: Any = None,
+    evaluation: Any = None,
+    generator: Any = None,
+    callbacks: Sequence[Any] = (),
+    profile: bool = False,
+) -> Result:
+    """`train_run`, which looks at all that needs neither torch nor the model before it enters ``watched``: that may
+    import both, and gives the observer."""
+
+    def look() -> None:
         settings.refuse_a_federation()
-        refuse_missing_loggers(settings.run.report_to)
-        refuse_no_observer(observer)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             raise ConfigError(
                 "synthesis.source names a finished run, and this run would train on records of its own",
                 why="its release would be taken for that of the finished run, and what it cost forgotten",
                 fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
             )
-        if profile:
-            refuse_without_steps(settings)
-        located = settings.located()
-        refuse_what_was_in_memory(located, records, evaluation, generator)
-        refuse_first(located, records, evaluation, given=model is not None, tokenizer=tokenizer)
-        plan = plan_run(located, model)
-        heard.on_plan(plan, located)
-        if located.synthesis is not None and generator is None and located.method.name not in CHOICES:
-            refuse_unusable_texts(located, find_row(located.method.name))
-        bands = 1 if plan is None else bands_of(plan)
-        for odd in (far_rate(located, bands), located.privacy.mostly_empty):
-            if odd is not None:
-                heard.on_warning(odd)
-        return located, plan
+        refuse_what_was_in_memory(settings, records, evaluation, generator)
+        problems = Together()
+        problems.of(None, refuse_missing_loggers, settings.run.report_to)
+        problems.of(None, lambda: preflight(settings, records, evaluation, given=model is not None))
+        problems.tell()
 
-    with joined() as ranks:
-        return train_and_publish(*ranks.same(begin), given, ranks, fresh=True)
+    if not several_processes():  # of which the first one looks, once they have joined
+        look()
+    with watched() as observer:
+        from privlora.methods import CHOICES, far_rate, find_row
+        from privlora.profiling import refuse_without_steps
+        from privlora.rehearsals.choosing import plan_run
+        from privlora.running import Given, train_and_publish
+        from privlora.training.callbacks import checked_callbacks
+        from privlora.training.cycles import bands_of
+        from privlora.training.texts.synthetic_texts import refuse_unusable_texts
+        from privlora.training.torch_ranks import joined
+
+        told = checked_callbacks(callbacks)
+        heard = Observer() if observer is None else observer
+        given = Given(model, tokenizer, records, evaluation, generator, heard, told, profile)
+
+        def begin() -> tuple[Settings, Plan | None]:
+            if several_processes():
+                look()
+            if profile:
+                refuse_without_steps(settings)
+            located = settings.located()
+            plan = plan_run(located, model)
+            heard.on_plan(plan, located)
+            if located.synthesis is not None and generator is None and located.method.name not in CHOICES:
+                refuse_unusable_texts(located, find_row(located.method.name))
+            bands = 1 if plan is None else bands_of(plan)
+            for odd in (far_rate(located, bands), located.privacy.mostly_empty):
+                if odd is not None:
+                    heard.on_warning(odd)
+            return located, plan
+
+        with joined() as ranks:
+            return train_and_publish(*ranks.same(begin), given, ranks, fresh=True)
 
 
 @naming_the_nearest

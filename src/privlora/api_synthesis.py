@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from privlora.api import Result, train_run
+from privlora.api import Result, start_run
 from privlora.calling import (
     Source,
     is_loaded,
@@ -21,8 +22,6 @@ from privlora.calling import (
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, no_run
-from privlora.training.ranks import several_processes
-from privlora.training.sources import refuse_first
 
 if TYPE_CHECKING:
     import torch
@@ -108,10 +107,7 @@ def synthesize(
         "run": run,
     }
     files = {"path": path, "evaluation": public}
-    there = {"given": loaded is not None, "tokenizer": tokenizer}
     settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
-    if not several_processes():  # of which the first one looks, once they have joined
-        refuse_first(settings, given, held, **there)
     return synthesize_run(
         settings,
         model=loaded,
@@ -123,7 +119,9 @@ def synthesize(
     )
 
 
-def synthesize_run(settings: Settings | str | Path, **given: Any) -> SynthesisResult:
+def synthesize_run(
+    settings: Settings | str | Path, *, observer: Observer | None = None, **given: Any
+) -> SynthesisResult:
     """Start a run whose release is a data set of generated texts. settings: checked, or the YAML file that says them.
 
     They have the group ``synthesis``; with synthesis.source the adapter of that finished run is asked, at no further
@@ -131,19 +129,30 @@ def synthesize_run(settings: Settings | str | Path, **given: Any) -> SynthesisRe
 
     Raises what ``train_run`` does.
     """
+    return start_synthesis(settings, lambda: nullcontext(observer), **given)
+
+
+def start_synthesis(
+    settings: Settings | str | Path,
+    watched: Callable[[], AbstractContextManager[Observer | None]],
+    **given: Any,
+) -> SynthesisResult:
+    """`synthesize_run`, with ``watched`` as of `privlora.api.start_run`."""
     if not isinstance(settings, Settings):
         settings = load_settings(settings)
     if settings.synthesis is None:
         raise ConfigError("nothing says who writes the texts", fix="add the group synthesis")
-    from privlora.reporting.publication import read_report
-    from privlora.running import ask_finished_run
-
     publishing = settings.synthesis.model_copy(update={"publish": True})
     settings = settings.model_copy(update={"synthesis": publishing})
     if publishing.source is None:
-        result = train_run(settings, **given)
+        result = start_run(settings, watched, **given)
     else:
-        result = ask_finished_run(settings.located(), **given)
+        with watched() as observer:
+            from privlora.running import ask_finished_run
+
+            result = ask_finished_run(settings.located(), observer=observer, **given)
+    from privlora.reporting.publication import read_report
+
     folder = RunFolder(Path(settings.run.output))
     report = read_report(folder.report)
     rows = map(json.loads, folder.texts.read_text(encoding="utf-8").splitlines())

@@ -17,7 +17,7 @@ from privlora.config.names import meant
 from privlora.data.records import GIVE_RECORDS, as_records
 from privlora.errors import ConfigError, DataError, RunError, Together, close, in_one, named
 from privlora.names import UNNAMED
-from privlora.training.sources import check_sources
+from privlora.training.preflight import missing_files
 
 if TYPE_CHECKING:
     import torch
@@ -257,17 +257,14 @@ def refuse_what_was_in_memory(settings: Settings, *given: Any) -> None:
 
 def refuse_moved(root: Path, settings: Settings, records: Any, evaluation: Any) -> None:
     """Raise DataError for a file that is no longer there, with the call that says where the records lie now."""
-    why = "a run goes on with the records that it began with"
-    place = "resume in the folder in which it was started"
-    try:
-        check_sources(settings, [], [])  # what no call takes from another place
-    except DataError as error:
-        raise DataError(error.what, why=why, fix=place) from None
-    try:
-        check_sources(settings, records, evaluation)
-    except DataError as error:
+    missing = missing_files(settings, records, evaluation)
+    if not missing:
+        return
+    fix = "resume in the folder in which it was started"
+    if missing.keys() <= {"data.path", "data.evaluation"}:  # what a call takes from another place
         held_out = settings.data.evaluation is not None
         command = f"`privlora resume {shlex.quote(str(root))} --data FILE{' --evaluation FILE' * held_out}`"
         python = f"resume_run({str(root)!r}, records=...{', evaluation=...' * held_out})"
-        fix = f"{place}, or say where they lie now: {command}, or in Python {python}"
-        raise DataError(error.what, why=why, fix=fix) from None
+        fix += f", or say where they lie now: {command}, or in Python {python}"
+    what = "; ".join(error.what for error in missing.values())
+    raise DataError(what, why="a run goes on with the records that it began with", fix=fix)

@@ -35,7 +35,6 @@ from privlora.training.callbacks import watching
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.classifier import head_of, padded_as
 from privlora.training.files import RunFolder, read_lines, write_atomically
-from privlora.training.first_looks import look_at_model
 from privlora.training.fitting import Fitted, in_micro_batches, with_micro_batches
 from privlora.training.footprint import free_but_for_own
 from privlora.training.identity import (
@@ -52,9 +51,10 @@ from privlora.training.loggers import Service, loggers
 from privlora.training.loop import Interrupted, finish_training, train_beside
 from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import (
-    adapter_for,
     check_model,
     given_or_loaded,
+    look_at_model,
+    refuse_missing,
     refuse_other_logits,
     unchanged_afterwards,
 )
@@ -99,29 +99,30 @@ def train_and_publish(
         refuse_in_several(settings, given=given.model is not None)
     sources = given.records, given.evaluation
 
-    early = None
+    early, tokenizer = None, given.tokenizer
     # Before the weights, which take longest; of several processes after them, since all hold copies, and what memory is
     # free would tell of the records.
     if fresh and given.model is None and ranks.size == 1:
         begins("looking at the model's files")
-        settings, tokenizer = look_at_model(settings, given.tokenizer)
+        refuse_missing(settings.model)
+        settings, _, tokenizer = look_at_model(settings, tokenizer)
         begins("reading the records")
         early = load_all(settings, tokenizer, *sources)
     begins("loading the model")
     if settings.model.fully_shard and ranks.size > 1:
         model, own = load_sharded(settings.model, ranks)
-        tokenizer = own if given.tokenizer is None else given.tokenizer
+        tokenizer = own if tokenizer is None else tokenizer
     else:
+        own = tokenizer
         model, tokenizer = ranks.each(
-            lambda: given_or_loaded(settings.model, given.model, given.tokenizer, head_of(settings))
+            lambda: given_or_loaded(settings.model, given.model, own, head_of(settings))
         )
     refuse_unlike_processes(model, ranks)
-    length, settings = settings.data.max_length, fitted(settings, model)
-    early = early if settings.data.max_length == length else None  # no configuration said it before
+    settings = fitted(settings, model)
     folder = RunFolder(Path(settings.run.output))
-    ranks.each(lambda: check_model(settings, model, tokenizer))
+    adapter = ranks.each(lambda: check_model(settings, model, tokenizer))
     refuse_other_logits(settings, model, ranks)
-    reached = coverage(adapter_for(settings, model))
+    reached = coverage(adapter)
     if reached["left_out"] or reached["experts"]:
         observer.on_choice(f"target_modules, {coverage_in_words(reached)}")
     method = None if settings.method.name in CHOICES else find_row(settings.method.name)

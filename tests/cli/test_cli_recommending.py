@@ -167,22 +167,12 @@ def test_refusals(
     check(call(capsys, "recommend", config, *given), told)
 
 
-@pytest.mark.parametrize(
-    ("content", "words"), [(None, "auto.file (on the command line): "), ("", "auto.file: no records in")]
-)
 def test_public_records_are_looked_for_before_anything_is_loaded(
-    content: str | None,
-    words: str,
-    config: Path,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    file = folder / "public.jsonl"
-    if content is not None:
-        file.write_text(content)
     monkeypatch.setattr("privlora.cli.recommending.loading", None)  # it would be called
-    refuses(capsys, folder, ["recommend", config, "--public", file], words)
+    argv = ["recommend", config, "--public", folder / "public.jsonl"]
+    refuses(capsys, folder, argv, "auto.file (on the command line): ")
 
 
 def test_a_folder_is_no_page(config: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:

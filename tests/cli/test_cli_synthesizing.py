@@ -290,7 +290,6 @@ def test_a_run_that_is_not_there_is_told_beside_wrong_settings(
     )
     argv: list[object] = ["synthesize", config, "synthesis.count=10", "--from", "runs/none"]
     refuses(capsys, folder, argv, *words)
-    refuses(capsys, folder, [*argv[:2], "model.name=./none", *argv[3:]], words[0], "it is no local folder")
 
 
 def test_another_base_model_is_refused(

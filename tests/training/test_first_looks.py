@@ -13,9 +13,9 @@ from tiny_models import tiny_tokenizer
 from privlora.config import IN_MEMORY, Settings, settings_from
 from privlora.errors import DataError, PrivacyError, PrivloraError
 from privlora.training import models
-from privlora.training.first_looks import look_at_model
 from privlora.training.inputs import load_all
-from privlora.training.sources import refuse_first
+from privlora.training.models import look_at_model
+from privlora.training.preflight import preflight
 
 RECORDS = [record(number) for number in range(20)]
 SHARED = [{"text": "a text of nobody"}, {"text": RECORDS[7]["text"]}]
@@ -41,7 +41,7 @@ def written(path: Path, records: list[dict[str, Any]]) -> str:
 
 def read(settings: Settings, tokenizer: Any = None, records: Any = None, evaluation: Any = None) -> None:
     """What a run does before it loads the weights."""
-    ready, own = look_at_model(settings, tokenizer)
+    ready, _, own = look_at_model(settings, tokenizer)
     load_all(ready, own, records, evaluation)
 
 
@@ -196,8 +196,8 @@ def test_what_a_run_does_not_read_may_be_broken(model: Path, tmp_path: Path) -> 
 
 def test_a_folder_that_can_be_written_is_left_as_it_was(model: Path, tmp_path: Path) -> None:
     settings = run_of(model, {"path": "(in memory)"}, run={"output": str(tmp_path / "far" / "run")})
-    refuse_first(settings, RECORDS)
+    preflight(settings, RECORDS)
     assert not list(tmp_path.iterdir())
     (tmp_path / "far").symlink_to(tmp_path / "nowhere")
     with pytest.raises(PrivloraError, match=r"cannot create .*No such file.*set run\.output to a writable"):
-        refuse_first(settings, RECORDS)
+        preflight(settings, RECORDS)

@@ -15,7 +15,6 @@ from privlora.errors import DataError, PrivloraError
 from privlora.federated.run import records_of
 from privlora.training.inputs import load_all, load_clients
 from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
-from privlora.training.sources import refuse_first
 
 SECRET = "Zanzibar"
 
@@ -253,11 +252,3 @@ def test_users_are_counted_and_not_told_from_one_another_where_some_are_numbers(
     meant = "; with unit=user it counts users, not records"
     assert refused(settings(*range(9), *range(9))) == [FAR.format("fewer than half as many users", meant)]
     assert refused(settings(*range(10), "1")) == ["unit column 'who' mixes strings and integers"]
-
-
-def test_of_what_is_not_read_nothing_is_said(tmp_path: Path) -> None:
-    path = lines(tmp_path / "a.jsonl", *[{"text": "x"}] * 9)
-    settings = run_of(tmp_path, path, data={"evaluation": "none.jsonl", "unchecked": True})
-    with pytest.raises(DataError, match="there is no file"):
-        refuse_first(settings, given=True)
-    refuse_first(settings, given=True, unread=("data.evaluation",))

@@ -19,7 +19,6 @@ from privlora.auditing.rerun import Rerun, refuse_settings
 from privlora.auditing.text_canaries import add_records, record_losses, room_for, text_canaries
 from privlora.config import IN_MEMORY, Settings
 from privlora.data.examples import Example
-from privlora.data.records import refuse_missing
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
@@ -29,7 +28,7 @@ from privlora.training.files import RunFolder
 from privlora.training.inputs import Data, SharedRecordsError, load_data
 from privlora.training.models import unchanged_afterwards
 from privlora.training.observer import Observer
-from privlora.training.sources import check_columns
+from privlora.training.preflight import check_columns
 
 _TEXT_TOKENS = 32  # the loss is a mean over tokens: more of them dilute what each gives away
 
@@ -171,8 +170,7 @@ def _refuse(settings: Settings, kind: str, temperature: float | None, prefixes: 
         raise ConfigError(what, fix="plant texts, as --kind random-tokens")
     if isinstance(prefixes, str):
         try:
-            refuse_missing(prefixes, format=settings.data.format)
-            check_columns(_with_data(settings, path=prefixes))
+            check_columns(_with_data(settings, path=prefixes).data)
         except DataError as error:
             fix = "give public records in the columns of the private ones"
             raise DataError(f"--prefixes: {error.what}", why=error.why, fix=fix) from None

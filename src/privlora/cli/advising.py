@@ -21,7 +21,7 @@ def advise_on(settings: Settings, planned: Plan | None) -> dict[str, Any]:
     Raises ConfigError without public texts or without noise.
     """
     from privlora.rehearsals.choosing import rehearse, rows_to_advise_on, verdict
-    from privlora.training.inputs import check_sources, fitted
+    from privlora.training.inputs import fitted
     from privlora.training.models import check_model, given_or_loaded
     from privlora.training.promise import plan_privacy
 
@@ -31,7 +31,6 @@ def advise_on(settings: Settings, planned: Plan | None) -> dict[str, Any]:
     if planned.event.projections:  # the noise of a row that is not among these
         planned, _ = plan_privacy(rows[0])
     sigma = planned.event.noise_multiplier
-    check_sources(settings, records=())
     model, tokenizer = given_or_loaded(settings.model, None, None)
     settings = fitted(settings, model)
     check_model(settings, model, tokenizer)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -22,8 +22,7 @@ from privlora.config import Settings, load_settings
 from privlora.consoles import err, loading
 from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
-from privlora.training.model_names import refuse_unknown_model
-from privlora.training.sources import refuse_first
+from privlora.training.preflight import refuse_unknown_model
 
 Found = tuple[dict[str, Any], list[str]]
 """Of an audit: what --json gives, and the lines of the screen."""
@@ -309,10 +308,6 @@ def _refuse_folder_of_a_federation(target: Path) -> None:
         )
 
 
-_NOT_ITS_OWN: Final = ("run.output", "data.evaluation")
-"""Settings that an audit replaces: it has a folder of its own, and evaluates nothing."""
-
-
 def _settings(config: Path, overrides: list[str] | None, output: Path | None, suffix: str) -> Settings:
     """Of an audit: a folder of its own, and no evaluation."""
     settings = load_settings(config, overrides or ())
@@ -323,7 +318,6 @@ def _settings(config: Path, overrides: list[str] | None, output: Path | None, su
             f"{option} trains in one place, and {str(config)!r} has a group federation",
             fix=f"leave out {option}: `privlora audit {config}` plays rounds of the federation with a canary",
         )
-    refuse_first(settings, begins=False, unread=_NOT_ITS_OWN)
     return in_its_folder(settings, str(output or f"{settings.run.output}-{suffix}"))
 
 

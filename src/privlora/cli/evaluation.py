@@ -20,9 +20,7 @@ from privlora.data.tasks import find_task, scoring_of
 from privlora.errors import ConfigError, ModelError, RunError, Together, in_one_line
 from privlora.names import ADAPTER_FILES, HUB_NAME
 from privlora.training.files import RunFolder, near_run
-from privlora.training.model_files import refuse_incomplete_files
-from privlora.training.model_names import refuse_unknown_model
-from privlora.training.sources import check_parts
+from privlora.training.preflight import check_columns, refuse_unknown_model
 
 if TYPE_CHECKING:
     import torch
@@ -105,8 +103,6 @@ def evaluate(
     settings = problems.of(None, checked, DataSettings, of_data, "evaluate")
     of_model = {**stored, **_given({"dtype": dtype, "device": device})}
     model_settings = problems.of(None, checked, ModelSettings, of_model, "evaluate")
-    if model_settings is not None and resolved is not None:
-        problems.of(None, refuse_incomplete_files, model_settings)
     asked = _given({"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams})
     before = len(problems.found)
     if settings is not None and (asked or per_example):
@@ -229,7 +225,7 @@ def _refuse_early(
         for path in _paths(data.path):
             problems.of(None, lambda path=path: refuse_missing(path, format=data.format))
         return
-    problems.of(None, check_parts, data)
+    problems.of(None, lambda: check_columns(data, options=True))
 
 
 def _labels(told: str | None) -> str | list[str] | int | None:

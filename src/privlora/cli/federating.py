@@ -19,7 +19,7 @@ from privlora.consoles import err, loading, out
 from privlora.errors import ConfigError
 from privlora.federated.history import is_over, refuse_used
 from privlora.training.files import RunFolder
-from privlora.training.sources import refuse_first
+from privlora.training.preflight import preflight
 
 if TYPE_CHECKING:
     from privlora.federated.run import Federated
@@ -95,7 +95,7 @@ def federate(
         return
     folder = RunFolder(Path(settings.run.output))
     refuse_used(folder)
-    refuse_first(settings, begins=False)  # as in one place, and before slow imports
+    preflight(settings, begins=False)  # as in one place, and before slow imports
     _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
 
 

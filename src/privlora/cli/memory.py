@@ -13,8 +13,8 @@ from privlora.methods import Method
 from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.fitting import Fitted, with_micro_batches
 from privlora.training.footprint import resident_bytes
-from privlora.training.model_names import device_of
 from privlora.training.peak import StepMemory, weight_bytes
+from privlora.training.preflight import device_of
 
 
 def estimate_memory(settings: Settings, method: Method, model: Any) -> dict[str, Any]:

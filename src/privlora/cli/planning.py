@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -17,13 +18,11 @@ from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
 from privlora.config.methods import SPACES, facts_of
 from privlora.consoles import err, loading, out, saying
-from privlora.errors import ConfigError, ModelError, PrivacyError, Together
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, Together
 from privlora.pages.numbers import in_one_unit
 from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
-from privlora.training.model_files import refuse_unfit_files
-from privlora.training.model_names import refuse_no_model
-from privlora.training.sources import check_sources, missing_records
+from privlora.training.preflight import missing_files, refuse_no_model
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -53,13 +52,12 @@ def plan(
 ) -> None:
     """Dry run: what is promised, trained and needed. Reads no private record."""
     asked = settings = load_settings(config, overrides or ())
-    _refuse_missing(settings)
+    missing = _refuse_missing(settings)
     if settings.federation is not None:
         if advise:
             raise ConfigError("--advise does not go with a federation", fix="leave it out")
         _plan_federation(settings, cross_check, as_json)
         return
-    missing = missing_records(settings)
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
     shown = out()  # inside, what libraries print goes to stderr
@@ -150,17 +148,17 @@ def plan(
         print_list("`privlora train` is refused on this machine:", refused, shown)
 
 
-def _refuse_missing(settings: Settings) -> None:
-    """Raise what `refuse_first` would of a model that cannot be, of what its own files rule out, and of public files
-    that are not there: a plan reads no private record, nor a client's."""
+def _refuse_missing(settings: Settings) -> DataError | None:
+    """Raise what `preflight` would of a model that cannot be and of public files that are not there: a plan reads no
+    private record, nor a client's, so of data.path it is given what is wrong."""
     problems = Together()
     problems.of(None, refuse_no_model, settings.model)
     problems.found = [settings.placed(error, "model.name") for error in problems.found]
-    if not problems.found:
-        problems.of(None, refuse_unfit_files, settings)
-    if settings.federation is None:
-        problems.of(None, check_sources, settings, ())
+    missing = missing_files(settings) if settings.federation is None else {}
+    records = missing.pop("data.path", None)
+    problems.found += missing.values()
     problems.tell()
+    return records
 
 
 def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> None:
@@ -199,29 +197,17 @@ def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> No
 
 
 def local_model(settings: Settings) -> tuple[Settings, Any, Any]:
-    """The base model without weights, checked as far as it goes without them, and its tokenizer; None and None if it is
-    not a local folder.
-
-    Also the settings, as far as they follow from the model.
-    """
+    """`look_at_model` of a local folder; no model and no tokenizer of others."""
     from privlora.training.classifier import head_of
-    from privlora.training.inputs import fitted
-    from privlora.training.model_checks import refuse_out_of_reach
-    from privlora.training.models import load_skeleton, load_tokenizer, loadable_adapter
+    from privlora.training.models import load_skeleton, look_at_model
 
     if not Path(settings.model.name).expanduser().is_dir():
         return settings, None, None
     with saying("reading the model's configuration"):
-        try:
-            model = load_skeleton(settings.model, settings.model.attn_implementation, head_of(settings))
-        except ModelError:  # what else is wrong is raised here; the attention is in `refused_here`
-            model = load_skeleton(settings.model, head=head_of(settings))
-        settings = fitted(settings, model)
-        tokenizer = load_tokenizer(settings.model)
-        refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
-        loadable_adapter(
-            settings, model
-        )  # what it refuses is no matter of memory, which may not be asked for
+        settings, model, tokenizer = look_at_model(settings)
+        if settings.model.attn_implementation is not None:
+            with suppress(ModelError):  # `refused_here` says it
+                model = load_skeleton(settings.model, settings.model.attn_implementation, head_of(settings))
     return settings, model, tokenizer
 
 

@@ -10,9 +10,8 @@ from privlora.cli.console import JsonOption, option, phased, quiet_libraries, sh
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.consoles import loading
-from privlora.data.records import iterate_records
-from privlora.errors import ConfigError, DataError
-from privlora.training.sources import check_sources
+from privlora.errors import ConfigError
+from privlora.training.preflight import check_sources
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -62,7 +61,7 @@ def recommend(
         raise ConfigError(what, fix="give --minutes, too")
     rehearse = settings.auto is not None and settings.auto.rehearses_rate
     if rehearse:
-        _refuse_no_records(settings)
+        check_sources(settings, records=())
     with quiet_libraries(told=True):
         with loading():
             from privlora.rehearsals.recommending import recommend as run
@@ -85,17 +84,6 @@ def recommend(
     if where is not None:
         lines.append(f"page: {where}")
     show({**found.to_dict(), "page": where}, lines, as_json)
-
-
-def _refuse_no_records(settings: Settings) -> None:
-    """Raise DataError for public files that are not there, and for an auto.file without a record."""
-    check_sources(settings, records=())
-    assert settings.auto is not None
-    assert settings.auto.file is not None
-    try:
-        next(iterate_records(settings.auto.file, format=settings.data.format, limit=1))
-    except DataError as error:
-        raise error.of("auto.file") from None
 
 
 def _lines(found: Recommendation, settings: Settings) -> list[str]:

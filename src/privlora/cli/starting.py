@@ -48,7 +48,7 @@ def init(
         top_of,
     )
     from privlora.starting.survey import refuse_no_files, survey
-    from privlora.training.model_names import told_to_be_of_the_hub
+    from privlora.training.preflight import near_folder
 
     problems = Together()
     problems.of(None, refuse_epsilon, epsilon)
@@ -77,8 +77,12 @@ def init(
     told = {"text": text, "prompt": prompt, "completion": completion, "messages": messages}
     chosen = fitting_form(paths, form, found, user, **told)
     draft, notes = propose(asked, found, chosen, base)
-    if (assumed := told_to_be_of_the_hub(model)) is not None:
-        notes.insert(0, assumed)
+    if not Path(model).expanduser().is_dir():
+        near = near_folder(model)
+        meant = "" if near is None else f". Did you mean the folder {near!r}?"
+        notes.insert(
+            0, f"model {model!r} is no folder here, so the hub will be asked for it by that name{meant}"
+        )
     words = ", ".join(Path(path).name for path in paths)
     command = "federate" if owners else "train"
     written = checked_text(draft, top_of(target, words, command))
@@ -117,8 +121,5 @@ def _example(content: str) -> list[tuple[str, str]]:
 def _refuse_unfit(content: str) -> None:
     """Raise ModelError for a model that `privlora plan` and `train` would refuse with these settings."""
     with loading():
-        from privlora.training.first_looks import look_at_model
-        from privlora.training.models import load_skeleton
-    settings = settings_from(yaml.safe_load(content))
-    load_skeleton(settings.model)
-    look_at_model(settings)
+        from privlora.training.models import look_at_model
+    look_at_model(settings_from(yaml.safe_load(content)))

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
+from privlora.api_synthesis import start_synthesis
 from privlora.cli import auditing, training
 from privlora.cli.console import JsonOption, option, quiet_libraries, show, stoppable
 from privlora.cli.training import ConfigArgument, OverridesArgument
@@ -12,8 +14,6 @@ from privlora.config import Settings, load_settings
 from privlora.consoles import err, loading
 from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, refuse_no_run
-from privlora.training.model_names import refuse_unknown_model
-from privlora.training.sources import refuse_first
 
 
 def synthesize(
@@ -39,12 +39,6 @@ def synthesize(
     if source is not None:
         problems.of(None, refuse_no_run, RunFolder(source.expanduser()))
     settings = problems.of(None, lambda: _publishing(load_settings(config, overrides or ()), source))
-    if settings is not None:
-        # What the run itself refuses, before slow imports; where no step is taken here, of the model alone.
-        if source is None and not audit:
-            problems.of(None, refuse_first, settings)
-        else:
-            problems.of(None, refuse_unknown_model, settings.model.name)
     problems.tell()
     assert settings is not None
     if audit:
@@ -55,12 +49,7 @@ def synthesize(
         if value is not None:
             raise ConfigError(f"{name} goes with --audit", fix=f"add --audit, or remove {name}")
     folder = RunFolder(Path(settings.run.output))
-    with quiet_libraries(told=True):
-        with loading():
-            from privlora.api_synthesis import synthesize_run
-
-        with training.observed(folder) as observer:
-            result = synthesize_run(settings, observer=observer)
+    result = start_synthesis(settings, partial(training.watched, folder))
     training.show_texts(folder, result, as_json)
 
 

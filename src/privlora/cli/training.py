@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import event_or_phases
+from privlora.api import resume_run, start_run, train_run
 from privlora.cli.console import (
     JsonOption,
     Stopped,
@@ -22,12 +23,9 @@ from privlora.cli.console import (
     show,
 )
 from privlora.config import Settings, kept_settings, load_settings
-from privlora.config.groups import IN_MEMORY
 from privlora.consoles import err, loading
-from privlora.errors import ConfigError, DataError, RunError
+from privlora.errors import ConfigError, RunError
 from privlora.training.files import RunFolder, no_run
-from privlora.training.sources import check_sources, refuse_first
-from privlora.training.takeover import is_over
 
 if TYPE_CHECKING:
     from privlora.api import Result
@@ -54,17 +52,11 @@ def train(
     with processes() as ranks:
         settings = ranks.same(partial(_settings, config, overrides))
         folder = RunFolder(Path(settings.run.output))
-        with quiet_libraries(told=True):
-            with loading():
-                import privlora.running  # noqa: F401 - else imported after the plan is shown, in silence
-                from privlora.api import train_run
-
-            if not ranks.first:
-                with explained_stops(folder):
-                    train_run(settings)
-                return
-            with observed(folder) as observer:
-                result = train_run(settings, observer=observer, profile=profile)
+        if not ranks.first:
+            with quiet_libraries(), explained_stops(folder):
+                train_run(settings)
+            return
+        result = start_run(settings, partial(watched, folder), profile=profile)
     _show(folder, result, as_json)
 
 
@@ -76,7 +68,6 @@ def _settings(config: Path, overrides: list[str] | None) -> Settings:
             "synthesis.publish is set, so texts are the release",
             fix="use `privlora synthesize`, or remove it",
         )
-    refuse_first(settings)  # as the run itself does, but before slow imports
     return settings
 
 
@@ -104,11 +95,8 @@ def resume(
                 what = "a federation's steps are its clients', so there is nothing to profile here"
                 raise ConfigError(what, fix="leave --profile out")
         if not ranks.first:
-            with quiet_libraries():
-                from privlora.api import resume_run
-
-                with explained_stops(folder):
-                    resume_run(folder.root, show_progress=False, **moved)
+            with quiet_libraries(), explained_stops(folder):
+                resume_run(folder.root, show_progress=False, **moved)
         elif settings.federation is None:
             go_on(folder, settings, as_json, moved, profile=profile)
         else:
@@ -120,33 +108,14 @@ def go_on(
 ) -> None:
     """Resume a run, and show what it leaves. moved: files that lie elsewhere now, as `resume_run` takes them."""
     chosen = settings.synthesis
-    if not is_over(folder):
-        _refuse_moved(settings, moved)
-    with quiet_libraries(told=True):
-        with loading():
-            import privlora.running  # noqa: F401 - as of `train`
-            from privlora.api import resume_run
-
-        with observed(folder) as observer:
-            result = resume_run(folder.root, observer=observer, profile=profile, **moved)
-        if profile and result.profile is None:
-            err().print("no step was taken, so there is no profile")
+    with watched(folder) as observer:
+        result = resume_run(folder.root, observer=observer, profile=profile, **moved)
+    if profile and result.profile is None:
+        err().print("no step was taken, so there is no profile")
     if chosen is not None and chosen.publish:
         show_texts(folder, result, as_json)
     else:
         _show(folder, result, as_json)
-
-
-def _refuse_moved(settings: Settings, moved: Mapping[str, Any]) -> None:
-    """Before slow imports, raise DataError for files of a run that are no longer where it read them."""
-    paths = [settings.data.path, settings.data.evaluation]
-    if any(IN_MEMORY in each for each in paths if each is not None):
-        return
-    try:
-        check_sources(settings, moved.get("records"), moved.get("evaluation"))
-    except DataError as error:
-        fix = "say where the same records lie now: --data FILE, and --evaluation FILE of the public ones"
-        raise DataError(error.what, why=error.why, fix=fix) from None
 
 
 def load_run_settings(folder: RunFolder) -> Settings:
@@ -154,6 +123,16 @@ def load_run_settings(folder: RunFolder) -> Settings:
     if not folder.settings.exists():
         raise no_run(folder.root)
     return kept_settings(folder.settings)
+
+
+@contextlib.contextmanager
+def watched(folder: RunFolder) -> Iterator[RichObserver]:
+    """`observed`, after all slow imports."""
+    with quiet_libraries(told=True):
+        with loading():
+            import privlora.running  # noqa: F401 - else imported after the plan is shown, in silence
+        with observed(folder) as observer:
+            yield observer
 
 
 @contextlib.contextmanager

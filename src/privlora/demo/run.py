@@ -20,7 +20,7 @@ from privlora.demo.script import DELTA, EPSILON, PROMISE, Losses
 from privlora.evaluation.generation import generate
 from privlora.pages.figures import INK, MUTED, SECOND, WIDTH, grid, in_style, png
 from privlora.training.files import RunFolder, append_line
-from privlora.training.model_names import refuse_no_model
+from privlora.training.preflight import refuse_no_model
 
 RECORDS, PATIENTS, HELD_OUT, CANARIES = 2000, 800, 200, 8
 _PRIVATE_BATCH, _RECORDS_PER_PATIENT = 64, 2  # in patients, whose records in one step are capped

@@ -36,11 +36,10 @@ from privlora.reporting.wording import MEND, faults
 from privlora.rounding import rounded_up
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder, write_atomically
-from privlora.training.first_looks import look_at_model
 from privlora.training.identity import fixed, identify, keep_identity, refuse_other_settings, refuse_others
 from privlora.training.inputs import Data, check_sources, load_clients, tokenise
 from privlora.training.model_checks import refuse_unknown_tokens
-from privlora.training.models import unchanged_afterwards
+from privlora.training.models import look_at_model, refuse_missing, unchanged_afterwards
 from privlora.training.observer import refuse_no_observer
 
 _log = logging.getLogger(__name__)
@@ -315,13 +314,14 @@ def prepare(
     problems = Together()
     none: dict[str, Records] = {}
     own = problems.of(none, records_of, settings, records)
-    ready = problems.of(None, look_at_model, settings, tokenizer) if fresh and model is None else None
+    ready = None
+    if fresh and model is None:
+        problems.of(None, refuse_missing, settings.model)
+        ready = problems.of(None, look_at_model, settings, tokenizer)
     problems.tell()
-    early = None if ready is None else load_clients(*ready, own, evaluation)  # before the weights
+    early = None if ready is None else load_clients(ready[0], ready[2], own, evaluation)  # before the weights
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
-    if ready is not None and ready[0].data.max_length != settings.data.max_length:
-        early = None  # its configuration did not say how much the model reads
     _warn_of_counts(settings, own)
     sizes = {name: len(given) for name, given in own.items()}
     whose = None if fresh else lambda data: refuse_others(folder, identify(data, loaded, sizes))

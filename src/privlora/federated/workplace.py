@@ -29,8 +29,8 @@ from privlora.federated.messages import NO_MODEL, NO_RECORDS
 from privlora.federated.plans import changed, client_settings
 from privlora.federated.rules.base import Sizes
 from privlora.training.inputs import Data, fitted, load_data, tokenise
-from privlora.training.model_names import refuse_unknown_model
 from privlora.training.models import adapter_for, check_model, given_or_loaded
+from privlora.training.preflight import refuse_unknown_model
 
 _log = logging.getLogger(__name__)
 

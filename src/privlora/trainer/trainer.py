@@ -22,8 +22,6 @@ from privlora.names import EITHER
 from privlora.result import Result
 from privlora.trainer.arguments import Groups, groups_of, names_for
 from privlora.training.files import RunFolder
-from privlora.training.ranks import several_processes
-from privlora.training.sources import refuse_first
 from privlora.training.takeover import is_over, refuse_if_spent
 
 if TYPE_CHECKING:
@@ -154,10 +152,6 @@ class PrivateTrainer:
             problems=problems,
             arguments=names_for(args),
         )
-        if not several_processes():  # of which the first one looks, once they have joined
-            # A run in the folder may be one to go on with: train() says.
-            how = {"given": is_loaded(model), "tokenizer": self._tokenizer, "begins": False}
-            refuse_first(settings, self._records, self._evaluation, **how)
         self._result: Result | None = None
         self._adapter = settings.adapter
 

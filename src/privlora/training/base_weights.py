@@ -19,7 +19,7 @@ from privlora.config import ModelSettings
 from privlora.errors import ModelError, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.classifier import Head
-from privlora.training.model_files import files_of
+from privlora.training.preflight import files_of
 
 _PIECE: Final = 2**22  # entries at once
 

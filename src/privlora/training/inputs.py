@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from hashlib import sha256
 from typing import Any, Final
 
@@ -30,7 +30,6 @@ from privlora.data.records import (
     synthesis_texts,
     text_of,
 )
-from privlora.data.rendering import Renderer
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.units import Grouping, Units, group_units
@@ -40,10 +39,10 @@ from privlora.training.model_checks import (
     positions_of,
     refuse_unknown_tokens,
 )
+from privlora.training.preflight import are_read_twice, read_files
+from privlora.training.preflight import check_sources as check_sources
 from privlora.training.promise import sampler
-from privlora.training.record_looks import Check, check_of, refuse_unusable, refuse_unusable_files
-from privlora.training.sources import are_read_twice, naming, read_files
-from privlora.training.sources import check_sources as check_sources
+from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
 
 
 @dataclass
@@ -170,8 +169,8 @@ def refuse_all_unusable(
 ) -> None:
     """Raise DataError for all records that cannot be used, in whatever file or list they are."""
     problems, data = Together(), settings.data
-    public, owner = _check_of(data, tokenizer), settings.privacy.user_column
-    private = _check_of(data, tokenizer, Grouping(owner))
+    public, owner = check_of(data, None, tokenizer), settings.privacy.user_column
+    private = check_of(data, Grouping(owner), tokenizer)
 
     def written(record: Mapping[str, Any], number: int) -> None:
         assert settings.synthesis is not None
@@ -184,24 +183,11 @@ def refuse_all_unusable(
     if isinstance(records, list):
         problems.of(None, refuse_unusable, records, private)
     if isinstance(evaluation, list):
-        problems.of(None, naming, "evaluation", lambda: refuse_unusable(evaluation, public))
+        try:
+            refuse_unusable(evaluation, public)
+        except DataError as error:
+            problems.found.append(error.of("evaluation"))
     problems.tell()
-
-
-def _check_of(data: DataSettings, tokenizer: Any, units: Grouping | None = None) -> Check:
-    """`check_of`, and that the chat template takes a record."""
-    check, renders = check_of(data, units), list[Renderer]()
-    if data.task is None and data.label is None:
-        loss_on = data.loss_on if data.rejected_columns is None else "completion"
-        columns = [each for each in (data.columns, data.rejected_columns) if each]
-        renders = [Renderer(Template(**each), tokenizer, loss_on) for each in columns]
-
-    def whole(record: Mapping[str, Any], number: int) -> None:
-        check(record, number)
-        for render in renders:
-            render(record, number)
-
-    return whole
 
 
 def _hashes(public: Mapping[str, Sequence[Mapping[str, Any]]], data: DataSettings) -> dict[str, Set[bytes]]:
@@ -309,10 +295,10 @@ def load_clients(
         ):  # parts of one owner's records
             raise
         for client in settings.federation.clients:
-            naming(
-                f"client {client.name}",
-                partial(_load_alone, settings, tokenizer, client, records[client.name]),
-            )
+            try:
+                _load_alone(settings, tokenizer, client, records[client.name])
+            except DataError as error:
+                raise error.of(f"client {client.name}") from None
         raise
 
 
@@ -321,10 +307,11 @@ def _load_alone(
 ) -> None:
     """Raise DataError for what is wrong with these records by themselves; public numbers are of all clients."""
     data, privacy = settings.data, settings.privacy
-    check = partial(_check_of, data, tokenizer)
     if client.path is not None and are_read_twice(paths := _listed(client.path)):
-        refuse_unusable_files(paths, client.format, None, check(Grouping(privacy.user_column)))
-    refuse_unusable(records, check(Grouping(privacy.user_column)))
+        refuse_unusable_files(
+            paths, client.format, None, check_of(data, Grouping(privacy.user_column), tokenizer)
+        )
+    refuse_unusable(records, check_of(data, Grouping(privacy.user_column), tokenizer))
     units = group_units(records, privacy.user_column)
     found = summarise(tokenise(records, data, tokenizer), len(units))
     if not data.unchecked:

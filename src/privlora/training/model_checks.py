@@ -20,7 +20,6 @@ from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 from privlora.losses import class_logits, label_logits, label_states
 from privlora.names import UNUSED
-from privlora.training.model_files import in_float16, refuse_too_long
 from privlora.training.reach import ROWS, TOKENS, place_of
 
 _HALF = 4
@@ -51,7 +50,10 @@ def refuse_float16(model: torch.nn.Module) -> None:
     """Raise ModelError for a model with float16 weights."""
     own = ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
     if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in own):
-        raise in_float16()
+        raise ModelError(
+            "the model is stored in float16, whose gradients overflow",
+            fix="set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))",
+        )
     if any(bits(module) == 4 and computes_in(module) == torch.float16 for module in model.modules()):
         raise ModelError(
             "the model's packed weights compute in float16, whose gradients overflow",
@@ -90,8 +92,12 @@ def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: i
     ``refuse_unknown_tokens`` looks.
     """
     positions = positions_of(model)
-    if positions is not None:
-        refuse_too_long(max_length, positions)
+    if positions is not None and max_length > positions:
+        raise ModelError(
+            f"data.max_length={max_length} exceeds the {positions} positions of the model",
+            why="a longer record would end a step before it is charged, or change the positions of others next to it",
+            fix=f"set data.max_length to at most {positions}",
+        )
     known = _vocabulary(model)
     ends = (tokenizer.bos_token_id, tokenizer.eos_token_id, tokenizer.pad_token_id)
     largest = max(tokenizer.vocab_size - 1, *(token for token in ends if token is not None))

@@ -25,9 +25,18 @@ from privlora.adapters.peft_files import refuse_unloadable
 from privlora.adapters.quantised import bits, hold, let_go
 from privlora.adapters.targets import settled_targets
 from privlora.config import ModelSettings, Settings
-from privlora.errors import ConfigError, ModelError, PrivacyError, in_one_line, reason_of
+from privlora.errors import (
+    ConfigError,
+    ModelError,
+    PrivacyError,
+    PrivloraError,
+    Together,
+    in_one_line,
+    reason_of,
+)
 from privlora.training.base_weights import refuse_other_weights
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
+from privlora.training.inputs import fitted
 from privlora.training.model_checks import (
     public_logits,
     refuse_adapted,
@@ -39,8 +48,13 @@ from privlora.training.model_checks import (
     refuse_places,
     refuse_too_short,
 )
-from privlora.training.model_files import files_of, refuse_encoder_decoder, refuse_incomplete_files
-from privlora.training.model_names import device_of, model_source, or_near_folder
+from privlora.training.preflight import (
+    device_of,
+    model_source,
+    or_near_folder,
+    refuse_damaged_weights,
+    refuse_encoder_decoder,
+)
 from privlora.training.ranks import Ranks
 from privlora.training.reach import inputs_of_layers, left_out
 
@@ -48,11 +62,10 @@ _FINE, _COARSE = 1e-4, 0.03  # by how much logits of like processes may differ, 
 _DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
-def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, Any]:
-    """The base model and its tokenizer; with ``head`` as a classifier. Raises ModelError in one line for whatever
-    cannot be loaded."""
+def load_model(settings: ModelSettings, head: Head | None = None, tokenizer: Any = None) -> tuple[Any, Any]:
+    """The base model and its tokenizer, or the one that is given; with ``head`` as a classifier. Raises ModelError in
+    one line for whatever cannot be loaded."""
     refuse_missing(settings)
-    refuse_incomplete_files(settings)
     source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
     options, device = dict[str, Any](), device_of(settings)
     if settings.attn_implementation is not None:
@@ -62,14 +75,12 @@ def load_model(settings: ModelSettings, head: Head | None = None) -> tuple[Any, 
     if settings.quantization is not None or settings.device_map is not None:
         # Packed as they are read, where they are to lie: weights are never whole in memory.
         options["device_map"] = settings.device_map or {"": device}
-    tokenizer = load_tokenizer(settings)
+    refuse_damaged_weights(settings)
+    tokenizer = load_tokenizer(settings) if tokenizer is None else tokenizer
     _read_config(settings, head)
     try:
         model = _from_files(source | {"dtype": dtype} | options, head)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        files = files_of(settings)  # of a hub, now that they are here
-        if head is None and files is not None:
-            refuse_encoder_decoder(settings.name, files.config)
         raise _cannot_load(
             settings,
             error,
@@ -163,7 +174,7 @@ def load_tokenizer(settings: ModelSettings) -> Any:
     """The base model's tokenizer alone. Raises ModelError in one line."""
     source = model_source(settings)
     try:
-        return AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
+        tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         raise _cannot_load(
             settings,
@@ -175,6 +186,12 @@ def load_tokenizer(settings: ModelSettings) -> Any:
             ),
             ", its tokenizer",
         ) from None
+    if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
+        raise ModelError(
+            f"cannot load model {settings.name!r}: it has no tokenizer.json (nor other tokenizer files)",
+            fix="copy the tokenizer files of the base model into it",
+        )
+    return tokenizer
 
 
 def given_or_loaded(
@@ -189,8 +206,7 @@ def given_or_loaded(
     """
     given = model
     if model is None:
-        model, own = load_model(settings, head)
-        tokenizer = own if tokenizer is None else tokenizer
+        model, tokenizer = load_model(settings, head, tokenizer)
     _refuse_other_loading(settings, model)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
@@ -203,8 +219,35 @@ def given_or_loaded(
     return model, tokenizer
 
 
-def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> None:
-    """Refuse a model that cannot be trained as ``settings`` say, before a record is read; it stays as it was.
+def look_at_model(settings: Settings, tokenizer: Any = None) -> tuple[Settings, Any, Any]:
+    """The settings with a length that the model reads, the model without weights, and its tokenizer.
+
+    tokenizer: None for that of the settings. Raises together what needs no weights, which take longest to load: files
+    that are damaged or cannot be read, lengths, token ids, targets, rank and dtype that its configuration rules out.
+    """
+    problems = Together()
+    problems.of(None, refuse_damaged_weights, settings.model)
+    own = tokenizer if tokenizer is not None else problems.of(None, load_tokenizer, settings.model)
+    skeleton = (
+        None if own is None else problems.of(None, load_skeleton, settings.model, None, head_of(settings))
+    )
+    if skeleton is not None:
+        settings = fitted(settings, skeleton)
+        length = settings.data.max_length
+        problems.of(None, lambda: refuse_out_of_reach(skeleton, own, max_length=length))
+        if settings.model.dtype == "auto" and not packing_of(settings.model, skeleton):
+            problems.of(None, refuse_float16, skeleton)
+        try:
+            loadable_adapter(settings, skeleton)
+        except PrivloraError as error:
+            problems.found.append(settings.placed(error, "adapter.target_modules"))
+    problems.tell()
+    return settings, skeleton, own
+
+
+def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> LowRankAdapter:
+    """Refuse a model that cannot be trained as ``settings`` say, before a record is read; it stays as it was. Gives the
+    adapter that it would have, detached.
 
     Raises ModelError or PrivacyError: targets or rank that do not fit, records longer than its positions, token ids
     beyond its vocabulary, rows that are coupled, or predictions from later tokens.
@@ -219,6 +262,7 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> N
             padded_as(model, tokenizer)
             refuse_coupled_texts(adapter, tokenizer)
         refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
+    return adapter
 
 
 def refuse_other_logits(settings: Settings, model: torch.nn.Module, ranks: Ranks) -> None:
@@ -265,13 +309,16 @@ def load_skeleton(settings: ModelSettings, attention: str | None = None, head: H
 
 
 def _read_config(settings: ModelSettings, head: Head | None) -> Any:
-    """The model's configuration. Raises ModelError for one that cannot be read, or whose attention is fetched code."""
+    """The model's configuration. Raises ModelError for one that cannot be read, is an encoder's with a decoder, or
+    whose attention is fetched code."""
     options = model_source(settings) | ({} if head is None else head.options())
     try:
         config = AutoConfig.from_pretrained(**options, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - as above
         raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
     refuse_kernel(config)
+    if head is None:
+        refuse_encoder_decoder(settings.name, config.to_dict())
     return config
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from privlora.config import DataSettings
+from privlora.data.examples import Template
 from privlora.data.formats import PLACE, Format, Record, read_placed
 from privlora.data.records import (
     HUB,
@@ -20,7 +21,7 @@ from privlora.data.records import (
     places,
     text_of,
 )
-from privlora.data.rendering import holds_turns, messages_of
+from privlora.data.rendering import Renderer, holds_turns, messages_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
 from privlora.data.units import Grouping
@@ -30,15 +31,18 @@ Check = Callable[[Mapping[str, Any], int], None]
 """Raises DataError for a record, with this number (from 1), that cannot be used."""
 
 
-def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
-    """What can be told of a record without a tokenizer: columns, texts, messages, answers and labels. units: takes each
-    record in, and tells whose it is."""
+def check_of(data: DataSettings, units: Grouping | None = None, tokenizer: Any = None) -> Check:
+    """What can be told of a record by itself: columns, texts, messages, answers and labels; with a tokenizer also that
+    the chat template takes it. units: takes each record in, and tells whose it is."""
     columns = [each for each in (data.columns, data.rejected_columns) if each is not None]
     chats = [each["messages"] for each in columns if each["messages"] is not None]
     given = {each[kind] for each in columns for kind in ("text", "prompt", "completion")} | {data.pair}
     forms = sorted(form for form in given if form is not None)
     task = None if data.task is None else find_task(data.task)
-    classes = data.classes
+    classes, renders = data.classes, list[Renderer]()
+    if tokenizer is not None and task is None and data.label is None:
+        loss_on = data.loss_on if data.rejected_columns is None else "completion"
+        renders = [Renderer(Template(**each), tokenizer, loss_on) for each in columns]
 
     def check(record: Mapping[str, Any], number: int) -> None:
         if units is not None:
@@ -56,6 +60,8 @@ def check_of(data: DataSettings, units: Grouping | None = None) -> Check:
                 text_of(record, name, number)
         if classes is not None:
             classes.answer_of(record, number)
+        for render in renders:
+            render(record, number)
 
     return check
 
@@ -66,14 +72,14 @@ def refuse_unusable_files(paths: Sequence[str], form: Format, limit: int | None,
     found, number = _Unusable(), 0
     for path, kind, place, record in _placed(paths, form):
         if isinstance(record, DataError):
-            found.count(path, kind if place else "", record.what, place, record)
+            found.add(record, place, path, kind if place else "")
             continue
         number += 1
         if check is not None:
             try:
                 check(record, number)
             except DataError as error:
-                found.add(error, number, path, kind, place)
+                found.add(error, place or number, path, kind)
         if number == limit:
             break
     if not number and not found.kinds:
@@ -110,15 +116,9 @@ class _Unusable:
     def __init__(self) -> None:
         self.kinds: dict[tuple[Any, ...], tuple[DataError, list[str]]] = {}
 
-    def add(
-        self, error: DataError, number: int, file: str = "", kind: str = "record", place: int = 0
-    ) -> None:
-        """What is wrong with a record. place: where it stands in its file."""
-        what = error.bare if isinstance(error, RecordError) else error.what
-        self.count(file, kind, what, place or number, error)
-
-    def count(self, file: str, kind: str, what: str, place: int, error: DataError) -> None:
+    def add(self, error: DataError, place: int, file: str = "", kind: str = "record") -> None:
         """What is wrong there. kind: what is counted in the file; empty where it is all of the file."""
+        what = error.bare if isinstance(error, RecordError) else error.what
         key = file, kind, what, error.why, error.fixes
         if key in self.kinds or len(self.kinds) <= SHOWN:
             where = self.kinds.setdefault(key, (error, []))[1]

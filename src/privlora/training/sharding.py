@@ -18,8 +18,8 @@ from privlora.config import ModelSettings, Settings
 from privlora.errors import ConfigError, ModelError
 from privlora.methods import METHODS, VOTE_METHODS
 from privlora.training.identity import remember
-from privlora.training.model_names import device_of
 from privlora.training.models import given_or_loaded
+from privlora.training.preflight import device_of
 from privlora.training.ranks import Ranks
 
 

@@ -17,7 +17,7 @@ from privlora.config import AT_CLIENTS, Settings
 from privlora.errors import ConfigError, RunError, named
 from privlora.federated.flower.server_app import APP_NAME, OWN_SETTINGS, Plan, told_to_clients
 from privlora.federated.plans import changed, client_plan, federation_of, names_alone, with_local_method
-from privlora.training.model_names import refuse_unknown_model
+from privlora.training.preflight import refuse_unknown_model
 
 _FILES: Final = {
     "pyproject.toml": "pyproject.toml.j2",
