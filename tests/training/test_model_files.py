@@ -13,7 +13,7 @@ from cli_cases import PRIVACY, save_tiny_model
 from privlora.config import ModelSettings, settings_from
 from privlora.errors import ModelError, PrivloraError
 from privlora.training.models import look_at_model
-from privlora.training.preflight import files_of, refuse_damaged_weights
+from privlora.training.preflight import files_of, refuse_damaged_weights, refuse_no_model
 
 
 @pytest.fixture
@@ -74,3 +74,13 @@ def test_weights_in_parts_are_those_of_the_index(model: Path) -> None:
 
 def test_a_model_that_is_nowhere() -> None:
     assert files_of(ModelSettings(name="nobody/nothing")) is None
+
+
+def test_a_gguf_file_is_refused_with_the_command_that_makes_a_folder_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "base.gguf"
+    file.write_bytes(b"GGUF")
+    for name in (file, tmp_path):  # the file, or the folder that holds it
+        with pytest.raises(ModelError, match="GGUF file") as caught:
+            refuse_no_model(ModelSettings(name=str(name)))
+        assert "python -c" in str(caught.value)
+        assert f'gguf_file="{file.name}"' in str(caught.value)

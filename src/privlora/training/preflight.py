@@ -7,6 +7,7 @@ import contextlib
 import difflib
 import json
 import re
+import shlex
 import socket
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -317,9 +318,18 @@ def _refuse_other_folder(folder: Path, name: str) -> None:
 
 
 def _unpacked(file: Path) -> str:
+    """How to make a model's folder of a GGUF file."""
+    new = str(file.parent / "unpacked")
+    held = f"{json.dumps(str(file.parent))}, gguf_file={json.dumps(file.name)}"
+    lines = (
+        "from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig",
+        f"AutoModelForCausalLM.from_pretrained({held}, quantization_config=GgufConfig(dequantize=True), "
+        f'dtype="bfloat16").save_pretrained({json.dumps(new)})',
+        f"AutoTokenizer.from_pretrained({held}).save_pretrained({json.dumps(new)})",
+    )
     return (
-        "name the model's original folder; or make one with the package gguf, by save_pretrained of what transformers' "
-        f"from_pretrained({str(file.parent)!r}, gguf_file={file.name!r}) gives, model and tokenizer"
+        f"name the model's original folder, or make one of this file, {new!r}: `pip install gguf`, then "
+        f"`python -c {shlex.quote('; '.join(lines))}`"
     )
 
 
