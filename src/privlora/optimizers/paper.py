@@ -87,7 +87,7 @@ class PrismPaper(TangentOptimizer):
         if self.cap:
             size = torch.cat([effect.norm_squared() for effect in effects]).sum().sqrt()
             factor = (release.clip_norm / size.clamp_min(_TINY)).clamp_max(1.0)
-            steps, effects = [_scaled(p, factor) for p in steps], [e.scale(float(factor)) for e in effects]
+            steps, effects = [_scaled(p, factor) for p in steps], [e.scale(factor) for e in effects]
         if self.retraction:
             self.coordinates.move(effects, -1.0)
         else:
