@@ -125,6 +125,7 @@ def cells() -> list[Cell]:
         "dp-adamw + free",
         "dp-sgd",
         "adamw, not private",
+        "prism-paper",
     )
     wanted = [Cell(SMOLLM, *of, 3.0, 0, 1.0) for of in product(first, leading)]
     wanted += [Cell(SMOLLM, *of, 3.0, 0, 1.0) for of in product(first, METHODS)]
