@@ -54,6 +54,14 @@ SETTINGS: dict[str, tuple[Groups, str]] = {
         {"federation": {"rule": "fedavg"}, "method": {"name": "prism"}},
         "federation.rule=fedavg cannot train by method.name=prism",
     ),
+    "a start that clients lack": (
+        {"federation": {"rule": "fedavg"}, "adapter": {"init": "spectral-split"}},
+        "does not go with a federation",
+    ),
+    "a method that starts so": (
+        {"federation": JOINT, "method": {"name": "prism-paper"}},
+        "does not go with a fed",
+    ),
     "no clients": ({"federation": {"clients": None}}, "federation.clients is missing"),
     "nobody's records": ({"federation": {"clients": ["north"]}}, "federation.clients"),
 }

@@ -48,6 +48,10 @@ UNFIT_LATER: dict[str, tuple[dict[str, Any], str]] = {
     "a start of whole updates": ({"method": {"name": "projected"}, "adapter": SPLIT}, "draws new ones"),
     "a start at zero": ({"method": {"name": "prism-paper"}, "adapter": SUBSPACE}, "adapter of zeros"),
     "a start of subspaces": ({"method": {"name": "projected"}, "adapter": SUBSPACE}, "draws new ones"),
+    "a start that is taken out": (
+        {"method": {"name": "popri"}, "adapter": SPLIT, "synthesis": {"generator": "model"}},
+        "init=spectral-split does not go with method 'popri'",
+    ),
     "a count": (
         {"method": {"name": "wishart-m2"}, "privacy": {**PRIVACY, "clip_quantile": 0.5}},
         "not projected",

@@ -150,21 +150,8 @@ def test_what_does_not_go_together_is_refused(finished: Path, capsys: pytest.Cap
         audit_finished(run)
 
 
-@pytest.mark.parametrize(
-    ("mode", "changed", "words"),
-    [
-        ("--one-run", "data.text=nothing", "has no column 'nothing'"),
-        ("--shadows=20", "data.text=nothing", "has no column 'nothing'"),
-        ("--shadows=20", "data.limit=30", "holds a run already"),
-    ],
-)
-def test_what_files_tell_is_refused_before_anything_is_loaded(
-    mode: str,
-    changed: str,
-    words: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+def test_a_folder_that_holds_a_run_is_refused_before_anything_is_loaded(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_records(tmp_path / "records.jsonl")
     (tmp_path / "model").mkdir()
@@ -175,7 +162,7 @@ def test_what_files_tell_is_refused_before_anything_is_loaded(
     ledger.touch()
     monkeypatch.setattr("privlora.cli.auditing.loading", None)  # it would be called
     config = write_config(tmp_path, run_settings(tmp_path / "model", tmp_path))
-    refuses(capsys, tmp_path, ["audit", config, mode, changed], words)
+    refuses(capsys, tmp_path, ["audit", config, "--shadows=20", "data.limit=30"], "holds a run already")
 
 
 def test_secrets_are_read_strictly(tmp_path: Path) -> None:

@@ -123,6 +123,11 @@ def test_factors_share_out_the_top_of_the_frozen_weights() -> None:
     for point, left, right in zip(tangent.points, pairs.left, pairs.right, strict=True):
         torch.testing.assert_close(4.0 * left @ right.mT, point.embedding())
         torch.testing.assert_close(left.mT @ left, right.mT @ right)  # balanced
+    for group, point in zip(c.groups, tangent.points, strict=True):
+        for site, z in zip(group.sites, point.embedding(), strict=True):
+            u, s, vh = torch.linalg.svd(site.module.weight.detach())
+            top = (u[:, :RANK] * s[:RANK]) @ vh[:RANK]
+            assert float((z - top).norm()) < 0.1 * float(top.norm())  # by randomised SVD
     for site in a.sites:
         assert site.offset is not None
     whole = a.relative_to_w0(

@@ -84,10 +84,7 @@ class Literal:
 
     def move(self, ua: Matrix, ub: Matrix) -> None:
         A, B = self.A, self.B
-        if self.name == "no-retraction":
-            z = (A - ua) @ (B - ub).T
-        else:
-            z = A @ B.T - ua @ B.T - A @ ub.T
+        z = A @ B.T - ua @ B.T - A @ ub.T
         u, s, vt = np.linalg.svd(z)
         root = np.sqrt(s[:RANK])
         new_a, new_b = u[:, :RANK] * root, vt[:RANK].T * root
@@ -143,6 +140,10 @@ def test_it_is_refused_at_zero() -> None:
     adapter = LowRankAdapter(tiny_model(), rank=RANK)
     with pytest.raises(ConfigError, match="cannot leave an adapter of zeros"):
         PAPER_OPTIMIZERS["paper"](tangent_start(adapter, "random", seed=0))
+    one = tangent_start(LowRankAdapter(tiny_model(), rank=RANK), "spectral-split", seed=0)
+    one.points[0].S[0] = 0  # a single module
+    with pytest.raises(ConfigError, match="cannot leave an adapter of zeros"):
+        PAPER_OPTIMIZERS["paper"](one)
 
 
 @pytest.mark.parametrize("name", PAPER_OPTIMIZERS)

@@ -143,7 +143,11 @@ def calibrate(
     of_steps: dict[str, Any] = {"adjacency": adjacency, "projections": tuple(projections)}
     if epsilon is None:
         least = noise_for(
-            sampling, steps, right_guesses=right_guesses or 1.0, found_at_1_percent=found or 1.0, **of_steps
+            sampling,
+            steps,
+            right_guesses=1.0 if right_guesses is None else right_guesses,
+            found_at_1_percent=1.0 if found is None else found,
+            **of_steps,
         )
         event = StepEvent(sampling, least, tuple(projections))
         epsilon = accounted_epsilon([(event, steps)], delta, adjacency=adjacency)

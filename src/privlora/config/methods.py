@@ -29,7 +29,7 @@ OPTIMIZERS: Final = {
 }
 """Optimizer -> the settings that it has; `TANGENT_RULES` and `PAPER_RULES` have others."""
 TANGENT_RULES: Final = dict.fromkeys(("rank", "scalar", "sgd"), _TANGENT)
-_INGREDIENTS: Final = ("alignment", "debiasing", "floor", "condition-bound", "cap", "retraction")
+_INGREDIENTS: Final = ("alignment", "debiasing", "floor", "condition-bound", "cap")
 PAPER_RULES: Final = dict.fromkeys(
     ("paper", "bias-correction", "minimum-norm", *(f"no-{each}" for each in _INGREDIENTS)), "beta1 beta2"
 )

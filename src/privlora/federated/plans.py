@@ -38,7 +38,7 @@ from privlora.federated.messages import SUM
 from privlora.federated.rules import RULES, Rule, RuleSettings
 from privlora.mechanisms import Lattice, lattice_for
 from privlora.methods import METHODS, Hyperparameters, Method, find_method
-from privlora.names import published_name
+from privlora.names import SPECTRAL_SPLIT, published_name
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
 from privlora.training.promise import ADJACENCY, plan_privacy
@@ -119,6 +119,13 @@ def with_local_method(settings: Settings) -> Settings:
         # Without noise there are no shares of it that only a sum would hide.
         settings = changed(settings, federation={"secure_aggregation": False, "survivors": None})
         federation = federation_of(settings)
+    start = settings.adapter.init or find_method(settings.method.name).init
+    if start == SPECTRAL_SPLIT:
+        raise ConfigError(
+            f"adapter.init={start} does not go with a federation",
+            why="what it takes out of the frozen weights is no part of what clients are sent",
+            fix="set adapter.init to w0-subspace or an adapter's folder, and method.name to another than prism-paper",
+        )
     if federation.joint:
         method = find_method(settings.method.name)
         if method.name not in joint_methods():

@@ -19,7 +19,7 @@ from torch import Tensor
 from privlora.coordinates import TangentCoordinates
 from privlora.errors import ConfigError
 from privlora.geometry.bases import decomposed
-from privlora.geometry.fixed_rank import Point, Tangent, factors, point_from_factors
+from privlora.geometry.fixed_rank import Point, Tangent, factors
 from privlora.mechanisms import Release
 from privlora.optimizers.tangent import TangentOptimizer
 
@@ -46,7 +46,7 @@ class PrismPaper(TangentOptimizer):
     A subclass changes one ingredient. bias_correction: Adam's, which Eq. 24 does not have. minimum_norm: the lift of
     Proposition A.11 instead of Eq. 14. alignment: of the retracted factors (A.24). debiasing: of second moments by the
     noise's covariance (A.26). floor: Eq. 26. condition_bound: of second moments with their floor (A.27). cap: of a
-    whole step at the clipping norm, in the norm of Eq. 16 (3.3). retraction: Eq. 22, or else both factors move.
+    whole step at the clipping norm, in the norm of Eq. 16 (3.3).
     Raises ConfigError at Z = 0, where no direction would be left.
     """
 
@@ -59,7 +59,6 @@ class PrismPaper(TangentOptimizer):
     floor: ClassVar[bool] = True
     condition_bound: ClassVar[float] = 1e4
     cap: ClassVar[bool] = True
-    retraction: ClassVar[bool] = True
 
     def __init__(self, coordinates: TangentCoordinates, *, beta1: float = 0.9, beta2: float = 0.999) -> None:
         super().__init__(coordinates, beta1, beta2)
@@ -87,15 +86,8 @@ class PrismPaper(TangentOptimizer):
         if self.cap:
             size = torch.cat([effect.norm_squared() for effect in effects]).sum().sqrt()
             factor = (release.clip_norm / size.clamp_min(_TINY)).clamp_max(1.0)
-            steps, effects = [_scaled(p, factor) for p in steps], [e.scale(factor) for e in effects]
-        if self.retraction:
-            self.coordinates.move(effects, -1.0)
-        else:
-            pairs = [factors(point) for point in old]
-            self.coordinates.points = [
-                point_from_factors(a - da, b - db) for (a, b), (da, db) in zip(pairs, steps, strict=True)
-            ]
-            self.coordinates.install()
+            effects = [effect.scale(factor) for effect in effects]
+        self.coordinates.move(effects, -1.0)  # Eq. 22
         self._align(old)
 
     def lift(self, point: Point, xi: Tangent) -> Pair:
@@ -180,7 +172,6 @@ PAPER_OPTIMIZERS: dict[str, type[TangentOptimizer]] = {
     "no-floor": _but(floor=False),
     "no-condition-bound": _but(condition_bound=float("inf")),
     "no-cap": _but(cap=False),
-    "no-retraction": _but(retraction=False),
 }
 """The algorithm, and it with one ingredient changed, for ablations."""
 

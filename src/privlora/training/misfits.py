@@ -11,7 +11,7 @@ from privlora.config.synthesis import OF_METHOD
 from privlora.errors import ConfigError
 from privlora.mechanisms import UNADAPTED
 from privlora.methods import SPACES, Method, find_row, refuse_hopeless_rate
-from privlora.names import PUBLIC_GRADIENT, RANDOM, W0_SUBSPACE
+from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 from privlora.optimizers.paper import no_start_at_zero
 from privlora.training.classifier import refuse_other_rows
 
@@ -53,6 +53,9 @@ def refuse_misfits(settings: Settings, method: Method) -> None:
     refuse_hopeless_rate(settings)
     hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
     rule = SPACES[method.space].optimizers[hyper.optimizer]
+    if method.tunes_writer and hyper.init == SPECTRAL_SPLIT:
+        why = "its rounds tune the model as it is, without what that start takes out of the weights"
+        raise _clash(f"adapter.init={hyper.init}", method, "remove adapter.init", why)
     if not rule.leaves_zero and hyper.init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
         raise no_start_at_zero()
     if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):

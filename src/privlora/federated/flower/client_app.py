@@ -43,11 +43,15 @@ _Node = create_model(
 
 def client_of(config: Mapping[str, Any]) -> Client:
     """The client of a node config. Raises ConfigError: a key is missing, unknown or wrong, or a path is relative."""
-    wrong = [f"{key}: not a number" for key, value in config.items() if value != value]
+
+    def of(key: Any) -> str:
+        return key if key in _Node.model_fields else named(str(key))
+
+    wrong = [f"{of(key)}: not a number" for key, value in config.items() if value != value]
     try:
         node = _Node(**config)
     except ValidationError as error:
-        wrong += [f"{one['loc'][0]}: {one['msg']}" for one in error.errors()]
+        wrong += [f"{of(one['loc'][0])}: {one['msg']}" for one in error.errors()]
     if wrong:
         raise ConfigError(
             f"the node config is wrong: {'; '.join(wrong)}",
