@@ -91,7 +91,7 @@ def test_a_silent_call_shows_no_bars_of_others_and_gives_them_back(
         raise RuntimeError
 
     seen = list[bool]()
-    monkeypatch.setattr("privlora.api.train_run", train)
+    monkeypatch.setattr("privlora.training.callbacks.checked_callbacks", train)
     enable_progress_bars()
     before = bars()
     with pytest.raises(RuntimeError):

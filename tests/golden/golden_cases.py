@@ -111,6 +111,7 @@ USER = {
 PLAIN = {"private": False, "noise_multiplier": None, "clip_norm": None}
 _METHODS = [
     "prism",
+    "prism-paper",
     "dp-adamw",
     "dp-sgd",
     "dp-adambc",

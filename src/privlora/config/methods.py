@@ -82,7 +82,7 @@ SPACES: Final = {
         weight_unit=0.0484,
     ),
     "tangent-lifted": SpaceFacts(
-        "in isometric coordinates of the tangent space at the low-rank update",
+        "in isometric coordinates of the tangent space at the low-rank update, lifted to its factors after the noise",
         "In tangent coordinates the closed form is τ·√(r(m + n − r)), whatever the factors are.",
         rules=PAPER_RULES,
     ),

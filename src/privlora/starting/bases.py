@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from safetensors import SafetensorError, safe_open
-
 from privlora.config import ModelSettings
-from privlora.training.preflight import ModelFiles, files_of, refuse_encoder_decoder, refuse_unknown_model
+from privlora.training.preflight import files_of, in_float16, refuse_encoder_decoder, refuse_unknown_model
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "seq_length")
 _NAMED_ALIKE: Final = frozenset(
@@ -72,20 +69,9 @@ def look_at(name: str) -> Base:
         chats,
         _tokenizer(here / "tokenizer.json"),
         dense,
-        in_float16=files is not None and _in_float16(files),
+        in_float16=files is not None and in_float16(files),
         unproven="model_type" in config and not dense,
     )
-
-
-def _in_float16(files: ModelFiles) -> bool:
-    """Whether a model is loaded in float16 where no dtype is asked for."""
-    told = files.config.get("dtype") or files.config.get("torch_dtype")
-    if told is None and "text_config" not in files.config:
-        for file in files.weights[:1]:
-            with suppress(OSError, SafetensorError), safe_open(file, "np") as found:
-                kinds = (found.get_slice(name).get_dtype() for name in found.keys())  # noqa: SIM118 - it is no mapping
-                told = next((kind for kind in kinds if kind.startswith(("F", "BF"))), None)
-    return told in ("float16", "F16") and "quantization_config" not in files.config
 
 
 def _json(file: Path) -> dict[str, Any] | None:

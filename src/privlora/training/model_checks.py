@@ -46,10 +46,10 @@ _LEAVE_OUT: Final = (
 _ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 
 
-def refuse_float16(model: torch.nn.Module) -> None:
-    """Raise ModelError for a model with float16 weights."""
+def refuse_float16(model: torch.nn.Module, stored: bool = False) -> None:
+    """Raise ModelError for a model with float16 weights. stored: whether its files hold such, if it has no weights."""
     own = ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
-    if any(p.dtype == torch.float16 and bits(module) != 4 for module, p in own):
+    if stored or any(p.dtype == torch.float16 and bits(module) != 4 for module, p in own):
         raise ModelError(
             "the model is stored in float16, whose gradients overflow",
             fix="set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))",

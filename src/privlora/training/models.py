@@ -50,6 +50,8 @@ from privlora.training.model_checks import (
 )
 from privlora.training.preflight import (
     device_of,
+    files_of,
+    in_float16,
     model_source,
     or_near_folder,
     refuse_damaged_weights,
@@ -236,7 +238,8 @@ def look_at_model(settings: Settings, tokenizer: Any = None) -> tuple[Settings, 
         length = settings.data.max_length
         problems.of(None, lambda: refuse_out_of_reach(skeleton, own, max_length=length))
         if settings.model.dtype == "auto" and not packing_of(settings.model, skeleton):
-            problems.of(None, refuse_float16, skeleton)
+            files = files_of(settings.model)
+            problems.of(None, refuse_float16, skeleton, files is not None and in_float16(files))
         try:
             loadable_adapter(settings, skeleton)
         except PrivloraError as error:

@@ -317,6 +317,17 @@ def _refuse_other_folder(folder: Path, name: str) -> None:
     raise ModelError(f"cannot load model {name!r}: {what}", fix=fix)
 
 
+def in_float16(files: ModelFiles) -> bool:
+    """Whether a model is loaded in float16 where no dtype is asked for."""
+    told = files.config.get("dtype") or files.config.get("torch_dtype")
+    if told is None and "text_config" not in files.config:
+        for file in files.weights[:1]:
+            with contextlib.suppress(OSError, SafetensorError), safe_open(file, "np") as found:
+                kinds = (found.get_slice(name).get_dtype() for name in found.keys())  # noqa: SIM118 - it is no mapping
+                told = next((kind for kind in kinds if kind.startswith(("F", "BF"))), None)
+    return told in ("float16", "F16") and "quantization_config" not in files.config
+
+
 def _unpacked(file: Path) -> str:
     """How to make a model's folder of a GGUF file."""
     new = str(file.parent / "unpacked")
