@@ -94,7 +94,7 @@ def noise_for(
     found = float(brentq(beyond, least, most, xtol=_TOLERANCE))
     while beyond(found) > 0:
         found += _TOLERANCE
-    return math.exp(found)
+    return float(f"{math.exp(found) * (1 + 1e-6):.7g}")  # as it is printed, and never below
 
 
 def in_words(means: Meaning, unit: str) -> list[str]:

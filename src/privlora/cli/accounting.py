@@ -19,6 +19,8 @@ from privlora.accounting import (
     compose_ledgers,
 )
 from privlora.accounting import epsilon as accounted_epsilon
+from privlora.accounting.accountants import accountant_versions
+from privlora.accounting.calibration import Calibration
 from privlora.accounting.events import StepEvent, describe_events, event_or_phases
 from privlora.accounting.meaning import in_words, meaning, noise_for
 from privlora.cli.console import JsonOption, argument, option, show
@@ -142,16 +144,18 @@ def calibrate(
         found_of_bands = facts_of_bands(privacy, plain, number, adjacency)
     of_steps: dict[str, Any] = {"adjacency": adjacency, "projections": tuple(projections)}
     if epsilon is None:
-        least = noise_for(
+        sigma = noise_for(
             sampling,
             steps,
             right_guesses=1.0 if right_guesses is None else right_guesses,
             found_at_1_percent=1.0 if found is None else found,
             **of_steps,
         )
-        event = StepEvent(sampling, least, tuple(projections))
-        epsilon = accounted_epsilon([(event, steps)], delta, adjacency=adjacency)
-    calibrated = calibrate_noise_multiplier(sampling, steps, epsilon, delta, **of_steps)
+        event = StepEvent(sampling, sigma, tuple(projections))
+        spent = accounted_epsilon([(event, steps)], delta, adjacency=adjacency)
+        calibrated = Calibration(event, steps, spent, spent, delta, adjacency, 1e-5, accountant_versions())
+    else:
+        calibrated = calibrate_noise_multiplier(sampling, steps, epsilon, delta, **of_steps)
     lines = [f"noise_multiplier {calibrated.noise_multiplier:.7g}", calibrated.describe()]
     if found_of_bands:
         lines.insert(1, f"bands {words_of_bands(found_of_bands)}")
