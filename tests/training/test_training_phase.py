@@ -12,6 +12,7 @@ from run_cases import PRIVACY, STEPS, Bench
 
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.errors import PrivacyError
+from privlora.evaluation import NextTokenResult
 from privlora.rehearsals import choosing
 from privlora.training.files import RunFolder, append_line
 from privlora.training.observer import Observer, StepReport
@@ -91,6 +92,6 @@ def test_releases_of_earlier_phases_that_a_ledger_lost_are_missed(
     where = RunFolder(folder)
     for path in (where.checkpoint, where.private_losses):
         path.unlink(missing_ok=True)
-    append_line(where.evaluations, {"step": 4})
+    append_line(where.evaluations, {"step": 4, **NextTokenResult(5.0, 5.0, 0.1, 0.2, 8, 160).to_dict()})
     with pytest.raises(PrivacyError, match="was written after 5"):
         bench.resume(folder)
