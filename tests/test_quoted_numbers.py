@@ -259,13 +259,21 @@ def test_what_a_step_launches_is_quoted() -> None:
 
 
 def test_data_and_accounting_are_quoted() -> None:
-    text, found = page("docs/performance.md"), result("scale.json")["now"]
-    calibrated = found["calibrate"]["q 0.01, T 200, epsilon 3"]["s"]
+    measured, table = result("scale.json"), page(PERFORMANCE).split("## Data and accounting")[1]
+    before, now = measured["before"], measured["now"]
+    for case, unit, cells in (
+        ("ε, first", "s", [f"{run['ledger']['epsilon_first_s']:.2f}" for run in (before, now)]),
+        ("a record", "µs", [f"{run['tokenising']['us_per_record']:.0f}" for run in (before, now)]),
+        ("before it trains", "s", [f"{run['loading']['s']:.0f}" for run in (before, now)]),
+    ):
+        assert f"{case} | {cells[0]} {unit} | {cells[1]} {unit} |" in table, case
+    text = page("docs/performance.md")
+    calibrated = now["calibrate"]["q 0.01, T 200, epsilon 3"]["s"]
     for said in (
-        f"100,000 steps takes {found['ledger']['epsilon_first_s']:.2f} s",
+        f"100,000 steps takes {now['ledger']['epsilon_first_s']:.2f} s",
         f"ε = 3 takes {calibrated:.2g} s",
-        f"takes {found['tokenising']['us_per_record']:.0f} µs for a short sentence",
-        f"such records in {found['loading']['s']:.0f} s",
+        f"takes {now['tokenising']['us_per_record']:.0f} µs for a short sentence",
+        f"such records in {now['loading']['s']:.0f} s",
     ):
         assert said in text
 

@@ -184,7 +184,7 @@ def test_the_page_quotes_the_tables(page: str, study: Any, study_tables: Any) ->
     quoted = [
         line.split(" | ", 2) for line in page.splitlines() if re.match(r"\| (authors|reviews|sst2) ", line)
     ]
-    assert len(quoted) == 6
+    assert len(quoted) == 4
     for task, epsilon, losses in quoted:
         privacy = "without privacy" if epsilon == "none" else f"ε = {epsilon}"
         assert f"{task} | {privacy} | {losses.removesuffix(' |')} | " in whole
