@@ -84,8 +84,11 @@ def untrainable(folder: Path, refused: Refused) -> Refused:
 
 
 SETTINGS: dict[str, tuple[Groups, str]] = {
-    "two noise settings": ({"privacy": {"target_epsilon": 3}}, "exactly one of target_epsilon"),
-    "no noise setting": ({"privacy": {"noise_multiplier": None}}, "exactly one of target_epsilon"),
+    "two noise settings": ({"privacy": {"target_epsilon": 3}}, "exactly one of them, for example"),
+    "no noise setting": (
+        {"privacy": {"noise_multiplier": None}},
+        "exactly one of them, for example",
+    ),
     "no privacy with noise": ({"privacy": {"private": False}}, "private=false contradicts noise_multiplier"),
     "no delta": ({"privacy": {"delta": None}}, "delta is missing"),
     "delta is 1/N": ({"privacy": {"delta": 0.025}}, "not below 1/N = 0.025"),

@@ -408,7 +408,7 @@ def resume_run(
         refuse_moved(folder.root, settings, records, evaluation)
         plan = None
         if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
-            plan = plan_privacy(settings, model)[0]
+            plan = plan_privacy(settings, model)
         kept = plan if plan is not None or not settings.privacy.private else read_ledger(folder.ledger).plan
         (told or Observer()).on_plan(kept, settings)
         return settings, plan

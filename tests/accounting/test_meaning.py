@@ -51,17 +51,25 @@ def test_in_words() -> None:
 @pytest.mark.parametrize("wanted", [{"right_guesses": 0.6}, {"found_at_1_percent": 0.05}])
 def test_noise_for_a_share_is_the_least(wanted: dict[str, float]) -> None:
     sampling, steps = PoissonSampling(0.05), 40
-    sigma = noise_for(sampling, steps, **wanted)
+    sigma = noise_for(((sampling, steps),), **wanted)
     (name, share), *_ = wanted.items()
     found = [getattr(meaning([(StepEvent(sampling, s), steps)]), name) for s in (sigma, 0.999 * sigma)]
     assert found[0] <= share < found[1]
 
 
 def test_noise_for_one_release_is_the_gaussians() -> None:
-    sigma = noise_for(PoissonSampling(1.0), 4, right_guesses=0.6)
+    sigma = noise_for(((PoissonSampling(1.0), 4),), right_guesses=0.6)
     assert sigma == pytest.approx(1 / NORMAL.inv_cdf(0.6), rel=0.01)  # Phi(mu / 2) with mu = 2 / sigma
+
+
+def test_noise_for_a_share_is_of_all_phases_together() -> None:
+    phases = ((PoissonSampling(0.05), 40), (PoissonSampling(0.5), 4))
+    sigma = noise_for(phases, right_guesses=0.6)
+    found = meaning([(StepEvent(sampling, sigma), steps) for sampling, steps in phases])
+    assert 0.599 < found.right_guesses <= 0.6
+    assert sigma > 1.05 * noise_for(phases[:1], right_guesses=0.6)
 
 
 def test_a_share_of_a_coin_is_refused() -> None:
     with pytest.raises(PrivacyError, match="between that of a coin and 1"):
-        noise_for(PoissonSampling(0.1), 4, right_guesses=0.5)
+        noise_for(((PoissonSampling(0.1), 4),), right_guesses=0.5)

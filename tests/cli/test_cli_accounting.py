@@ -200,12 +200,14 @@ def test_a_promise_in_shares_of_guesses(capsys: pytest.CaptureFixture[str]) -> N
     assert 0.59 < found["means"]["right_guesses"] <= 0.6
     again = call(capsys, *request, "--epsilon", found["epsilon"], "--json").json
     assert again["noise_multiplier"] == pytest.approx(found["noise_multiplier"], rel=1e-5)
+    banded = call(capsys, *request, "--found", 0.05, "--bands", 2, "--json").json
+    assert 0.049 < banded["means"]["found_at_1_percent"] <= 0.05
     refused = call(capsys, *request, "--found", "Mrs Smith has HIV")
-    check(refused, "between that of a coin and 1")
+    check(refused, "target_found")
     assert "Smith" not in refused.err + refused.out
     check(call(capsys, *request), "exactly one of --epsilon")
     check(call(capsys, *request, "--found", 0.05, "--epsilon", 3), "exactly one of --epsilon")
-    check(call(capsys, *request, "--found", 0.05, "--bands", 2), "--bands and --sampling go with --epsilon")
+    check(call(capsys, *request, "--found", 0.05, "--bands", "auto"), "target_epsilon, which is missing")
 
 
 @pytest.mark.parametrize(

@@ -156,7 +156,7 @@ class Case:
         parts = self.parts()
         ledger = None
         if METHODS[self.row].private:
-            plan, _ = plan_privacy(parts.settings, model=parts.adapter.model)
+            plan = plan_privacy(parts.settings, model=parts.adapter.model)
             ledger = Ledger.create(folder / "ledger.jsonl", plan)
         data = Data(RECORDS, Units(np.arange(len(RECORDS))), Examples([], pad_token_id=0))
         step = build_step(parts, data, ledger)

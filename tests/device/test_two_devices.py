@@ -123,7 +123,7 @@ def test_a_step_of_a_model_on_two_devices(
             assert {t.device for t in tensors if t is not None} == {site.weight.device}
         ledger = None
         if method.private:
-            ledger = Ledger.create(tmp_path / "ledger.jsonl", plan_privacy(settings, model=model)[0])
+            ledger = Ledger.create(tmp_path / "ledger.jsonl", plan_privacy(settings, model=model))
         step = build_step(parts, Data(EXAMPLES, Units(np.arange(4)), Examples([], pad_token_id=0)), ledger)
         for _ in range(2):
             step.take(UNITS)

@@ -110,7 +110,7 @@ def test_texts_are_of_the_models_own_law() -> None:
 
 def divergence(model: torch.nn.Module, chosen: Settings, rate: float, texts: Examples) -> float:
     """KL(p0 || p) per token after all steps of noise, over whole distributions and not over what was drawn."""
-    plan, _ = plan_privacy(chosen, model)
+    plan = plan_privacy(chosen, model)
     parts = build_parts(chosen, model, PublicStart(tiny_tokenizer()))
     rows = [torch.from_numpy(text.input_ids)[None].long() for text in texts]
     with torch.no_grad():
@@ -137,7 +137,7 @@ def divergence(model: torch.nn.Module, chosen: Settings, rate: float, texts: Exa
 def test_the_rate_moves_the_model_by_the_aim(row: str) -> None:
     chosen = settings(None, method={"name": row}, privacy={"steps": 3})
     model = tiny_model()
-    found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    found = settle(chosen, plan_privacy(chosen, model), model, tiny_tokenizer())
     rate = found.settings.method.learning_rate
     assert rate is not None
     open_ = chosen.model_copy(update={"auto": None})
@@ -151,7 +151,7 @@ def test_a_model_that_broke_is_infinitely_far(monkeypatch: pytest.MonkeyPatch) -
     chosen = settings(None, method={"name": "prism"}, privacy={"steps": 1}).model_copy(update={"auto": None})
     model = tiny_model()
     texts = texts_of(model)
-    with noise_trials(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer(), texts) as trials:
+    with noise_trials(chosen, plan_privacy(chosen, model), model, tiny_tokenizer(), texts) as trials:
         assert trials.losses(1e-3).isfinite().all()
         for value in (math.nan, math.inf):
             with monkeypatch.context() as changed:
@@ -172,7 +172,7 @@ def test_other_rows_have_one_too_and_the_model_is_given_back(row: str) -> None:
     chosen = settings(None, method={"name": row}, privacy={"steps": 1})
     model = tiny_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    found = settle(chosen, plan_privacy(chosen, model), model, tiny_tokenizer())
     taken, untrained = found.facts["rows"][0], found.facts["untrained"]
     assert 0.5 < (taken["loss"] - untrained) / AIM < 2
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -199,7 +199,7 @@ def test_no_gradient_takes_part_and_noise_is_the_runs(monkeypatch: pytest.Monkey
     told = list[tuple[str, int, int]]()
     _, facts = rate_by_noise(
         chosen.model_copy(update={"auto": None}),
-        plan_privacy(chosen, model)[0],
+        plan_privacy(chosen, model),
         model,
         tiny_tokenizer(),
         texts_of(model),
@@ -218,7 +218,7 @@ def test_a_clip_norm_is_a_quarter_of_the_median_norm_of_its_own_texts(row: str) 
     """In the coordinates of the row; whatever clip norm stood there, and whether a rate is found beside it or not."""
     model = tiny_model()
     chosen = settings(None, privacy={"clip_norm": "auto"}, method={"name": row, "learning_rate": 0.1})
-    plan = plan_privacy(chosen, model)[0]
+    plan = plan_privacy(chosen, model)
     found = settle(chosen, plan, model, tiny_tokenizer())
     parts = build_parts(chosen.model_copy(update={"auto": None}), model, PublicStart(tiny_tokenizer()))
     norms, texts = [], texts_of(model)
@@ -252,7 +252,7 @@ def test_a_right_weight_is_how_long_gradients_are_where_v_turns(init: str, clipp
     model = tiny_model()
     method = {"right_weight": "auto", "learning_rate": 0.1, "clipping": clipping, "metric_power": 1.0}
     chosen = settings(None, method=method, adapter={"init": init})
-    plan = plan_privacy(chosen, model)[0]
+    plan = plan_privacy(chosen, model)
     told = list[str]()
     found = settle(chosen, plan, model, tiny_tokenizer(), lambda *what: told.append(what[0]))
     plain = settings(
@@ -298,14 +298,14 @@ def test_the_clip_norm_is_that_of_gradients_in_the_right_weight_that_was_found(
         chosen = settings(
             None, method={"right_weight": weight, "learning_rate": 0.1}, privacy={"clip_norm": "auto"}
         )
-        found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+        found = settle(chosen, plan_privacy(chosen, model), model, tiny_tokenizer())
         taken.append(dict(found.facts))
     found_weight = taken[0]["right_weight"]
     assert found_weight == 0.3
     chosen = settings(
         None, method={"right_weight": found_weight, "learning_rate": 0.1}, privacy={"clip_norm": "auto"}
     )
-    found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    found = settle(chosen, plan_privacy(chosen, model), model, tiny_tokenizer())
     assert taken[0]["median_norm"] == found.facts["median_norm"] < taken[1]["median_norm"]
 
 
@@ -340,7 +340,7 @@ def test_the_rate_is_the_same_whatever_the_clip_norm() -> None:
     model, taken = tiny_model(), list[float]()
     for norm in ("auto", 0.01, 30.0):
         chosen = settings(None, privacy={"clip_norm": norm})
-        found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+        found = settle(chosen, plan_privacy(chosen, model), model, tiny_tokenizer())
         assert found.settings.method.learning_rate is not None
         taken.append(found.settings.method.learning_rate)
     assert max(taken) < 1.02 * min(taken)
@@ -375,7 +375,7 @@ def test_a_model_that_writes_nothing_is_refused(
     )
     chosen, model = settings(None, **choose), tiny_model()
     with pytest.raises(ModelError, match="the model writes no text from nothing") as found:
-        settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+        settle(chosen, plan_privacy(chosen, model), model, tiny_tokenizer())
     assert f"give {whole} as a number" in str(found.value)
 
 
@@ -452,7 +452,7 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
 
 def test_what_a_choice_would_have_cost_on_private_records() -> None:
     event = StepEvent(PoissonSampling(0.1), 1.2)
-    known = plan_privacy(settings(None, method={"learning_rate": 0.1}), tiny_model())[0]
+    known = plan_privacy(settings(None, method={"learning_rate": 0.1}), tiny_model())
     plan = replace(known, phases=((event, 20),), delta=1e-5)
     true = epsilon([(event, 60)], 1e-5)  # three runs of 20 steps
     found = cost_on_private(plan, 3)

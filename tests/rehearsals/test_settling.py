@@ -72,7 +72,7 @@ def settings(public: Path | None, **groups: dict[str, Any]) -> Settings:
 
 
 def settled(chosen: Settings) -> Any:
-    return settle(chosen, plan_privacy(chosen, tiny_model())[0], tiny_model(), tiny_tokenizer())
+    return settle(chosen, plan_privacy(chosen, tiny_model()), tiny_model(), tiny_tokenizer())
 
 
 def test_sizes_follow_from_public_numbers_alone() -> None:
@@ -337,7 +337,7 @@ def test_rows_that_can(row: str, public: Path) -> None:
     chosen = settings(public, method={"name": row}, privacy={"clip_norm": "auto", "steps": 1})
     model = tiny_model()
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    found = settle(chosen, plan_privacy(chosen, model)[0], model, tiny_tokenizer())
+    found = settle(chosen, plan_privacy(chosen, model), model, tiny_tokenizer())
     assert found.settings.method.learning_rate is not None
     assert found.settings.privacy.clip_norm > 0
     assert all(torch.equal(before[name], tensor) for name, tensor in model.state_dict().items())
@@ -516,7 +516,7 @@ def test_phases_are_named_and_end(public: Path) -> None:
     chosen = settings(public, privacy={"clip_norm": "auto"})
     settle(
         chosen,
-        plan_privacy(chosen, tiny_model())[0],
+        plan_privacy(chosen, tiny_model()),
         tiny_model(),
         tiny_tokenizer(),
         lambda *what: told.append(what),

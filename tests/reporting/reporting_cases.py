@@ -70,7 +70,7 @@ def make_run(
         append_line(folder.evaluations, {"step": step, **row, "accuracy": 0.5, "examples": 7, "tokens": 70})
     summary = None
     if settings.privacy.private:
-        plan = plan_privacy(settings, parts.adapter.model)[0]
+        plan = plan_privacy(settings, parts.adapter.model)
         with Ledger.create(folder.ledger, plan) as ledger:
             mechanism = GaussianMechanism(
                 parts.coordinates,

@@ -13,6 +13,7 @@ from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, StopAt, edit_setti
 
 import privlora.training.loop
 from privlora.accounting import read_ledger
+from privlora.accounting.meaning import meaning
 from privlora.config import PrivacySettings
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Template, build_examples
@@ -333,3 +334,11 @@ def test_long_steps_are_saved_by_the_clock(
     monkeypatch.setattr("privlora.training.loop.time.monotonic", lambda: next(clock))
     bench.start(tmp_path / "run", run={"checkpoint_every": 100})
     assert saved == [3, 6, 9, 12]
+
+
+def test_a_run_keeps_a_target_of_shares(tmp_path: Path) -> None:
+    shares = {"target_epsilon": None, "target_right_guesses": 0.6, "target_found": 0.2}
+    Bench().start(tmp_path / "run", privacy={**PRIVACY, **shares})
+    means = meaning(read_ledger(tmp_path / "run/release/ledger.jsonl").events())
+    assert 0.599 < means.right_guesses <= 0.6
+    assert means.found_at_1_percent < 0.2

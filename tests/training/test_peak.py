@@ -61,7 +61,7 @@ def taken(given: Settings, model: torch.nn.Module, rows: int, width: int, folder
     examples = Examples([Example(ids, ids)] * (2 * rows), pad_token_id=0)
     with unchanged_afterwards(model):
         parts = build_parts(given, model)
-        plan, _ = plan_privacy(given, model)
+        plan = plan_privacy(given, model)
         with parts.adapter, Ledger.create(folder / "ledger", plan) as ledger:
             data = Data(examples, Units(np.arange(len(examples))), Examples([], pad_token_id=0))
             step = build_step(parts, data, ledger)

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Final
 
 from privlora.accounting.accountants import Adjacency, Events, delta_curve, merged, rough_epsilon
@@ -56,19 +57,22 @@ def meaning(events: Events, adjacency: Adjacency = "add-or-remove-one") -> Meani
     return Meaning((1 + curve[0][1]) / 2, found(0.01), found(0.001))
 
 
+@lru_cache(maxsize=64)
 def noise_for(
-    sampling: Sampling,
-    steps: int,
+    phases: tuple[tuple[Sampling, int], ...],
     *,
-    right_guesses: float = 1.0,
-    found_at_1_percent: float = 1.0,
+    right_guesses: float | None = None,
+    found_at_1_percent: float | None = None,
     adjacency: Adjacency = "add-or-remove-one",
     projections: Projections = (),
 ) -> float:
-    """The smallest noise multiplier with which the `Meaning` of so many steps has at most these shares.
+    """The smallest noise multiplier with which the `Meaning` of these phases together has at most these shares.
 
-    Raises PrivacyError for shares that no noise, or no guess at all, has: 0.5 and 0.01 are those of a coin.
+    phases: (sampling, steps) of each. Raises PrivacyError for shares that no noise, or no guess at all, has: 0.5 and
+    0.01 are those of a coin.
     """
+    right_guesses = 1.0 if right_guesses is None else right_guesses
+    found_at_1_percent = 1.0 if found_at_1_percent is None else found_at_1_percent
     if (
         isinstance(right_guesses, str)
         or isinstance(found_at_1_percent, str)
@@ -80,7 +84,8 @@ def noise_for(
         )
 
     def beyond(log_sigma: float) -> float:
-        means = meaning([(StepEvent(sampling, math.exp(log_sigma), projections), steps)], adjacency)
+        sigma = math.exp(log_sigma)
+        means = meaning([(StepEvent(how, sigma, projections), steps) for how, steps in phases], adjacency)
         return max(means.right_guesses - right_guesses, means.found_at_1_percent - found_at_1_percent)
 
     least, most = (math.log(sigma) for sigma in _SIGMAS)

@@ -120,7 +120,7 @@ class Rerun:
         """Take the steps that are left, if any. The ledger says that it is an audit's."""
         plan = None
         if self.settings.privacy.private and not self.folder.has_plan:
-            plan = plan_privacy(self.settings, self.model)[0]
+            plan = plan_privacy(self.settings, self.model)
             plan = replace(plan, dataset=AUDITED + plan.dataset)
         finish_training(parts, data, self.folder, plan, observer=observer, instrument=instrument)
 

@@ -108,8 +108,6 @@ def calibrate(
         raise ConfigError(
             "give exactly one of --epsilon and the shares --right-guesses and --found", fix="leave out one"
         )
-    if shares and (bands is not None or drawing != "poisson"):
-        problems.found.append(ConfigError("--bands and --sampling go with --epsilon", fix="leave them out"))
     if bands not in (None, "1") and projection:
         what = (
             "--bands does not go with --projection: correlated noise is of no projection that is drawn anew"
@@ -117,7 +115,8 @@ def calibrate(
         problems.found.append(ConfigError(what, fix="leave out --bands or --projection"))
     given = {
         "target_epsilon": epsilon,
-        "noise_multiplier": 1.0 if shares else None,  # which is sought
+        "target_right_guesses": right_guesses,
+        "target_found": found,
         "delta": delta,
         "steps": steps,
         "sample_rate": sample_rate,
@@ -145,11 +144,7 @@ def calibrate(
     of_steps: dict[str, Any] = {"adjacency": adjacency, "projections": tuple(projections)}
     if epsilon is None:
         sigma = noise_for(
-            sampling,
-            steps,
-            right_guesses=1.0 if right_guesses is None else right_guesses,
-            found_at_1_percent=1.0 if found is None else found,
-            **of_steps,
+            ((sampling, steps),), right_guesses=right_guesses, found_at_1_percent=found, **of_steps
         )
         event = StepEvent(sampling, sigma, tuple(projections))
         spent = accounted_epsilon([(event, steps)], delta, adjacency=adjacency)

@@ -29,7 +29,7 @@ def advise_on(settings: Settings, planned: Plan | None) -> dict[str, Any]:
     if planned is None:
         raise ConfigError("there is no noise to weigh", fix="set a privacy target")
     if planned.event.projections:  # the noise of a row that is not among these
-        planned, _ = plan_privacy(rows[0])
+        planned = plan_privacy(rows[0])
     sigma = planned.event.noise_multiplier
     model, tokenizer = given_or_loaded(settings.model, None, None)
     settings = fitted(settings, model)

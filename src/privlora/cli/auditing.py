@@ -189,7 +189,7 @@ def _one_run(
             from privlora.training.progress import RichObserver
             from privlora.training.promise import plan_privacy
 
-        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        plan = plan_privacy(settings) if settings.privacy.private else None
         if plan is not None:
             err().print(f"audit, not for release: {plan.describe()}; {canaries} canaries")
         with stoppable(KEPT), RichObserver(err(), plan) as observer:

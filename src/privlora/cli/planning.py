@@ -83,7 +83,7 @@ def plan(
             if advise:
                 rows_to_advise_on(asked)
         with accounting(settings.privacy.steps):
-            planned = plan_privacy(settings)[0] if settings.privacy.private else None
+            planned = plan_privacy(settings) if settings.privacy.private else None
             cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
         privacy, bands = settings.privacy, 1 if planned is None else bands_of(planned)
         hyper = method.resolve(

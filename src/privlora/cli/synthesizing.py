@@ -84,7 +84,7 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
             from privlora.training.promise import plan_privacy
 
         settings, writer = settings_of_audit(settings)
-        plan = plan_privacy(settings)[0] if settings.privacy.private else None
+        plan = plan_privacy(settings) if settings.privacy.private else None
         claim = "NOT PRIVATE: no clipping, no noise" if plan is None else plan.describe()
         err().print(f"audit, not for release: {claim}; {canaries} canaries")
         with stoppable(auditing.KEPT), RichObserver(err(), plan) as observer:

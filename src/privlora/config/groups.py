@@ -28,6 +28,8 @@ from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
 _ONE_LINE = 10_000  # a path is found whole in the file
 PUBLIC_TEXTS: Final = 384  # of adapter.public_text
+_SHARES: Final = ("target_right_guesses", "target_found")  # one or both
+_TARGETS: Final = ("target_epsilon", "noise_multiplier", *_SHARES)
 _OFF_PASS = 0.05  # by how much a batch may differ from what a whole number of them in a pass has
 
 IN_MEMORY = "(in memory)"
@@ -499,7 +501,14 @@ class PrivacySettings(Group):
     private: bool = True
     """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
-    """Epsilon at the end of the run; the noise multiplier follows from it. Give this or noise_multiplier."""
+    """Epsilon at the end of the run; the noise multiplier follows from it. Give this, target shares, or
+    noise_multiplier."""
+    target_right_guesses: float | None = Field(default=None, gt=0.5, lt=1)
+    """Target in place of epsilon: an attacker who guesses whether a unit took part is right in at most this share of
+    cases, such as 0.6 (a coin: 0.5)."""
+    target_found: float | None = Field(default=None, gt=0.01, lt=1)
+    """Target in place of epsilon: an attacker who may accuse 1 unit in 100 falsely finds at most this share of those
+    that took part, such as 0.05."""
     noise_multiplier: float | None = Field(default=None, ge=NOISE_MULTIPLIERS[0], le=NOISE_MULTIPLIERS[1])
     """sigma: the noise's standard deviation, as a multiple of clip_norm."""
     delta: float | None = Field(default=None, gt=0, lt=1)
@@ -545,7 +554,7 @@ class PrivacySettings(Group):
         has = {name for name, value in given.items() if value is not None}
         found = []
         if given.get("private", True):
-            found += [] if has & {"target_epsilon", "noise_multiplier"} else ["target_epsilon"]
+            found += [] if has & {*_TARGETS} else ["target_epsilon"]
             found += [] if "delta" in has else ["delta"]
         sizes = has & {"expected_batch_size", "sample_rate"}
         found += [] if sizes else ["expected_batch_size"]
@@ -572,17 +581,17 @@ class PrivacySettings(Group):
                 "public_dataset_size",
             )
         if not self.private:
-            given = [k for k in ("target_epsilon", "noise_multiplier") if getattr(self, k) is not None]
+            given = [k for k in _TARGETS if getattr(self, k) is not None]
             if given:
                 yield Wrong(
                     f"private=false contradicts {given[0]}", "remove one of them", "private", given[0]
                 )
             if self.clip_quantile is not None:
                 yield Wrong("private=false clips nothing", "remove clip_quantile", "private")
-        elif "target_epsilon" in lacking or None not in (self.target_epsilon, self.noise_multiplier):
+        elif len({k if k not in _SHARES else _SHARES for k in _TARGETS if getattr(self, k) is not None}) != 1:
             yield Wrong(
-                "the noise follows from target_epsilon or from noise_multiplier",
-                "give exactly one of target_epsilon and noise_multiplier",
+                "the noise follows from one of target_epsilon, noise_multiplier, and target shares",
+                "give exactly one of them, for example target_epsilon: 3",
                 "target_epsilon",
                 lacking="target_epsilon" in lacking,
             )
@@ -686,8 +695,7 @@ class PrivacySettings(Group):
         if self.bands == "auto":
             if self.target_epsilon is None:
                 yield Wrong(
-                    "bands=auto weighs noise against what sampling saves at target_epsilon, and "
-                    "noise_multiplier is given",
+                    "bands=auto weighs noise against what sampling saves at target_epsilon, which is missing",
                     "give a number of bands, or target_epsilon",
                     "bands",
                 )

@@ -19,7 +19,6 @@ from typing import Any, Final
 import torch
 
 from privlora.accounting import Adjacency, Ledger, Plan, epsilon
-from privlora.accounting.calibration import calibrate_noise_multiplier
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import (
     AT_CLIENTS,
@@ -41,7 +40,7 @@ from privlora.methods import METHODS, Hyperparameters, Method, find_method
 from privlora.names import SPECTRAL_SPLIT, published_name
 from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
-from privlora.training.promise import ADJACENCY, plan_privacy
+from privlora.training.promise import ADJACENCY, noise_multiplier, plan_privacy
 
 _MOVED = {
     "both": "both factors",
@@ -199,7 +198,7 @@ def client_plan(settings: Settings, model: torch.nn.Module | None = None) -> Pla
             (PoissonSampling(privacy_of(settings.privacy, kind).q), count)
             for kind, count in zip(federation.kinds, counts, strict=True)
         ]
-        return plan_privacy(client_settings(settings, federation.rounds), model, phases)[0]
+        return plan_privacy(client_settings(settings, federation.rounds), model, phases)
     return _of_whole_clients(settings, PoissonSampling(1.0), federation.participations)
 
 
@@ -278,15 +277,9 @@ def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int
     """One release a round, of the sum of clients' clipped updates."""
     federation, privacy = federation_of(settings), settings.privacy
     assert privacy.delta is not None
-    sigma = privacy.noise_multiplier
-    if sigma is None:
-        assert privacy.target_epsilon is not None
-        found = calibrate_noise_multiplier(
-            sampling, rounds, privacy.target_epsilon, privacy.delta, adjacency=ADJACENCY
-        )
-        sigma = found.noise_multiplier
+    phases = ((sampling, rounds),)
     return Plan(
-        phases=((StepEvent(sampling, sigma), rounds),),
+        phases=((StepEvent(sampling, noise_multiplier(privacy, phases)), rounds),),
         delta=privacy.delta,
         target_epsilon=privacy.target_epsilon,
         adjacency=ADJACENCY,

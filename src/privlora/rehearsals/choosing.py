@@ -114,7 +114,7 @@ def plan_run(settings: Settings, model: torch.nn.Module | None = None) -> Plan |
     method = find_row(settings.method.name)
     refuse_misfits(settings, method)
     refuse_other_texts(settings, method)
-    return plan_privacy(settings, model)[0] if settings.privacy.private else None
+    return plan_privacy(settings, model) if settings.privacy.private else None
 
 
 def choose(

@@ -210,7 +210,7 @@ def _sized(
     passes = steps * batch / privacy.n
     divided = (steps, batch) == run_sizes(privacy.n, passes)
     blank = Size(epsilon, passes, steps, batch, 0.0, 0.0, given or 0.0, own=own, divided=divided)
-    plan, _ = plan_privacy(_of_size(settings, blank))
+    plan = plan_privacy(_of_size(settings, blank))
     sigma, bands = plan.event.noise_multiplier, bands_of(plan)
     rate = method.rate_of(steps, relative=method.is_relative(settings.method.relative_rate), bands=bands)
     return replace(

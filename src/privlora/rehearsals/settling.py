@@ -58,7 +58,7 @@ def settled(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> Setti
     ``load_data`` to hold it against the private records. Raises ConfigError and DataError."""
     if settings.auto is None or not settings.auto.choose:
         return settings
-    found = settle(settings, plan_privacy(settings, model)[0], model, tokenizer).settings
+    found = settle(settings, plan_privacy(settings, model), model, tokenizer).settings
     return found.model_copy(update={"auto": settings.auto.model_copy(update={"choose": []})})
 
 

@@ -134,7 +134,7 @@ def train_adapters(
     units = Units(np.arange(len(examples))) if units is None else units
     check_members(members, len(units), seeds=seeds, ledgers=ledgers)
     _check(settings, ledgers, together)
-    event = plan_privacy(settings, model)[0].event if settings.privacy.private else None
+    event = plan_privacy(settings, model).event if settings.privacy.private else None
     if event is not None and isinstance(event.sampling, CyclicPoissonSampling):
         _refuse_used(ledgers or (), settings.privacy.steps)
     factors: list[list[tuple[Tensor, Tensor]]] = []

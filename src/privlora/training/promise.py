@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from privlora.accounting import Plan
-from privlora.accounting.calibration import Calibration, Phases, calibrate_noise_multiplier
-from privlora.accounting.events import StepEvent
+from privlora.accounting.calibration import Phases, calibrate_noise_multiplier
+from privlora.accounting.events import Projections, Sampling, StepEvent
+from privlora.accounting.meaning import noise_for
 from privlora.adapters import LowRankAdapter
 from privlora.config import PrivacySettings, Settings
 from privlora.data.sampling import PoissonSampler
@@ -21,9 +22,7 @@ if TYPE_CHECKING:
 ADJACENCY: Final = "add-or-remove-one"
 
 
-def plan_privacy(
-    settings: Settings, model: torch.nn.Module | None = None, phases: Phases = ()
-) -> tuple[Plan, Calibration | None]:
+def plan_privacy(settings: Settings, model: torch.nn.Module | None = None, phases: Phases = ()) -> Plan:
     """What the run will release and cost, before any record is read.
 
     model: the base model where it is at hand; else its configuration is read if the cost depends on it. phases:
@@ -46,22 +45,8 @@ def plan_privacy(
         return adapter_for(settings, skeleton)
 
     projections = method.coordinates.event_layers_of(skeleton)
-    calibration = None
-    sigma = privacy.noise_multiplier
-    if sigma is None:
-        assert privacy.target_epsilon is not None
-        (sampling, steps), *others = phases
-        calibration = calibrate_noise_multiplier(
-            sampling,
-            steps,
-            privacy.target_epsilon,
-            privacy.delta,
-            adjacency=ADJACENCY,
-            projections=projections,
-            others=others,
-        )
-        sigma = calibration.noise_multiplier
-    plan = Plan(
+    sigma = noise_multiplier(privacy, phases, projections)
+    return Plan(
         phases=tuple((StepEvent(sampling, sigma, projections), steps) for sampling, steps in phases),
         delta=privacy.delta,
         target_epsilon=privacy.target_epsilon,
@@ -74,7 +59,33 @@ def plan_privacy(
         dataset=settings.run.label or "unnamed",
         insecure_noise=privacy.insecure_noise_seed is not None,
     )
-    return plan, calibration
+
+
+def noise_multiplier(
+    privacy: PrivacySettings, phases: tuple[tuple[Sampling, int], ...], projections: Projections = ()
+) -> float:
+    """sigma as it is given, or the smallest with which all phases together keep the target."""
+    if privacy.noise_multiplier is not None:
+        return privacy.noise_multiplier
+    if privacy.target_epsilon is None:
+        return noise_for(
+            phases,
+            right_guesses=privacy.target_right_guesses,
+            found_at_1_percent=privacy.target_found,
+            adjacency=ADJACENCY,
+            projections=projections,
+        )
+    assert privacy.delta is not None
+    (sampling, steps), *others = phases
+    return calibrate_noise_multiplier(
+        sampling,
+        steps,
+        privacy.target_epsilon,
+        privacy.delta,
+        adjacency=ADJACENCY,
+        projections=projections,
+        others=others,
+    ).noise_multiplier
 
 
 def sampler(privacy: PrivacySettings, units: int) -> PoissonSampler:

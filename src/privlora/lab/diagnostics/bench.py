@@ -237,7 +237,7 @@ def open_workbench(
     check_model(settings, model, tokenizer)
     settings = settled(settings, model, tokenizer)
     baseline = settings.model_copy(update={"method": _method(settings, BASELINE)})
-    plan, _ = plan_privacy(baseline)
+    plan = plan_privacy(baseline)
     data = load_data(settings, tokenizer, records, model=model)
     with unchanged_afterwards(model):
         parts = build_parts(baseline, model, PublicStart(tokenizer))

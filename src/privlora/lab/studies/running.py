@@ -146,7 +146,7 @@ class Runner:
         folder = RunFolder(job.folder)
         _clear(folder)
         settings = fitted(job.settings, self._model)
-        plan = plan_privacy(settings, self._model)[0] if settings.privacy.private else None
+        plan = plan_privacy(settings, self._model) if settings.privacy.private else None
         data = replace(loaded.data, evaluation=loaded.data.evaluation[:0])  # scored here, on the role's share
         check_model(settings, self._model, self._tokenizer)
         device = self._model.device
