@@ -187,7 +187,7 @@ class Runs:
         if self.name != settings.model.name:
             self.name, self.kept = settings.model.name, {}
             self.model, self.tokenizer = given_or_loaded(settings.model, None, None)
-        return settings, plan_privacy(settings)[0]
+        return settings, plan_privacy(settings)
 
     def norm(self, row: dict[str, Any]) -> dict[str, float]:
         """The clip norm that the model's own texts give."""

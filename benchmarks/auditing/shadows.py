@@ -165,7 +165,7 @@ def _ordinary_run(settings: Settings, model: torch.nn.Module, examples: Examples
         mechanism = GaussianMechanism(
             parts.coordinates,
             clip_norm=privacy.clip_norm,
-            event=plan_privacy(settings, model)[0].event,
+            event=plan_privacy(settings, model).event,
             expected_batch_size=privacy.b,
             ledger=Uncharged(),
             clipping=parts.hyper.clipping,

@@ -67,7 +67,7 @@ def measure(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
                 continue
             settings = table.settings(cell)
             table.load(settings, cell.task)
-            plan, _ = plan_privacy(settings, table.model)
+            plan = plan_privacy(settings, table.model)
             texts = own_texts(table.model, table.tokenizer, settings.run.seed)
             with noise_trials(settings, plan, table.model, table.tokenizer, texts) as trials:
                 for power in POWERS:

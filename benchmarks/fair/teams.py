@@ -301,7 +301,7 @@ class Table:
         train, held = self.load(settings, cell.task)
         train = train if len(train) <= settings.privacy.n else train[: round(settings.privacy.n)]
         count = len(rates) * len(seeds)
-        event = plan_privacy(settings, self.model)[0].event
+        event = plan_privacy(settings, self.model).event
         with unchanged_afterwards(self.model):
             template = build_parts(settings, self.model, PublicStart(self.tokenizer))
             template.adapter.detach()

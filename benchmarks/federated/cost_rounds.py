@@ -109,7 +109,7 @@ def of_run(job: Job, steps: int) -> list[Spent]:
     watch = Watch()
     with tempfile.TemporaryDirectory(prefix="privlora-cost-") as temporary:
         settings = job.settings(Path(temporary) / "run", steps=steps)
-        plan: Plan = plan_privacy(settings, job.model)[0]
+        plan: Plan = plan_privacy(settings, job.model)
         data = load_data(settings, job.tokenizer, private_records(job.records, seed=1), model=job.model)
         folder = RunFolder(Path(settings.run.output))
         with unchanged_afterwards(job.model):

@@ -269,7 +269,7 @@ class Runner:
 
     def _central(self, cell: Cell, settings: Settings) -> dict[str, Any]:
         data = self._read(cell, records_of(self.assets, cell.task)[0])
-        plan = plan_privacy(settings, self.model)[0] if settings.privacy.private else None
+        plan = plan_privacy(settings, self.model) if settings.privacy.private else None
         folder = RunFolder(Path(settings.run.output))
         with unchanged_afterwards(self.model):
             parts = build_parts(settings, self.model, PublicStart(self.tokenizer))

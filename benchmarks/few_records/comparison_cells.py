@@ -354,7 +354,7 @@ class Runner:
             if not cell.trains:
                 return self._scores(cell, model, held)
             if cell.epsilon is not None:
-                plan, _ = plan_privacy(settings, model)
+                plan = plan_privacy(settings, model)
             with unchanged_afterwards(model):
                 parts = build_parts(settings, model, PublicStart(tokenizer))
                 data = load_data(settings, tokenizer, texts.private, model=model, all_public=True)

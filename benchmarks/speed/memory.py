@@ -205,7 +205,7 @@ def _take(case: Case, model: Any, rows: int, width: int, ledger: Path) -> float:
     ]
     examples = Examples([Example(each, each.copy()) for each in ids], pad_token_id=0)
     parts = build_parts(settings, model)
-    plan, _ = plan_privacy(settings, model)
+    plan = plan_privacy(settings, model)
     with Ledger.create(ledger, plan) as kept:
         data = Data(examples, Units(np.arange(len(examples))), Examples([], pad_token_id=0))
         step = build_step(parts, data, kept)
