@@ -212,7 +212,7 @@ def _federated(**federation: Any) -> Callable[[Path, Path], Path]:
         given = {"clients": write_clients(folder), **federation}
         settings = federation_settings(model, folder, federation=given, privacy={"public_dataset_size": 48})
         settings["data"].pop("path", None)
-        assert main(["federate", str(write_config(folder, settings))]) == 0
+        assert main(["train", str(write_config(folder, settings))]) == 0
         return folder / "run"
 
     return make

@@ -45,7 +45,7 @@ def test_every_command_has_help_and_json(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    assert (len(COMMANDS), IN_LAB) == (19, ["compare", "diagnose"])
+    assert (len(COMMANDS), IN_LAB) == (18, ["compare", "diagnose"])
     for words in ALL:
         shown = call(capsys, *words, "--help")
         assert shown.code == 0
@@ -110,7 +110,7 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
         ["push", "used", "owner/name"],
         ["lab", "diagnose", "--figures", "nose-ratio"],
         ["lab", "diagnose", "--also", "nobody"],
-        ["federate", "used.yaml"],
+        ["train", "used.yaml"],
         ["train", "long.yaml"],
     ]
     run = {

@@ -777,7 +777,7 @@ def test_a_federation_that_runs_as_it_is(
     assert settings.privacy.n == 2 * count
     assert [line for line in outcome.out.splitlines()[1:] if not line.startswith("example:")] == [
         "next:     privlora plan run.yaml",
-        "next:     privlora federate run.yaml",
+        "next:     privlora train run.yaml",
     ]
     assert "Greta" not in text
     assert max(len(line) for line in text.splitlines() if str(here) not in line) <= 120
@@ -832,7 +832,7 @@ def test_what_a_proposal_lacks_of_a_federation_is_told_at_once(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started(capsys, jsonl(here / "d.jsonl", rows(4000, text=SECRET)), "--model", base)
-    ended = call(capsys, "federate", "run.yaml")
+    ended = call(capsys, "train", "run.yaml")
     assert (ended.code, ended.out) == (2, "")
     fixes = ended.err.splitlines()[1:]
     assert len(fixes) == 3

@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 
 from privlora.consoles import err, loading, out
+from privlora.errors import ConfigError
 from privlora.pages.numbers import finite
 from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
 from privlora.training.ranks import OneProcess, Ranks, refuse_several, several_processes
@@ -73,6 +74,12 @@ def option(help: str, *names: str, **more: Any) -> Any:
 def argument(metavar: str, help: str) -> Any:
     """A command's argument."""
     return typer.Argument(metavar=metavar, help=help, show_default=False)
+
+
+def refuse_given(options: Mapping[str, object], words: str, fix: str | Sequence[str]) -> None:
+    """Raise ConfigError where options are given that do not go with the rest. options: by name; None is not given."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ConfigError(f"{' and '.join(given)} {words}", fix=fix)
 
 
 JsonOption = Annotated[bool, option("Print one JSON object on stdout, nothing else.", "--json")]

@@ -26,17 +26,27 @@ from privlora.cli.console import (
 from privlora.config.methods import known_methods
 from privlora.config.names import unknown_method
 from privlora.consoles import loading, saying
-from privlora.errors import ConfigError
+from privlora.errors import ConfigError, named
 
 if TYPE_CHECKING:
     from privlora.methods import Method
 
 
 def methods(
-    name: Annotated[str | None, argument("[ROW]", "One method, with what its settings mean.")] = None,
+    name: Annotated[str | None, argument("[METHOD]", "One method, with what its settings mean.")] = None,
+    rules: Annotated[
+        bool, option("Instead: how answers of a federation are put together.", "--rules")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the table of methods, or one of them."""
+    """Print the table of methods, one of them, or the rules of federations."""
+    if rules:
+        if name is not None:
+            raise ConfigError("--rules is a table of its own", fix=f"leave out {named(name)}, or --rules")
+        with loading():
+            from privlora.cli.method_page import show_rules
+        show_rules(as_json)
+        return
     if name is not None and name not in known_methods():
         raise unknown_method(name)
     with loading():  # no model is needed, and so no transformers

@@ -1,15 +1,22 @@
-"""One row of the table of methods, as ``privlora methods ROW`` shows it."""
+"""What ``privlora methods`` shows of one method, and of all rules of federations."""
 
 from __future__ import annotations
 
+import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from rich import box
+from rich.console import Console
+from rich.table import Table
+
+from privlora.cli.console import emit, quiet_libraries
 from privlora.config import MethodSettings
 from privlora.config.methods import SPACES as FACTS
 from privlora.config.methods import Choice
 from privlora.config.reference import meanings
+from privlora.consoles import out
 from privlora.methods import RATE_STEPS, SPACES, Method, uses_lora_alpha
 
 _TEXTS: Final = {
@@ -143,3 +150,56 @@ def _of_method(facts: Mapping[str, Any]) -> _Rows:
 def _value(setting: Mapping[str, Any]) -> str:
     default = setting["default"]
     return "chosen before each step" if default is None else f"{default:g}"
+
+
+_NOTES = """\
+exact: the server's update is the mean of the clients', before it is cut to rank r; private: only where
+clients add noise, or r + p reaches K r for K clients in a round.
+two-sided: under privacy both subspaces can move.
+hides: what federation.privacy_model can be, records of a client or whole clients.
+local method: the default, and in brackets what method.name can be besides.
+
+Numbers of each adapted m x n module, with K clients:
+"""
+
+
+def show_rules(as_json: bool) -> None:
+    """Print the table of rules, or all that is known of them as JSON."""
+    with quiet_libraries():
+        from privlora.federated.rule_facts import EXAMPLE, rule_facts
+
+        rows = rule_facts()
+    if as_json:
+        emit({"example": vars(EXAMPLE), "rules": rows})
+        return
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for name in ("rule", "exact", "two-sided", "secure sums", "hides", "trips", "down", "up", "local method"):
+        table.add_column(name, no_wrap=name != "local method", justify="right" if name == "trips" else "left")
+    for row in rows:
+        table.add_row(*_cells(row))
+    terminal = sys.stdout.isatty()  # else as wide as the table
+    Console(file=sys.stdout, highlight=False, markup=False, width=None if terminal else 132).print(table)
+    out().print(
+        f"down, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE.describe()}.\n{_NOTES}"
+    )
+    for row in rows:
+        out().print(
+            f"{row['name']}: {row['summary']}\n  down  {row['down']} a module\n  up    {row['up']} a module\n"
+            f"  from  {row['reference']}"
+        )
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    others = [name for name in row["methods"] if name != row["method"]]
+    said = {True: "yes", False: "no"}
+    return [
+        row["name"],
+        said[row["exact"]] if row["exact"] == row["exact_without_privacy"] else "private",
+        said[row["two_sided"]],
+        row["secure_sums"],
+        ", ".join(f"{model}s" for model in row["privacy_models"]),
+        str(len(row["stages"])),
+        f"{4 * row['floats_down'] / 1e6:.3g}",
+        f"{4 * row['floats_up'] / 1e6:.3g}",
+        " ".join([row["method"], f"({', '.join(others)})" if others else ""]).strip(),
+    ]

@@ -171,8 +171,8 @@ def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft,
     return draft, notes
 
 
-def top_of(target: Path, source: str, command: str = "train") -> list[str]:
-    """The comments that the YAML begins with. source: what it is made from, in words. command: that runs it."""
+def top_of(target: Path, source: str) -> list[str]:
+    """The comments that the YAML begins with. source: what it is made from, in words."""
     first = f"Editors complete settings with `privlora settings --schema > {SCHEMA}` next to this file."
     if (target.parent / SCHEMA).is_file():
         first = f"yaml-language-server: $schema={SCHEMA}"
@@ -183,7 +183,7 @@ def top_of(target: Path, source: str, command: str = "train") -> list[str]:
         "What a setting means: `privlora settings privacy.delta`. All of them: docs/settings.md.",
         "",
         f"  privlora plan {target}     what it costs; reads no record",
-        f"  privlora {command} {target}",
+        f"  privlora train {target}",
     ]
 
 
