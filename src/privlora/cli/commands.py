@@ -39,8 +39,7 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
     "Measure": {"evaluate": "evaluation", "audit": "auditing"},
     "Publish": {
         "export": "models",
-        "report": "information",
-        "annex": "filing",
+        "report": "filing",
         "verify": "filing",
         "push": "models",
     },
@@ -55,7 +54,7 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
 """Panel of the help -> command -> where it is."""
 _ROOMS: Final = {name: room for panel in _PANELS.values() for name, room in panel.items()}
 
-_MERGED: Final = {"federate": "train CONFIG"}
+_MERGED: Final = {"federate": "train CONFIG", "annex": "report RUN --annex"}
 """What was a command -> the one that does it."""
 
 

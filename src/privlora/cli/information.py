@@ -1,4 +1,4 @@
-"""``privlora methods``, ``privlora settings``, ``privlora report`` and ``privlora demo``."""
+"""``privlora methods``, ``privlora settings`` and ``privlora demo``."""
 
 from __future__ import annotations
 
@@ -13,11 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 from rich.console import Console
 
 from privlora.cli.console import (
-    CHECKING,
     JsonOption,
     argument,
     emit,
-    finished_run,
     option,
     quiet_libraries,
     show,
@@ -25,7 +23,7 @@ from privlora.cli.console import (
 )
 from privlora.config.methods import known_methods
 from privlora.config.names import unknown_method
-from privlora.consoles import loading, saying
+from privlora.consoles import loading
 from privlora.errors import ConfigError, named
 
 if TYPE_CHECKING:
@@ -115,16 +113,6 @@ def settings(
             lines.append(f"  {each.place}  ({each.kind}; {default})")
             lines.append(textwrap.fill(each.meaning, 100, initial_indent=indent, subsequent_indent=indent))
     show({"settings": [each.to_dict() for each in found]}, lines, as_json)
-
-
-def report(run: Annotated[Path, argument("RUN", "Folder of a run.")], as_json: JsonOption = False) -> None:
-    """Write a run's report.html and README.md again, from its own files."""
-    folder = finished_run(run)
-    with saying(CHECKING, piped=True):
-        from privlora.reporting import rewrite_report
-
-        written = rewrite_report(folder)
-    show({"report": str(written)}, [str(written)], as_json)
 
 
 def demo(
