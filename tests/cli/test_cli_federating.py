@@ -126,7 +126,7 @@ def test_rounds_of_two_kinds(model: Path, folder: Path, capsys: pytest.CaptureFi
     assert [phase["sample_rate"] for phase in planned["phases"]] == [12 / 40, 20 / 40]
     assert [phase["noise_of_a_client"] for phase in planned["phases"]] == pytest.approx([2 / 4, 2 / (20 / 3)])
     assert not planned.keys() & {"local_steps", "sample_rate", "noise_of_the_mean", "sampling"}
-    shown = call(capsys, "plan", config).out
+    shown = call(capsys, "plan", config, "--verbose").out
     for words in (
         "1 round of 2 local steps, b 12, then 1 round of 1 local step, b 20",
         "batches 2",
@@ -140,6 +140,32 @@ def test_rounds_of_two_kinds(model: Path, folder: Path, capsys: pytest.CaptureFi
     both = call(capsys, "plan", config, "federation.rounds=2")
     assert both.code == 2
     assert "remove rounds and local_steps, or phases" in both.err
+
+
+def test_a_plan_is_a_screen_for_a_person(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of a run; all else with --verbose."""
+    shown = call(capsys, "plan", config).out
+    planned = call(capsys, "plan", config, "--json").json
+    assert len(shown.splitlines()) == 12
+    assert (
+        f"promise     at most ε {rounded_up(planned['epsilon'])} (δ 0.001) per record of each client\n"
+        in shown
+    )
+    words = ("hidden ", "means ", "clients ", "rule ", "method ", "batches ", "messages ", "peak ", "output ")
+    assert all(f"\n{word}" in shown for word in words)
+    assert not any(f"\n{word}" in shown for word in ("sigma ", "server ", "statement ", "memory "))
+    assert planned["memory"]["peak"]["step_bytes"] > 0
+    assert 0.5 < planned["means"]["right_guesses"] < 1
+    assert planned["refused_here"] == []
+    whole = call(capsys, "plan", config, "--verbose").out
+    assert all(
+        f"\n{word}" in whole for word in ("sigma ", "server ", "statement ", "memory ", "not protected:")
+    )
+    joint = call(capsys, "plan", config, "federation.rule=joint", "federation.local_steps=1").out
+    assert "against another client, which knows its own share of the noise" in joint
+    assert "A client that knows its own share of the noise is right more often." in joint
+    plain = call(capsys, "plan", config, "privacy.private=false", "privacy.noise_multiplier=null").out
+    assert plain.startswith("promise     NOT PRIVATE: no clipping, no noise\n")
 
 
 def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> None:

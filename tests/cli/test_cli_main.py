@@ -45,7 +45,7 @@ def test_every_command_has_help_and_json(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    assert (len(COMMANDS), IN_LAB) == (17, ["compare", "diagnose"])
+    assert (len(COMMANDS), IN_LAB) == (16, ["compare", "diagnose"])
     for words in ALL:
         shown = call(capsys, *words, "--help")
         assert shown.code == 0

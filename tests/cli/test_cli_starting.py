@@ -903,8 +903,8 @@ def test_all_settings_as_options_are_told_at_once(capsys: pytest.CaptureFixture[
 def test_a_number_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (
         ("audit", "run.yaml", "--shadows", "10"),
-        ("recommend", "run.yaml", "--minutes", "0"),
-        ("recommend", "run.yaml", "--minutes", "x"),
+        ("plan", "run.yaml", "--sizes", "--minutes", "0"),
+        ("plan", "run.yaml", "--sizes", "--minutes", "x"),
         ("audit", "run.yaml", "--confidence", "2"),
         ("audit", "run.yaml", "--attacker", "nobody"),
     ):

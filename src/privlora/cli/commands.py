@@ -21,7 +21,7 @@ from privlora.errors import ConfigError, PrivloraError, in_one, named, nearest, 
 from privlora.training.stopping import exit_code
 from privlora.version import __version__
 
-_WITH_OVERRIDES = ("train", "plan", "recommend", "synthesize", "audit", "lab diagnose")
+_WITH_OVERRIDES = ("train", "plan", "synthesize", "audit", "lab diagnose")
 
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -32,7 +32,6 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "plan": "planning",
         "train": "training",
         "resume": "training",
-        "recommend": "recommending",
         "synthesize": "synthesizing",
         "demo": "information",
     },
@@ -54,7 +53,11 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
 """Panel of the help -> command -> where it is."""
 _ROOMS: Final = {name: room for panel in _PANELS.values() for name, room in panel.items()}
 
-_MERGED: Final = {"federate": "train CONFIG", "annex": "report RUN --annex"}
+_MERGED: Final = {
+    "federate": "train CONFIG",
+    "annex": "report RUN --annex",
+    "recommend": "plan CONFIG --sizes",
+}
 """What was a command -> the one that does it."""
 
 
