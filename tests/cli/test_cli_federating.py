@@ -433,7 +433,7 @@ def test_options_of_a_federation_need_one(
     option: list[str], model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     alone = write_config(folder, run_settings(model, folder))
-    refuses(capsys, folder, ["train", alone, *option], f"{option[0]} of a federation", "`privlora init")
+    refuses(capsys, folder, ["train", alone, *option], f"{option[0]} is for a federation", "`privlora init")
 
 
 def test_what_only_a_run_in_one_place_has(

@@ -36,12 +36,7 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "demo": "information",
     },
     "Measure": {"evaluate": "evaluation", "audit": "auditing"},
-    "Publish": {
-        "export": "models",
-        "report": "filing",
-        "verify": "filing",
-        "push": "models",
-    },
+    "Publish": {"export": "models", "report": "filing", "verify": "filing", "push": "models"},
     "Research": {"lab": "privlora.lab.cli"},
     "Look up": {
         "settings": "information",

@@ -15,7 +15,7 @@ from typing import Annotated, Any
 
 import typer
 
-from privlora.consoles import err, loading, out
+from privlora.consoles import err, loading, out, saying
 from privlora.errors import ConfigError
 from privlora.pages.numbers import finite
 from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
@@ -91,17 +91,9 @@ CHECKING = "checking every file of the release against its report and ledger"
 _MANY = 5000  # steps whose noise may take more than a few seconds to find
 
 
-@contextlib.contextmanager
-def accounting(steps: int) -> Iterator[None]:
+def accounting(steps: int) -> contextlib.AbstractContextManager[None]:
     """Says that the noise and the cost of so many steps are being computed: on a terminal, and elsewhere of many."""
-    console = err()
-    if console.is_terminal:
-        with console.status(f"finding the noise of {steps} steps"):
-            yield
-        return
-    if steps >= _MANY:
-        console.print(f"finding the noise of {steps} steps")
-    yield
+    return saying(f"finding the noise of {steps} steps", piped=steps >= _MANY)
 
 
 @contextlib.contextmanager

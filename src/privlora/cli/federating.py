@@ -21,31 +21,18 @@ if TYPE_CHECKING:
     from privlora.federated.run import Federated
 
 
-SUPERLINK = "127.0.0.1:8000"
-
-
-def start(
-    settings: Settings,
-    as_json: bool,
-    *,
-    simulated: bool,
-    app: Path | None,
-    superlink: str | None,
-    root_certificates: Path | None,
-) -> None:
-    """Train a federation, or write its app for several machines. For the options see `privlora train`."""
-    if app is not None:
-        _write(app, settings, superlink or SUPERLINK, root_certificates, as_json)
-        return
+def start(settings: Settings, as_json: bool, *, simulated: bool) -> None:
+    """Train a federation, and show what it leaves. simulated: in workers of Flower's simulation."""
     folder = RunFolder(Path(settings.run.output))
     refuse_used(folder)
     preflight(settings, begins=False)  # as in one place, and before slow imports
     _run(folder, settings, as_json, fresh=True, simulated=simulated)
 
 
-def _write(
+def write(
     app: Path, settings: Settings, superlink: str, root_certificates: Path | None, as_json: bool
 ) -> None:
+    """The app of a federation for several machines. superlink: HOST:PORT."""
     with quiet_libraries(told=True):
         with loading():
             from privlora.federated.flower.app import write_app

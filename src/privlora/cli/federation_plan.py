@@ -58,11 +58,10 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
         settings = with_local_method(settings)
         plan, own = client_plan(settings, model), server_plan(settings)
         federation, whole = federation_of(settings), own or plan
-        cost, means, statement = None, None, None
+        cost = means = None
         if whole is not None and not whole.insecure_noise:
             cost = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
             means = meaning(whole.phases, whole.adjacency).to_dict()
-            statement = statement_of(whole, cost)
         known = what_colluding_costs(settings, plan)
     hyper, method = resolved(settings), find_method(settings.method.name)
     first = round_settings(settings, federation.first_rounds[0])
@@ -96,7 +95,7 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
         "refused_here": refused,
         "warnings": warnings(settings, plan, own, None if model is None else entries_of(settings, model)),
         "not_protected": [
-            *not_protected(statement, hyper.init, discrete=federation.distributed),
+            *not_protected(statement_of(whole, cost), hyper.init, discrete=federation.distributed),
             *what_is_not_hidden(settings),
         ],
     }

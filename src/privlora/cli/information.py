@@ -12,15 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from privlora.cli.console import (
-    JsonOption,
-    argument,
-    emit,
-    option,
-    quiet_libraries,
-    show,
-    stoppable,
-)
+from privlora.cli.console import JsonOption, argument, emit, option, quiet_libraries, show, stoppable
 from privlora.config.methods import known_methods
 from privlora.config.names import unknown_method
 from privlora.consoles import loading

@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import sys
 import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
-from rich import box
-from rich.console import Console
-from rich.table import Table
-
-from privlora.cli.console import emit, quiet_libraries
+from privlora.cli.console import quiet_libraries, show
 from privlora.config import MethodSettings
 from privlora.config.methods import SPACES as FACTS
 from privlora.config.methods import Choice
 from privlora.config.reference import meanings
-from privlora.consoles import out
 from privlora.methods import RATE_STEPS, SPACES, Method, uses_lora_alpha
 
 _TEXTS: Final = {
@@ -157,7 +151,7 @@ exact: the server's update is the mean of the clients', before it is cut to rank
 clients add noise, or r + p reaches K r for K clients in a round.
 two-sided: under privacy both subspaces can move.
 hides: what federation.privacy_model can be, records of a client or whole clients.
-local method: the default, and in brackets what method.name can be besides.
+method: of local steps; the default, and in brackets what method.name can be besides.
 
 Numbers of each adapted m x n module, with K clients:
 """
@@ -169,28 +163,27 @@ def show_rules(as_json: bool) -> None:
         from privlora.federated.rule_facts import EXAMPLE, rule_facts
 
         rows = rule_facts()
-    if as_json:
-        emit({"example": vars(EXAMPLE), "rules": rows})
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("rule", "exact", "two-sided", "secure sums", "hides", "trips", "down", "up", "local method"):
-        table.add_column(name, no_wrap=name != "local method", justify="right" if name == "trips" else "left")
-    for row in rows:
-        table.add_row(*_cells(row))
-    terminal = sys.stdout.isatty()  # else as wide as the table
-    Console(file=sys.stdout, highlight=False, markup=False, width=None if terminal else 132).print(table)
-    out().print(
-        f"down, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE.describe()}.\n{_NOTES}"
+    table = [
+        ("rule", "exact", "two-sided", "secure sums", "hides", "trips", "down", "up"),
+        *map(_cells, rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
+    lines.append(
+        f"\ndown, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE.describe()}."
     )
+    lines.append(_NOTES)
     for row in rows:
-        out().print(
-            f"{row['name']}: {row['summary']}\n  down  {row['down']} a module\n  up    {row['up']} a module\n"
-            f"  from  {row['reference']}"
+        others = ", ".join(name for name in row["methods"] if name != row["method"])
+        method = f"{row['method'] or ''} {f'({others})' if others else ''}".strip()
+        lines.append(
+            f"{row['name']}: {row['summary']}\n  down    {row['down']} a module\n  up      {row['up']} a module\n"
+            f"  method  {method}\n  from    {row['reference']}"
         )
+    show({"example": vars(EXAMPLE), "rules": rows}, lines, as_json)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:
-    others = [name for name in row["methods"] if name != row["method"]]
     said = {True: "yes", False: "no"}
     return [
         row["name"],
@@ -201,5 +194,4 @@ def _cells(row: dict[str, Any]) -> list[str]:
         str(len(row["stages"])),
         f"{4 * row['floats_down'] / 1e6:.3g}",
         f"{4 * row['floats_up'] / 1e6:.3g}",
-        " ".join([row["method"], f"({', '.join(others)})" if others else ""]).strip(),
     ]

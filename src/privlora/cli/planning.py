@@ -11,15 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.accounting import facts_of_bands, words_of_bands
-from privlora.cli.console import (
-    JsonOption,
-    accounting,
-    argument,
-    emit,
-    option,
-    quiet_libraries,
-    refuse_given,
-)
+from privlora.cli.console import JsonOption, accounting, argument, emit, option, quiet_libraries, refuse_given
 from privlora.cli.example import example_rows
 from privlora.cli.recommending import show_sizes
 from privlora.cli.training import OverridesArgument
@@ -46,16 +38,11 @@ def plan(
     config: Annotated[Path, argument("CONFIG|RUN", "YAML of a run, or the folder of a finished one.")],
     overrides: OverridesArgument = None,
     verbose: Annotated[
-        bool,
-        option("Also noise, memory, epsilon over time and all that is not protected.", "--verbose", "-v"),
+        bool, option("Also every number and limit of the promise.", "--verbose", "-v")
     ] = False,
     cross_check: Annotated[bool, option("Also epsilon by RDP and PRV accountants.", "--cross-check")] = False,
     advise: Annotated[
-        bool,
-        option(
-            "Also rehearse PRISM and a method of public texts for several numbers of records; minutes.",
-            "--advise",
-        ),
+        bool, option("Also rehearse PRISM and a method of public texts, for several N; minutes.", "--advise")
     ] = False,
     sizes: Annotated[
         bool, option("Instead: what more passes and other epsilons would bring.", "--sizes")
@@ -187,9 +174,7 @@ def _plan_run(
         if model is not None:
             settings, fitted = as_planned(settings, model)
             memory = estimate_memory(settings, method, model)
-        statement = None
-        if planned is not None and cost is not None:
-            statement = statement_of(planned, cost["epsilon"])
+        statement = statement_of(planned, None if cost is None else cost["epsilon"])
         written = settings.synthesis is not None
         content |= {
             "example": dict(shows),
@@ -380,8 +365,10 @@ def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
     }
 
 
-def statement_of(planned: Plan, spent: float) -> dict[str, Any]:
-    """What `reporting.limits.not_protected` looks at. spent: epsilon."""
+def statement_of(planned: Plan | None, spent: float | None) -> dict[str, Any] | None:
+    """What `reporting.limits.not_protected` looks at. spent: epsilon, if anything is promised."""
+    if planned is None or spent is None:
+        return None
     event = planned.phases[-1][0]
     statement = {"epsilon": spent, "unit": planned.unit, "projections": event.projections}
     return statement | {"sampling": event.to_dict()["sampling"]}
@@ -437,8 +424,6 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> _Rows:
             f"{_batches(content)}, on average {content['expected_batch_size']:g}",
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
-    ]
-    rows += [
         ("empty", content["mostly_empty"]),
         *([] if "rows" in content else rate_rows(content)),
         ("sizes", content["few"] and f"auto: {content['few']}"),

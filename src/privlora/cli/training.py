@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -43,6 +43,9 @@ ProfileOption = Annotated[
 ]
 
 
+_SUPERLINK = "127.0.0.1:8000"
+
+
 def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
@@ -57,7 +60,7 @@ def train(
     ] = None,
     superlink: Annotated[
         str | None,
-        option("With --write-app: where the SuperLink answers; 127.0.0.1:8000.", metavar="HOST:PORT"),
+        option(f"With --write-app: where the SuperLink answers; {_SUPERLINK}.", metavar="HOST:PORT"),
     ] = None,
     root_certificates: Annotated[
         Path | None, option("With --write-app: the authority of its certificate.", metavar="FILE")
@@ -82,23 +85,19 @@ def train(
             from privlora.cli import federating
 
             _refuse_in_a_federation("train", profile)
-            federating.start(
-                settings,
-                as_json,
-                simulated=engine == "simulation",
-                app=app,
-                superlink=superlink,
-                root_certificates=root_certificates,
-            )
+            if app is not None:
+                federating.write(app, settings, superlink or _SUPERLINK, root_certificates, as_json)
+            else:
+                federating.start(settings, as_json, simulated=engine == "simulation")
             return
         refuse_given(
             {"--engine": engine, "--write-app": app, **of_app},
-            f"of a federation, and {config} has no group federation, so nothing says who its clients are",
+            f"is for a federation, and {config} has no group federation, so nothing says who its clients are",
             fix=[
                 "add one, as federation: {clients: [{name: north, path: north.jsonl}, {name: south, path: "
                 "south.jsonl}], rounds: 10, local_steps: 4, rule: tan}, without data.path and privacy.steps",
                 "or let `privlora init north.jsonl south.jsonl --clients --model NAME` write such a YAML",
-                f"or, to train in one place, `privlora train {config}`",
+                "or leave the option out, to train in one place",
             ],
         )
         folder = RunFolder(Path(settings.run.output))
@@ -147,33 +146,23 @@ def resume(
             _refuse_in_a_federation("resume", profile)
             refuse_given(
                 {"--data": data, "--evaluation": evaluation},
-                "of a federation, whose records are its clients'",
+                "is not for a federation: its records are its clients'",
                 fix="leave it out, and resume in the folder in which it was started",
             )
         if not ranks.first:
             with quiet_libraries(), explained_stops(folder):
                 resume_run(folder.root, show_progress=False, **moved)
-        elif settings.federation is None:
-            go_on(folder, settings, as_json, moved, profile=profile)
-        else:
+        elif settings.federation is not None:
             from privlora.cli import federating
 
             federating.go_on(folder, settings, as_json)
-
-
-def go_on(
-    folder: RunFolder, settings: Settings, as_json: bool, moved: Mapping[str, Any], *, profile: bool = False
-) -> None:
-    """Resume a run, and show what it leaves. moved: files that lie elsewhere now, as `resume_run` takes them."""
-    chosen = settings.synthesis
-    with watched(folder) as observer:
-        result = resume_run(folder.root, observer=observer, profile=profile, **moved)
-    if profile and result.profile is None:
-        err().print("no step was taken, so there is no profile")
-    if chosen is not None and chosen.publish:
-        show_texts(folder, result, as_json)
-    else:
-        _show(folder, result, as_json)
+        else:
+            with watched(folder) as observer:
+                result = resume_run(folder.root, observer=observer, profile=profile, **moved)
+            if profile and result.profile is None:
+                err().print("no step was taken, so there is no profile")
+            shows = _show if settings.synthesis is None or not settings.synthesis.publish else show_texts
+            shows(folder, result, as_json)
 
 
 def load_run_settings(folder: RunFolder) -> Settings:
@@ -185,21 +174,13 @@ def load_run_settings(folder: RunFolder) -> Settings:
 
 @contextlib.contextmanager
 def watched(folder: RunFolder) -> Iterator[RichObserver]:
-    """`observed`, after all slow imports."""
+    """Inside, after all slow imports, the run is on the screen."""
     with quiet_libraries(told=True):
         with loading():
             import privlora.running  # noqa: F401 - else imported after the plan is shown, in silence
-        with observed(folder) as observer:
+            from privlora.training.progress import RichObserver
+        with explained_stops(folder), RichObserver(err()) as observer:
             yield observer
-
-
-@contextlib.contextmanager
-def observed(folder: RunFolder) -> Iterator[RichObserver]:
-    """Inside, the run is on the screen."""
-    from privlora.training.progress import RichObserver
-
-    with explained_stops(folder), RichObserver(err()) as observer:
-        yield observer
 
 
 @contextlib.contextmanager
