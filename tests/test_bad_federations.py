@@ -71,7 +71,7 @@ SETTINGS: dict[str, tuple[Groups, str]] = {
 def test_settings(name: str, model: Path, folder: Path, refused: Refused) -> None:
     groups, word = SETTINGS[name]
     settings = federation_settings(model, folder, **groups)
-    refused(["federate", write_config(folder, settings)], word)
+    refused(["train", write_config(folder, settings)], word)
     refused(["plan", folder / "run.yaml"], word)
 
 
@@ -88,7 +88,7 @@ def test_what_the_configuration_tells_is_told_before_the_weights_with_lines(
     for rank, said in ((999, "adapter.r=999 "), (2, "the same as private ones in text")):
         groups = {"data": data, "federation": {"clients": clients}, "adapter": {"r": rank}}
         settings = federation_settings(model, folder, **groups)
-        refused(["federate", write_config(folder, settings)], said, quiet=False)
+        refused(["train", write_config(folder, settings)], said, quiet=False)
 
 
 RECORDS_OF_SOUTH: dict[str, tuple[list[Groups], str]] = {
@@ -108,7 +108,7 @@ def test_whose_records_are_wrong(name: str, model: Path, folder: Path, refused: 
     clients = write_clients(folder)
     Path(clients[1]["path"]).write_text("\n".join(map(json.dumps, records)))
     settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
-    argv: list[object] = ["federate", write_config(folder, settings)]
+    argv: list[object] = ["train", write_config(folder, settings)]
     refused(argv, "error: client south: ", word, quiet=False)
 
 
@@ -121,7 +121,7 @@ def test_more_records_than_was_said_are_of_all_clients(model: Path, folder: Path
         federation={"clients": write_clients(folder)},
     )
     words = "all clients together hold more than twice as many records as the 15", "check federation.clients"
-    refused(["federate", write_config(folder, settings)], *words, quiet=False)
+    refused(["train", write_config(folder, settings)], *words, quiet=False)
 
 
 @pytest.mark.parametrize(("weights", "warned"), [([16, 8, 16], True), ([2, 1, 2], True), ([1, 1, 1], False)])
@@ -142,7 +142,7 @@ def test_whose_records_are_others_than_before(
 ) -> None:
     clients = write_clients(folder)
     settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
-    assert call(capsys, "federate", write_config(folder, settings)).code == 0
+    assert call(capsys, "train", write_config(folder, settings)).code == 0
     write_records(Path(clients[1]["path"]), 16, first=9000)
     words = "the private records of client south are not those that the run began with"
     refused(["resume", folder / "run"], words, quiet=False)
@@ -172,7 +172,7 @@ def test_a_client_that_does_not_join_says_why(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
 ) -> None:
     config = write_config(folder, federation_settings(model, folder))
-    assert call(capsys, "federate", config).code == 0
+    assert call(capsys, "train", config).code == 0
     next((folder / "run/clients/client-2").glob("*/ledger.jsonl")).unlink()
     outcome = call(capsys, "resume", folder / "run")
     check(outcome, "did not join: client-2", "Fix: mend what each of them said")
@@ -183,20 +183,20 @@ def test_a_clients_records_are_never_public(model: Path, folder: Path, refused: 
     clients = write_clients(folder)
     data = {"path": None, "evaluation": f"{folder}/./south.jsonl"}
     settings = federation_settings(model, folder, data=data, federation={"clients": clients})
-    refused(["federate", write_config(folder, settings)], "data.evaluation names", "which is private")
+    refused(["train", write_config(folder, settings)], "data.evaluation names", "which is private")
     start = {"init": "public-gradient", "public_text": clients[2]["path"]}
     settings = federation_settings(
         model, folder, data={"path": None}, adapter=start, federation={"clients": clients}
     )
-    refused(["federate", write_config(folder, settings)], "which is private")
+    refused(["train", write_config(folder, settings)], "which is private")
 
 
 def test_a_used_folder(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str], refused: Refused
 ) -> None:
     config = write_config(folder, federation_settings(model, folder))
-    assert call(capsys, "federate", config).code == 0
-    outcome = refused(["federate", config], "holds a federation already, and that is finished")
+    assert call(capsys, "train", config).code == 0
+    outcome = refused(["train", config], "holds a federation already, and that is finished")
     assert "privlora resume" not in outcome.err
 
 
@@ -207,11 +207,11 @@ def test_errors_never_quote_a_record(model: Path, folder: Path, capsys: pytest.C
     for content in ("\n".join(lines[:2]), lines[2], secret):
         Path(clients[1]["path"]).write_text(content)
         settings = federation_settings(model, folder, data={"path": None}, federation={"clients": clients})
-        outcome = call(capsys, "federate", write_config(folder, settings))
+        outcome = call(capsys, "train", write_config(folder, settings))
         check(outcome)
         assert "481502" not in outcome.err
     for wrong in ([{"name": secret}], [{"name": "a", "path": {"text": secret}}], [secret], {"text": secret}):
         settings = federation_settings(model, folder, data={"path": None}, federation={"clients": wrong})
-        outcome = call(capsys, "federate", write_config(folder, settings))
+        outcome = call(capsys, "train", write_config(folder, settings))
         check(outcome)
         assert "481502" not in outcome.err

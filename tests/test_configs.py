@@ -75,15 +75,11 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     return [f"{key}={value}" for key, value in small.items()]
 
 
-def command(settings: Settings) -> str:
-    return "train" if settings.federation is None else "federate"
-
-
 @pytest.mark.parametrize("config", CONFIGS, ids=lambda path: path.stem)
 def test_the_command_that_runs_it_stands_at_its_top(config: Path) -> None:
     assert len(CONFIGS) >= 8
     top = config.read_text().split("\nmodel:")[0]
-    assert f"privlora {command(load_settings(config))} configs/{config.name}" in top
+    assert f"privlora train configs/{config.name}" in top
     assert all(line.startswith("#") for line in top.strip().splitlines())
 
 
@@ -92,7 +88,7 @@ def test_it_runs(config: Path, model: Path, tmp_path: Path, capsys: pytest.Captu
     settings = load_settings(config)
     if settings.method.name == "popri":
         pytest.importorskip("trl", reason="without the extra preferences")
-    ended = call(capsys, command(settings), config, *overrides(settings, model, tmp_path), "--json")
+    ended = call(capsys, "train", config, *overrides(settings, model, tmp_path), "--json")
     assert ended.code == 0, ended.err
     release = Path(ended.json["adapter"])
     if settings.federation is None:

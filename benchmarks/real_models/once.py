@@ -137,7 +137,7 @@ def run(name: str, models: Path, work: Path) -> dict[str, Any]:
     seconds = {}
     for command, *of in (
         ("plan", f"{name}.yaml"),
-        ("federate" if "federation" in case else "train", f"{name}.yaml"),
+        ("train", f"{name}.yaml"),
         ("verify", release),
     ):
         began = time.perf_counter()

@@ -152,8 +152,9 @@ def federate(
     run: Mapping[str, Any] | None = None,
     observer: RoundObserver | None = None,
 ) -> Federated:
-    """A federation whose clients are all in this process; what ``privlora federate`` does. The result is a plain peft
-    adapter and each client's ledger in ``output/release``, or in ``output/not-private`` where nothing protects them.
+    """A federation whose clients are all in this process, as ``privlora train`` trains it. The result is a plain
+    peft adapter and each client's ledger in ``output/release``, or in ``output/not-private`` where nothing protects
+    them.
 
     records: a mapping from each client's public name to its records, each as in `fine_tune`; or one source that is cut
         into ``federation["clients"]`` parts, for studies and rehearsals.

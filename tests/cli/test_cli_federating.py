@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import LOADING, after, call, check, refuses, write_config, write_records
+from cli_cases import LOADING, after, call, check, refuses, run_settings, write_config, write_records
 from federation_cases import NAMES, federation_settings, write_clients
 
 import privlora
@@ -40,7 +40,7 @@ def config(model: Path, folder: Path) -> Path:
 
 
 def test_a_federation_from_its_yaml(config: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = call(capsys, "federate", config, "--json")
+    ended = call(capsys, "train", config, "--json")
     assert ended.code == 0, ended.err
     found, release = ended.json, folder / "run" / "release"
     assert found["adapter"] == str(release)
@@ -74,7 +74,7 @@ def test_a_federation_from_its_yaml(config: Path, folder: Path, capsys: pytest.C
 def test_what_may_be_published_holds_no_file_names_and_no_records(
     config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = call(capsys, "federate", config)
+    ended = call(capsys, "train", config)
     release = folder / "run" / "release"
     for path in release.iterdir():
         content = path.read_bytes().replace(b'"ledger-north.jsonl"', b"")  # a client's own name
@@ -95,7 +95,7 @@ def test_what_may_be_published_holds_no_file_names_and_no_records(
 def test_other_commands_take_what_it_leaves(
     config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = call(capsys, "federate", config, "--json").json
+    run = call(capsys, "train", config, "--json").json
     planned = call(capsys, "plan", config, "--json").json
     assert planned["epsilon"] == run["epsilon"]
     assert planned["noise_multiplier"] == run["event"]["noise_multiplier"]
@@ -126,20 +126,46 @@ def test_rounds_of_two_kinds(model: Path, folder: Path, capsys: pytest.CaptureFi
     assert [phase["sample_rate"] for phase in planned["phases"]] == [12 / 40, 20 / 40]
     assert [phase["noise_of_a_client"] for phase in planned["phases"]] == pytest.approx([2 / 4, 2 / (20 / 3)])
     assert not planned.keys() & {"local_steps", "sample_rate", "noise_of_the_mean", "sampling"}
-    shown = call(capsys, "plan", config).out
+    shown = call(capsys, "plan", config, "--verbose").out
     for words in (
         "1 round of 2 local steps, b 12, then 1 round of 1 local step, b 20",
         "batches 2",
         "noise 2",
     ):
         assert words in shown
-    ended = call(capsys, "federate", config, "--json")
+    ended = call(capsys, "train", config, "--json")
     assert ended.code == 0, ended.err
     assert ended.json["epsilon"] == planned["epsilon"]
     assert [phase["steps"] for phase in ended.json["phases"]] == [2, 1]
     both = call(capsys, "plan", config, "federation.rounds=2")
     assert both.code == 2
     assert "remove rounds and local_steps, or phases" in both.err
+
+
+def test_a_plan_is_a_screen_for_a_person(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As that of a run; all else with --verbose."""
+    shown = call(capsys, "plan", config).out
+    planned = call(capsys, "plan", config, "--json").json
+    assert len(shown.splitlines()) == 12
+    assert (
+        f"promise     at most ε {rounded_up(planned['epsilon'])} (δ 0.001) per record of each client\n"
+        in shown
+    )
+    words = ("hidden ", "means ", "clients ", "rule ", "method ", "batches ", "messages ", "peak ", "output ")
+    assert all(f"\n{word}" in shown for word in words)
+    assert not any(f"\n{word}" in shown for word in ("sigma ", "server ", "statement ", "memory "))
+    assert planned["memory"]["peak"]["step_bytes"] > 0
+    assert 0.5 < planned["means"]["right_guesses"] < 1
+    assert planned["refused_here"] == []
+    whole = call(capsys, "plan", config, "--verbose").out
+    assert all(
+        f"\n{word}" in whole for word in ("sigma ", "server ", "statement ", "memory ", "not protected:")
+    )
+    joint = call(capsys, "plan", config, "federation.rule=joint", "federation.local_steps=1").out
+    assert "against another client, which knows its own share of the noise" in joint
+    assert "A client that knows its own share of the noise is right more often." in joint
+    plain = call(capsys, "plan", config, "privacy.private=false", "privacy.noise_multiplier=null").out
+    assert plain.startswith("promise     NOT PRIVATE: no clipping, no noise\n")
 
 
 def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -151,7 +177,7 @@ def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> Non
     assert (
         planned["epsilon_against_another_client"] == planned["colluding"][0]["epsilon"] > planned["epsilon"]
     )
-    ended = call(capsys, "federate", config, *joint)
+    ended = call(capsys, "train", config, *joint)
     assert ended.code == 0, ended.err
     assert (ended.json["secure_sums"], ended.json["threshold"]) == (True, 3)
     assert "This holds while each sum has the noise of 3 clients" in ended.err
@@ -167,7 +193,7 @@ def test_joint_training(config: Path, capsys: pytest.CaptureFixture[str]) -> Non
 
 def test_a_trusted_server_has_the_ledger(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     whole = ["federation.rule=ffa", "federation.privacy_model=client", "federation.trusted_server=true"]
-    ended = call(capsys, "federate", config, *whole, "--json")
+    ended = call(capsys, "train", config, *whole, "--json")
     assert ended.code == 0, ended.err
     assert "NOT from the server" in after(ended, LOADING)[0]
     assert ended.json["unit"] == "client"
@@ -188,7 +214,7 @@ def test_a_trusted_server_has_the_ledger(config: Path, capsys: pytest.CaptureFix
 def test_what_is_not_private_says_so(
     privacy: list[str], config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = call(capsys, "federate", config, *privacy)
+    ended = call(capsys, "train", config, *privacy)
     assert ended.code == 0, ended.err
     assert "NOT PRIVATE" in after(ended, LOADING)[0]
     assert "round 2/2  3/3 clients  NOT PRIVATE" in ended.err
@@ -219,7 +245,7 @@ def test_an_interrupted_federation_goes_on(
     run = folder / "run"
     with monkeypatch.context() as patch:
         _interrupt_at(1, patch, number)
-        stopped = call(capsys, "federate", config, "--json")
+        stopped = call(capsys, "train", config, "--json")
     assert (stopped.code, stopped.out) == (128 + number, "")
     last = stopped.err.splitlines()[-1]
     assert last == f"interrupted: after round 1, which is saved. Continue with `privlora resume {run}`"
@@ -227,7 +253,7 @@ def test_an_interrupted_federation_goes_on(
     # Only what was charged and begun tells that a federation is over, never a report.
     (run / "release" / "privacy_report.json").write_text("{}")
     (run / "release" / "report.html").write_text("planted")
-    check(call(capsys, "federate", config), "holds a run already", "continue it with `privlora resume")
+    check(call(capsys, "train", config), "holds a run already", "continue it with `privlora resume")
     run = run.rename(folder / "moved")
     resumed = call(capsys, "resume", run, "--json")
     assert resumed.code == 0, resumed.err
@@ -259,7 +285,7 @@ def test_a_round_that_died_is_void_and_said_so(
 
     with monkeypatch.context() as patch:
         patch.setattr("privlora.federated.local.train_locally", die)
-        stopped = call(capsys, "federate", config)
+        stopped = call(capsys, "train", config)
     assert stopped.code == 130
     assert "before it could save. Continue with `privlora resume" in stopped.err.splitlines()[-1]
     resumed = call(capsys, "resume", folder / "run")
@@ -277,7 +303,7 @@ def test_a_run_of_void_rounds_fails_in_words(
         raise RunError("this machine cannot train", fix="mend it")
 
     monkeypatch.setattr("privlora.federated.local.train_locally", fail)
-    ended = call(capsys, "federate", config)
+    ended = call(capsys, "train", config)
     assert ended.code == 2
     assert "all 2 rounds are void (no client answered): nothing moved" in ended.err
     assert "Traceback" not in ended.err
@@ -292,7 +318,7 @@ def test_an_interruption_before_the_start_leaves_nothing(
         raise KeyboardInterrupt
 
     monkeypatch.setattr("privlora.federated.run.load_clients", interrupt)
-    stopped = call(capsys, "federate", config)
+    stopped = call(capsys, "train", config)
     assert stopped.code == 130
     assert (
         stopped.err.splitlines()[-1]
@@ -315,7 +341,7 @@ def test_numbers_of_bytes() -> None:
 
 
 def test_the_table_of_rules(capsys: pytest.CaptureFixture[str]) -> None:
-    found = call(capsys, "federate", "--list-rules", "--json").json
+    found = call(capsys, "methods", "--rules", "--json").json
     rows = {row["name"]: row for row in found["rules"]}
     assert list(rows) == ["joint", *RULES]
     example = Example(**found["example"])
@@ -354,7 +380,7 @@ def _value(formula: str, example: Example) -> int:
 
 
 def test_formulas_and_numbers_agree(capsys: pytest.CaptureFixture[str]) -> None:
-    found = call(capsys, "federate", "--list-rules", "--json").json
+    found = call(capsys, "methods", "--rules", "--json").json
     example = Example(**found["example"])
     for row in found["rules"]:
         assert _value(row["down"], example) == row["floats_down"], row["name"]
@@ -362,7 +388,7 @@ def test_formulas_and_numbers_agree(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_the_table_for_people(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "federate", "--list-rules")
+    shown = call(capsys, "methods", "--rules")
     assert shown.code == 0
     for name in ("joint", *RULES):
         assert any(line.split()[:1] == [name] for line in shown.out.splitlines())
@@ -394,12 +420,29 @@ def test_options_of_an_app_that_lead_nowhere(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(folder)
-    ended = call(capsys, "federate", config, *options)
+    ended = call(capsys, "train", config, *options)
     assert ended.code == 2
     assert says in ended.err
     assert "Fix: " in ended.err
     assert not (folder / "app").exists()
     assert not (folder / "run").exists()
+
+
+@pytest.mark.parametrize("option", [["--engine", "simulation"], ["--write-app", "app"]])
+def test_options_of_a_federation_need_one(
+    option: list[str], model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    alone = write_config(folder, run_settings(model, folder))
+    refuses(capsys, folder, ["train", alone, *option], f"{option[0]} is for a federation", "`privlora init")
+
+
+def test_what_only_a_run_in_one_place_has(
+    config: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuses(capsys, folder, ["train", config, "--profile"], "--profile does not go with a federation")
+    refuses(capsys, folder, ["methods", "prism", "--rules"], "leave out 'prism', or --rules")
+    monkeypatch.setattr("privlora.training.ranks.several_processes", lambda: True)
+    refuses(capsys, folder, ["train", config], "`privlora train of a federation` runs in one")
 
 
 def test_an_audit_shows_how_far_it_is(
@@ -436,7 +479,7 @@ def test_an_audit_that_cannot_be_is_refused_before_anything_is_loaded(
     refuses(capsys, folder, ["audit", config, *changed], says)
 
 
-@pytest.mark.parametrize("command", ["federate", "plan"])
+@pytest.mark.parametrize("command", ["train", "plan"])
 def test_a_model_that_is_not_there_is_said_first(
     command: str, config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -450,10 +493,10 @@ def test_a_model_that_is_not_there_is_said_first(
 def test_an_app_says_where_its_model_will_be_sought(
     config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    ended = call(capsys, "federate", config, "--write-app", folder / "app")
+    ended = call(capsys, "train", config, "--write-app", folder / "app")
     assert (ended.code, "note:" in ended.err) == (0, False)
     assert '"127.0.0.1:8000"' in (folder / "app/flower-home/config.toml").read_text()
-    ended = call(capsys, "federate", config, "--write-app", folder / "hub", "model.name=owner/model")
+    ended = call(capsys, "train", config, "--write-app", folder / "hub", "model.name=owner/model")
     assert ended.code == 0
     assert "note: model.name='owner/model' is no folder here" in ended.err
 
@@ -464,8 +507,8 @@ def test_an_app_says_where_its_model_will_be_sought(
 def test_without_a_package_only_this_command_is_missing(config: Path) -> None:
     """In a process of its own, in which the package cannot be found."""
     lines: list[list[str]] = [
-        ["federate", str(config)],
-        ["federate", "--list-rules"],
+        ["train", str(config)],
+        ["methods", "--rules"],
         ["plan", str(config)],
         ["methods"],
         ["demo", "--federated", "--output", str(config.parent / "demo")],  # before a clinic trains alone

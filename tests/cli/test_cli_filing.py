@@ -1,4 +1,4 @@
-"""annex and verify: of runs of every kind, through the command line."""
+"""report --annex and verify: of runs of every kind, through the command line."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ def run(finished: Path, tmp_path: Path) -> Path:
 
 
 def test_an_annex_is_written_and_verified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "annex", run)
+    shown = call(capsys, "report", run, "--annex")
     assert shown.code == 0
     page, data, command = shown.out.splitlines()
     assert [page, data] == [str(run / "release" / name) for name in ("annex.html", "annex.json")]
     annex = json.loads(Path(data).read_text())
     head, digest = annex["ledger"]["head"], annex["sha256"]
     assert command == f"verify: privlora verify {run / 'release'} --hash {digest}"
-    again = call(capsys, "annex", run, "--json").json
+    again = call(capsys, "report", run, "--annex", "--json").json
     assert again == {"page": page, "json": data, "head": head, "hash": digest, "signed_by": None}
 
     shutil.rmtree(run / "private")  # a third person has none
@@ -52,7 +52,7 @@ def test_an_annex_is_written_and_verified(run: Path, capsys: pytest.CaptureFixtu
 
 
 def test_what_fails_ends_with_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call(capsys, "annex", run)
+    call(capsys, "report", run, "--annex")
     (run / "release" / "adapter_config.json").write_text("{}")
     shown = call(capsys, "verify", run)
     assert shown.code == 1
@@ -102,7 +102,7 @@ def test_nothing_inside_a_release_is_taken_for_its_run(run: Path) -> None:
 
 
 def test_an_annex_is_of_a_run_and_not_of_its_release(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "annex", run / "release")
+    shown = call(capsys, "report", run / "release", "--annex")
     assert shown.code == 2
     assert shown.err.endswith(f"is a part of a run. Fix: give the run's folder, {str(run)!r}\n")
 
@@ -121,7 +121,7 @@ def test_a_signature_by_files(
     key, private, public = Ed25519PrivateKey.generate(), tmp_path / "key.pem", tmp_path / "public.pem"
     private.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
     private.chmod(0o644)
-    shown = call(capsys, "annex", run, "--sign", private)
+    shown = call(capsys, "report", run, "--annex", "--sign", private)
     assert shown.code == 2
     (error,) = after(shown)  # before anything is looked at, as a key may ask for its passphrase
     assert "chmod 600" in error
@@ -132,23 +132,26 @@ def test_a_signature_by_files(
     )
     monkeypatch.setattr("privlora.cli.filing._has_terminal", lambda: False)
     monkeypatch.setattr("typer.prompt", _hung_up)
-    check(call(capsys, "annex", run, "--sign", locked), "is encrypted, and there is no terminal")
+    check(call(capsys, "report", run, "--annex", "--sign", locked), "is encrypted, and there is no terminal")
     private.chmod(0o600)
-    assert "signed by the key with fingerprint" in call(capsys, "annex", run, "--sign", private).out
+    assert (
+        "signed by the key with fingerprint" in call(capsys, "report", run, "--annex", "--sign", private).out
+    )
     public.write_bytes(key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
     assert call(capsys, "verify", run, "--public-key", public).code == 0
-    assert "signed by the key" in call(capsys, "annex", run).out  # it says the same
+    assert "signed by the key" in call(capsys, "report", run, "--annex").out  # it says the same
     assert call(capsys, "verify", run, "--public-key", public).code == 0
     (run / "release/annex.json").unlink()
-    call(capsys, "annex", run)
+    call(capsys, "report", run, "--annex")
     assert call(capsys, "verify", run, "--public-key", public).code == 1
 
 
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["annex", "nowhere"], "no run in"),
-        (["annex", "RUN", "--sign", "nowhere"], "cannot read the key"),
+        (["report", "nowhere", "--annex"], "no run in"),
+        (["report", "RUN", "--annex", "--sign", "nowhere"], "cannot read the key"),
+        (["report", "RUN", "--sign", "nowhere"], "--sign signs an annex. Fix: add --annex"),
         (["verify", "nowhere"], "there is no release in"),
         (["verify", "RUN", "--hash", "12"], "is not 64 hexadecimal digits"),
         (["verify", "RUN", "--public-key", "nowhere"], "cannot read the key"),
@@ -174,7 +177,7 @@ def test_there_is_nothing_to_file_without_privacy(
         model, folder, privacy={"private": False, "noise_multiplier": None, "delta": None}
     )
     assert main(["train", str(write_config(folder, {**open_run, "method": {"name": "adamw"}}))]) == 0
-    shown = call(capsys, "annex", folder / "run")
+    shown = call(capsys, "report", folder / "run", "--annex")
     assert (shown.code, shown.out) == (2, "")
     (error,) = after(shown, CHECKING)
     assert error.startswith("error: nothing to file: the release of the run in")
@@ -212,7 +215,7 @@ def _federated(**federation: Any) -> Callable[[Path, Path], Path]:
         given = {"clients": write_clients(folder), **federation}
         settings = federation_settings(model, folder, federation=given, privacy={"public_dataset_size": 48})
         settings["data"].pop("path", None)
-        assert main(["federate", str(write_config(folder, settings))]) == 0
+        assert main(["train", str(write_config(folder, settings))]) == 0
         return folder / "run"
 
     return make
@@ -250,7 +253,7 @@ def test_every_kind_of_run_is_filed_and_verified(
 ) -> None:
     make, told = KINDS[kind]
     root = make(model, folder)
-    assert call(capsys, "annex", root).code == 0
+    assert call(capsys, "report", root, "--annex").code == 0
     release = Path(shutil.move(root / "release", folder / "handed-over"))
     annex = json.loads((release / "annex.json").read_text())
     for path, words in told.items():
@@ -271,7 +274,7 @@ def test_every_kind_of_run_is_filed_and_verified(
 def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The filed release of a federation whose clients share the noise. Tests must not change it."""
     root = KINDS["shares"][0](model, tmp_path_factory.mktemp("together"))
-    assert main(["annex", str(root)]) == 0
+    assert main(["report", str(root), "--annex"]) == 0
     return root / "release"
 
 

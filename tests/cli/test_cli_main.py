@@ -45,7 +45,7 @@ def test_every_command_has_help_and_json(
     columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", columns)
-    assert (len(COMMANDS), IN_LAB) == (19, ["compare", "diagnose"])
+    assert (len(COMMANDS), IN_LAB) == (16, ["compare", "diagnose"])
     for words in ALL:
         shown = call(capsys, *words, "--help")
         assert shown.code == 0
@@ -105,12 +105,12 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
         ["resume", "none"],
         ["budget", "none"],
         ["trian"],
-        ["annex", "none"],
+        ["report", "none", "--annex"],
         ["push", "none", "owner/name"],
         ["push", "used", "owner/name"],
         ["lab", "diagnose", "--figures", "nose-ratio"],
         ["lab", "diagnose", "--also", "nobody"],
-        ["federate", "used.yaml"],
+        ["train", "used.yaml"],
         ["train", "long.yaml"],
     ]
     run = {
@@ -148,30 +148,34 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
 
 
 def test_a_wrong_folder_is_told_before_anything_slow_is_imported(tmp_path: Path) -> None:
-    """verify, annex, export and push of nothing and of a run that goes on; report loads its commands alone."""
+    """verify, report, export and push of nothing and of a run that goes on."""
     (tmp_path / "runs/half/private").mkdir(parents=True)
     (tmp_path / "runs/half/private/config.resolved.yaml").touch()
-    forms = (["verify"], ["annex"], ["push", "owner/name"], ["export", "out", "--merge"], ["report"])
+    forms = (
+        ["verify"],
+        ["report", "--annex"],
+        ["push", "owner/name"],
+        ["export", "out", "--merge"],
+        ["report"],
+    )
     lines = [[name, f"runs/{run}", *more] for name, *more in forms for run in ("haf", "half")]
     code = (
         f"import os, sys\nfrom privlora.cli import main\nos.chdir({str(tmp_path)!r})\n"
-        f"codes = [main(argv) for argv in {lines[:-2]!r}]\n"
-        "heavy = {'torch', 'transformers', 'peft', 'dp_accounting', 'scipy', 'matplotlib'}\n"
-        "early = {'numpy'} & set(sys.modules)\n"
-        f"codes += [main(argv) for argv in {lines[-2:]!r}]\n"
-        "print(codes, early, heavy & set(sys.modules))"
+        f"codes = [main(argv) for argv in {lines!r}]\n"
+        "heavy = {'torch', 'transformers', 'peft', 'dp_accounting', 'scipy', 'matplotlib', 'numpy'}\n"
+        "print(codes, heavy & set(sys.modules))"
     )
     ended = isolated(code, tmp_path)
-    assert ended.stdout.splitlines()[-1] == f"{[2] * 10} set() set()", ended.stderr
+    assert ended.stdout.splitlines()[-1] == f"{[2] * 10} set()", ended.stderr
     assert ended.stderr.count("Fix: did you mean the run 'runs/half'?") == 5
     assert ended.stderr.count("the run in 'runs/half' is not finished") == 5
     assert ended.stderr.count("\n") == 10  # nothing is said of work before
 
 
 def test_whoever_checks_a_release_needs_no_torch(tmp_path: Path, finished: Path) -> None:
-    """annex, verify and a plain export: by the files alone, also where there are evaluations."""
+    """report --annex, verify and a plain export: by the files alone, also where there are evaluations."""
     run = str(shutil.copytree(finished / "run", tmp_path / "run"))
-    lines = [["annex", run], ["verify", run], ["export", run, f"{run}-out", "--as-lora"]]
+    lines = [["report", run, "--annex"], ["verify", run], ["export", run, f"{run}-out", "--as-lora"]]
     code = (
         "import sys\nfrom privlora.cli import main\n"
         f"codes = [main(argv) for argv in {lines!r}]\n"
@@ -186,7 +190,7 @@ def test_what_takes_long_says_so_before_it_imports(tmp_path: Path, finished: Pat
     """By what is imported, not by a clock: at the first line, neither torch, accountants nor figures are there."""
     heavy = {"torch", "transformers", "peft", "datasets", "dp_accounting", "scipy", "matplotlib"}
     run = str(finished / "run")
-    for argv in (["verify", run], ["annex", run], ["export", run, f"{tmp_path}/out", "--merge"]):
+    for argv in (["verify", run], ["report", run, "--annex"], ["export", run, f"{tmp_path}/out", "--merge"]):
         assert _there_at_the_first_line(argv, tmp_path) & (heavy | {"numpy"}) == set()
     assert _there_at_the_first_line(["lab", "diagnose"], tmp_path) & heavy == set()
 

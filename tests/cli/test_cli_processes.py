@@ -41,7 +41,7 @@ def test_torchrun_trains_one_run(model: Path, folder: Path) -> None:
     assert "holds a run already" in again.stderr
 
 
-@pytest.mark.parametrize("command", ["plan", "federate", "audit", "lab", "synthesize", "evaluate"])
+@pytest.mark.parametrize("command", ["plan", "audit", "lab", "synthesize", "evaluate"])
 def test_other_commands_run_in_one_process(
     command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,4 +1,4 @@
-"""``privlora recommend``: noise of sizes, exactly; losses on public records; no private record."""
+"""``privlora plan --sizes``: noise of sizes, exactly; losses on public records; no private record."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def config(model: Path, tmp_path: Path) -> Path:
 
 
 def test_noise_is_that_of_the_accountant(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    found = call(capsys, "recommend", config, "--json").json
+    found = call(capsys, "plan", config, "--sizes", "--json").json
     sizes = found["by_passes"] + found["by_epsilon"]
     for size in (sizes[0], sizes[-1]):
         sampling = PoissonSampling(size["batch"] / 2000)
@@ -57,7 +57,7 @@ def test_noise_is_that_of_the_accountant(config: Path, capsys: pytest.CaptureFix
 def test_it_advises_larger_batches_and_writes_a_page(
     config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    outcome = call(capsys, "recommend", config, "--page", tmp_path / "page.html")
+    outcome = call(capsys, "plan", config, "--sizes", "--page", tmp_path / "page.html")
     assert outcome.code == 0, outcome.err
     assert "less noise than 100 steps of 20: larger batches, fewer steps" in outcome.out
     assert "No loss is shown: --public FILE rehearses each size" in outcome.out
@@ -72,7 +72,7 @@ def test_it_advises_larger_batches_and_writes_a_page(
 
 
 def test_minutes_become_passes(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    outcome = call(capsys, "recommend", config, "--minutes", 10, "--tokens", 9, "--json")
+    outcome = call(capsys, "plan", config, "--sizes", "--minutes", 10, "--tokens", 9, "--json")
     found = outcome.json
     assert found["pace"]["tokens"] == 9
     (fitting,) = (
@@ -86,8 +86,36 @@ def test_minutes_become_passes(config: Path, capsys: pytest.CaptureFixture[str])
         assert size["minutes"] == pytest.approx(timed.minutes(size["steps"], size["batch"]))
 
 
+def test_a_finished_run_stands_for_its_settings(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_records(tmp_path / "records.jsonl")
+    small = {
+        "privacy": {**PRIVACY, "steps": 2, "public_dataset_size": 40, "expected_batch_size": 4, "delta": 1e-3}
+    }
+    config = write_config(tmp_path, run_settings(model, tmp_path, **small))
+    run = tmp_path / "run"
+    check(call(capsys, "plan", tmp_path), "no run in")
+    assert call(capsys, "train", config).code == 0
+    (tmp_path / "records.jsonl").unlink()
+    found, own = (call(capsys, "plan", *given, "--json").json for given in ([run], [config, "--sizes"]))
+    assert found == own
+    for more in (["--cross-check"], ["--advise"], ["privacy.steps=3"]):
+        refuses(capsys, run, ["plan", run, *more], "does not go with the folder of a run")
+
+
+@pytest.mark.parametrize(
+    "given", [["--public", "p.jsonl"], ["--minutes", 1], ["--tokens", 9], ["--page", "p.html"]]
+)
+def test_options_of_sizes(given: list[object], config: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    refuses(capsys, config.parent, ["plan", config, *given], f"{given[0]} is of sizes", "add --sizes")
+    refuses(
+        capsys, config.parent, ["plan", config, "--sizes", "--advise"], "--advise does not go with --sizes"
+    )
+
+
 def test_tokens_alone_say_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, config.parent, ["recommend", config, "--tokens", 9], "--tokens", "give --minutes")
+    refuses(capsys, config.parent, ["plan", config, "--sizes", "--tokens", 9], "--tokens", "give --minutes")
 
 
 @pytest.mark.parametrize(
@@ -123,7 +151,7 @@ def test_public_records_that_do_not_do(
     for name in ("few.jsonl", "12", "\N{GRINNING FACE}.jsonl"):
         write_records(tmp_path / name, 5)
     monkeypatch.chdir(tmp_path)
-    refused = call(capsys, "recommend", config, *more, "data.format=jsonl", "--public", file)
+    refused = call(capsys, "plan", config, "--sizes", *more, "data.format=jsonl", "--public", file)
     check(refused, said)
 
 
@@ -137,7 +165,16 @@ def test_public_records_are_rehearsed(
     words = ["privacy.steps=2", "privacy.expected_batch_size=10", "auto.passes=0.02"]
     page = tmp_path / "page.html"
     outcome = call(
-        capsys, "recommend", config, *words, "--public", tmp_path / "public.jsonl", "--page", page, "--json"
+        capsys,
+        "plan",
+        config,
+        "--sizes",
+        *words,
+        "--public",
+        tmp_path / "public.jsonl",
+        "--page",
+        page,
+        "--json",
     )
     assert outcome.code == 0, outcome.err
     found = outcome.json
@@ -164,19 +201,19 @@ def test_refusals(
     words: list[str], told: str, config: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given = [str(folder / word) if word.endswith(".jsonl") else word for word in words]
-    check(call(capsys, "recommend", config, *given), told)
+    check(call(capsys, "plan", config, "--sizes", *given), told)
 
 
 def test_public_records_are_looked_for_before_anything_is_loaded(
     config: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("privlora.cli.recommending.loading", None)  # it would be called
-    argv = ["recommend", config, "--public", folder / "public.jsonl"]
+    argv = ["plan", config, "--sizes", "--public", folder / "public.jsonl"]
     refuses(capsys, folder, argv, "auto.file (on the command line): ")
 
 
 def test_a_folder_is_no_page(config: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, folder, ["recommend", config, "--page", folder], "is a folder")
+    refuses(capsys, folder, ["plan", config, "--sizes", "--page", folder], "is a folder")
 
 
 def size(passes: float, noise: float, loss: float, *, own: bool = False) -> Size:
@@ -217,7 +254,7 @@ def test_phases_are_named(config: Path, capsys: pytest.CaptureFixture[str], tmp_
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recommending, "_PASSES", (0.02,))
         patch.setattr(recommending, "_EPSILONS", (3.0,))
-        told = call(capsys, "recommend", config, *words, "--public", tmp_path / "public.jsonl").err
+        told = call(capsys, "plan", config, "--sizes", *words, "--public", tmp_path / "public.jsonl").err
     phases = (
         "finding the noise of each size",
         "rehearsing learning rates of prism on public records",
@@ -234,16 +271,16 @@ def test_what_few_units_make_of_sizes_is_said(config: Path, capsys: pytest.Captu
     own = (
         "passes 5 over 100 units would make 7 steps: a run has at least 10, so it is 10 steps of 50, passes 5"
     )
-    told = call(capsys, "recommend", config, *words)
+    told = call(capsys, "plan", config, "--sizes", *words)
     assert own in told.out
     assert "no batch has more than half of the units, so it is 13 steps of 50, passes 6.5" in told.out
-    found = call(capsys, "recommend", config, *words, "--json").json
+    found = call(capsys, "plan", config, "--sizes", *words, "--json").json
     sizes = [(size["steps"], size["batch"]) for size in found["by_passes"]]
     assert len(sizes) == len(set(sizes))  # 10 passes are 5 here
     assert found["bounds"][0] == own
     assert f"auto: {own}" in call(capsys, "plan", config, *words).out
     assert call(capsys, "plan", config, *words, "--json").json["few"] == own
-    assert "would make" not in call(capsys, "recommend", config).out
+    assert "would make" not in call(capsys, "plan", config, "--sizes").out
     assert call(capsys, "plan", config, "--json").json["few"] is None
 
 

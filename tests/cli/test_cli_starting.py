@@ -777,7 +777,7 @@ def test_a_federation_that_runs_as_it_is(
     assert settings.privacy.n == 2 * count
     assert [line for line in outcome.out.splitlines()[1:] if not line.startswith("example:")] == [
         "next:     privlora plan run.yaml",
-        "next:     privlora federate run.yaml",
+        "next:     privlora train run.yaml",
     ]
     assert "Greta" not in text
     assert max(len(line) for line in text.splitlines() if str(here) not in line) <= 120
@@ -832,12 +832,12 @@ def test_what_a_proposal_lacks_of_a_federation_is_told_at_once(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     started(capsys, jsonl(here / "d.jsonl", rows(4000, text=SECRET)), "--model", base)
-    ended = call(capsys, "federate", "run.yaml")
+    ended = call(capsys, "train", "run.yaml", "--engine", "embedded")
     assert (ended.code, ended.out) == (2, "")
     fixes = ended.err.splitlines()[1:]
     assert len(fixes) == 3
     assert "federation: {clients:" in fixes[0]
-    assert ("privlora init" in fixes[1], "`privlora train run.yaml`" in fixes[2]) == (True, True)
+    assert ("privlora init" in fixes[1], "to train in one place" in fixes[2]) == (True, True)
 
 
 def test_a_full_disk_leaves_nothing(
@@ -903,8 +903,8 @@ def test_all_settings_as_options_are_told_at_once(capsys: pytest.CaptureFixture[
 def test_a_number_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for argv in (
         ("audit", "run.yaml", "--shadows", "10"),
-        ("recommend", "run.yaml", "--minutes", "0"),
-        ("recommend", "run.yaml", "--minutes", "x"),
+        ("plan", "run.yaml", "--minutes", "0"),
+        ("plan", "run.yaml", "--minutes", "x"),
         ("audit", "run.yaml", "--confidence", "2"),
         ("audit", "run.yaml", "--attacker", "nobody"),
     ):

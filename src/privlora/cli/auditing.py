@@ -17,7 +17,7 @@ from privlora.auditing.asked import (
     settings_of_finished,
 )
 from privlora.cli import console
-from privlora.cli.console import JsonOption, argument, option, quiet_libraries, show, stoppable
+from privlora.cli.console import JsonOption, argument, option, quiet_libraries, refuse_given, show, stoppable
 from privlora.config import Settings, load_settings
 from privlora.consoles import err, loading
 from privlora.errors import ConfigError
@@ -112,7 +112,7 @@ def audit(
         settings = _settings(target, overrides, output, "audit")
         number = 1000 if canaries is None else canaries
         refuse_few(number)
-        found = _one_run(settings, number, kind, temperature, prefixes, confidence)
+        found = _one_run(settings, number, {**written, "kind": kind}, confidence)
     elif shadows is not None:
         _refuse({**files, **some}, "does not go with --shadows")
         kind = kind or "random-tokens"
@@ -127,11 +127,8 @@ def audit(
 
 
 def _refuse(options: dict[str, Any], words: str) -> None:
-    for name, value in options.items():
-        if value is not None:
-            option = name if name == _SETTING else f"--{name.replace('_', '-')}"
-            fix = "audit a finished run with files, or a configuration with canaries"
-            raise ConfigError(f"{option} {words}", fix=fix)
+    named = {name if name == _SETTING else f"--{name.replace('_', '-')}": options[name] for name in options}
+    refuse_given(named, words, fix="audit a finished run with files, or a configuration with canaries")
 
 
 def _finished(target: Path, records: dict[str, str | None], limit: int | None, confidence: float) -> Found:
@@ -172,14 +169,8 @@ def _area(area: dict[str, float]) -> str:
     return f"AUC {area['value']:.3f} ({area['low']:.3f} to {area['high']:.3f})"
 
 
-def _one_run(
-    settings: Settings,
-    canaries: int,
-    kind: str,
-    temperature: float | None,
-    prefixes: str | None,
-    confidence: float,
-) -> Found:
+def _one_run(settings: Settings, canaries: int, planted: dict[str, Any], confidence: float) -> Found:
+    """planted: kind, temperature and prefixes of the canaries."""
     folder = Path(settings.run.output)
     with quiet_libraries(told=True):
         with loading():
@@ -193,17 +184,10 @@ def _one_run(
         if plan is not None:
             err().print(f"audit, not for release: {plan.describe()}; {canaries} canaries")
         with stoppable(KEPT), RichObserver(err(), plan) as observer:
-            found = audit_run(
-                settings,
-                canaries=canaries,
-                kind=kind,
-                confidence=confidence,
-                temperature=temperature,
-                prefixes=prefixes,
-                observer=observer,
-            )
-        exposure = exposure_of_scores(*found.scores)
-        planted = {"kind": kind, "temperature": temperature, "public_prefixes": prefixes is not None}
+            given: dict[str, Any] = {"canaries": canaries, "confidence": confidence, "observer": observer}
+            found = audit_run(settings, **given, **planted)
+        exposure, prefixes = exposure_of_scores(*found.scores), planted.pop("prefixes")
+        planted["public_prefixes"] = prefixes is not None
         written = write_audit(found, folder, **planted, **exposure.to_dict())
     bits = f"{exposure.mean:.2f} bits (chance {exposure.chance:.2f}, memorised {exposure.ceiling:.2f})"
     lines = claimed_and_bound(found)

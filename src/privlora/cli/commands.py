@@ -21,7 +21,7 @@ from privlora.errors import ConfigError, PrivloraError, in_one, named, nearest, 
 from privlora.training.stopping import exit_code
 from privlora.version import __version__
 
-_WITH_OVERRIDES = ("train", "plan", "recommend", "federate", "synthesize", "audit", "lab diagnose")
+_WITH_OVERRIDES = ("train", "plan", "synthesize", "audit", "lab diagnose")
 
 
 _CONTEXT = {"help_option_names": ["-h", "--help"]}
@@ -32,19 +32,11 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
         "plan": "planning",
         "train": "training",
         "resume": "training",
-        "recommend": "recommending",
         "synthesize": "synthesizing",
-        "federate": "federating",
         "demo": "information",
     },
     "Measure": {"evaluate": "evaluation", "audit": "auditing"},
-    "Publish": {
-        "export": "models",
-        "report": "information",
-        "annex": "filing",
-        "verify": "filing",
-        "push": "models",
-    },
+    "Publish": {"export": "models", "report": "filing", "verify": "filing", "push": "models"},
     "Research": {"lab": "privlora.lab.cli"},
     "Look up": {
         "settings": "information",
@@ -55,6 +47,13 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
 }
 """Panel of the help -> command -> where it is."""
 _ROOMS: Final = {name: room for panel in _PANELS.values() for name, room in panel.items()}
+
+_MERGED: Final = {
+    "federate": "train CONFIG",
+    "annex": "report RUN --annex",
+    "recommend": "plan CONFIG --sizes",
+}
+"""What was a command -> the one that does it."""
 
 
 def app_of(*names: str) -> typer.Typer:
@@ -103,7 +102,8 @@ def run(argv: Sequence[str] | None, of: Sequence[str] = ()) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     command, known = next(iter(given), "-"), tuple(of) or tuple(_ROOMS)
     if command not in known and not command.startswith("-"):
-        error = ConfigError(f"there is no command {named(command)}", fix=nearest(command, known))
+        fix = f"use `privlora {_MERGED[command]}`" if command in _MERGED else nearest(command, known)
+        error = ConfigError(f"there is no command {named(command)}", fix=fix)
         return _stop("error", error.lines(), 2)
     try:
         # A command by itself: what the others import takes longer than many a refusal.

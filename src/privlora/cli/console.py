@@ -7,7 +7,7 @@ import json
 import os
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from logging import ERROR, getLogger
 from pathlib import Path
@@ -15,7 +15,8 @@ from typing import Annotated, Any
 
 import typer
 
-from privlora.consoles import err, loading, out
+from privlora.consoles import err, loading, out, saying
+from privlora.errors import ConfigError
 from privlora.pages.numbers import finite
 from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
 from privlora.training.ranks import OneProcess, Ranks, refuse_several, several_processes
@@ -75,6 +76,12 @@ def argument(metavar: str, help: str) -> Any:
     return typer.Argument(metavar=metavar, help=help, show_default=False)
 
 
+def refuse_given(options: Mapping[str, object], words: str, fix: str | Sequence[str]) -> None:
+    """Raise ConfigError where options are given that do not go with the rest. options: by name; None is not given."""
+    if given := [name for name, value in options.items() if value is not None]:
+        raise ConfigError(f"{' and '.join(given)} {words}", fix=fix)
+
+
 JsonOption = Annotated[bool, option("Print one JSON object on stdout, nothing else.", "--json")]
 
 WITHIN = "within the claim"
@@ -84,17 +91,9 @@ CHECKING = "checking every file of the release against its report and ledger"
 _MANY = 5000  # steps whose noise may take more than a few seconds to find
 
 
-@contextlib.contextmanager
-def accounting(steps: int) -> Iterator[None]:
+def accounting(steps: int) -> contextlib.AbstractContextManager[None]:
     """Says that the noise and the cost of so many steps are being computed: on a terminal, and elsewhere of many."""
-    console = err()
-    if console.is_terminal:
-        with console.status(f"finding the noise of {steps} steps"):
-            yield
-        return
-    if steps >= _MANY:
-        console.print(f"finding the noise of {steps} steps")
-    yield
+    return saying(f"finding the noise of {steps} steps", piped=steps >= _MANY)
 
 
 @contextlib.contextmanager

@@ -83,19 +83,18 @@ def evaluate(
     stored, adapter, run_data, seed = resolved or ({"name": target}, None, {}, 0)
     if not data and resolved is not None:
         data = problems.of(None, _own_records, target)
-    form: dict[str, Any] = {"task": task, "text": text, "prompt": prompt, "completion": completion}
-    form |= {"messages": messages}
-    if label is not None:
-        form |= {"label": label, "labels": _labels(labels), "text_pair": text_pair}
+    form: dict[str, Any] = {
+        "task": task,
+        "text": text,
+        "prompt": prompt,
+        "completion": completion,
+        "messages": messages,
+    }
+    form |= {} if label is None else {"label": label, "labels": _labels(labels), "text_pair": text_pair}
     if any(form.values()):
         run_data = {name: value for name, value in run_data.items() if name not in _REPLACED}
-    reading = {
-        "format": format,
-        "loss_on": loss_on,
-        "max_length": max_length,
-        "add_eos": add_eos,
-        "limit": limit,
-    }
+    reading = {"format": format, "loss_on": loss_on, "max_length": max_length, "limit": limit}
+    reading |= {"add_eos": add_eos}
     if data and named_twice(data) is not None:
         problems.found.append(ConfigError("--data names a file twice", fix="give each file once"))
         data = data[:1]

@@ -1,22 +1,18 @@
-"""``privlora federate``, and going on with a federation."""
+"""``privlora train`` and ``privlora resume`` of a federation."""
 
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from privlora.accounting import Plan, read_ledger
-from privlora.cli.console import JsonOption, accounting, argument, emit, named, option, quiet_libraries, show
-from privlora.cli.training import OverridesArgument, explained_stops, places_of, promised
-from privlora.config import Settings, load_settings
-from privlora.consoles import err, loading, out
-from privlora.errors import ConfigError
+from privlora.cli.console import accounting, named, quiet_libraries, show
+from privlora.cli.training import explained_stops, places_of, promised
+from privlora.config import Settings
+from privlora.consoles import err, loading
 from privlora.federated.history import is_over, refuse_used
 from privlora.training.files import RunFolder
 from privlora.training.preflight import preflight
@@ -25,129 +21,18 @@ if TYPE_CHECKING:
     from privlora.federated.run import Federated
 
 
-_SUPERLINK = "127.0.0.1:8000"
-_NOTES = """\
-exact: the server's update is the mean of the clients', before it is cut to rank r; private: only where
-clients add noise, or r + p reaches K r for K clients in a round.
-two-sided: under privacy both subspaces can move.
-hides: what federation.privacy_model can be, records of a client or whole clients.
-local method: the default, and in brackets what method.name can be besides.
-
-Numbers of each adapted m x n module, with K clients:
-"""
-
-
-def federate(
-    config: Annotated[Path | None, argument("CONFIG", "YAML file of the run.")] = None,
-    overrides: OverridesArgument = None,
-    list_rules: Annotated[bool, option("Show how answers can be put together.", "--list-rules")] = False,
-    engine: Annotated[
-        Literal["embedded", "simulation"],
-        typer.Option(
-            help="embedded: all clients in this process. simulation: in workers of Flower's simulation."
-        ),
-    ] = "embedded",
-    app: Annotated[
-        Path | None, option("Write a Flower app for several machines.", "--write-app", metavar="FOLDER")
-    ] = None,
-    superlink: Annotated[
-        str | None,
-        option(
-            f"With --write-app: where the SuperLink answers, {_SUPERLINK} if not given.", metavar="HOST:PORT"
-        ),
-    ] = None,
-    root_certificates: Annotated[
-        Path | None, option("With --write-app: the authority of its certificate.", metavar="FILE")
-    ] = None,
-    as_json: JsonOption = False,
-) -> None:
-    """Train one adapter from the records of several owners, as the group federation of CONFIG says.
-
-    Each client has a folder of its own, and the server sees nothing but their messages. Leaves an adapter, a report
-    and each client's ledger in run.output.
-    """
-    if list_rules:
-        _show_rules(as_json)
-        return
-    given = {"--superlink": superlink, "--root-certificates": root_certificates}
-    named_alone = [name for name, value in given.items() if value is not None]
-    if named_alone and app is None:
-        raise ConfigError(
-            f"{' and '.join(named_alone)} without --write-app",
-            why="all clients of this run are in this process, and nobody is called",
-            fix="add --write-app FOLDER, which writes the app for machines of their own",
-        )
-    if config is None:
-        raise ConfigError("no CONFIG is given", fix="`privlora federate run.yaml`, or --list-rules")
-    settings = load_settings(config, overrides or ())
-    if settings.federation is None:
-        raise ConfigError(
-            f"{config} has no group federation, so nothing says who its clients are",
-            fix=[
-                "add one, as federation: {clients: [{name: north, path: north.jsonl}, {name: south, path: "
-                "south.jsonl}], rounds: 10, local_steps: 4, rule: tan}, without data.path and privacy.steps",
-                "or let `privlora init north.jsonl south.jsonl --clients --model NAME` write such a YAML",
-                f"or, to train in one place, `privlora train {config}`",
-            ],
-        )
-    if app is not None:
-        _write(app, settings, superlink or _SUPERLINK, root_certificates, as_json)
-        return
+def start(settings: Settings, as_json: bool, *, simulated: bool) -> None:
+    """Train a federation, and show what it leaves. simulated: in workers of Flower's simulation."""
     folder = RunFolder(Path(settings.run.output))
     refuse_used(folder)
     preflight(settings, begins=False)  # as in one place, and before slow imports
-    _run(folder, settings, as_json, fresh=True, simulated=engine == "simulation")
+    _run(folder, settings, as_json, fresh=True, simulated=simulated)
 
 
-def _show_rules(as_json: bool) -> None:
-    """Print the table of rules, or all that is known of them as JSON."""
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    with quiet_libraries():
-        from privlora.federated.rule_facts import EXAMPLE, rule_facts
-
-        rows = rule_facts()
-    if as_json:
-        emit({"example": vars(EXAMPLE), "rules": rows})
-        return
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for name in ("rule", "exact", "two-sided", "secure sums", "hides", "trips", "down", "up", "local method"):
-        table.add_column(name, no_wrap=name != "local method", justify="right" if name == "trips" else "left")
-    for row in rows:
-        table.add_row(*_cells(row))
-    terminal = sys.stdout.isatty()  # else as wide as the table
-    Console(file=sys.stdout, highlight=False, markup=False, width=None if terminal else 132).print(table)
-    out().print(
-        f"down, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE.describe()}.\n{_NOTES}"
-    )
-    for row in rows:
-        out().print(
-            f"{row['name']}: {row['summary']}\n  down  {row['down']} a module\n  up    {row['up']} a module\n"
-            f"  from  {row['reference']}"
-        )
-
-
-def _cells(row: dict[str, Any]) -> list[str]:
-    others = [name for name in row["methods"] if name != row["method"]]
-    said = {True: "yes", False: "no"}
-    return [
-        row["name"],
-        said[row["exact"]] if row["exact"] == row["exact_without_privacy"] else "private",
-        said[row["two_sided"]],
-        row["secure_sums"],
-        ", ".join(f"{model}s" for model in row["privacy_models"]),
-        str(len(row["stages"])),
-        f"{4 * row['floats_down'] / 1e6:.3g}",
-        f"{4 * row['floats_up'] / 1e6:.3g}",
-        " ".join([row["method"], f"({', '.join(others)})" if others else ""]).strip(),
-    ]
-
-
-def _write(
+def write(
     app: Path, settings: Settings, superlink: str, root_certificates: Path | None, as_json: bool
 ) -> None:
+    """The app of a federation for several machines. superlink: HOST:PORT."""
     with quiet_libraries(told=True):
         with loading():
             from privlora.federated.flower.app import write_app
@@ -181,16 +66,16 @@ def _run(
     folder: RunFolder, settings: Settings, as_json: bool, *, fresh: bool, simulated: bool = False
 ) -> None:
     with quiet_libraries(told=fresh):  # a resume said so already
-        start: Callable[..., Federated]
+        federate: Callable[..., Federated]
         with loading():
             from privlora.federated.plans import client_plan, server_plan, with_local_method
             from privlora.federated.progress import RoundProgress
             from privlora.federated.words import in_a_line, warnings
 
             if simulated:
-                from privlora.federated.flower.simulation import simulate as start
+                from privlora.federated.flower.simulation import simulate as federate
             else:
-                from privlora.federated.run import federate as start
+                from privlora.federated.run import federate
 
         settings = with_local_method(settings)
         with accounting(settings.privacy.steps):
@@ -201,7 +86,7 @@ def _run(
             err().print(f"WARNING: {text}")
         progress = RoundProgress(err(), private=settings.privacy.protects)
         with explained_stops(folder, "round"), progress as observer:
-            result = start(settings, observer=observer, fresh=fresh)
+            result = federate(settings, observer=observer, fresh=fresh)
     _show(folder, settings, result, as_json)
 
 

@@ -6,7 +6,19 @@ from math import prod, sqrt
 from typing import Any
 
 from privlora.accounting import Plan, accountant_versions, epsilon
-from privlora.cli.planning import noise_rows, opinion_rows, opinions, rate_rows, statement_of
+from privlora.accounting.meaning import Meaning, in_words, meaning
+from privlora.cli.console import accounting
+from privlora.cli.memory import estimate_memory
+from privlora.cli.planning import (
+    local_model,
+    memory_rows,
+    noise_rows,
+    opinion_rows,
+    opinions,
+    rate_rows,
+    refused_here,
+    statement_of,
+)
 from privlora.config import Settings
 from privlora.federated.plans import (
     client_plan,
@@ -35,23 +47,24 @@ from privlora.reporting.limits import not_protected
 from privlora.training.models import adapter_for
 
 
-def plan_federation(
-    settings: Settings, model: Any, cross_check: bool
-) -> tuple[dict[str, Any], list[tuple[str, str]]]:
-    """What follows from the settings, and its lines on the screen, each with a name.
+def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """What follows from the settings and the model's configuration, and its lines on the screen, each with a name.
 
-    model: the base model, with or without weights, if it is at hand. cross_check: also ask other accountants.
+    cross_check: also ask other accountants.
     """
-    settings = with_local_method(settings)
-    plan, own = client_plan(settings, model), server_plan(settings)
-    federation, whole = federation_of(settings), own or plan
-    hyper = resolved(settings)
-    cost = None
-    if whole is not None and not whole.insecure_noise:
-        cost = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
-    statement, known = None, what_colluding_costs(settings, plan)
-    if whole is not None and cost is not None:
-        statement = statement_of(whole, cost)
+    settings, model, _ = local_model(settings)
+    refused = refused_here(settings, model)
+    with accounting(settings.privacy.steps):
+        settings = with_local_method(settings)
+        plan, own = client_plan(settings, model), server_plan(settings)
+        federation, whole = federation_of(settings), own or plan
+        cost = means = None
+        if whole is not None and not whole.insecure_noise:
+            cost = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
+            means = meaning(whole.phases, whole.adjacency).to_dict()
+        known = what_colluding_costs(settings, plan)
+    hyper, method = resolved(settings), find_method(settings.method.name)
+    first = round_settings(settings, federation.first_rounds[0])
     kinds = [_kind(settings, whole, number) for number in federation.first_rounds]
     content = {
         "private": cost is not None,
@@ -67,16 +80,22 @@ def plan_federation(
         "threshold": federation.threshold if federation.secure else None,
         "method": settings.method.name,
         "hyperparameters": hyper.to_dict(),
+        "rank": settings.adapter.r,
+        "target_modules": settings.adapter.target_modules,
+        "exclude_modules": settings.adapter.exclude_modules,
         **_rate(settings, hyper),
         **(kinds[0] if len(kinds) == 1 else {"phases": kinds}),
         **_noise(settings, whole),
         "epsilon": cost,
+        "means": means,
         "epsilon_against_another_client": known[0]["epsilon"] if known else cost,
         "colluding": known,
         "bytes": None if model is None else _bytes(settings, model),
+        "memory": None if model is None else estimate_memory(first, method, model),
+        "refused_here": refused,
         "warnings": warnings(settings, plan, own, None if model is None else entries_of(settings, model)),
         "not_protected": [
-            *not_protected(statement, hyper.init, discrete=federation.distributed),
+            *not_protected(statement_of(whole, cost), hyper.init, discrete=federation.distributed),
             *what_is_not_hidden(settings),
         ],
     }
@@ -182,10 +201,19 @@ def _rows(
     def named(name: str, place: int) -> str:
         return f"{name} {place}" if several else name
 
-    rows = [
+    whole, protected = own or plan, who_is_protected(settings)
+    rows = [("promise", protected)]
+    if content["means"] is not None:
+        rows = [
+            ("promise", what_it_costs(settings, plan, own)),
+            ("hidden", protected.removeprefix("hidden: ")),
+            *(("means", words) for words in in_words(Meaning(**content["means"]), content["unit"])),
+        ]
+    if content["colluding"]:
+        rows.append(("means", "A client that knows its own share of the noise is right more often."))
+    rows += [
         ("clients", who_trains(settings)),
-        ("rule", how_it_is_put_together(settings)),
-        ("promise", who_is_protected(settings)),
+        ("rule", how_it_is_put_together(settings).removeprefix("rule ")),
         ("server", what_the_server_sees(settings)),
         ("method", hyper),
         *rate_rows(content),
@@ -195,7 +223,6 @@ def _rows(
             f"on average {kind['expected_batch_size']:g} {settings.privacy.unit}s of all clients together"
         )
         rows.append((named("batches", place), f"Poisson, q {kind['sample_rate']:.6g}: {average}"))
-    whole = own or plan
     if whole is not None:
         rows += [
             ("releases", f"{content['releases']} {'by the server' if own else 'of each client at most'}"),
@@ -205,9 +232,9 @@ def _rows(
                 (named("noise", place), _noise_line(kind, content["clients_per_round"]))
                 for place, kind in enumerate(kinds, start=1)
             ),
-            ("epsilon", what_it_costs(settings, plan, own)),
         ]
     rows += [*opinion_rows(content), ("messages", _bytes_line(content["bytes"], settings))]
+    rows += memory_rows(content["memory"])
     rows += [("WARNING", text) for text in content["warnings"]]
     return rows
 

@@ -1,4 +1,4 @@
-"""``privlora annex`` and ``privlora verify``: what is filed of a release, and whether it holds."""
+"""``privlora report`` and ``privlora verify``: what is said of a release, and whether it holds."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from privlora.cli.console import CHECKING, JsonOption, argument, finished_run, option, show
+from privlora.cli.console import CHECKING, JsonOption, argument, finished_run, option, refuse_given, show
 from privlora.consoles import saying
 from privlora.errors import ConfigError, in_one_line
 from privlora.training.files import release_at
@@ -18,13 +18,27 @@ _MARKS = {True: "ok", False: "FAILED", None: "-"}
 _ADVICE = "Do not rely on it: get the release again from whoever trained it, and verify it by the filed annex's hash"
 
 
-def annex(
+def report(
     run: Annotated[Path, argument("RUN", "Folder of a finished run.")],
-    sign: Annotated[Path | None, option("Ed25519 private key (PEM) to sign with.", metavar="KEY")] = None,
+    annex: Annotated[
+        bool, option("Also annex.html and annex.json, which a data-protection officer files.", "--annex")
+    ] = False,
+    sign: Annotated[
+        Path | None, option("With --annex: Ed25519 private key (PEM) to sign it with.", metavar="KEY")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write annex.html and annex.json into RUN/release: what a data-protection officer files."""
+    """Write a run's report.html and README.md again, from its own files; with --annex, the annex too."""
+    if not annex:
+        refuse_given({"--sign": sign}, "signs an annex", fix="add --annex, or leave it out")
     folder = finished_run(run)
+    if not annex:
+        with saying(CHECKING, piped=True):
+            from privlora.reporting import rewrite_report
+
+            written = rewrite_report(folder)
+        show({"report": str(written)}, [str(written)], as_json)
+        return
     key = None
     if sign is not None:
         from privlora.reporting.signing import read_private_key

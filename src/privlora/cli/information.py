@@ -1,4 +1,4 @@
-"""``privlora methods``, ``privlora settings``, ``privlora report`` and ``privlora demo``."""
+"""``privlora methods``, ``privlora settings`` and ``privlora demo``."""
 
 from __future__ import annotations
 
@@ -12,31 +12,31 @@ from typing import TYPE_CHECKING, Annotated
 
 from rich.console import Console
 
-from privlora.cli.console import (
-    CHECKING,
-    JsonOption,
-    argument,
-    emit,
-    finished_run,
-    option,
-    quiet_libraries,
-    show,
-    stoppable,
-)
+from privlora.cli.console import JsonOption, argument, emit, option, quiet_libraries, show, stoppable
 from privlora.config.methods import known_methods
 from privlora.config.names import unknown_method
-from privlora.consoles import loading, saying
-from privlora.errors import ConfigError
+from privlora.consoles import loading
+from privlora.errors import ConfigError, named
 
 if TYPE_CHECKING:
     from privlora.methods import Method
 
 
 def methods(
-    name: Annotated[str | None, argument("[ROW]", "One method, with what its settings mean.")] = None,
+    name: Annotated[str | None, argument("[METHOD]", "One method, with what its settings mean.")] = None,
+    rules: Annotated[
+        bool, option("Instead: how answers of a federation are put together.", "--rules")
+    ] = False,
     as_json: JsonOption = False,
 ) -> None:
-    """Print the table of methods, or one of them."""
+    """Print the table of methods, one of them, or the rules of federations."""
+    if rules:
+        if name is not None:
+            raise ConfigError("--rules is a table of its own", fix=f"leave out {named(name)}, or --rules")
+        with loading():
+            from privlora.cli.method_page import show_rules
+        show_rules(as_json)
+        return
     if name is not None and name not in known_methods():
         raise unknown_method(name)
     with loading():  # no model is needed, and so no transformers
@@ -105,16 +105,6 @@ def settings(
             lines.append(f"  {each.place}  ({each.kind}; {default})")
             lines.append(textwrap.fill(each.meaning, 100, initial_indent=indent, subsequent_indent=indent))
     show({"settings": [each.to_dict() for each in found]}, lines, as_json)
-
-
-def report(run: Annotated[Path, argument("RUN", "Folder of a run.")], as_json: JsonOption = False) -> None:
-    """Write a run's report.html and README.md again, from its own files."""
-    folder = finished_run(run)
-    with saying(CHECKING, piped=True):
-        from privlora.reporting import rewrite_report
-
-        written = rewrite_report(folder)
-    show({"report": str(written)}, [str(written)], as_json)
 
 
 def demo(

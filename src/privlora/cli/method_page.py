@@ -1,4 +1,4 @@
-"""One row of the table of methods, as ``privlora methods ROW`` shows it."""
+"""What ``privlora methods`` shows of one method, and of all rules of federations."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from privlora.cli.console import quiet_libraries, show
 from privlora.config import MethodSettings
 from privlora.config.methods import SPACES as FACTS
 from privlora.config.methods import Choice
@@ -143,3 +144,54 @@ def _of_method(facts: Mapping[str, Any]) -> _Rows:
 def _value(setting: Mapping[str, Any]) -> str:
     default = setting["default"]
     return "chosen before each step" if default is None else f"{default:g}"
+
+
+_NOTES = """\
+exact: the server's update is the mean of the clients', before it is cut to rank r; private: only where
+clients add noise, or r + p reaches K r for K clients in a round.
+two-sided: under privacy both subspaces can move.
+hides: what federation.privacy_model can be, records of a client or whole clients.
+method: of local steps; the default, and in brackets what method.name can be besides.
+
+Numbers of each adapted m x n module, with K clients:
+"""
+
+
+def show_rules(as_json: bool) -> None:
+    """Print the table of rules, or all that is known of them as JSON."""
+    with quiet_libraries():
+        from privlora.federated.rule_facts import EXAMPLE, rule_facts
+
+        rows = rule_facts()
+    table = [
+        ("rule", "exact", "two-sided", "secure sums", "hides", "trips", "down", "up"),
+        *map(_cells, rows),
+    ]
+    widths = [max(map(len, column)) for column in zip(*table, strict=True)]
+    lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
+    lines.append(
+        f"\ndown, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE.describe()}."
+    )
+    lines.append(_NOTES)
+    for row in rows:
+        others = ", ".join(name for name in row["methods"] if name != row["method"])
+        method = f"{row['method'] or ''} {f'({others})' if others else ''}".strip()
+        lines.append(
+            f"{row['name']}: {row['summary']}\n  down    {row['down']} a module\n  up      {row['up']} a module\n"
+            f"  method  {method}\n  from    {row['reference']}"
+        )
+    show({"example": vars(EXAMPLE), "rules": rows}, lines, as_json)
+
+
+def _cells(row: dict[str, Any]) -> list[str]:
+    said = {True: "yes", False: "no"}
+    return [
+        row["name"],
+        said[row["exact"]] if row["exact"] == row["exact_without_privacy"] else "private",
+        said[row["two_sided"]],
+        row["secure_sums"],
+        ", ".join(f"{model}s" for model in row["privacy_models"]),
+        str(len(row["stages"])),
+        f"{4 * row['floats_down'] / 1e6:.3g}",
+        f"{4 * row['floats_up'] / 1e6:.3g}",
+    ]

@@ -11,14 +11,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 from privlora.accounting import Accountant, Adjacency, Plan, accountant_versions, epsilon
 from privlora.accounting.meaning import Meaning, in_words, meaning
 from privlora.cli.accounting import facts_of_bands, words_of_bands
-from privlora.cli.console import JsonOption, accounting, emit, option, quiet_libraries
+from privlora.cli.console import JsonOption, accounting, argument, emit, option, quiet_libraries, refuse_given
 from privlora.cli.example import example_rows
-from privlora.cli.training import ConfigArgument, OverridesArgument
+from privlora.cli.recommending import show_sizes
+from privlora.cli.training import OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.config.auto import of_few
 from privlora.config.methods import SPACES, facts_of
 from privlora.consoles import err, loading, out, saying
-from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, Together
+from privlora.errors import DataError, ModelError, PrivacyError, Together
 from privlora.pages.numbers import in_one_unit
 from privlora.randomness import aes_instructions
 from privlora.rounding import rounded_up
@@ -30,37 +31,98 @@ if TYPE_CHECKING:
     from privlora.methods import Hyperparameters, Method
 
 _REPLACE_ONE: Adjacency = "replace-one"
+_Rows = list[tuple[str, str]]
 
 
 def plan(
-    config: ConfigArgument,
+    config: Annotated[Path, argument("CONFIG|RUN", "YAML of a run, or the folder of a finished one.")],
     overrides: OverridesArgument = None,
+    verbose: Annotated[
+        bool, option("Also every number and limit of the promise.", "--verbose", "-v")
+    ] = False,
     cross_check: Annotated[bool, option("Also epsilon by RDP and PRV accountants.", "--cross-check")] = False,
     advise: Annotated[
-        bool,
-        option(
-            "Also rehearse PRISM and a method of public texts on the group synthesis, for several numbers of "
-            "records. Loads the model.",
-            "--advise",
-        ),
+        bool, option("Also rehearse PRISM and a method of public texts, for several N; minutes.", "--advise")
     ] = False,
-    verbose: Annotated[
-        bool,
-        option("Also noise, memory, epsilon over time and all that is not protected.", "--verbose", "-v"),
+    sizes: Annotated[
+        bool, option("Instead: what more passes and other epsilons would bring.", "--sizes")
     ] = False,
+    public: Annotated[
+        Path | None,
+        option("Of sizes: rehearse each on these PUBLIC records, in the private ones' form.", metavar="FILE"),
+    ] = None,
+    minutes: Annotated[
+        float | None, option("Of sizes: time steps here, and say which ones take so long.", min=0.01)
+    ] = None,
+    tokens: Annotated[
+        int | None, option("With --minutes: tokens of a record; else data.max_length.", min=2)
+    ] = None,
+    page: Annotated[Path | None, option("Of sizes: also write a page with curves.", metavar="FILE")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Dry run: what is promised, trained and needed. Reads no private record."""
-    asked = settings = load_settings(config, overrides or ())
-    missing = _refuse_missing(settings)
-    if settings.federation is not None:
-        if advise:
-            raise ConfigError("--advise does not go with a federation", fix="leave it out")
-        _plan_federation(settings, cross_check, as_json)
+    """Dry run of CONFIG: what is promised, trained and needed. Reads no private record.
+
+    With --sizes, and of the folder of a finished run: what other sizes of it would bring.
+    """
+    flags = {"--cross-check": cross_check, "--advise": advise, "--verbose": verbose}
+    of_one: dict[str, object] = {name: True for name, value in flags.items() if value}
+    of_sizes = {"--public": public, "--minutes": minutes, "--tokens": tokens, "--page": page}
+    if config.is_dir():
+        of_one |= {"GROUP.KEY=VALUE": overrides} if overrides else {}
+        refuse_given(of_one, "does not go with the folder of a run", fix="leave it out, or give a YAML")
+    elif sizes:
+        refuse_given(of_one, "does not go with --sizes", fix="leave out one of them")
+    else:
+        refuse_given(of_sizes, "is of sizes", fix="add --sizes, or give the folder of a finished run")
+        _show_plan(load_settings(config, overrides or ()), verbose, cross_check, advise, as_json)
         return
+    show_sizes(config, overrides or [], public, minutes, tokens, page, as_json)
+
+
+def _show_plan(settings: Settings, verbose: bool, cross_check: bool, advise: bool, as_json: bool) -> None:
+    shown = out()  # inside, what libraries print goes to stderr
+    missing = _refuse_missing(settings)
     if missing is not None and err().is_terminal:  # to whoever waits; the plan itself says it, too
         err().print(f"note: {missing}. The plan goes on without the records")
-    shown = out()  # inside, what libraries print goes to stderr
+    if settings.federation is None:
+        content, rows = _plan_run(settings, verbose, cross_check, advise, missing, None if as_json else shown)
+    else:
+        refuse_given({"--advise": advise or None}, "does not go with a federation", fix="leave it out")
+        with quiet_libraries(told=True):
+            with loading():
+                from privlora.cli.federation_plan import plan_federation
+            content, rows = plan_federation(settings, cross_check)
+    if as_json:
+        emit(content)
+        return
+    print_rows(rows if verbose else in_brief(rows, content), shown)
+    if verbose:
+        print_list("not protected:", content["not_protected"], shown)
+    else:
+        shown.print(f"{'output':<12}{settings.run.output}")
+        shown.print(
+            f"not protected: {_SUCH_AS}. `privlora plan --verbose` lists all of it, and every number."
+        )
+    if advise:
+        from privlora.cli.advising import advice_lines
+
+        for line in advice_lines(content["advice"]):
+            shown.print(line)
+    if content["refused_here"]:  # last, where it is seen
+        print_list("`privlora train` is refused on this machine:", content["refused_here"], shown)
+
+
+def _plan_run(
+    settings: Settings,
+    verbose: bool,
+    cross_check: bool,
+    advise: bool,
+    missing: DataError | None,
+    shown: Console | None,
+) -> tuple[dict[str, Any], _Rows]:
+    """What follows from the settings and the model's configuration, and the lines of the model. shown: where those of
+    the settings are printed as soon as they are known, if at all."""
+    asked = settings
     with quiet_libraries(told=True):
         with loading():  # of torch alone, so that what follows from settings is there at once
             from privlora.methods import CHOICES, find_row
@@ -92,10 +154,9 @@ def plan(
         content = _facts(asked, settings, hyper, planned) | {"cost": cost}
         if choice is not None:
             content |= {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}
-        rows = [] if as_json else _privacy_rows(content, planned)
-        if not verbose:
-            rows = _in_brief(rows, content)
-        if shown.is_terminal:  # to whoever waits; elsewhere nothing is half a plan
+        rows = [] if shown is None else _privacy_rows(content, planned)
+        rows = rows if verbose else in_brief(rows, content)
+        if shown is not None and shown.is_terminal:  # to whoever waits; elsewhere nothing is half a plan
             print_rows(rows, shown)
             rows = []
         with loading():
@@ -108,13 +169,12 @@ def plan(
         shows = [] if tokenizer is None else example_rows(settings.data, tokenizer)
         fitted = memory = None
         refused = refused_here(settings, model) + ([] if missing is None else [str(missing)])
-        print_rows(rows, shown)
+        if shown is not None:
+            print_rows(rows, shown)
         if model is not None:
             settings, fitted = as_planned(settings, model)
             memory = estimate_memory(settings, method, model)
-        statement = None
-        if planned is not None and cost is not None:
-            statement = statement_of(planned, cost["epsilon"])
+        statement = statement_of(planned, None if cost is None else cost["epsilon"])
         written = settings.synthesis is not None
         content |= {
             "example": dict(shows),
@@ -126,26 +186,10 @@ def plan(
             "not_protected": not_protected(statement, hyper.init, written=written),
         }
         if advise:
-            from privlora.cli.advising import advice_lines, advise_on
+            from privlora.cli.advising import advise_on
 
             content["advice"] = advise_on(asked, planned)
-    if as_json:
-        emit(content)
-        return
-    rows = [*shows, *_machine_rows(content, memory, None if fitted is None else fitted.why)]
-    print_rows(rows if verbose else _in_brief(rows, content), shown)
-    if verbose:
-        print_list("not protected:", content["not_protected"], shown)
-    else:
-        shown.print(f"{'output':<12}{settings.run.output}")
-        shown.print(
-            f"not protected: {_SUCH_AS}. `privlora plan --verbose` lists all of it, and every number."
-        )
-    if advise:
-        for line in advice_lines(content["advice"]):
-            shown.print(line)
-    if refused:  # last, where it is seen
-        print_list("`privlora train` is refused on this machine:", refused, shown)
+    return content, [*shows, *_machine_rows(content, None if fitted is None else fitted.why)]
 
 
 def _refuse_missing(settings: Settings) -> DataError | None:
@@ -179,21 +223,6 @@ def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> N
     if method.tunes_writer:
         refuse_without_trl()
     refuse_unusable_texts(settings, method)
-
-
-def _plan_federation(settings: Settings, cross_check: bool, as_json: bool) -> None:
-    with quiet_libraries(told=True):
-        with loading():
-            from privlora.cli.federation_plan import plan_federation
-
-        settings, model, _ = local_model(settings)
-        with accounting(settings.privacy.steps):
-            content, rows = plan_federation(settings, model, cross_check)
-    if as_json:
-        emit(content)
-    else:
-        print_rows(rows, out())
-        print_list("not protected:", content["not_protected"], out())
 
 
 def local_model(settings: Settings) -> tuple[Settings, Any, Any]:
@@ -294,7 +323,7 @@ def _facts(
     }
 
 
-def rate_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+def rate_rows(content: Mapping[str, Any]) -> _Rows:
     """That a learning rate is far from the method's own, or the unit in which it is where it is not in entries.
 
     content: far_rate, hyperparameters and default_rate of a plan.
@@ -308,7 +337,7 @@ def rate_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     return [("rate", f"relative{said}; the method's default is {content['default_rate']:.3g}")]
 
 
-def noise_rows(content: Mapping[str, Any], planned: Plan) -> list[tuple[str, str]]:
+def noise_rows(content: Mapping[str, Any], planned: Plan) -> _Rows:
     """What the words of a promise mean (unit, adjacency, delta), and the noise multiplier."""
     how = "replaced by another" if planned.adjacency == _REPLACE_ONE else "there or not"
     return [
@@ -336,8 +365,10 @@ def _cost(planned: Plan, cross_check: bool) -> dict[str, Any]:
     }
 
 
-def statement_of(planned: Plan, spent: float) -> dict[str, Any]:
-    """What `reporting.limits.not_protected` looks at. spent: epsilon."""
+def statement_of(planned: Plan | None, spent: float | None) -> dict[str, Any] | None:
+    """What `reporting.limits.not_protected` looks at. spent: epsilon, if anything is promised."""
+    if planned is None or spent is None:
+        return None
     event = planned.phases[-1][0]
     statement = {"epsilon": spent, "unit": planned.unit, "projections": event.projections}
     return statement | {"sampling": event.to_dict()["sampling"]}
@@ -356,7 +387,7 @@ def opinions(planned: Plan) -> dict[str, Any]:
     return {"cross_check": found}
 
 
-def opinion_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
+def opinion_rows(content: Mapping[str, Any]) -> _Rows:
     """content: that of `opinions`, if they were asked for."""
     return [
         (name, each["reason"] if each["epsilon"] is None else f"{each['epsilon']:.4g} (second opinion)")
@@ -364,7 +395,7 @@ def opinion_rows(content: Mapping[str, Any]) -> list[tuple[str, str]]:
     ]
 
 
-def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[str, str]]:
+def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> _Rows:
     """What follows from the settings alone: the promise, the noise and its cost, the method and its rate."""
     from privlora.reporting.wording import targets_in_words
 
@@ -393,8 +424,6 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
             f"{_batches(content)}, on average {content['expected_batch_size']:g}",
         ),
         ("rounds" if votes else "steps", str(content["steps"])),
-    ]
-    rows += [
         ("empty", content["mostly_empty"]),
         *([] if "rows" in content else rate_rows(content)),
         ("sizes", content["few"] and f"auto: {content['few']}"),
@@ -437,9 +466,7 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> list[tuple[s
     return [(row, words) for row, words in rows if words is not None]
 
 
-def _machine_rows(
-    content: dict[str, Any], memory: Mapping[str, Any] | None, chosen: str | None
-) -> list[tuple[str, str]]:
+def _machine_rows(content: dict[str, Any], chosen: str | None) -> _Rows:
     """The model, and what a run takes of a machine. chosen: why micro-batches are as long as they are."""
     from privlora.reporting.wording import coverage_in_words
 
@@ -453,32 +480,36 @@ def _machine_rows(
         rows.append(("generator", words))
     if content["coverage"] is not None:
         rows.append(("adapts", coverage_in_words(content["coverage"])))
+    return [*rows, *memory_rows(content["memory"], chosen)]
+
+
+def memory_rows(memory: Mapping[str, Any] | None, chosen: str | None = None) -> _Rows:
+    """What a run takes of a machine. memory: of `estimate_memory`, if the model is at hand."""
     if memory is None:
-        return [*rows, ("memory", "unknown: the model is not a local folder")]
-    rows += [("memory", memory_line(memory)), *([] if chosen is None else [("auto", chosen)])]
-    if memory["peak"] is not None:
-        rows.append(("peak", _peak_line(memory)))
-    return rows
+        return [("memory", "unknown: the model is not a local folder")]
+    peak = [] if memory["peak"] is None else [("peak", _peak_line(memory))]
+    return [("memory", memory_line(memory)), *([] if chosen is None else [("auto", chosen)]), *peak]
 
 
-def _in_brief(rows: list[tuple[str, str]], content: Mapping[str, Any]) -> list[tuple[str, str]]:
+def in_brief(rows: _Rows, content: Mapping[str, Any]) -> _Rows:
     """Of a plan's rows those that a person decides by."""
     from privlora.reporting.wording import targets_in_words
 
-    brief, hyper, cost = dict[str, str](), content["hyperparameters"], content["cost"]
+    brief, hyper, cost = dict[str, str](), content["hyperparameters"], content.get("cost")
     if cost is not None:
         spent = f"epsilon {rounded_up(cost['epsilon'])} at delta {content['delta']:g}"
         brief["promise"] = f"{spent}, for each {content['unit']}"
     if hyper:
-        auto = "learning_rate" in content["rehearsed"]
+        auto = "learning_rate" in content.get("rehearsed", ())
         rate = "chosen by auto" if auto else f"{hyper['learning_rate']:.3g}"
         where = f"rank {content['rank']} on {targets_in_words(content)}"
         brief["method"] = f"{content['method']}, {where}, learning rate {rate}"
     memory = content.get("memory")
     if memory is not None and memory["peak"] is not None:
-        brief["peak"] = _peak_line(memory, brief=True)
+        whose = " for each client" if "clients" in content else ""
+        brief["peak"] = _peak_line(memory, brief=True) + whose
     hidden = _DETAILS if content["far_rate"] is None else _DETAILS - {"rate"}
-    return [(name, brief.get(name, words)) for name, words in rows if name not in hidden]
+    return [(name, brief.get(name, words)) for name, words in rows if name.split()[0] not in hidden]
 
 
 _DETAILS: Final = frozenset(
@@ -494,6 +525,9 @@ _DETAILS: Final = frozenset(
         "dropout",
         "model",
         "memory",
+        "server",
+        "releases",
+        "statement",
     )
 )
 _SUCH_AS: Final = "what many records have in common, other records of the same person, and more"
@@ -509,7 +543,7 @@ def _batches(content: dict[str, Any]) -> str:
     return f"Poisson, q {content['sample_rate']:.6g}"
 
 
-def print_rows(rows: list[tuple[str, str]], shown: Console) -> None:
+def print_rows(rows: _Rows, shown: Console) -> None:
     for name, text in rows:
         shown.print(f"{name:<12}{text}")
 

@@ -1,13 +1,12 @@
-"""``privlora recommend``: how many steps, how large a batch, which epsilon, before any record is read."""
+"""Sizes of ``privlora plan``: how many steps, how large a batch, which epsilon, before any record is read."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
-from privlora.cli.console import JsonOption, option, phased, quiet_libraries, show
-from privlora.cli.training import ConfigArgument, OverridesArgument
+from privlora.cli.console import finished_run, phased, quiet_libraries, refuse_given, show
 from privlora.config import Settings, load_settings
 from privlora.consoles import loading
 from privlora.errors import ConfigError
@@ -19,46 +18,30 @@ if TYPE_CHECKING:
     from privlora.rehearsals.recommending import Recommendation, Size
 
 
-def recommend(
-    config: ConfigArgument,
-    overrides: OverridesArgument = None,
-    public: Annotated[
-        Path | None,
-        option(
-            "PUBLIC records of the form of the private ones: each size is rehearsed on them, which takes minutes.",
-            metavar="FILE",
-        ),
-    ] = None,
-    minutes: Annotated[
-        float | None,
-        option(
-            "Time steps on this machine, and say how many passes so many minutes have room for.", min=0.01
-        ),
-    ] = None,
-    tokens: Annotated[
-        int | None,
-        option(
-            "With --minutes: how many tokens a record has, as you know it; without it data.max_length.", min=2
-        ),
-    ] = None,
-    page: Annotated[Path | None, option("Also write a page with the curves.", metavar="FILE")] = None,
-    as_json: JsonOption = False,
+def show_sizes(
+    config: Path,
+    overrides: Sequence[str],
+    public: Path | None,
+    minutes: float | None,
+    tokens: int | None,
+    page: Path | None,
+    as_json: bool,
 ) -> None:
-    """What more passes, and other epsilons, would bring to a run: its noise, and its loss on public records. Reads no
-    private record."""
+    """What more passes, and other epsilons, would bring to a run: its noise, and its loss on public records. For the
+    arguments see ``privlora plan``; config: also the folder of a finished run."""
     more = []
     if public is not None:
         # JSON's quotes are YAML's: a file may be called 12.
         more = ["method.learning_rate=auto", f"auto.file={json.dumps(str(public), ensure_ascii=False)}"]
-    settings = load_settings(config, [*(overrides or ()), *more])
+    file = finished_run(config).settings if config.is_dir() else config
+    settings = load_settings(file, [*overrides, *more])
     settings.refuse_a_federation()
     if page is not None and page.is_dir():
         raise ConfigError(f"--page {page} is a folder", fix=f"name a file, as {page / 'recommendation.html'}")
     if page is not None and not page.parent.is_dir():
         raise ConfigError(f"--page {page} is in a folder that is not there", fix=f"make {page.parent} first")
-    if tokens is not None and minutes is None:
-        what = "--tokens says how long the records are that --minutes times"
-        raise ConfigError(what, fix="give --minutes, too")
+    if minutes is None:
+        refuse_given({"--tokens": tokens}, "is of records that --minutes times", fix="give --minutes, too")
     rehearse = settings.auto is not None and settings.auto.rehearses_rate
     if rehearse:
         check_sources(settings, records=())

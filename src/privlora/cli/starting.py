@@ -84,13 +84,12 @@ def init(
             0, f"model {model!r} is no folder here, so the hub will be asked for it by that name{meant}"
         )
     words = ", ".join(Path(path).name for path in paths)
-    command = "federate" if owners else "train"
-    written = checked_text(draft, top_of(target, words, command))
+    written = checked_text(draft, top_of(target, words))
     if base.unproven:
         _refuse_unfit(written)
     write_new(target, written)
     shown = _example(written) if base.local and base.tokenizer is not None else []
-    following = [f"privlora plan {target}", f"privlora {command} {target}"]
+    following = [f"privlora plan {target}", f"privlora train {target}"]
     content = {"settings": str(target), "groups": draft.content(), "notes": notes}
     if not as_json:
         for note in notes:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from privlora.api_synthesis import start_synthesis
 from privlora.cli import auditing, training
-from privlora.cli.console import JsonOption, option, quiet_libraries, show, stoppable
+from privlora.cli.console import JsonOption, option, quiet_libraries, refuse_given, show, stoppable
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
 from privlora.consoles import err, loading
@@ -45,9 +45,8 @@ def synthesize(
         number, sure = 200 if canaries is None else canaries, 0.95 if confidence is None else confidence
         show(*_audit(settings, number, sure), as_json)
         return
-    for name, value in (("--canaries", canaries), ("--confidence", confidence)):
-        if value is not None:
-            raise ConfigError(f"{name} goes with --audit", fix=f"add --audit, or remove {name}")
+    given = {"--canaries": canaries, "--confidence": confidence}
+    refuse_given(given, "goes with --audit", fix="add --audit, or leave it out")
     folder = RunFolder(Path(settings.run.output))
     result = start_synthesis(settings, partial(training.watched, folder))
     training.show_texts(folder, result, as_json)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import event_or_phases
@@ -20,6 +20,7 @@ from privlora.cli.console import (
     processes,
     quiet_libraries,
     refuse_alone,
+    refuse_given,
     show,
 )
 from privlora.config import Settings, kept_settings, load_settings
@@ -42,15 +43,63 @@ ProfileOption = Annotated[
 ]
 
 
+_SUPERLINK = "127.0.0.1:8000"
+
+
 def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     profile: ProfileOption = False,
+    engine: Annotated[
+        Literal["embedded", "simulation"] | None,
+        option("Of a federation: all clients in this process (embedded), or Flower's simulation."),
+    ] = None,
+    app: Annotated[
+        Path | None,
+        option("Of a federation: write a Flower app for several machines.", "--write-app", metavar="FOLDER"),
+    ] = None,
+    superlink: Annotated[
+        str | None,
+        option(f"With --write-app: where the SuperLink answers; {_SUPERLINK}.", metavar="HOST:PORT"),
+    ] = None,
+    root_certificates: Annotated[
+        Path | None, option("With --write-app: the authority of its certificate.", metavar="FILE")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output."""
+    """Fine-tune as CONFIG says; leaves an adapter, a ledger and a report in run.output.
+
+    With a group federation, the records stay with several owners: each client has a folder and a ledger of its own,
+    and the server sees nothing but their messages.
+    """
+    of_app = {"--superlink": superlink, "--root-certificates": root_certificates}
+    if app is None:
+        refuse_given(
+            of_app,
+            "without --write-app: all clients of this run are in this process, and nobody is called",
+            fix="add --write-app FOLDER, which writes the app for machines of their own",
+        )
     with processes() as ranks:
         settings = ranks.same(partial(_settings, config, overrides))
+        if settings.federation is not None:
+            from privlora.cli import federating
+
+            _refuse_in_a_federation("train", profile)
+            if app is not None:
+                federating.write(app, settings, superlink or _SUPERLINK, root_certificates, as_json)
+            else:
+                federating.start(settings, as_json, simulated=engine == "simulation")
+            return
+        refuse_given(
+            {"--engine": engine, "--write-app": app, **of_app},
+            f"is for a federation, and {config} has no group federation, so nothing says who its clients are",
+            fix=[
+                "add one, as federation: {clients: [{name: north, path: north.jsonl}, {name: south, path: "
+                "south.jsonl}], rounds: 10, local_steps: 4, rule: tan}, without data.path and privacy.steps",
+                "or let `privlora init north.jsonl south.jsonl --clients --model NAME` write such a YAML",
+                "or leave the option out, to train in one place",
+            ],
+        )
         folder = RunFolder(Path(settings.run.output))
         if not ranks.first:
             with quiet_libraries(), explained_stops(folder):
@@ -62,13 +111,22 @@ def train(
 
 def _settings(config: Path, overrides: list[str] | None) -> Settings:
     settings = load_settings(config, overrides or ())
-    settings.refuse_a_federation()
     if settings.synthesis is not None and settings.synthesis.publish:
         raise ConfigError(
             "synthesis.publish is set, so texts are the release",
             fix="use `privlora synthesize`, or remove it",
         )
     return settings
+
+
+def _refuse_in_a_federation(command: str, profile: bool) -> None:
+    """Raise ConfigError for what only a run in one place has: several processes, and a profile of its steps."""
+    refuse_alone(f"{command} of a federation")
+    refuse_given(
+        {"--profile": profile or None},
+        "does not go with a federation: its steps are its clients'",
+        fix="leave --profile out",
+    )
 
 
 def resume(
@@ -79,43 +137,32 @@ def resume(
     as_json: JsonOption = False,
 ) -> None:
     """Continue an interrupted run or federation with fresh noise; what was charged stays charged."""
-    from privlora.cli import federating
-
     folder = RunFolder(run)
     given: dict[str, Any] = {"records": data, "evaluation": evaluation}
     moved = {name: path for name, path in given.items() if path is not None}
     with processes() as ranks:
         settings = ranks.same(lambda: load_run_settings(folder))
         if settings.federation is not None:
-            refuse_alone("resume of a federation")
-            if moved:
-                fix = "leave --data and --evaluation out, and resume in the folder in which it was started"
-                raise ConfigError("a federation's records are its clients'", fix=fix)
-            if profile:
-                what = "a federation's steps are its clients', so there is nothing to profile here"
-                raise ConfigError(what, fix="leave --profile out")
+            _refuse_in_a_federation("resume", profile)
+            refuse_given(
+                {"--data": data, "--evaluation": evaluation},
+                "is not for a federation: its records are its clients'",
+                fix="leave it out, and resume in the folder in which it was started",
+            )
         if not ranks.first:
             with quiet_libraries(), explained_stops(folder):
                 resume_run(folder.root, show_progress=False, **moved)
-        elif settings.federation is None:
-            go_on(folder, settings, as_json, moved, profile=profile)
-        else:
+        elif settings.federation is not None:
+            from privlora.cli import federating
+
             federating.go_on(folder, settings, as_json)
-
-
-def go_on(
-    folder: RunFolder, settings: Settings, as_json: bool, moved: Mapping[str, Any], *, profile: bool = False
-) -> None:
-    """Resume a run, and show what it leaves. moved: files that lie elsewhere now, as `resume_run` takes them."""
-    chosen = settings.synthesis
-    with watched(folder) as observer:
-        result = resume_run(folder.root, observer=observer, profile=profile, **moved)
-    if profile and result.profile is None:
-        err().print("no step was taken, so there is no profile")
-    if chosen is not None and chosen.publish:
-        show_texts(folder, result, as_json)
-    else:
-        _show(folder, result, as_json)
+        else:
+            with watched(folder) as observer:
+                result = resume_run(folder.root, observer=observer, profile=profile, **moved)
+            if profile and result.profile is None:
+                err().print("no step was taken, so there is no profile")
+            shows = _show if settings.synthesis is None or not settings.synthesis.publish else show_texts
+            shows(folder, result, as_json)
 
 
 def load_run_settings(folder: RunFolder) -> Settings:
@@ -127,21 +174,13 @@ def load_run_settings(folder: RunFolder) -> Settings:
 
 @contextlib.contextmanager
 def watched(folder: RunFolder) -> Iterator[RichObserver]:
-    """`observed`, after all slow imports."""
+    """Inside, after all slow imports, the run is on the screen."""
     with quiet_libraries(told=True):
         with loading():
             import privlora.running  # noqa: F401 - else imported after the plan is shown, in silence
-        with observed(folder) as observer:
+            from privlora.training.progress import RichObserver
+        with explained_stops(folder), RichObserver(err()) as observer:
             yield observer
-
-
-@contextlib.contextmanager
-def observed(folder: RunFolder) -> Iterator[RichObserver]:
-    """Inside, the run is on the screen."""
-    from privlora.training.progress import RichObserver
-
-    with explained_stops(folder), RichObserver(err()) as observer:
-        yield observer
 
 
 @contextlib.contextmanager

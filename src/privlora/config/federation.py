@@ -125,7 +125,7 @@ class FederationSettings(Group):
     """How many train in a round, each equally often; null: all. With trusted_server: how many it draws in secret on
     average, each with the same probability."""
     rule: str = JOINT
-    """How what clients send is put together (``privlora federate --list-rules``)."""
+    """How what clients send is put together (``privlora methods --rules``)."""
     privacy_model: Literal["record", "client"] = "record"
     """Whose presence is hidden, and from whom. record: a record of a client, from the server and from other clients.
     client: all records of a client, from whoever sees the sum of all updates and what follows."""

@@ -902,7 +902,7 @@ class Settings(Group):
     method: MethodSettings = MethodSettings()
     run: RunSettings = RunSettings()
     federation: FederationSettings | None = None
-    """For `privlora federate` alone."""
+    """For a federation alone."""
     synthesis: SynthesisSettings | None = None
     """For methods that work in the span of public texts' gradients."""
     auto: Annotated[AutoSettings | None, OrTrue] = None
@@ -1172,7 +1172,7 @@ class Settings(Group):
         if self.federation is not None:
             raise ConfigError(
                 "these settings have a group federation, so their records stay with several owners",
-                fix="use `privlora federate` (in Python `privlora.federate`), or remove the group to train in one "
+                fix="use `privlora train` (in Python `privlora.federate`), or remove the group to train in one "
                 "place",
             )
 

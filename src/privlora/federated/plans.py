@@ -153,7 +153,7 @@ def with_local_method(settings: Settings) -> Settings:
         raise ConfigError(
             f"federation.rule={rule.name} cannot be summed securely (federation.secure_aggregation)",
             why="its server needs each client's update, and would get their sum",
-            fix="leave secure_aggregation out, or choose a rule whose messages are summed (--list-rules)",
+            fix="leave secure_aggregation out, or choose a rule whose messages are summed (`privlora methods --rules`)",
         )
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:

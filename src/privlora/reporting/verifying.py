@@ -359,7 +359,7 @@ class _Verification:
     def _annex(self) -> str:
         here = [name for name in ANNEX if (self.folder.release / name).exists()]
         if not here:
-            raise _Absent("there is none; `privlora annex RUN` writes it")
+            raise _Absent("there is none; `privlora report RUN --annex` writes it")
         book = self.book
         assert book is not None
         content = self._read(JSON_NAME)

@@ -54,7 +54,7 @@ _WHYS: Final = {
     "privacy.delta": "the chance that the promise fails, roughly: a power of ten, at most 0.1 / number of {whose}",
     "privacy.public_dataset_size": "PUBLISHED: your number of {whose} to one digit. Write what may be published",
     "privacy.expected_batch_size": "{of_all}{batch} of {n}: large batches leave less noise than many steps",
-    "privacy.steps": "{steps} noisy releases, {passes:.2g} passes over the data. `privlora recommend` weighs others",
+    "privacy.steps": "{steps} noisy releases, {passes:.2g} passes over the data. `privlora plan --sizes` weighs others",
     "federation.clients": "whose records: names are PUBLISHED, paths are not",
     "federation.rounds": "how often the server asks its clients",
     "federation.local_steps": "noisy steps of a client in a round; {steps} in all are charged",
@@ -171,8 +171,8 @@ def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft,
     return draft, notes
 
 
-def top_of(target: Path, source: str, command: str = "train") -> list[str]:
-    """The comments that the YAML begins with. source: what it is made from, in words. command: that runs it."""
+def top_of(target: Path, source: str) -> list[str]:
+    """The comments that the YAML begins with. source: what it is made from, in words."""
     first = f"Editors complete settings with `privlora settings --schema > {SCHEMA}` next to this file."
     if (target.parent / SCHEMA).is_file():
         first = f"yaml-language-server: $schema={SCHEMA}"
@@ -183,7 +183,7 @@ def top_of(target: Path, source: str, command: str = "train") -> list[str]:
         "What a setting means: `privlora settings privacy.delta`. All of them: docs/settings.md.",
         "",
         f"  privlora plan {target}     what it costs; reads no record",
-        f"  privlora {command} {target}",
+        f"  privlora train {target}",
     ]
 
 

@@ -261,7 +261,7 @@ def refuse_no_run(folder: RunFolder) -> None:
 
 def no_run(root: Path) -> RunError:
     """The error where a folder holds no run. It names the run's folder where ``root`` is a part of it, as release/."""
-    made = "`privlora train` or `privlora federate` made"
+    made = "`privlora train` made"
     above = root.resolve().parent if root.name in ("", "..") else root.parent
     run = RunFolder(above)
     parts = (*PUBLIC_FOLDERS, PRIVATE_FOLDER)

@@ -68,7 +68,7 @@ class Plan:
         if _text(config, "settings") != told_to_clients(settings).to_yaml():
             raise ConfigError(
                 f"the settings in the run config do not follow from {OWN_SETTINGS}",
-                fix="write the app anew (`privlora federate --write-app`)",
+                fix="write the app anew (`privlora train CONFIG --write-app`)",
             )
         return cls(settings, config.get("timeout"))  # type: ignore[arg-type]
 
