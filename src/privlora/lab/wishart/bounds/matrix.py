@@ -78,7 +78,6 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     if size == 0:
         return Verdict(0.0, 0.0, 0.0, 0.0)
     product = v.T @ y
-    whole = float(np.linalg.norm(product))
     rows = np.linalg.pinv(v, rcond=_ROUNDING) @ v
     values, vectors = np.linalg.eigh((product + product.T) / 2)
     scale = float(np.abs(values).max())
@@ -86,11 +85,17 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     missed = float(np.linalg.norm(y - (y @ reached) @ reached.T))
     beyond = float(np.linalg.norm(np.linalg.svd(y, compute_uv=False)[rank:]))
     return Verdict(
-        asymmetry=float(np.linalg.norm(product - product.T)) / whole if whole > 0 else 0.0,
+        asymmetry=asymmetry(product),
         negative=max(0.0, -float(values.min()) / scale) if scale > 0 else 0.0,
         outside=float(np.linalg.norm(y - y @ rows)) / size,
         unexplained=max(missed, beyond) / size,
     )
+
+
+def asymmetry(product: Floats) -> float:
+    """||V^T Y - Y^T V||_F / ||V^T Y||_F of V^T Y (m, m); 0 where it vanishes."""
+    whole = float(np.linalg.norm(product))
+    return float(np.linalg.norm(product - product.T)) / whole if whole > 0 else 0.0
 
 
 @dataclass(frozen=True)
