@@ -130,7 +130,9 @@ def test_equations_7_and_8() -> None:
     short = math.sqrt(q) * (math.sqrt(r) + t) / (math.sqrt(d) + math.sqrt(r) + t)
     assert m1_coefficient(d, r, 100, q, failure) == pytest.approx(short, rel=1e-12)
     assert m1_coefficient(d, r, 3, q, failure) < short  # with Lemma 14 as printed
-    assert m1_coefficient(512, 64, 64, 10, failure) == pytest.approx(1.175, abs=1e-3)  # worse than by the norm
+    assert m1_coefficient(512, 64, 64, 10, failure) == pytest.approx(
+        1.175, abs=1e-3
+    )  # worse than by the norm
 
 
 def test_noise_of_m1_in_the_rank_deficient_regime() -> None:
