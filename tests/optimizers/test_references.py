@@ -63,9 +63,10 @@ def test_adamw_is_torchs(space: str, decay: float) -> None:
     check_stacks(ours, lambda ts: torch.optim.AdamW(ts, betas=(0.8, 0.999), weight_decay=decay))
 
 
+@pytest.mark.parametrize("space", ["factors", "one-factor"])
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
-def test_sgd_is_torchs_in_units_of_the_noise(momentum: float) -> None:
-    ours = problem("factors", "sgd", beta1=momentum)
+def test_sgd_is_torchs_in_units_of_the_noise(space: str, momentum: float) -> None:
+    ours = problem(space, "sgd", beta1=momentum)
     check_stacks(ours, lambda ts: torch.optim.SGD(ts, lr=1.0, momentum=momentum), divide=TAU)
 
 

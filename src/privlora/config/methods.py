@@ -314,10 +314,10 @@ METHODS: dict[str, MethodFacts] = {
         ),
         MethodFacts(
             name="ffa",
-            summary="right factor frozen at its start; the left one clipped, noised and trained with AdamW",
-            reference="Sun et al. 2024 (FFA-LoRA)",
+            summary="right factor frozen at its start; the left one clipped, noised and trained with AdamW or SGD",
+            reference="Sun et al. 2024 (FFA-LoRA); with sgd, Hu et al. 2026 (DP-LoRA-FA)",
             space="one-factor",
-            optimizers=("adamw",),
+            optimizers=("adamw", "sgd"),
             learning_rate=4e-3,
         ),
         MethodFacts(

@@ -110,7 +110,7 @@ def _normals(generators: Sequence[np.random.Generator], shape: tuple[int, int], 
 
 
 # What a record contributes is rounded in the features' precision; shrinking by more than that keeps it within C.
-_SLACK = 1e-5
+SLACK = 1e-5
 
 
 def _summed(residuals: Tensor, inputs: Tensor) -> Tensor:
@@ -208,7 +208,7 @@ class HeadMechanism(ABC):
         if self.settings.clip_norm is None:
             return residuals
         norms = _lengths(residuals, 1) * lengths
-        factors = (self.bound * (1 - _SLACK) / norms).clamp(max=1.0)
+        factors = (self.bound * (1 - SLACK) / norms).clamp(max=1.0)
         # A norm of zero may have underflowed, and bounds nothing; nor does one that is not finite.
         return residuals * torch.where((norms > 0) & norms.isfinite(), factors, 0.0)[:, None, :]
 
@@ -269,6 +269,21 @@ class FrozenFactor(HeadMechanism):
         return trained @ self.factors
 
 
+class UnclippedFactor(HeadMechanism):
+    """m2-unclipped: (gradient of B + E A^T) A, A fresh. Algorithm 4 of Hu et al. 2026 (E.2).
+
+    The law of m2 with Wishart projections, from the gradient of B = 0 alone. Nothing is clipped: that one record
+    contributes clip_norm at most must hold by itself (`train_heads` checks it). With A^T = Q R, E A^T is (E Q) R, and
+    E Q has independent entries.
+    """
+
+    def noisy_sum(self, batch: Batch, residuals: Tensor) -> Tensor:
+        factors = gaussian_factors(self.rank, self.columns, self.dtype, self.hidden)
+        bases, roots = torch.linalg.qr(factors.mT)
+        total = self._noised(_summed(residuals, batch.features @ bases))
+        return total @ roots @ factors
+
+
 class ClipInSubspace(HeadMechanism):
     """project-then-clip: the projected gradient is bounded by C sqrt(r / d), surely; any subspace, also a frozen one.
 
@@ -298,6 +313,7 @@ MECHANISMS: dict[str, type[HeadMechanism]] = {
     "dp-sgd": DenseMechanism,
     "lora-fa": FrozenFactor,
     "m2": NoiseThenProject,
+    "m2-unclipped": UnclippedFactor,
     "m1": ProjectThenNoise,
     "project-then-clip": ClipInSubspace,
 }

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.errors import ConfigError, PrivacyError, nearest
 
-HEAD_METHODS = ("dp-sgd", "lora-fa", "m2", "m1", "project-then-clip")
+HEAD_METHODS = ("dp-sgd", "lora-fa", "m2", "m2-unclipped", "m1", "project-then-clip")
 SCHEDULES = ("constant", "cosine")
 PROJECTIONS = ("haar", "wishart")
 
@@ -20,15 +20,18 @@ class HeadSettings:
     Attributes:
         method: "dp-sgd": full gradients, full noise (Abadi et al. 2016). "lora-fa": W = W0 + B A with A frozen; clip
             and noise on the gradient of B. "m2": clip the full gradient, add noise, then a fresh random projection (Hu
-            et al. 2026). "m1": the projection before the noise; for study, states no epsilon. "project-then-clip":
-            project on a random subspace first, then clip there and add noise there.
+            et al. 2026). "m2-unclipped": the same of Wishart matrices, from the gradient of B alone and without a clip
+            (their Algorithm 4): private only where every record's features have a norm of clip_norm / sqrt 2 at most,
+            since residuals have one of sqrt 2 at most; longer ones are refused. "m1": the projection before the noise;
+            for study, states no epsilon. "project-then-clip": project on a random subspace first, then clip there and
+            add noise there.
         steps: T, the number of releases of each head.
         learning_rate: of SGD on the mean gradient (sum / expected_batch_size).
         noise_multiplier: sigma = noise standard deviation / clip_norm, in each coordinate that is noised: all of W
             (dp-sgd, m2, m1), B (lora-fa), or W in the orthonormal basis of the subspace (project-then-clip).
         clip_norm: C, the bound on one record's full gradient, in the Frobenius norm. lora-fa bounds the gradient of B
             by C; project-then-clip bounds the projected gradient by C sqrt(r / d), the norm that it has left on
-            average. None: no bound, and then no noise either.
+            average; m2-unclipped states C and clips nothing. None: no bound, and then no noise either.
         rank: r, of A or of the subspace. None for dp-sgd.
         projection: of m2 and m1. "wishart": A^T A with A (r x d) of N(0, 1/r) entries, as in the paper. "haar":
             (d / r) P with P the orthogonal projector on the same subspace; same privacy, smaller variance, r <= d.
@@ -95,7 +98,7 @@ class HeadSettings:
         if self.clip_norm is None:
             raise PrivacyError("heads without clip_norm and noise have no epsilon", fix="set both")
         sampling = PoissonSampling(sample_rate)
-        if self.method == "m2" and self.rank is not None and self.rank < dimensions:
+        if self.method in ("m2", "m2-unclipped") and self.rank is not None and self.rank < dimensions:
             return StepEvent(sampling, self.noise_multiplier, projections=((self.rank, dimensions),))
         return StepEvent(sampling, self.noise_multiplier)
 
@@ -105,7 +108,7 @@ class HeadSettings:
             what = f"{self.method} with {dimensions} features and {classes} classes, and it needs two for each class"
             raise ConfigError(what, fix="use dp-sgd: so few features leave nothing to project")
         wishart = self.method in ("m1", "m2") and self.projection == "wishart"  # any rank
-        if self.method != "lora-fa" and not wishart and (self.rank or 0) > dimensions:
+        if self.method not in ("lora-fa", "m2-unclipped") and not wishart and (self.rank or 0) > dimensions:
             raise ConfigError(
                 f"rank={self.rank} is above the {dimensions} features", fix="choose a lower rank, or dp-sgd"
             )

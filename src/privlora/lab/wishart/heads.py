@@ -16,8 +16,8 @@ from privlora.accounting.accountants import epsilon
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.data.members import check_members
 from privlora.data.sampling import PoissonSampler
-from privlora.errors import ConfigError, DataError, ModelError
-from privlora.lab.wishart.head_mechanisms import MECHANISMS, Batch
+from privlora.errors import ConfigError, DataError, ModelError, PrivacyError
+from privlora.lab.wishart.head_mechanisms import MECHANISMS, SLACK, Batch
 from privlora.lab.wishart.head_settings import HeadSettings
 from privlora.mechanisms.charges import Charges, Uncharged
 from privlora.mechanisms.noise import NoiseSource
@@ -131,11 +131,13 @@ def train_heads(
 
     Raises:
         ConfigError: a setting is out of range or the shapes do not fit.
-        PrivacyError: a ledger refuses; or ledgers are given with seeds, or for a method that states no epsilon.
+        PrivacyError: a ledger refuses; or ledgers are given with seeds, or for a method that states no epsilon; or
+            m2-unclipped gets a record that its bound does not cover, which is itself a fact about the data.
     """
     check_members(members, len(data.features), seeds=seeds, ledgers=ledgers)
     columns = data.features.shape[1]
     settings.check_fit(data.classes, columns)
+    _refuse_unbounded(data, settings)
     everything = sample_rate >= _GATHER_BELOW or not len(data.features)
     turn = _heads_per_turn(data, settings, sample_rate, everything=everything)
 
@@ -174,6 +176,20 @@ def train_heads(
     return TrainedHeads(trained, settings, sample_rate, insecure=seeds is not None)
 
 
+def _refuse_unbounded(data: HeadData, settings: HeadSettings) -> None:
+    """A gradient is a residual, of norm sqrt 2 at most, times its record's features."""
+    if settings.method != "m2-unclipped" or settings.clip_norm is None or not len(data.features):
+        return
+    longest = float(torch.linalg.vector_norm(data.features, dim=1, dtype=torch.float64).max())
+    if math.sqrt(2) * longest > settings.clip_norm * (1 - SLACK):
+        raise PrivacyError(
+            f"a record's features have norm {longest:.4g}, and clip_norm={settings.clip_norm:g} covers "
+            f"{settings.clip_norm / math.sqrt(2):.4g}",
+            why="Algorithm 4 clips nothing, so nothing else bounds a record's gradient: NOT PRIVATE",
+            fix="shorten the features by a public rule, raise clip_norm, or use m2",
+        )
+
+
 def _batch(data: HeadData, drawn: list[np.ndarray], everything: bool) -> Batch:
     """The batch of each head: all rows with weights, or each head's own rows padded to the longest batch."""
     features, labels = data.features, data.labels
@@ -199,7 +215,7 @@ def _heads_per_turn(data: HeadData, settings: HeadSettings, sample_rate: float, 
     numbers = 10 * data.classes * columns + 4 * data.classes * places
     if not everything:
         numbers += places * columns
-    if settings.method in ("lora-fa", "project-then-clip") and settings.rank is not None:
+    if settings.method in ("lora-fa", "m2-unclipped", "project-then-clip") and settings.rank is not None:
         numbers += 2 * settings.rank * columns + places * settings.rank
     return max(1, int(_MEMORY / (numbers * data.features.element_size())))
 

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 
 from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.errors import PrivacyError
@@ -13,8 +14,13 @@ from privlora.lab.wishart.bounds.gaussian import gaussian_noise_multiplier
 from privlora.lab.wishart.bounds.matrix import (
     ColumnChange,
     exposed_sensitivity,
+    m1_coefficient,
+    m1_noise,
     public_m1_delta,
+    public_m1_noise,
+    redraw_residual,
     residual_bound,
+    split_projection,
     theorem_3,
     theorem_4,
 )
@@ -62,6 +68,97 @@ def test_lemma_14(r: int, p: int, claimed: float, quantile: float, refuted: bool
     mixed = np.zeros(d)
     mixed[[0, d - 1]] = 0.6, 0.8
     assert (exposed_norms(d, r, p, mixed, 20) < exposed_sensitivity(d, r, p, 0.6, 0.8, 0.05)).all()
+
+
+def by_hand(z: np.ndarray, p: int) -> tuple[np.ndarray, np.ndarray]:
+    """M_par and M_perp where U is the span of the first p coordinates, by a projector in R^r."""
+    rows = z[:p]
+    inside = rows.T @ np.linalg.pinv(rows @ rows.T) @ rows
+    return z @ inside @ z.T, z @ (np.eye(z.shape[1]) - inside) @ z.T
+
+
+@pytest.mark.parametrize(("r", "p"), [(6, 2), (6, 6), (4, 7)])
+def test_lemma_12(r: int, p: int) -> None:
+    rng = np.random.default_rng(r)
+    z = rng.standard_normal((10, r)) / math.sqrt(r)
+    others = np.zeros((10, 9))
+    others[:p] = rng.standard_normal((p, 9))  # of rank p, whatever their number
+    found = split_projection(z, others)
+    for ours, theirs in zip((found.exposed, found.residual), by_hand(z, p), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=1e-12)
+    np.testing.assert_allclose(found.exposed + found.residual, z @ z.T, atol=1e-12)
+    np.testing.assert_allclose(found.residual @ others, 0, atol=1e-12)
+    assert found.dimension == min(r, p)
+    assert (np.abs(found.residual).max() < 1e-12) == (r <= p)
+
+
+def test_lemma_13() -> None:
+    """Whatever M V_-j shows, the residual is a Wishart matrix beside it; and Z redrawn so has the law of Z."""
+    d, r, p, draws = 8, 5, 2, 2000
+    rng = np.random.default_rng(1)
+    z = rng.standard_normal((d, r)) / math.sqrt(r)
+    others = rng.standard_normal((d, p))
+    again = [redraw_residual(z, others, rng) for _ in range(draws)]
+    splits = [split_projection(each, others) for each in again]
+    for each, split in zip(again[:50], splits[:50], strict=True):
+        np.testing.assert_allclose(each @ (each.T @ others), z @ (z.T @ others), atol=1e-12)
+        np.testing.assert_allclose(split.exposed, splits[0].exposed, atol=1e-12)
+    basis = np.linalg.qr(others, mode="complete").Q[:, p:]
+    inner = np.array([basis.T @ split.residual @ basis for split in splits]) * r
+    normal = rng.standard_normal((draws, d - p, r - p))
+    wishart = normal @ normal.mT
+    assert scipy.stats.ks_2samp(np.einsum("nii", inner), np.einsum("nii", wishart)).pvalue > 1e-3
+    assert scipy.stats.ks_2samp((inner**2).sum((1, 2)), (wishart**2).sum((1, 2))).pvalue > 1e-3
+    fresh = []
+    for _ in range(draws):
+        start = rng.standard_normal((d, r)) / math.sqrt(r)
+        fresh.append(redraw_residual(start, others, rng) * math.sqrt(r))
+    entries = np.array(fresh).reshape(draws, -1)
+    assert scipy.stats.kstest(entries.sum(1) / math.sqrt(d * r), "norm").pvalue > 1e-3
+    np.testing.assert_allclose(entries.T @ entries / draws, np.eye(d * r), atol=6 / math.sqrt(draws))
+
+
+def test_equations_7_and_8() -> None:
+    """The printed quotient is that of Theorem 3's sensitivity to the norm's, and in the rank-deficient regime short."""
+    d, r, q, failure = 2048, 64, 3, 1e-6
+    t = math.sqrt(2 * math.log(2 / failure))
+    change = ColumnChange(span=100, outside_share=0.5, inside_alignment=0.99, outside_alignment=0.999)
+    distances = change.inside_distance, change.outside_distance
+    chain = q * exposed_sensitivity(d, r, 100, *distances, failure)
+    by_norm = (math.sqrt(d) + math.sqrt(r) + t) ** 2 / r * math.sqrt(q) * change.distance
+    assert m1_coefficient(d, r, 100, q, failure) == pytest.approx(chain / by_norm, rel=1e-12)
+    short = math.sqrt(q) * (math.sqrt(r) + t) / (math.sqrt(d) + math.sqrt(r) + t)
+    assert m1_coefficient(d, r, 100, q, failure) == pytest.approx(short, rel=1e-12)
+    assert m1_coefficient(d, r, 3, q, failure) < short  # with Lemma 14 as printed
+    assert m1_coefficient(512, 64, 64, 10, failure) == pytest.approx(
+        1.175, abs=1e-3
+    )  # worse than by the norm
+
+
+def test_noise_of_m1_in_the_rank_deficient_regime() -> None:
+    """By the norm, by the direction, exactly, and without M: each is less than the one before."""
+    sigmas = [
+        m1_noise(1.0, 1e-5, 64, 2048, by_norm=True),
+        m1_noise(1.0, 1e-5, 64, 2048),
+        public_m1_noise(1.0, 1e-5, 64, 2048),
+        gaussian_noise_multiplier(1.0, 1e-5),
+    ]
+    assert sigmas == pytest.approx([201.7, 45.82, 22.53, 3.731], rel=1e-3)
+    assert public_m1_delta(1.0, sigmas[2], 64, 2048) == pytest.approx(1e-5, rel=1e-9)
+
+
+@pytest.mark.parametrize("m", [1, 4])
+def test_m1_with_that_noise_is_private(m: int) -> None:
+    """delta of simulated public M, a rank-m difference of norm 1: E delta_G(epsilon, ||M Delta||^2 / sigma^2)."""
+    d, r, delta = 30, 5, 0.02
+    rng = np.random.default_rng(m)
+    difference = rng.standard_normal((d, m))
+    difference /= np.linalg.norm(difference)
+    z = rng.standard_normal((20_000, d, r)) / math.sqrt(r)
+    energy = ((z @ (z.mT @ difference)) ** 2).sum((1, 2))
+    for by_norm in (False, True):
+        sigma = m1_noise(1.0, delta, r, d, by_norm=by_norm)
+        assert gaussian_delta(1.0, energy / sigma**2).mean() < delta
 
 
 def test_theorem_4_adds_its_parts() -> None:

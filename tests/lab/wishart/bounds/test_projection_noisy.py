@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from scipy.stats import beta
+from scipy.stats import beta, kstest
 
 import privlora.lab.wishart.bounds.noisy as noisy
 from privlora.accounting import PoissonSampling
@@ -19,6 +19,7 @@ from privlora.lab.wishart.bounds.noisy import (
     Form,
     captured_tail,
     corollary_1,
+    loss_given_projection,
     split_noise_multiplier,
     theorem_5,
     theorem_5_noise_multiplier,
@@ -30,6 +31,28 @@ def mixture(epsilon: float, sigma: float, rank: int, dimension: int) -> float:
     energy = (np.arange(20_000) + 0.5) / 20_000
     density = beta.pdf(energy, rank / 2, (dimension - rank) / 2)
     return float((gaussian_delta(epsilon, energy / sigma**2) * density).mean())
+
+
+@pytest.mark.parametrize("r", [3, 12])
+def test_lemma_16(r: int) -> None:
+    """The loss of simulated releases M (V + E), by the densities of their columns with pseudo-inverses of M^2."""
+    d, m, sigma, draws = 9, 2, 0.7, 20_000
+    rng = np.random.default_rng(r)
+    z = rng.standard_normal((d, r)) / math.sqrt(r)
+    v, other = rng.standard_normal((2, d, m))
+    whole = z @ z.T
+    inverse = np.linalg.pinv(whole @ whole, rcond=1e-9, hermitian=True) / sigma**2
+    y = whole @ (v + sigma * rng.standard_normal((draws, d, m)))
+    squares = [(x * (inverse @ x)).sum((1, 2)) for x in (y - whole @ v, y - whole @ other)]
+    losses = (squares[1] - squares[0]) / 2
+    mean, variance = loss_given_projection(z, v - other, sigma)
+    assert losses.mean() == pytest.approx(mean, abs=5 * math.sqrt(variance / draws))
+    assert losses.var() == pytest.approx(variance, rel=0.05)
+    assert kstest((losses - mean) / math.sqrt(variance), "norm").pvalue > 1e-3
+    if r >= d:
+        assert variance == pytest.approx((np.linalg.norm(v - other) / sigma) ** 2)
+    with pytest.raises(PrivacyError):
+        loss_given_projection(z, v[:-1], sigma)
 
 
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ NOISY = {
     "lora-fa": HeadSettings("lora-fa", 4, 0.5, noise_multiplier=0.7, clip_norm=0.8, rank=4),
     "m2": HeadSettings("m2", 4, 0.5, noise_multiplier=0.7, clip_norm=0.8, rank=4),
     "m2 wishart": HeadSettings("m2", 4, 0.5, 0.7, 0.8, rank=4, projection="wishart"),
+    "m2-unclipped": HeadSettings("m2-unclipped", 4, 0.5, noise_multiplier=0.7, clip_norm=9.0, rank=4),
     "m1": HeadSettings("m1", 4, 0.5, noise_multiplier=0.7, clip_norm=0.8, rank=4),
     "project-then-clip": HeadSettings("project-then-clip", 4, 0.5, 0.7, 0.8, rank=4),
     "project-then-clip fresh": HeadSettings("project-then-clip", 4, 0.5, 0.7, 0.8, rank=4, fresh=True),

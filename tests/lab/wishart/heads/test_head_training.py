@@ -143,6 +143,39 @@ def test_an_empty_batch_is_released_with_full_noise(name: str) -> None:
     assert torch.linalg.matrix_rank(drawn[0]) == CLASSES
 
 
+def test_algorithm_4_has_the_law_of_m2_without_a_clip() -> None:
+    """(G + E) A^T A by dense matrices: the mean exactly, the covariance of a row over many heads of one A."""
+    count, settings = 4000, NOISY["m2-unclipped"]
+    batch = Batch(problem().features, problem().labels, torch.ones(count, RECORDS, dtype=torch.float64))
+    residuals = batch.residuals(torch.zeros(count, CLASSES, COLUMNS, dtype=torch.float64))
+    a = np.random.default_rng(7).standard_normal((4, COLUMNS)) / 2
+    mean = (batch.gradient(residuals)[0].numpy() @ a.T) @ a
+
+    def drawn(noise: float) -> np.ndarray:
+        found = release(replace(settings, noise_multiplier=noise), count)
+        found.hidden = [np.random.default_rng(7) for _ in range(count)]
+        return found.noisy_sum(batch, residuals).numpy() - mean
+
+    assert abs(drawn(0.0)).max() < 1e-10
+    rows = drawn(0.7).reshape(-1, COLUMNS)
+    expected = (0.7 * 9.0) ** 2 * np.linalg.matrix_power(a.T @ a, 2)
+    error = 6 * abs(expected).max() / len(rows) ** 0.5
+    np.testing.assert_allclose(rows.T @ rows / len(rows), expected, atol=error)
+    assert settings.step_event(0.5, COLUMNS) == replace(settings, method="m2").step_event(0.5, COLUMNS)
+
+
+def test_algorithm_4_is_private_for_short_features_only() -> None:
+    data = problem()
+    longest = float(data.features.norm(dim=1).max())
+    residuals = torch.softmax(torch.tensor([[40.0, 0.0, 0.0]]), 1) - torch.tensor([[0.0, 1.0, 0.0]])
+    assert float(residuals.norm()) == pytest.approx(2**0.5)  # the longest there is
+    enough, short = (replace(NOISY["m2-unclipped"], clip_norm=x * 2**0.5 * longest) for x in (1.0001, 0.9999))
+    trained(enough, everyone(1))
+    with pytest.raises(PrivacyError, match="NOT PRIVATE"):
+        trained(short, everyone(1))
+    trained(replace(short, noise_multiplier=0.0, clip_norm=None), everyone(1))  # states no epsilon
+
+
 @pytest.mark.parametrize(("name", "dimensions"), [("project-then-clip", 4), ("project-then-clip fresh", 9)])
 def test_project_then_clip_stays_in_its_subspace_or_draws_another(name: str, dimensions: int) -> None:
     runs = [

@@ -27,9 +27,15 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.linalg import orth
 
 from privlora.accounting.projection.gaussian import Floats, gaussian_delta
-from privlora.lab.wishart.bounds.gaussian import in_range, solve_epsilon
+from privlora.lab.wishart.bounds.gaussian import (
+    gaussian_noise_multiplier,
+    in_range,
+    solve_epsilon,
+    solve_noise,
+)
 from privlora.lab.wishart.bounds.vector import Bound, VectorQuery, theorem_1
 
 # Relative size below which an eigenvalue of V^T Y counts as rounding.
@@ -72,7 +78,6 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     if size == 0:
         return Verdict(0.0, 0.0, 0.0, 0.0)
     product = v.T @ y
-    whole = float(np.linalg.norm(product))
     rows = np.linalg.pinv(v, rcond=_ROUNDING) @ v
     values, vectors = np.linalg.eigh((product + product.T) / 2)
     scale = float(np.abs(values).max())
@@ -80,11 +85,17 @@ def examine(candidate: ArrayLike, output: ArrayLike, rank: int) -> Verdict:
     missed = float(np.linalg.norm(y - (y @ reached) @ reached.T))
     beyond = float(np.linalg.norm(np.linalg.svd(y, compute_uv=False)[rank:]))
     return Verdict(
-        asymmetry=float(np.linalg.norm(product - product.T)) / whole if whole > 0 else 0.0,
+        asymmetry=asymmetry(product),
         negative=max(0.0, -float(values.min()) / scale) if scale > 0 else 0.0,
         outside=float(np.linalg.norm(y - y @ rows)) / size,
         unexplained=max(missed, beyond) / size,
     )
+
+
+def asymmetry(product: Floats) -> float:
+    """||V^T Y - Y^T V||_F / ||V^T Y||_F of V^T Y (m, m); 0 where it vanishes."""
+    whole = float(np.linalg.norm(product))
+    return float(np.linalg.norm(product - product.T)) / whole if whole > 0 else 0.0
 
 
 @dataclass(frozen=True)
@@ -107,6 +118,11 @@ class ColumnChange:
     def __post_init__(self) -> None:
         aligned = 0 < self.inside_alignment <= 1 and 0 < self.outside_alignment <= 1
         in_range(self.span >= 0 and 0 <= self.outside_share <= 1 and aligned, change=self)
+
+    @property
+    def distance(self) -> float:
+        """D, the largest ||v_j - v'_j||; a chain of q columns moves V by sqrt(q) D at most (Eq. 4)."""
+        return math.hypot(self.inside_distance, self.outside_distance)
 
     @property
     def inside_distance(self) -> float:
@@ -222,6 +238,99 @@ def theorem_3(column: Bound, columns: int) -> Bound:
     with np.errstate(over="ignore"):
         factor = float(np.exp(column.epsilon * np.arange(columns)).sum())
     return Bound(columns * column.epsilon, min(1.0, column.delta * factor))
+
+
+@dataclass(frozen=True)
+class Split:
+    """Lemma 12: M = Z Z^T = exposed + residual, both (d, d), and residual u = 0 for u in the span of the others.
+
+    dimension: k = min(p, r), of the rows that the other columns expose.
+    """
+
+    exposed: Floats
+    residual: Floats
+    dimension: int
+
+
+def split_projection(factor: ArrayLike, others: ArrayLike) -> Split:
+    """Lemma 12 for Z (d, r) and the unchanged columns V_-j (d, c), of any rank p.
+
+    Raises:
+        PrivacyError: the shapes do not fit.
+    """
+    z, _, shown = _exposed_rows(factor, others)
+    seen = z @ shown
+    hidden = z - seen @ shown.T
+    return Split(seen @ seen.T, hidden @ hidden.T, shown.shape[1])
+
+
+def redraw_residual(factor: ArrayLike, others: ArrayLike, generator: np.random.Generator) -> Floats:
+    """Lemma 13: Z' (d, r) with what M V_-j shows of Z, and a fresh rest. Z' has the law of Z and exposes the same part.
+
+    So whoever sees M V_-j, and Z's exposed part even, knows of the residual its law alone: (r-k)/r times a Wishart
+    matrix of r - k degrees of freedom on the d - p dimensions beside the other columns. Errors as `split_projection`.
+    """
+    z, span, shown = _exposed_rows(factor, others)
+    change = generator.standard_normal(z.shape) / math.sqrt(z.shape[1]) - z
+    change -= span @ (span.T @ change)
+    return z + change - (change @ shown) @ shown.T
+
+
+def _exposed_rows(factor: ArrayLike, others: ArrayLike) -> tuple[Floats, Floats, Floats]:
+    """Z, and orthonormal bases of U = span V_-j (d, p) and of the row space of Z_U (r, k)."""
+    z, columns = np.asarray(factor, np.float64), np.asarray(others, np.float64)
+    in_range(z.ndim == columns.ndim == 2 and len(z) == len(columns), factor=z.shape, others=columns.shape)
+    span = orth(columns)
+    return z, span, orth(z.T @ span)
+
+
+def m1_coefficient(dimension: int, rank: int, span: int, columns: int, failure: float) -> float:
+    """Eq. 7 as printed, and Eq. 8 where p >= r: the sensitivity of Eq. 6 over that of Eq. 5.
+
+    Eq. 5 takes M1 for a Gaussian mechanism of sensitivity ||M|| ||V - V'||_F <= (sqrt d + sqrt r + t)^2 / r sqrt(q) D;
+    Eq. 6 is Theorem 3's q times Lemma 14's. With t = sqrt(2 ln(2/failure)) and k = min(p, r) their quotient is
+
+        sqrt(q) (sqrt d + sqrt k + t) (sqrt k + t) / (sqrt d + sqrt r + t)^2.
+
+    Where p < r it rests on Lemma 14, which is wrong there: see `exposed_sensitivity`. The factor sqrt(q), from group
+    privacy, is not needed where p >= r: `m1_noise`.
+
+    Raises:
+        PrivacyError: a size is out of range, or failure is not in (0, 1).
+    """
+    in_range(rank >= 1 and 0 <= span <= dimension and columns >= 1, rank=rank, span=span, columns=columns)
+    in_range(0 < failure < 1, failure=failure)
+    t = math.sqrt(2 * math.log(2 / failure))
+    root_d, root_r, root_k = math.sqrt(dimension), math.sqrt(rank), math.sqrt(min(span, rank))
+    return math.sqrt(columns) * (root_d + root_k + t) * (root_k + t) / (root_d + root_r + t) ** 2
+
+
+def m1_noise(epsilon: float, delta: float, rank: int, dimension: int, *, by_norm: bool = False) -> float:
+    """Std of E over ||V - V'||_F with which M1 is (epsilon, delta)-DP, also for a public M: Eq. 8, put right.
+
+    In the rank-deficient regime, r <= p, M is exposed whole, so M1 is a Gaussian mechanism given M. Its sensitivity is
+    ||M (V - V')||_F <= (sqrt d + sqrt r + t)(sqrt r + t) / r ||V - V'||_F but with probability delta_Z, as
+    t = sqrt(2 ln(2/delta_Z)), for every p and without group privacy: ||Z^T (V - V')||_F is a Lipschitz function of Z.
+    The best of some shares of delta pays for delta_Z. It is more than V + E needs: `public_m1_noise` is exact.
+
+    by_norm: instead the baseline of Eq. 5, sqrt d + sqrt r + t twice.
+
+    Raises:
+        PrivacyError: an argument is out of range.
+    """
+    in_range(rank >= 1 and dimension >= 1 and 0 < delta < 1, rank=rank, dimension=dimension, delta=delta)
+    found = []
+    for share in (0.01, 0.05, 0.1, 0.2, 0.5):
+        t = math.sqrt(2 * math.log(2 / (share * delta)))
+        whole = math.sqrt(dimension) + math.sqrt(rank) + t
+        sensitivity = whole * (whole if by_norm else math.sqrt(rank) + t) / rank
+        found.append(sensitivity * gaussian_noise_multiplier(epsilon, (1 - share) * delta))
+    return min(found)
+
+
+def public_m1_noise(epsilon: float, delta: float, rank: int, dimension: int) -> float:
+    """The noise multiplier at which `public_m1_delta` is `delta`: exact for one column, whatever p. Errors as there."""
+    return solve_noise(lambda sigma: public_m1_delta(epsilon, sigma, rank, dimension), delta)
 
 
 def public_m1_delta(epsilon: float, noise_multiplier: float, rank: int, dimension: int) -> float:

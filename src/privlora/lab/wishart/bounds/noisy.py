@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.linalg import orth
 from scipy.optimize import brentq, minimize_scalar
 from scipy.special import betainc, betaincc
 
@@ -57,6 +58,24 @@ class SplitBound:
     threshold: float
     gaussian: float
     failure: float
+
+
+def loss_given_projection(factor: ArrayLike, difference: ArrayLike, noise_std: float) -> tuple[float, float]:
+    """Lemma 16: mean and variance of M2's privacy loss, a normal variable, given M = Z Z^T.
+
+    They are eta/2 and eta, eta = ||P Delta||_F^2 / sigma^2, P the orthogonal projector on the range of Z.
+
+    Args:
+        factor: Z (d, r). difference: Delta = V - V' (d, m). noise_std: sigma > 0, of E's entries.
+
+    Raises:
+        PrivacyError: the shapes do not fit, or noise_std is out of range.
+    """
+    z, delta = np.asarray(factor, np.float64), np.asarray(difference, np.float64)
+    in_range(z.ndim == delta.ndim == 2 and len(z) == len(delta), factor=z.shape, difference=delta.shape)
+    in_range(0 < noise_std < math.inf, noise_std=noise_std)
+    eta = float(np.linalg.norm(orth(z).T @ delta) / noise_std) ** 2
+    return eta / 2, eta
 
 
 def captured_tail(threshold: ArrayLike, rank: int, dimension: int, difference_rank: int | None) -> Floats:
