@@ -34,6 +34,8 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
         make = lambda number: {**record(number), "label": labels[number % len(labels)]}  # noqa: E731
     if settings.data.chosen is not None:
         make = lambda number: {**record(number), "better": f"yes {number}", "worse": "no"}  # noqa: E731
+    if settings.data.prompt == "prompt":
+        make = lambda number: {**record(number), "prompt": "Write."}  # noqa: E731
     small: dict[str, object] = {
         "model.name": model,
         "data.max_length": min(settings.data.max_length, 128),  # the small model's positions

@@ -35,10 +35,11 @@ from privlora.synthesis.population import Population
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, no_run
-from privlora.training.inputs import Data, load_data, text_column, tokenise
+from privlora.training.inputs import Data, load_data, tokenise
 from privlora.training.misfits import refuse_unused_texts, texts_evolve
 from privlora.training.models import unchanged_afterwards
 from privlora.training.observer import Observer
+from privlora.training.public_form import text_column
 from privlora.training.texts.final_texts import Progress, final_texts, gather_texts
 
 _GUESSED: Final = 0.1  # of the canaries on either side, where no plan says how many suit it

@@ -219,7 +219,8 @@ def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> N
     if trained_on or not advise:  # an advice rehearses on them, whatever the row
         # Else they are what `privlora synthesize` releases.
         publish = chosen.model_copy(update={"publish": chosen.publish or not trained_on})
-        refuse_unused_texts(settings.model_copy(update={"synthesis": publish}))
+        settings = settings.model_copy(update={"synthesis": publish})
+        refuse_unused_texts(settings)
     if method.tunes_writer:
         refuse_without_trl()
     refuse_unusable_texts(settings, method)

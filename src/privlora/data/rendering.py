@@ -267,7 +267,7 @@ class _Talk:
         """Raises DataError for tools, or what else the template is given, that are not of the record alone."""
         self.messages, self.number, self._whose = messages, number, renderer.whose
         self.tools = tools_of(record, number, renderer.template.tools)
-        self._own = _told_by(record, number)  # what else the record gives the template, and the settings do
+        self._own = told_by(record, number)  # what else the record gives the template, and the settings do
         self._told = renderer.template.chat_template_kwargs
         self._template = renderer.applied(with_tools=bool(self.tools))
         objects = _with_objects(messages)
@@ -473,7 +473,7 @@ def _of_its_own(value: Any, number: int, whose: str) -> Any:
     return canonical(value)
 
 
-def _told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+def told_by(record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
     """What a record gives its template besides messages, in the column that TRL reads. Raises DataError."""
     told = record.get("chat_template_kwargs")
     if not isinstance(told, Mapping):

@@ -22,9 +22,9 @@ from privlora.training.base_weights import with_adapter
 from privlora.training.checkpoint import NO_RUN
 from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.identity import refuse_another_model
-from privlora.training.inputs import text_column
 from privlora.training.models import given_or_loaded, unchanged_afterwards
 from privlora.training.observer import Observer
+from privlora.training.public_form import text_column
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import gather_texts
 

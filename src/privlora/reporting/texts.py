@@ -21,8 +21,9 @@ from privlora.reporting.limits import limits_of
 from privlora.reporting.publication import write_report
 from privlora.reporting.seals import with_files
 from privlora.training.files import RunFolder, set_times, write_atomically
-from privlora.training.inputs import text_column, tokenise
+from privlora.training.inputs import tokenise
 from privlora.training.misfits import texts_evolve
+from privlora.training.public_form import text_column
 
 
 def publish_texts(

@@ -13,12 +13,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import Any, Final, Protocol, Self, runtime_checkable
+from typing import Any, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
 
 from privlora.config.synthesis import PROMPTED, SynthesisSettings
+from privlora.data.examples import Template
 from privlora.data.records import synthesis_texts
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivloraError, article
 from privlora.randomness import counter_generator
@@ -217,11 +218,6 @@ class FileGenerator(_Resumable):
         pool = list(unlike.values())[::-1]
         self._texts = [pool[i] for i in counter_generator(_key(seed, "file")).permutation(len(pool))]
 
-    @classmethod
-    def read(cls, path: str | list[str], column: str, *, seed: int) -> Self:
-        """Of a file that ``data.records.load_records`` reads. Raises DataError for one that cannot be."""
-        return cls(synthesis_texts(path, column), seed=seed)
-
     @property
     def left(self) -> int:
         """Texts that were not used."""
@@ -282,6 +278,8 @@ def build_generator(
     tokenizer: Any = None,
     own: Any = None,
     max_tokens: int = 8192,
+    texts: Sequence[str] | None = None,
+    template: Template | None = None,
 ) -> PromptedGenerator | OwnGenerator | FileGenerator:
     """The generator that the settings describe.
 
@@ -292,20 +290,25 @@ def build_generator(
         own: of generator=callable, in the place of what settings.callable names: a function from a list of prompts to
             a list of answers, or an object with ``random`` and ``vary``.
         max_tokens: of generator=model, bound on a batch, prompts and answers.
+        texts: of generator=file, those of the file, instead of what its column holds.
+        template: of records with prompts, which texts answer; by its chat template the model is asked.
 
     Raises:
         ConfigError, DataError: what is named cannot be imported, read or used.
     """
     if settings.generator == "file":
         assert settings.file is not None
-        return FileGenerator.read(settings.file, settings.column, seed=seed)
+        found = synthesis_texts(settings.file, settings.column) if texts is None else texts
+        return FileGenerator(found, seed=seed)
     drawing: dict[str, Any] = {
         "temperature": settings.temperature,
         "max_new_tokens": settings.max_new_tokens,
     }
     writer: Writer
     if settings.generator == "model":
-        writer = ModelWriter(model, tokenizer, chat=settings.chat, max_tokens=max_tokens, **drawing)
+        writer = ModelWriter(
+            model, tokenizer, chat=settings.chat, max_tokens=max_tokens, template=template, **drawing
+        )
     elif settings.generator == "endpoint":
         assert settings.endpoint is not None
         assert settings.endpoint_model is not None
@@ -321,7 +324,8 @@ def build_generator(
             assert settings.callable is not None
             own = find_callable(settings.callable)
         if isinstance(own, Generator) and not isinstance(own, type):
-            unused = sorted(settings.given.intersection(PROMPTED))
+            read = {"random_prompt"} if template is not None else set()  # its texts are answers to that
+            unused = sorted(settings.given.intersection(PROMPTED) - read)
             if unused:
                 raise ConfigError(
                     f"synthesis.{unused[0]} is not read: an object with random and vary has words of its own",

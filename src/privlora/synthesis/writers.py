@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from threading import Thread
 from typing import Any, Final, Protocol
@@ -15,6 +16,7 @@ from typing import Any, Final, Protocol
 import torch
 
 from privlora.data.examples import Template, encode_asked, encode_prompts
+from privlora.data.rendering import is_chat
 from privlora.errors import ConfigError, DataError, GeneratorError, article, in_one_line, named
 from privlora.evaluation.generation import Sampling, decoded, generate_tokens, start_of_text
 
@@ -55,15 +57,24 @@ class ModelWriter:
         temperature: float = 1.0,
         max_new_tokens: int = 512,
         max_tokens: int = 8192,
+        template: Template | None = None,
     ) -> None:
-        """chat: None for whether the tokenizer has a template. max_tokens: bound on a batch, prompts and answers.
+        """chat: None for whether there is a chat template. max_tokens: bound on a batch, prompts and answers. template:
+        of records with prompts, by whose chat template prompts are rendered; None for the tokenizer's.
 
         Raises ConfigError for numbers out of range, or for a chat without a template.
         """
         self.name = "model"
         self.told: Callable[[int], None] | None = None
-        self.chat = bool(tokenizer.chat_template) if chat is None else chat
-        if self.chat and not tokenizer.chat_template:
+        own = None if template is None else template.chat_template
+        there = bool(own or tokenizer.chat_template)
+        usual = there if template is None else is_chat(template, tokenizer)
+        self.chat = usual if chat is None else chat
+        self._turns = _TURNS
+        if template is not None:
+            told = {**_TURNS.chat_template_kwargs, **template.chat_template_kwargs}
+            self._turns = replace(_TURNS, chat_template=own, chat_template_kwargs=told)
+        if self.chat and not there:
             raise ConfigError(
                 "the tokenizer has no chat template, so the model cannot be asked for texts",
                 fix="set synthesis.chat to false, so that it goes on with beginnings; or take an instruction-tuned one",
@@ -79,7 +90,7 @@ class ModelWriter:
     def write(self, prompts: Sequence[str], key: int) -> list[str]:
         context = getattr(self._model.config, "max_position_embeddings", None)
         longest = max(context - self._max_new_tokens, context // 2) if context else 2**31
-        asked = asked_tokens(prompts, self._tokenizer, chat=self.chat, longest=longest)
+        asked = asked_tokens(prompts, self._tokenizer, chat=self.chat, longest=longest, template=self._turns)
         if not all(map(len, asked)):
             start = start_of_text(
                 self._tokenizer, fix="set synthesis.random_prompt to the words before a text"
@@ -105,13 +116,17 @@ class ModelWriter:
         return whole.removeprefix(before) if whole.startswith(before) else decoded(self._tokenizer, row)
 
 
-def asked_tokens(prompts: Sequence[str], tokenizer: Any, *, chat: bool, longest: int) -> list[Any]:
+_TURNS: Final = Template(messages="turns", chat_template_kwargs={"enable_thinking": False})
+"""Of prompts as turns. Templates without thoughts have no such variable, and take no notice of it."""
+
+
+def asked_tokens(
+    prompts: Sequence[str], tokenizer: Any, *, chat: bool, longest: int, template: Template = _TURNS
+) -> list[Any]:
     """(T,) token ids of each prompt: as a user's turn, or as a beginning. Raises ConfigError."""
     if not chat:
         return encode_prompts(prompts, tokenizer, max_length=longest)
     turns = [{"turns": [{"role": "user", "content": prompt}]} for prompt in prompts]
-    # Templates without thoughts have no such variable, and take no notice of it.
-    template = Template(messages="turns", chat_template_kwargs={"enable_thinking": False})
     try:
         return encode_asked(turns, template, tokenizer, max_length=longest)
     except DataError:

@@ -41,7 +41,7 @@ from privlora.randomness import private_generator
 from privlora.training.classifier import refuse_other_rows
 from privlora.training.cycles import Cycles, bands_of, bands_to_come, cycle_of
 from privlora.training.files import write_atomically
-from privlora.training.inputs import Data, text_column, tokenise
+from privlora.training.inputs import Data, tokenise
 from privlora.training.misfits import (
     refuse_missing_texts,
     refuse_unsettled,
@@ -51,6 +51,7 @@ from privlora.training.misfits import (
 )
 from privlora.training.models import adapter_for, set_checkpointing
 from privlora.training.promise import sampler
+from privlora.training.public_form import refuse_formless
 from privlora.training.state import Part, TrainState
 from privlora.training.step import Step
 from privlora.training.texts.ballot import Ballot, build_embedding
@@ -261,7 +262,7 @@ def refuse_other_texts(settings: Settings, method: Method) -> None:
         refuse_missing_texts(method)
     else:
         refuse_unused_texts(settings)
-        text_column(settings.data)
+        refuse_formless(settings)
     if method.tunes_writer:
         refuse_without_trl()
 

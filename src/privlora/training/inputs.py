@@ -27,13 +27,12 @@ from privlora.data.records import (
     content_hash,
     iterate_records,
     load_records,
-    synthesis_texts,
     text_of,
 )
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.units import Grouping, Units, group_units
-from privlora.errors import ConfigError, DataError, PrivacyError, Together
+from privlora.errors import DataError, PrivacyError, Together
 from privlora.methods import VOTE_METHODS
 from privlora.training.model_checks import (
     positions_of,
@@ -42,6 +41,8 @@ from privlora.training.model_checks import (
 from privlora.training.preflight import are_read_twice, read_files
 from privlora.training.preflight import check_sources as check_sources
 from privlora.training.promise import sampler
+from privlora.training.public_form import as_records as as_public_records
+from privlora.training.public_form import file_texts, record_template, text_column
 from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
 
 
@@ -174,7 +175,10 @@ def refuse_all_unusable(
 
     def written(record: Mapping[str, Any], number: int) -> None:
         assert settings.synthesis is not None
-        text_of(record, settings.synthesis.column, number)
+        if record_template(data) is None:
+            text_of(record, settings.synthesis.column, number)
+        else:
+            public(record, number)
 
     for setting, paths, form, limit in read_files(settings, records, evaluation):
         check = private if setting == "data.path" else written if setting == "synthesis.file" else public
@@ -341,23 +345,8 @@ def _public(
     if auto is not None and auto.file is not None:
         public["auto.file"] = load_records(auto.file, format=settings.data.format, limit=auto.limit)
     if settings.synthesis is not None and settings.synthesis.file is not None:
-        column, chosen = text_column(settings.data), settings.synthesis
-        public["synthesis.file"] = [
-            {column: text} for text in synthesis_texts(settings.synthesis.file, chosen.column)
-        ]
+        public["synthesis.file"] = as_public_records(file_texts(settings), settings)
     return public
-
-
-def text_column(data: DataSettings) -> str:
-    """The column in whose place a generated text stands. Raises ConfigError for records of several parts."""
-    template = Template(**data.columns)
-    if data.task is None and template.text is not None and len(template.used) == 1:
-        return next(iter(template.used))
-    raise ConfigError(
-        "synthesis writes whole texts, and data describes records of several parts",
-        why="a generated text has to be read as the private records are",
-        fix='set data.text to one column, or to a format with one, as "Review: {text}"',
-    )
 
 
 class SharedRecordsError(PrivacyError):

@@ -17,7 +17,8 @@ from privlora.methods import Method
 from privlora.randomness import counter_generator
 from privlora.synthesis.generators import FileGenerator, build_generator
 from privlora.synthesis.population import Population, deduplicate, start
-from privlora.training.inputs import text_column, tokenise
+from privlora.training.inputs import tokenise
+from privlora.training.public_form import as_records, file_texts, record_template, refuse_formless
 
 _GENERATOR, _POPULATION = "generator.", "population."
 _FEWEST: Final = 2
@@ -28,8 +29,7 @@ class SyntheticTexts:
     """Texts that a generator writes at first, and that evolve with the scores of releases: ``PublicTexts`` of a span.
 
     They are public: the generator sees fixed words, earlier texts, and the model as releases have made it. Everything
-    that is drawn follows from run.seed. A text stands where a record's text would, so data.text has to be one column,
-    or a format with one.
+    that is drawn follows from run.seed. A text stands where a record would, as ``public_form`` says.
 
     model: asked as it is at that moment, with the adapter as trained so far, where generator=model. evolving: whether
     texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python. distinct:
@@ -56,8 +56,8 @@ class SyntheticTexts:
         self.warn: Callable[[str], None] = _unheard
         self._warned = False
         self._chosen: SynthesisSettings = settings.synthesis
-        self._data, self.tokenizer = settings.data, tokenizer
-        self._column = text_column(settings.data)
+        self._settings, self.tokenizer = settings, tokenizer
+        refuse_formless(settings)
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
         self._evolve_every = self._chosen.evolve_every if evolving else 0
@@ -72,6 +72,8 @@ class SyntheticTexts:
             tokenizer=tokenizer,
             own=own,
             max_tokens=settings.run.max_tokens,
+            texts=file_texts(settings) if self._chosen.generator == "file" else (),
+            template=record_template(settings.data),
         )
         self.generator.told = lambda written, total: self.tell("writing public texts", written, total)
         self._population = Population([])
@@ -116,7 +118,7 @@ class SyntheticTexts:
 
     def as_records(self, texts: Sequence[str]) -> Examples:
         """Any texts, as records are tokenised."""
-        return tokenise([{self._column: text} for text in texts], self._data, self.tokenizer)
+        return tokenise(as_records(texts, self._settings), self._settings.data, self.tokenizer)
 
     def examples(self) -> Examples:
         """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
@@ -228,11 +230,13 @@ def refuse_unusable_texts(settings: Settings, method: Method) -> None:
     column and how many texts it has, of a function whether it is there. No text is written and no server asked."""
     chosen = settings.synthesis
     assert chosen is not None
-    text_column(settings.data)
+    refuse_formless(settings)
     files = [chosen.file] if isinstance(chosen.file, str) else chosen.file or []
     if chosen.generator == "model" or any(file.startswith(HUB) for file in files):
         return
-    generator = build_generator(chosen, seed=settings.run.seed)
+    texts = file_texts(settings) if chosen.generator == "file" else ()
+    template = record_template(settings.data)
+    generator = build_generator(chosen, seed=settings.run.seed, texts=texts, template=template)
     if isinstance(generator, FileGenerator):
         steps = settings.privacy.steps
         evolve_every = chosen.evolve_every if method.public_texts == "evolving" else 0
