@@ -72,7 +72,7 @@ class SynthesisSettings(Group):
     file: str | list[str] | None = None
     """PUBLIC records of generator=file, in any form that data.path may have. Never private ones."""
     column: str = "text"
-    """Column of file that holds the texts."""
+    """Column of file that holds the texts. Where records have prompts or messages, the columns of data do."""
     endpoint: str | None = None
     """Address of generator=endpoint up to where /chat/completions follows, as http://localhost:8000/v1."""
     endpoint_model: str | None = None
@@ -85,7 +85,8 @@ class SynthesisSettings(Group):
     preset: Preset | None = None
     """Kind of text that prompts ask for; null: text, which is any."""
     random_prompt: str | None = None
-    """Instead of a preset: the request for a fresh text; without chat, the words before one."""
+    """Instead of a preset: the request for a fresh text; without chat, the words before one. Where records have prompts
+    or messages, it is the PUBLIC prompt that every text answers."""
     variation_prompt: str | None = None
     """With random_prompt: the request for a variation. {text} is the text, {tone} one of nine tones; null takes a
     general one."""

@@ -324,7 +324,7 @@ def test_a_warm_start_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.
                 "generator": Notes(None),
                 "data": {"prompt": "text", "completion": "text", "max_length": 60},
             },
-            "set data.text to one column",
+            "synthesis.random_prompt is not set",
         ),
         ({"generator": Notes(None), "synthesis": {"generator": "model"}}, "names another one"),
     ],
