@@ -24,7 +24,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.federated import local
 from privlora.federated.client import Session, Work
-from privlora.federated.history import Aside, Round, RoundObserver
+from privlora.federated.history import ASIDE, Round, RoundObserver
 from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import client_plan, server_plan, with_local_method
 from privlora.federated.progress import RoundProgress
@@ -208,7 +208,7 @@ def test_an_answer_that_is_dropped_leaves_no_line_in_the_log(
         made.run()
     assert "dropped" not in caplog.text
     assert "owner-" not in caplog.text
-    aside = (made.folder.private / Aside.NAME).read_text()
+    aside = (made.folder.private / ASIDE).read_text()
     assert "round 1: the answer of owner-0 is dropped" in aside
 
 

@@ -106,7 +106,7 @@ class Desk:
         self.root.mkdir(parents=True, exist_ok=True, mode=_FOLDER)
         self._begin_ledger(self.stated, stated)
         self._begin_ledger(self.ledger, plan)
-        self._write(self._answered, json.dumps(asdict(Note())) + "\n")
+        self._keep_note(Note())
         self._write(self._settings, settings.to_yaml())
 
     def keep_stated(self) -> None:
@@ -157,7 +157,7 @@ class Desk:
                 fix="go on with the next round",
             )
         if place[0] > note.round:
-            self.forget_secrets()  # of a sum that was never finished
+            self.keep_secret(None)  # of a sum that was never finished
         self._keep_note(Note(*place, note.charges, note.charge))
 
     def opened(self, private: bool, *, closed: bool = False) -> LedgerSummary | None:
@@ -209,15 +209,15 @@ class Desk:
         """What was kept, or nothing."""
         return self._read(self.root / f"{name}.safetensors", load, fix="leave this federation") or {}
 
-    def keep_secret(self, content: bytes) -> None:
-        """Keys of a secure sum that is under way."""
-        self._write(self._secret, content)
+    def keep_secret(self, content: bytes | None) -> None:
+        """Keys of a secure sum that is under way; None forgets them."""
+        if content is None:
+            self._secret.unlink(missing_ok=True)
+        else:
+            self._write(self._secret, content)
 
     def secret(self) -> bytes | None:
         return self._secret.read_bytes() if self._secret.exists() else None
-
-    def forget_secrets(self) -> None:
-        self._secret.unlink(missing_ok=True)
 
     def keep_survivors(self, number: int, names: Sequence[str]) -> None:
         """Whom the secure sum of round ``number`` is over, for the round's next sum."""
@@ -235,7 +235,7 @@ class Desk:
     def leave(self, private: bool) -> str:
         """End: the ledger is closed, so that nothing more is released in this run; secrets go. Gives the ledger as
         text, which is public; empty without one. Leaving again changes nothing."""
-        self.forget_secrets()
+        self.keep_secret(None)
         self._survivors.unlink(missing_ok=True)
         summary = self.opened(private, closed=True)
         if summary is None:

@@ -114,7 +114,7 @@ Phase = Literal["share", "mask", "agree", "unmask"]
 PHASES: Final[tuple[Phase, ...]] = ("share", "mask", "agree", "unmask")
 """In the order of a sum."""
 
-ASKED: Final[Mapping[Phase, Fields]] = {
+ASKED: Final[Mapping[str, Fields]] = {
     "share": {
         "run": str,
         "round": int,
@@ -136,7 +136,7 @@ ASKED: Final[Mapping[Phase, Fields]] = {
     "agree": {"names": str},
     "unmask": {"names": str, "signers": str, "signatures": bytes},
 }
-ANSWERED: Final[Mapping[Phase, Fields]] = {
+ANSWERED: Final[Mapping[str, Fields]] = {
     "share": {"key": bytes, "seal": bytes, "signature": bytes, "letters": bytes},
     "mask": {"vector": np.ndarray, "context": bytes},
     "agree": {"signature": bytes},

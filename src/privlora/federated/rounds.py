@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
 from typing import Final
@@ -22,7 +23,7 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.evaluation import evaluate_next_token
 from privlora.federated import plans
-from privlora.federated.history import STOPPED, Aside, History, Round, RoundObserver, why_void
+from privlora.federated.history import ASIDE, STOPPED, History, Round, RoundObserver, set_aside, why_void
 from privlora.federated.messages import REFUSED, SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
 from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode
@@ -48,7 +49,7 @@ _AFTER_ROUND: Final = (
 _SHOWN = 10  # rounds that a line names
 
 SECRET: Final = (
-    f"whom the server drew, and who answered, is its secret, which epsilon counts on: private/{Aside.NAME} says what "
+    f"whom the server drew, and who answered, is its secret, which epsilon counts on: private/{ASIDE} says what "
     "rounds lacked"
 )
 """What a trusted server's log says at the end, whatever came of it."""
@@ -59,18 +60,20 @@ NOTHING_LACKED: Final = (
 
 
 _DONE: Final[Mapping[str, str]] = {
+    "train": "clients train",
+    "sketch": "clients answer once more",
     "share": "clients exchange keys for the secure sum",
     "agree": "clients agree on who is in the secure sum",
     "unmask": "the secure sum is opened",
 }
-"""Kinds of messages, other than those that clients train for, in words."""
+"""What goes on in a round, by kinds of messages."""
 
 
 @dataclass
 class Turn:
     """One round. run: its name. roster: public keys of all clients, where sums are secure. plan: of each client's
     ledger. ledger: a trusted server's own. down, up: bytes so far. sent: how many clients were sent tensors, in the
-    largest stage."""
+    largest stage. missing: of the clients that were asked last, why those do not count that do not."""
 
     settings: Settings
     exchange: Exchange
@@ -83,6 +86,7 @@ class Turn:
     down: int = field(default=0, init=False)
     up: int = field(default=0, init=False)
     sent: int = field(default=0, init=False)
+    missing: dict[str, str] = field(default_factory=dict, init=False)
 
     @property
     def federation(self) -> FederationSettings:
@@ -107,10 +111,9 @@ class Turn:
 
     def _plain(self, stage: str, asked: Sequence[str]) -> list[str]:
         answered = []
-        for reply in self._send(stage, {name: {} for name in asked}, self.server.tensors(stage)):
-            if self._fits(reply, self.server.expected(stage, self.number)):
-                self.server.add(stage, dict(reply.tensors), plans.weight_of(self.settings, reply.client))
-                answered.append(reply.client)
+        for reply in self._fitting(stage, asked, self.server.expected(stage, self.number)):
+            self.server.add(stage, dict(reply.tensors), plans.weight_of(self.settings, reply.client))
+            answered.append(reply.client)
         if not answered:
             raise RunError("no client answered", fix="see what they logged")
         return answered
@@ -121,11 +124,10 @@ class Turn:
         expected = self.server.expected(stage, self.number)
         updates = ClippedUpdate(_like(expected), self.settings.privacy.clip_norm)
         total, answered = torch.zeros(updates.entries, dtype=torch.float64), []
-        for reply in self._send(stage, {name: {} for name in asked}, self.server.tensors(stage)):
-            if self._fits(reply, expected):
-                # Clipped here as well: the bound may not rest on what a client says.
-                total += updates.clipped(reply.tensors)
-                answered.append(reply.client)
+        for reply in self._fitting(stage, asked, expected):
+            # Clipped here as well: the bound may not rest on what a client says.
+            total += updates.clipped(reply.tensors)
+            answered.append(reply.client)
         event = self.ledger.plan.event_of(self.ledger.charges + 1)
         divisor = float(self.federation.per_round)
         mean = updates.release(total, Noising(self.ledger, NoiseSource()), event, divisor)
@@ -178,6 +180,18 @@ class Turn:
             self.server.add(stage, {name: t / divisor for name, t in found.items()}, weight)
         return answered
 
+    def _fitting(
+        self, stage: str, asked: Sequence[str], expected: Mapping[str, tuple[int, ...]]
+    ) -> Iterator[Reply]:
+        """The answers whose tensors are what a stage takes."""
+        for reply in self._send(stage, {name: {} for name in asked}, self.server.tensors(stage)):
+            try:
+                refuse_unfit(reply.tensors, expected, LARGEST_NORM)
+            except RunError as unfit:
+                self._drop(reply, unfit)
+            else:
+                yield reply
+
     def _send(
         self, kind: str, asks: Mapping[str, Message], sent: Mapping[str, Tensor], **values: Number
     ) -> Iterator[Reply]:
@@ -189,7 +203,7 @@ class Turn:
         self.down += sum(size(request) for request in requests)
         self.sent = max(self.sent, sum(bool(request.tensors) for request in requests))
         seen: set[str] = set()
-        silent = set(asks)
+        silent, self.missing = set(asks), dict.fromkeys(asks, "no answer")
         self._tell(kind, 0, len(asks))
         for reply in self.exchange.send(requests):
             silent.discard(reply.client)
@@ -204,15 +218,10 @@ class Turn:
 
     def _tell(self, kind: str, answered: int, asked: int) -> None:
         """What is done now; how many are asked is a trusted server's secret."""
-        what = f"round {self.number}/{self.federation.rounds}: {self._in_words(kind)}"
         secret = self.federation.trusted_server
-        if not secret or answered == 0:
+        if kind in _DONE and not (secret and answered):
+            what = f"round {self.number}/{self.federation.rounds}: {_DONE[kind]}"
             self.tell(what, *((None, None) if secret else (answered, asked)))
-
-    def _in_words(self, kind: str) -> str:
-        if kind in self.server.stages:
-            return "clients train" if kind == self.server.stages[0] else "clients answer once more"
-        return _DONE.get(kind, "clients answer")
 
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""
@@ -222,19 +231,13 @@ class Turn:
             refuse_unlisted(reply, self.federation.secure, names)
         except RunError as unlisted:
             self._drop(reply, unlisted)
+            self.missing[reply.client] = "its answer is not listed"
             return False
         if reply.refused is not None:
+            self.missing[reply.client] = reply.refused
             why = "its own log says why" if reply.refused == REFUSED else reply.refused
             self._say(logging.INFO, f"{reply.client} refuses {reply.kind}: {why}")
         return reply.refused is None
-
-    def _fits(self, reply: Reply, expected: Mapping[str, tuple[int, ...]]) -> bool:
-        try:
-            refuse_unfit(reply.tensors, expected, LARGEST_NORM)
-        except RunError as unfit:
-            self._drop(reply, unfit)
-            return False
-        return True
 
     def _drop(self, reply: Reply, because: RunError) -> None:
         self._say(logging.WARNING, f"the answer of {reply.client} is dropped: {because}")
@@ -287,7 +290,7 @@ class Rounds(Turn):
                 if stop.is_set() and not last:
                     raise Interrupted(number)
         self._evaluate(federation.rounds)
-        given = self._leave(federation.rounds)
+        given = self._leave()
         missed = shortfall(self.history.rounds())
         if federation.trusted_server:
             _log.info("%s", SECRET)
@@ -297,7 +300,7 @@ class Rounds(Turn):
         return given
 
     def aside(self, text: str) -> None:
-        Aside(self.folder.private)(text)
+        set_aside(self.folder.private, text)
 
     def tell(self, what: str, answered: int | None, asked: int | None) -> None:
         self.observer.on_phase(what, answered, asked)
@@ -353,51 +356,32 @@ class Rounds(Turn):
     def _join(self) -> None:
         """Every client agrees to the public settings, or the federation does not begin."""
         self.tell(f"asking {self.federation.size} clients to join", None, None)
-        terms = plans.public_settings(self.settings).to_yaml()
-        values = {"run": self.history.run, "settings": terms}
         names = self.federation.names
-        missing = set(names) - set(self.exchange.names())
-        if missing:
+        away = set(names) - set(self.exchange.names())
+        if away:
             raise RunError(
-                f"clients that cannot be reached: {', '.join(sorted(missing))}", fix="start them, then go on"
+                f"clients that cannot be reached: {', '.join(sorted(away))}", fix="start them, then go on"
             )
-        refused: dict[str, str] = {}
-        replies = self._answers([Request(name, "join", 0, values=values) for name in names], refused)
+        terms = plans.public_settings(self.settings).to_yaml()
+        replies = list(self._send("join", {name: {} for name in names}, {}, settings=terms))
         joined = {reply.client for reply in replies}
         if self.federation.secure:
             self.roster = roster_of(replies)
+            self.missing |= dict.fromkeys(joined - set(self.roster), "its key is no key")
             joined &= set(self.roster)
         if joined != set(names):
-            absent = sorted(set(names) - joined)
-            shown = [f"{name} ({refused.get(name, 'no answer')})" for name in absent]
+            shown = [f"{name} ({self.missing[name]})" for name in sorted(set(names) - joined)]
             raise RunError(
                 f"clients that did not join: {', '.join(shown)}",
                 fix="mend what each of them said: above, or where a client on another machine logs",
             )
         _log.info("all %d clients joined", len(names))
 
-    def _answers(self, requests: list[Request], refused: dict[str, str] | None = None) -> list[Reply]:
-        """Replies that are listed and no refusals. refused: takes in why others do not count, in fixed words."""
-        secure, found = self.federation.secure, []
-        for reply in self.exchange.send(requests):
-            try:
-                refuse_unlisted(reply, secure)
-            except RunError as unlisted:
-                _log.warning("the answer of %s is dropped: %s", reply.client, unlisted)
-                why = "its answer is not listed"
-            else:
-                found += [reply] if reply.refused is None else []
-                why = "its key is no key" if reply.refused is None else reply.refused
-            if refused is not None:
-                refused[reply.client] = why
-        return found
-
-    def _leave(self, number: int) -> dict[str, str]:
+    def _leave(self) -> dict[str, str]:
         """Each client's ledger, as the client gave it; without those that gave none."""
-        names = self.federation.names
-        values = {"run": self.history.run}
         self.exchange.names()  # waits for those that are away, as long as for an answer
-        replies = self._answers([Request(name, "leave", number + 1, values=values) for name in names])
+        self.number = self.federation.rounds + 1
+        replies = self._send("leave", {name: {} for name in self.federation.names}, {})
         return {reply.client: str(reply.values["ledger"]) for reply in replies}
 
     def _evaluate(self, step: int) -> None:
@@ -437,12 +421,10 @@ def roster_of(replies: Iterable[Reply]) -> dict[str, PublicIdentity]:
     """The public keys that clients joined with; without those whose keys are no keys."""
     found = {}
     for reply in replies:
-        try:
-            signing, agreement = reply.values["signing"], reply.values["agreement"]
-            if isinstance(signing, bytes) and isinstance(agreement, bytes):
+        signing, agreement = reply.values.get("signing"), reply.values.get("agreement")
+        if isinstance(signing, bytes) and isinstance(agreement, bytes):
+            with suppress(RunError):
                 found[reply.client] = PublicIdentity(reply.client, signing, agreement)
-        except (KeyError, RunError):
-            continue
     return found
 
 

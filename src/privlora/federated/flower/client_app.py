@@ -16,7 +16,7 @@ from flwr.clientapp import ClientApp
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from privlora.data.formats import Format
-from privlora.disk import lock
+from privlora.disk import locked
 from privlora.errors import ConfigError, PrivloraError, named
 from privlora.federated.client import Client
 from privlora.federated.flower.logs import through_flower
@@ -84,8 +84,7 @@ def _pins(path: Path) -> dict[str, str]:
 def _alone(folder: Path) -> Iterator[None]:
     """Waits for its turn: Flower starts a process a message, those of several runs at once."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(folder / "turn.lock", "wb") as file:
-        lock(file.fileno(), wait=True)
+    with locked(folder / "turn.lock", wait=True):
         yield
 
 

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -20,7 +21,7 @@ from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, named
 from privlora.federated.flower.grid import GridExchange
 from privlora.federated.flower.logs import Told, stopped, tell_end, tell_start, through_flower
-from privlora.federated.history import Aside
+from privlora.federated.history import set_aside
 from privlora.federated.messages import Exchange
 from privlora.federated.plans import federation_of, public_settings, with_local_method
 from privlora.training.files import RunFolder
@@ -85,7 +86,7 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
     def start(grid: Grid, told: Plan) -> None:
         federation = federation_of(told.settings)
         folder = Path(told.settings.run.output)
-        aside = Aside(RunFolder(folder).private) if federation.trusted_server else None
+        aside = partial(set_aside, RunFolder(folder).private) if federation.trusted_server else None
         exchange = GridExchange(grid, told.timeout, federation.names, aside=aside)
         (serve or serve_aloud)(told.settings, exchange, folder)
 

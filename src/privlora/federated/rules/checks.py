@@ -17,12 +17,10 @@ from torch import Tensor
 from privlora.errors import PrivacyError, RunError
 from privlora.federated.messages import wrong
 from privlora.federated.rules.algebra import orthonormal
-from privlora.federated.rules.base import Groups, Rule, RuleSettings, Shapes
+from privlora.federated.rules.base import OFFSET, Asked, Groups, Rule, Shapes
 
 LARGEST_NORM: Final = 1e6
 """Of all tensors of a message together; what is above it is no longer taken for honest."""
-
-_OFFSET: Final = "offset_"
 
 
 def refuse_unfit(
@@ -69,31 +67,23 @@ def refuse_foreign(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[int,
             raise _foreign(f"{name!r} of what the server sent is not orthonormal")
 
 
-def broadcast_shapes(
-    rule: type[Rule],
-    stage: str,
-    number: int,
-    groups: Groups,
-    settings: RuleSettings,
-    sent: Mapping[str, Tensor],
-) -> Shapes:
-    """What an honest server sends. The last dimension is taken from ``sent`` for an offset, whose rank grows with who
-    answered, and for a factor that need not be sent while it is zero."""
-    expected = rule.shapes(stage, number, groups, settings)[0]
-    return {name: _grown(name, shape, sent, groups, settings.rank) for name, shape in expected.items()}
+def broadcast_shapes(rule: type[Rule], stage: str, groups: Groups, asked: Asked) -> Shapes:
+    """What an honest server sends. The last dimension is taken from what was sent for an offset, whose rank grows with
+    who answered, and for a factor that need not be sent while it is zero."""
+    expected = rule.shapes(stage, asked.number, groups, asked.settings)[0]
+    return {name: _grown(name, shape, groups, asked) for name, shape in expected.items()}
 
 
-def _grown(
-    name: str, shape: tuple[int, ...], sent: Mapping[str, Tensor], groups: Groups, rank: int
-) -> tuple[int, ...]:
+def _grown(name: str, shape: tuple[int, ...], groups: Groups, asked: Asked) -> tuple[int, ...]:
+    sent = asked.sent
     group, _, part = name.partition(".")
-    if not part.startswith(_OFFSET):
-        whole = (*shape[:-1], rank)
+    if part not in OFFSET:
+        whole = (*shape[:-1], asked.settings.rank)
         return whole if not shape[-1] and name in sent and tuple(sent[name].shape) == whole else shape
     ranks = [
         tensor.shape[-1]
-        for side in ("left", "right")
-        if (tensor := sent.get(f"{group}.{_OFFSET}{side}")) is not None and tensor.ndim == len(shape)
+        for offset in OFFSET
+        if (tensor := sent.get(f"{group}.{offset}")) is not None and tensor.ndim == len(shape)
     ]
     _, m, n = groups[int(group)]
     # Both sides have one rank, and a product needs no more columns than its smaller side.

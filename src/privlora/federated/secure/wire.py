@@ -158,7 +158,7 @@ def refusal(what: str, why: str, fix: str = "stop, and find out what the server 
 # --- reading messages ---
 
 
-def fields(phase: Phase, message: Message, table: Mapping[Phase, Fields]) -> Message:
+def fields(phase: Phase, message: Message, table: Mapping[str, Fields]) -> Message:
     """``message`` if it has exactly the fields of its kind, each of its type. Raises RunError."""
     wanted = table[phase]
     if set(message) != set(wanted) or any(type(message[name]) is not kind for name, kind in wanted.items()):
