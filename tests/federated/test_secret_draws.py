@@ -28,9 +28,9 @@ from privlora.federated.history import ASIDE, Round, RoundObserver
 from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import client_plan, server_plan, with_local_method
 from privlora.federated.progress import RoundProgress
-from privlora.federated.rounds import NOTHING_LACKED
-from privlora.federated.rounds import SECRET as SECRET_WORDS
 from privlora.federated.run import federate
+from privlora.federated.server import NOTHING_LACKED
+from privlora.federated.server import SECRET as SECRET_WORDS
 from privlora.federated.words import in_a_line, what_is_not_hidden, who_trains
 from privlora.mechanisms.updates import ClippedUpdate
 

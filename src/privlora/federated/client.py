@@ -24,13 +24,23 @@ from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
 from privlora.federated import plans
 from privlora.federated.desk import Desk, has_begun, read_terms
 from privlora.federated.limits import Limits
-from privlora.federated.messages import ASKED, REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
+from privlora.federated.messages import (
+    ASKED,
+    REFUSED,
+    SUM,
+    TRAINING,
+    Number,
+    Reply,
+    Request,
+    refusal,
+    refuse_unlisted,
+)
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.rules.base import Sizes, groups_of
 from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
-from privlora.federated.secure import Identity, Layout, Message, Participant, encode
+from privlora.federated.secure import Identity, Message, Participant, encode
 from privlora.federated.secure import Turn as Which
-from privlora.federated.secure.fixed import agreed_digest, for_releases
+from privlora.federated.secure.fixed import agreed_digest
 from privlora.federated.workplace import (
     NotReadyError,
     Own,
@@ -94,10 +104,10 @@ class Client:
         return Identity.load(path)
 
     def session(self, request: Request) -> Session:
-        """Of the request's run. Raises RunError for a run without a name."""
+        """Of the request's run. Raises PrivacyError for a run without a name."""
         run = request.values.get("run")
         if not (isinstance(run, str) and run.isascii() and run.isalnum() and len(run) <= _LONGEST):
-            raise RunError("a request does not say of which run it is", fix="look at the server")
+            raise refusal("a request does not say of which run it is")
         if run not in self._sessions:
             self._sessions[run] = Session(self, run)
         return self._sessions[run]
@@ -292,8 +302,8 @@ class Session:
         return reply
 
     def _refuse_unlisted(self, request: Request) -> None:
-        """Raises RunError for a request that is not listed, or of a round or stage that this federation has not;
-        PrivacyError for a round in which, by the public timetable, this client does not train."""
+        """Raises RunError for a request that is not listed; PrivacyError for one of a round or stage that this
+        federation has not, or of a round in which, by the public timetable, this client does not train."""
         if request.kind == "join":
             refuse_unlisted(request, secure=False)
             return
@@ -305,21 +315,15 @@ class Session:
             return
         stage = request.values.get("stage", kind)
         if stage not in plans.stages_of(federation) or (kind in TRAINING and stage != kind):
-            raise RunError(
+            raise refusal(
                 f"a request of a stage that rule={federation.rule} does not have, in round {request.round}",
-                why="a second answer of a round would be one that nothing was agreed on for",
-                fix="look at the server",
+                "a second answer of a round would be one that nothing was agreed on for",
             )
         if not 1 <= request.round <= federation.rounds:
-            raise RunError(
-                f"a request of round {request.round}, of {federation.rounds}", fix="look at the server"
-            )
+            raise refusal(f"a request of round {request.round}, of {federation.rounds}")
         if self.client.name not in self._asked(request.round):
-            raise PrivacyError(
-                f"asked for round {request.round}, in which others train",
-                why="the agreed terms say who trains when, and the budget is made for it",
-                fix="look at the server",
-            )
+            what = f"asked for round {request.round}, in which others train"
+            raise refusal(what, "the agreed terms say who trains when, and the budget is made for it")
 
     @property
     def private(self) -> bool:
@@ -348,7 +352,7 @@ class Session:
         settings = read_terms(str(request.values.get("settings", "")))
         federation = plans.federation_of(settings)
         if plans.with_local_method(settings) != settings:
-            raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
+            raise refusal("the server's settings leave open how clients train")
         if self.client.name not in federation.names:
             raise ConfigError(
                 f"client {self.client.name} is not of this federation", fix="rename it, or leave"
@@ -380,8 +384,7 @@ class Session:
             return answer
         weight = plans.weight_of(self.settings, self.client.name)
         weighted = {name: tensor.double() * weight for name, tensor in answer.items()}
-        vector = encode(weighted, Layout.of(weighted), for_releases(self.federation.per_round))
-        return {SUM: torch.from_numpy(vector)}
+        return {SUM: torch.from_numpy(encode(weighted, self.federation.per_round))}
 
     def _leave(self, request: Request) -> Reply:
         ledger = self.desk.leave(self.private)
@@ -433,11 +436,8 @@ class Session:
         # In a later stage the roster is whom the first one was over, which the participant sees to.
         others = stage == "train" and names != sorted(self._asked(request.round))
         if others or asked["threshold"] != federation.threshold:
-            raise PrivacyError(
-                "a secure sum over other clients, or with another threshold, than agreed",
-                why="each client's share of the noise is made for these numbers",
-                fix="look at the server",
-            )
+            what = "a secure sum over other clients, or with another threshold, than agreed"
+            raise refusal(what, "each client's share of the noise is made for these numbers")
         self.desk.begin(request)
         earlier = self.desk.survivors(request.round) if stage != "train" else None
         participant, reply = Participant.begin(
@@ -445,7 +445,6 @@ class Session:
             self.client.name,
             asked,
             turn=Which(self.run, request.round, stage),
-            answered=(),  # the desk has refused whatever came before
             pins=self.client.pins,
             colluding=federation.colluding,
             earlier=earlier,
@@ -478,11 +477,8 @@ class Session:
         found = None if kept is None else Participant.from_bytes(kept, self.client.identity)
         turn = Which(self.run, request.round, str(request.values.get("stage", request.kind)))
         if found is None or found.terms.turn != turn:
-            raise PrivacyError(
-                "asked for a secure sum that was not begun",
-                why="without masks of this round and stage the server would see this client's part",
-                fix="look at the server",
-            )
+            why = "without masks of this round and stage the server would see this client's part"
+            raise refusal("asked for a secure sum that was not begun", why)
         return found
 
 

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
-from privlora.errors import RunError
+from privlora.errors import PrivacyError, RunError
 
 NAME_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Of clients' public names: servers name files after them, and they are signed and listed."""
@@ -95,7 +95,13 @@ class InProcess:
             yield from self._answer(portion)
 
 
+def refusal(what: str, why: str | None = None, fix: str = "look at the server") -> PrivacyError:
+    """A client's answer to a request that no honest server makes."""
+    return PrivacyError(what, why=why, fix=fix)
+
+
 def wrong(what: str) -> RunError:
+    """The server's to an answer that no honest client gives."""
     return RunError(
         what, why="it is dropped, and the client counts as dropped out", fix="look at that client"
     )

@@ -23,8 +23,7 @@ from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import scale_of
 from privlora.federated.messages import Exchange, InProcess, Reply, Request
-from privlora.federated.rounds import Rounds
-from privlora.federated.server import JointServer, RuleServer, Server
+from privlora.federated.server import JointServer, Rounds, RuleServer, Server
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.precision import own_context

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from privlora.errors import PrivacyError, RunError
-from privlora.federated.messages import wrong
+from privlora.federated.messages import refusal, wrong
 from privlora.federated.rules.algebra import orthonormal
 from privlora.federated.rules.base import OFFSET, Asked, Groups, Rule, Shapes
 
@@ -91,8 +91,5 @@ def _grown(name: str, shape: tuple[int, ...], groups: Groups, asked: Asked) -> t
 
 
 def _foreign(what: str) -> PrivacyError:
-    return PrivacyError(
-        what,
-        why="this client trains on what follows from the agreed terms, and on nothing else",
-        fix="look at the server; nothing was charged",
-    )
+    why = "this client trains on what follows from the agreed terms, and on nothing else"
+    return refusal(what, why, "look at the server; nothing was charged")

@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from privlora.errors import PrivacyError, RunError
-from privlora.federated.messages import ASKED, Fields, Phase
+from privlora.errors import RunError
+from privlora.federated.messages import ASKED, Fields, Phase, refusal
 from privlora.federated.secure.keys import KEY, PublicIdentity, check_name, digest
 from privlora.federated.secure.masks import ring_type
 
@@ -148,11 +148,6 @@ def context_of(terms: Terms, shown: Sequence[Announcement], sent: bytes, length:
 def agreement_of(context: bytes, survivors: Sequence[str]) -> bytes:
     """What a client signs in "agree"."""
     return digest("survivors", context, ",".join(survivors))
-
-
-def refusal(what: str, why: str, fix: str = "stop, and find out what the server does") -> PrivacyError:
-    """A client's answer to a request that no honest server makes."""
-    return PrivacyError(f"refused: {what}", why=why, fix=fix)
 
 
 # --- reading messages ---
