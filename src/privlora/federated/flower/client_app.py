@@ -20,7 +20,7 @@ from privlora.disk import locked
 from privlora.errors import ConfigError, PrivloraError, named
 from privlora.federated.client import Client
 from privlora.federated.flower.logs import through_flower
-from privlora.federated.flower.records import NAME, message_type, read_request, write_reply
+from privlora.federated.flower.records import NAME, message_type, packed, read_request
 from privlora.federated.limits import Limits
 from privlora.federated.messages import BAD_CONFIG, KINDS, NAME_PATTERN, OTHER_NAME, REFUSED, Reply
 
@@ -111,7 +111,7 @@ def make_client_app(
         # Workers of a simulation have a log of their own.
         with through_flower() if places is None else contextlib.nullcontext():
             reply = _answer(message, context.node_config, places, make_client)
-            return Message(write_reply(reply), reply_to=message)
+            return Message(packed(reply), reply_to=message)
 
     for kind in (NAME, *KINDS):
         category, action = message_type(kind).split(".")
@@ -145,7 +145,7 @@ def _answer(
             )
         with _alone(own.folder):
             reply = (own if make_client is None else make_client(own)).answer(request)
-        write_reply(reply)  # what cannot be sent is known here, and not in Flower
+        packed(reply)  # what cannot be sent is known here, and not in Flower
         return reply
     except Exception as error:  # noqa: BLE001 - Flower would send the text of any exception to the server
         if isinstance(error, PrivloraError):
