@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -84,10 +85,10 @@ def left_by(
 
 
 def refusing(begin: Callable[..., Any], fails: Sequence[str]) -> Callable[..., Any]:
-    def begins(self: Session, request: Request) -> Any:
+    def begins(self: Session, request: Request, held: ExitStack) -> Any:
         if request.client in fails:
             raise RunError("this machine cannot train", fix="mend it")
-        return begin(self, request)
+        return begin(self, request, held)
 
     return begins
 

@@ -253,16 +253,8 @@ class Session:
 
     def answer(self, request: Request) -> Reply:
         """To all messages but "train", which clients of a process answer together."""
-        handlers = {
-            "join": self._join,
-            "share": self._share,
-            "sketch": self._sketch,
-            "agree": self._agree,
-            "unmask": self._unmask,
-            "leave": self._leave,
-        }
         self._refuse_unlisted(request)
-        reply = handlers[request.kind](request)
+        reply: Reply = getattr(self, f"_{request.kind}")(request)  # of a kind that is listed
         refuse_unlisted(reply, self.federation.secure, reply.tensors)
         return reply
 

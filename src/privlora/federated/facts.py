@@ -17,7 +17,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from privlora.accounting import LedgerSummary, Plan, epsilon
+from privlora.accounting import LedgerSummary, Plan
 from privlora.accounting.ledger_format import parse_ledger
 from privlora.config import FederationSettings, Settings
 from privlora.errors import PrivacyError, PrivloraError, RunError
@@ -207,15 +207,12 @@ def _clients(
     settings: Settings, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
 ) -> list[dict[str, Any]]:
     """Each client's part and budget; numbers of a ledger are None for a client without one."""
-    spent: dict[int, float | None] = {}
 
     def cost(ledger: LedgerSummary, steps: int) -> float | None:
-        if ledger.plan.insecure_noise:
+        plan = ledger.plan
+        if plan.insecure_noise:
             return None
-        if steps not in spent:  # clients have one plan, and mostly as many charges
-            found = epsilon(ledger.plan.events(steps), ledger.plan.delta, adjacency=ledger.plan.adjacency)
-            spent[steps] = finite(found)
-        return spent[steps]
+        return finite(plans.epsilon_of(tuple(plan.events(steps)), plan.delta, plan.adjacency))
 
     rows = []
     federation = plans.federation_of(settings)

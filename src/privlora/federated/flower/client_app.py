@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -80,14 +80,6 @@ def _pins(path: Path) -> dict[str, str]:
         ) from None
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits for its turn: Flower starts a process a message, those of several runs at once."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with locked(folder / "turn.lock", wait=True):
-        yield
-
-
 MakeClient = Callable[[Client], Any]
 """What it gives answers requests, as the core's client does."""
 
@@ -143,7 +135,9 @@ def _answer(
                 f"the server calls it {named(request.client)}, and its node config says name={named(name)}",
                 fix="start flower-supernode with the name under which its key is registered",
             )
-        with _alone(own.folder):
+        own.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Each waits for its turn: Flower starts a process a message, those of several runs at once.
+        with locked(own.folder / "turn.lock", wait=True):
             reply = (own if make_client is None else make_client(own)).answer(request)
         packed(reply)  # what cannot be sent is known here, and not in Flower
         return reply

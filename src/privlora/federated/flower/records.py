@@ -67,14 +67,8 @@ def packed(message: Request | Reply, arrays: Arrays | None = None) -> RecordDict
     """arrays: of tensors that were written before, by `id`; they must still be alive. Raises RunError for what no
     message can carry."""
     message_type(message.kind)
-    about: dict[str, Number] = {
-        "format": FORMAT,
-        "client": message.client,
-        "kind": message.kind,
-        "round": message.round,
-    }
-    if isinstance(message, Reply) and message.refused is not None:
-        about["refused"] = message.refused
+    given = {name: getattr(message, name, None) for name in _TYPES if name != "format"}
+    about = {"format": FORMAT} | {name: value for name, value in given.items() if value is not None}
     written: Arrays = {} if arrays is None else arrays
     tensors = {}
     for name in sorted(message.tensors):

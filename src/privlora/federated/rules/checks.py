@@ -37,22 +37,19 @@ def refuse_unfit(
     if missing or extra:
         raise wrong(f"{whose} lacks {len(missing)} of {len(expected)} tensors and has {len(extra)} others")
     for name, shape in expected.items():
-        _refuse_unfit_tensor(name, message[name], shape, whose)
+        tensor: object = message[name]
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+            raise wrong(f"{name!r} of {whose} is not a plain tensor")
+        if tuple(tensor.shape) != tuple(shape):
+            raise wrong(f"{name!r} of {whose} does not have the shape {tuple(shape)}")
+        if not tensor.dtype.is_floating_point:
+            raise wrong(f"{name!r} of {whose} does not hold real floating-point numbers")
+        if not bool(torch.isfinite(tensor).all()):
+            raise wrong(f"{name!r} of {whose} is not finite")
     # Where float64 overflows, the norm is infinite and is refused.
     norms = (torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in message.values())
     if not math.hypot(*map(float, norms)) <= largest_norm:
         raise wrong(f"the norm of {whose} is above {largest_norm:g}")
-
-
-def _refuse_unfit_tensor(name: str, tensor: object, shape: tuple[int, ...], whose: str) -> None:
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
-        raise wrong(f"{name!r} of {whose} is not a plain tensor")
-    if tuple(tensor.shape) != tuple(shape):
-        raise wrong(f"{name!r} of {whose} does not have the shape {tuple(shape)}")
-    if not tensor.dtype.is_floating_point:
-        raise wrong(f"{name!r} of {whose} does not hold real floating-point numbers")
-    if not bool(torch.isfinite(tensor).all()):
-        raise wrong(f"{name!r} of {whose} is not finite")
 
 
 def refuse_foreign(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
