@@ -459,9 +459,9 @@ class Session:
         participant = self._participant(request)
         try:
             answer: Message = getattr(participant, phase)(_asked(request, phase), *own)
-            return answer
         finally:  # one that refused has forgotten its secrets
             self.desk.keep_secret(None if participant.over else participant.to_bytes())
+        return answer
 
     def _participant(self, request: Request) -> Participant:
         """In the sum of the request's own round and stage. Raises PrivacyError if there is none."""
