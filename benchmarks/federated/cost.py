@@ -34,7 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from privlora.config import ModelSettings
 from privlora.demo import model_path
 from privlora.federated.rules import RULES
-from privlora.federated.secure import FixedPoint, Layout, encode
+from privlora.federated.secure import encode
 from privlora.federated.secure.masks import shift
 from privlora.training.models import adapter_for, load_model
 
@@ -83,9 +83,8 @@ def masking(turns: int) -> dict[str, Any]:
             keys = [number.to_bytes(32, "little") for number in range(streams)]
             seconds = [timed(lambda keys=keys, vector=vector: shift(vector, keys)) for _ in range(turns)]  # type: ignore[misc]
             found[f"{bits} bits"][f"MB/s with {streams} streams"] = vector.nbytes / 1e6 / median(seconds)
-    tensors, point = {"0.left": torch.full((entries,), 0.01)}, FixedPoint(64, 2.0**12, CLIENTS)
-    layout = Layout.of(tensors)
-    seconds = [timed(lambda: encode(tensors, layout, point)) for _ in range(turns)]
+    tensors = {"0.left": torch.full((entries,), 0.01)}
+    seconds = [timed(lambda: encode(tensors, CLIENTS)) for _ in range(turns)]
     return {**found, "MB/s of float32 rounded": 4 * entries / 1e6 / median(seconds)}
 
 

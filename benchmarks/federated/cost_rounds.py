@@ -192,7 +192,7 @@ def sums_alone(clients: int, entries: int, bits: int) -> dict[str, Any]:
         for name, ask in asks.items():
             start = time.process_time()
             if phase == "share":
-                members[name], reply = Participant.begin(identities[name], name, ask, turn=turn, answered=())
+                members[name], reply = Participant.begin(identities[name], name, ask, turn=turn)
             elif phase == "mask":
                 reply = members[name].mask(ask, vector.copy(), sent)
             else:

@@ -30,10 +30,9 @@ from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import InProcess
 from privlora.federated.plans import client_plan, federation_of, public_settings, with_local_method
-from privlora.federated.rounds import Rounds
 from privlora.federated.rules import RULES
 from privlora.federated.run import server_of
-from privlora.federated.server import RuleServer, Server
+from privlora.federated.server import Rounds, RuleServer, Server
 from privlora.federated.workplace import Workplace
 from privlora.stacked.teams import train_adapters
 from privlora.training.assembly import PublicStart, build_parts

@@ -14,6 +14,8 @@ import shutil
 import stat
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
@@ -56,6 +58,17 @@ def lock(file: int, *, wait: bool = False) -> None:
     Raises BlockingIOError if another descriptor has the lock, unless ``wait``; OSError where the disk has no locks.
     """
     _lock(file, wait)
+
+
+@contextmanager
+def locked(path: Path, *, wait: bool = False) -> Iterator[None]:
+    """Inside, a file, made where there is none, is locked for this process alone. Raises as `lock`."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o600)
+    try:
+        lock(descriptor, wait=wait)
+        yield
+    finally:
+        os.close(descriptor)
 
 
 def sync_folder(folder: Path) -> None:

@@ -20,9 +20,8 @@ from privlora.federated.history import History, Round
 from privlora.federated.limits import ANYTHING, Limits
 from privlora.federated.messages import Reply, Request
 from privlora.federated.plans import client_plan, public_settings, server_plan, with_local_method
-from privlora.federated.rounds import Rounds
 from privlora.federated.run import server_of
-from privlora.federated.server import Server
+from privlora.federated.server import Rounds, Server
 from privlora.federated.workplace import Workplace
 from privlora.mechanisms import NoiseSource
 from privlora.training.assembly import Parts, build_parts

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.data.sampling import PoissonSampler
-from privlora.federated import rounds
+from privlora.federated import server as servers
 from privlora.federated.plans import hides_clients, secret_participants
 from privlora.federated.rules import RULES
 from privlora.mechanisms.noising import Charged
@@ -153,7 +153,7 @@ def test_a_trusted_server_draws_clients_in_secret_at_the_rate_that_it_is_charged
             super().__init__(units, sample_rate, **options)
             made_of.append((units, sample_rate, self.insecure))
 
-    monkeypatch.setattr(rounds, "PoissonSampler", Watched)
+    monkeypatch.setattr(servers, "PoissonSampler", Watched)
     one = made(tmp_path, {**TRUSTED, "clients_per_round": 1, "rounds": 12}).run()
     assert made_of == [(4, 0.25, False)]
     asked = [done.asked for done in one.done()]

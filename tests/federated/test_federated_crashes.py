@@ -136,10 +136,10 @@ MOMENTS = {
     "a client joined": ("federated.client.Session._join", 2),
     "the round was noted": ("federated.history.History.begin", 2),
     "a client noted the question": ("federated.desk.Desk.begin", 2),
-    "an answer was charged": ("federated.client.Session.charged", CLIENTS + 1),
-    "the round was closed": ("federated.rounds.Turn.take", 2),
+    "an answer was charged": ("federated.desk.Desk.charged", CLIENTS + 1),
+    "the round was closed": ("federated.server.Turn.take", 2),
     "the round ended, its state unsaved": ("federated.history.History.end", 2),
-    "the ledgers were given": ("federated.rounds.Rounds._leave", 1),
+    "the ledgers were given": ("federated.server.Rounds._leave", 1),
     "the adapter was written": ("training.assembly.Parts.write_adapter", 1),
 }
 

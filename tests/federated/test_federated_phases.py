@@ -17,8 +17,8 @@ from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon
 from privlora.config import FederationSettings, Settings, settings_from
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
+from privlora.federated.facts import keep_ledgers
 from privlora.federated.history import History, RoundObserver
-from privlora.federated.ledgers import keep_ledgers
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import rates
 from privlora.federated.messages import REFUSED, Request

@@ -20,8 +20,8 @@ from test_lying_servers import between
 
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.errors import PrivloraError, RunError
+from privlora.federated.facts import keep_ledgers
 from privlora.federated.history import History
-from privlora.federated.ledgers import keep_ledgers
 from privlora.federated.messages import Reply
 from privlora.federated.plans import client_plan, with_local_method
 from privlora.training.files import RunFolder
@@ -267,7 +267,7 @@ def test_a_ledger_of_two_clients_and_one_of_a_day_to_come_are_left_out(
         def now(cls, zone: tzinfo | None = None) -> Early:
             return cls.fromisoformat(f"{later}T12:00:00+00:00")
 
-    monkeypatch.setattr("privlora.federated.ledgers.datetime", Early)
+    monkeypatch.setattr("privlora.federated.facts.datetime", Early)
     with pytest.raises(RunError, match="did not give their ledgers"):
         keep()
 

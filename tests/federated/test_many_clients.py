@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from privlora.federated.flower.records import Arrays, write_request
+from privlora.federated.flower.records import Arrays, packed
 from privlora.federated.messages import InProcess, Reply, Request
 
 ENTRIES = 1000
@@ -72,10 +72,10 @@ def test_nothing_is_answered_before_it_is_read() -> None:
 def test_what_all_are_sent_is_written_once() -> None:
     arrays: Arrays = {}
     sent = {"w": torch.ones(ENTRIES), "v": torch.zeros(3)}
-    first, second = (write_request(Request(name, "train", 1, tensors=sent), arrays) for name in ("a", "b"))
+    first, second = (packed(Request(name, "train", 1, tensors=sent), arrays) for name in ("a", "b"))
     assert _data(first) is _data(second)
     assert len(arrays) == 2
-    alone = write_request(Request("c", "train", 1, tensors={"w": torch.ones(ENTRIES)}), arrays)
+    alone = packed(Request("c", "train", 1, tensors={"w": torch.ones(ENTRIES)}), arrays)
     assert _data(alone) is not _data(first)
     assert _data(alone) == _data(first)
 

@@ -27,7 +27,7 @@ from privlora.federated.messages import (
     refuse_unlisted,
 )
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.rounds import shortfall
+from privlora.federated.server import shortfall
 
 NAMES = ["a", "b"]
 

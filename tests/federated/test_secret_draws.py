@@ -7,6 +7,7 @@ import json
 import logging
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,13 +25,13 @@ from privlora.data.sampling import PoissonSampler
 from privlora.errors import PrivacyError, RunError
 from privlora.federated import local
 from privlora.federated.client import Session, Work
-from privlora.federated.history import Aside, Round, RoundObserver
+from privlora.federated.history import ASIDE, Round, RoundObserver
 from privlora.federated.messages import REFUSED, Request
 from privlora.federated.plans import client_plan, server_plan, with_local_method
 from privlora.federated.progress import RoundProgress
-from privlora.federated.rounds import NOTHING_LACKED
-from privlora.federated.rounds import SECRET as SECRET_WORDS
 from privlora.federated.run import federate
+from privlora.federated.server import NOTHING_LACKED
+from privlora.federated.server import SECRET as SECRET_WORDS
 from privlora.federated.words import in_a_line, what_is_not_hidden, who_trains
 from privlora.mechanisms.updates import ClippedUpdate
 
@@ -84,10 +85,10 @@ def left_by(
 
 
 def refusing(begin: Callable[..., Any], fails: Sequence[str]) -> Callable[..., Any]:
-    def begins(self: Session, request: Request) -> Any:
+    def begins(self: Session, request: Request, held: ExitStack) -> Any:
         if request.client in fails:
             raise RunError("this machine cannot train", fix="mend it")
-        return begin(self, request)
+        return begin(self, request, held)
 
     return begins
 
@@ -208,7 +209,7 @@ def test_an_answer_that_is_dropped_leaves_no_line_in_the_log(
         made.run()
     assert "dropped" not in caplog.text
     assert "owner-" not in caplog.text
-    aside = (made.folder.private / Aside.NAME).read_text()
+    aside = (made.folder.private / ASIDE).read_text()
     assert "round 1: the answer of owner-0 is dropped" in aside
 
 

@@ -11,7 +11,7 @@ from crash_cases import adapter, run, settings_of
 from privlora.accounting import Ledger, read_ledger
 from privlora.config import Settings
 from privlora.errors import RunError
-from privlora.federated.rounds import Rounds, Turn
+from privlora.federated.server import Rounds, Turn
 
 ROUNDS = 3
 

@@ -35,10 +35,9 @@ from privlora.federated.plans import (
     server_plan,
     with_local_method,
 )
-from privlora.federated.rounds import Turn, roster_of
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.run import server_of
-from privlora.federated.server import Server
+from privlora.federated.server import Server, Turn, roster_of
 from privlora.federated.workplace import Workplace
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.inputs import tokenise

@@ -28,21 +28,21 @@ JOINT: Final = "joint"
 """The rule of a federation that names none."""
 
 RULES: Final = {
-    "fedavg": "factors.FedAvg",
-    "fedprox": "factors.FedProx",
-    "scaffold": "factors.Scaffold",
-    "ffa": "factors.Ffa",
-    "fedsa": "factors.FedSa",
-    "flora": "stacking.Flora",
-    "fedex": "stacking.FedEx",
-    "flexlora": "stacking.FlexLora",
-    "fedsvd": "factors.FedSvd",
-    "rolora": "factors.RoLora",
-    "fedask": "factors.FedAsk",
-    "tan": "factors.Tan",
-    "alt": "factors.Alt",
+    "fedavg": "FedAvg",
+    "fedprox": "FedProx",
+    "scaffold": "Scaffold",
+    "ffa": "Ffa",
+    "fedsa": "FedSa",
+    "flora": "Flora",
+    "fedex": "FedEx",
+    "flexlora": "FlexLora",
+    "fedsvd": "FedSvd",
+    "rolora": "RoLora",
+    "fedask": "FedAsk",
+    "tan": "Tan",
+    "alt": "Alt",
 }
-"""The table of aggregation rules: name -> its class, in federated.rules. A new rule is a class and a line here."""
+"""The table of aggregation rules: name -> its class in federated.rules.factors. A new rule is a class and a line."""
 RULE_NAMES: Final = (*RULES, JOINT)
 """And joint, which is training itself."""
 

@@ -4,7 +4,6 @@ records, losses, norms and counts never leave it."""
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -20,18 +19,28 @@ from privlora.accounting import Ledger, LedgerSummary, read_ledger
 from privlora.config import FederationSettings, Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.data.formats import Format
-from privlora.disk import lock
+from privlora.disk import locked
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
 from privlora.federated import plans
 from privlora.federated.desk import Desk, has_begun, read_terms
 from privlora.federated.limits import Limits
-from privlora.federated.messages import ASKED, REFUSED, SUM, TRAINING, Number, Reply, Request, refuse_unlisted
+from privlora.federated.messages import (
+    ASKED,
+    REFUSED,
+    SUM,
+    TRAINING,
+    Number,
+    Reply,
+    Request,
+    refusal,
+    refuse_unlisted,
+)
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.rules.base import Sizes, groups_of
 from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
-from privlora.federated.secure import Identity, Layout, Message, Participant, Phase, encode
+from privlora.federated.secure import Identity, Message, Participant, encode
 from privlora.federated.secure import Turn as Which
-from privlora.federated.secure.fixed import agreed_digest, for_releases
+from privlora.federated.secure.fixed import agreed_digest
 from privlora.federated.workplace import (
     NotReadyError,
     Own,
@@ -95,10 +104,10 @@ class Client:
         return Identity.load(path)
 
     def session(self, request: Request) -> Session:
-        """Of the request's run. Raises RunError for a run without a name."""
+        """Of the request's run. Raises PrivacyError for a run without a name."""
         run = request.values.get("run")
         if not (isinstance(run, str) and run.isascii() and run.isalnum() and len(run) <= _LONGEST):
-            raise RunError("a request does not say of which run it is", fix="look at the server")
+            raise refusal("a request does not say of which run it is")
         if run not in self._sessions:
             self._sessions[run] = Session(self, run)
         return self._sessions[run]
@@ -120,26 +129,22 @@ class Client:
         """
         try:
             self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-            descriptor = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT, 0o600)
-        except OSError as error:
-            raise RunError(
-                f"cannot write {str(self.folder)!r}: {error.strerror}",
-                fix="give the client a folder of its own",
-            ) from None
-        try:
-            lock(descriptor)
-            for folder in (self.folder, *self.folder.glob("*/")):
-                for path in temporary_files(folder):
-                    path.unlink()
-            yield
+            with locked(self.folder / "lock"):
+                for folder in (self.folder, *self.folder.glob("*/")):
+                    for path in temporary_files(folder):
+                        path.unlink()
+                yield
         except BlockingIOError:
             raise RunError(
                 f"another process answers for {str(self.folder)!r}",
                 why="two answers to one question would both be charged",
                 fix="let one process answer for one client",
             ) from None
-        finally:
-            os.close(descriptor)
+        except OSError as error:
+            raise RunError(
+                f"cannot write {str(self.folder)!r}: {error.strerror}",
+                fix="give the client a folder of its own",
+            ) from None
 
     def refuse(self, request: Request, error: Exception) -> Reply:
         """Whatever the error is: one that ended a trusted server's run would show that this client was drawn."""
@@ -169,8 +174,7 @@ def answer_all(clients: Mapping[str, Client], requests: Sequence[Request]) -> li
                 session = client.session(request)
                 held.enter_context(client.locked())
                 if request.kind == "train":
-                    works.append(session.begin(request))
-                    held.callback(works[-1].close)
+                    works.append(session.begin(request, held))
                 else:
                     replies.append(session.answer(request))
             except Exception as error:  # noqa: BLE001 - see Client.refuse
@@ -195,15 +199,11 @@ def _alike(works: Sequence[Work]) -> list[list[Work]]:
 
 def _train(clients: Mapping[str, Client], works: Sequence[Work]) -> list[Reply]:
     # Here, because a process that answers one other message would take longer to import them than to answer.
-    from privlora.federated.local import train_locally, vectors
+    from privlora.federated.local import train_locally
 
-    jobs, workplace = [work.job for work in works], works[0].session.workplace
     replies = []
     try:
-        if works[0].session.federation.joint:
-            ended: list[Any] = list(vectors(jobs, workplace))
-        else:
-            ended = list(train_locally(jobs, workplace))
+        ended = train_locally([work.job for work in works], works[0].session.workplace)
     except Exception as error:  # noqa: BLE001 - see Client.refuse
         return [clients[work.request.client].refuse(work.request, error) for work in works]
     for work, end in zip(works, ended, strict=True):
@@ -225,9 +225,9 @@ class Session:
     def settings(self) -> Settings:
         """What this client agreed to, with its own place of the model, and micro-batches of no more than is usual: what
         memory takes is not the server's to choose. Raises RunError before it has joined."""
-        settings, client = self.desk.settings, self.client
-        tokens = min(settings.run.max_tokens, MICRO_BATCH)
-        settings = plans.changed(settings, run={"tokens_per_micro_batch": tokens})
+        client = self.client
+        tokens = min(self.desk.settings.run.max_tokens, MICRO_BATCH)
+        settings = plans.changed(self.desk.settings, run={"tokens_per_micro_batch": tokens})
         if client.model is None:
             return settings
         # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.
@@ -253,60 +253,40 @@ class Session:
 
     def answer(self, request: Request) -> Reply:
         """To all messages but "train", which clients of a process answer together."""
-        handlers = {
-            "join": self._join,
-            "share": self._share,
-            "sketch": self._sketch,
-            "agree": self._unveil,
-            "unmask": self._unveil,
-            "leave": self._leave,
-        }
         self._refuse_unlisted(request)
-        reply = handlers[request.kind](request)
+        reply: Reply = getattr(self, f"_{request.kind}")(request)  # of a kind that is listed
         refuse_unlisted(reply, self.federation.secure, reply.tensors)
         return reply
 
-    def begin(self, request: Request) -> Work:
-        """What "train" asks for; noted before anything is done, so that it is done once."""
+    def begin(self, request: Request, held: ExitStack) -> Work:
+        """What "train" asks for; noted before anything is done, so that it is done once. held: until it has ended."""
         settings = self.settings
         self._refuse_unlisted(request)
-        self._refuse_unplanned(request)
         self.desk.begin(request)
         self._refuse_broadcast(request)
         if self.federation.secure:
             self._participant(request)  # without masks nothing could leave, so nothing is charged
-        private = self.private
-        self.desk.opened(private)
-        ledger = Ledger.open(self.desk.ledger) if private else None
-        try:
-            if ledger is not None:
-                plans.reach(ledger, self.federation, settings.privacy, request.round)
-            beginning = None
-            if not self.federation.joint:
-                beginning = plans.rule_of(self.federation).begin(self._asked_by_rule(request))
-            seed = settings.privacy.insecure_noise_seed
-            if seed is not None:
-                seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
-            from privlora.federated.local import Job  # for training alone, since it takes long to import
+        ledger, beginning = None, None
+        self.desk.opened(self.private)
+        if self.private:
+            ledger = held.enter_context(Ledger.open(self.desk.ledger))
+            plans.reach(ledger, self.federation, settings.privacy, request.round)
+        if not self.federation.joint:
+            beginning = plans.rule_of(self.federation).begin(self._asked_by_rule(request))
+        seed = settings.privacy.insecure_noise_seed
+        if seed is not None:
+            seed = (seed * 1009 + self.federation.names.index(self.client.name)) * 10007 + request.round
+        from privlora.federated.local import Job  # for training alone, since it takes long to import
 
-            job = Job(self.client.name, self.data, request.round, request.tensors, beginning, ledger, seed)
-        except BaseException:
-            if ledger is not None:
-                ledger.close()
-            raise
+        job = Job(self.client.name, self.data, request.round, request.tensors, beginning, ledger, seed)
         return Work(self, request, job)
 
     def send(self, request: Request, tensors: Tensors) -> Reply:
         """An answer as it is; masked, where sums are secure."""
         values: dict[str, Number] = {}
         if self.federation.secure:
-            participant = self._participant(request)
-            vector = tensors[SUM].numpy()
             agreed = agreed_digest(self.desk.settings.to_yaml(), request.tensors)
-            try:
-                masked = participant.mask(_asked(request, "mask"), vector, agreed)
-            finally:
-                self._keep(participant)  # one that refused has forgotten its secrets
+            masked = self._in_sum(request, "mask", tensors[SUM].numpy(), agreed)
             tensors, values = {SUM: torch.from_numpy(masked["vector"])}, {"context": masked["context"]}
         reply = Reply(self.client.name, request.kind, request.round, tensors=tensors, values=values)
         listed = plans.tensors_of(self.settings, request.kind, request.round)[1]
@@ -314,7 +294,8 @@ class Session:
         return reply
 
     def _refuse_unlisted(self, request: Request) -> None:
-        """Raises RunError for a request that is not listed, or of a round or stage that this federation has not."""
+        """Raises RunError for a request that is not listed; PrivacyError for one of a round or stage that this
+        federation has not, or of a round in which, by the public timetable, this client does not train."""
         if request.kind == "join":
             refuse_unlisted(request, secure=False)
             return
@@ -326,20 +307,15 @@ class Session:
             return
         stage = request.values.get("stage", kind)
         if stage not in plans.stages_of(federation) or (kind in TRAINING and stage != kind):
-            raise RunError(
+            raise refusal(
                 f"a request of a stage that rule={federation.rule} does not have, in round {request.round}",
-                why="a second answer of a round would be one that nothing was agreed on for",
-                fix="look at the server",
+                "a second answer of a round would be one that nothing was agreed on for",
             )
         if not 1 <= request.round <= federation.rounds:
-            raise RunError(
-                f"a request of round {request.round}, of {federation.rounds}", fix="look at the server"
-            )
-
-    def charged(self, ledger: Ledger | None) -> None:
-        """Note what an answer was charged, before it leaves."""
-        if ledger is not None:
-            self.desk.charged(ledger.summary)
+            raise refusal(f"a request of round {request.round}, of {federation.rounds}")
+        if self.client.name not in self._asked(request.round):
+            what = f"asked for round {request.round}, in which others train"
+            raise refusal(what, "the agreed terms say who trains when, and the budget is made for it")
 
     @property
     def private(self) -> bool:
@@ -368,7 +344,7 @@ class Session:
         settings = read_terms(str(request.values.get("settings", "")))
         federation = plans.federation_of(settings)
         if plans.with_local_method(settings) != settings:
-            raise ConfigError("the server's settings leave open how clients train", fix="look at the server")
+            raise refusal("the server's settings leave open how clients train")
         if self.client.name not in federation.names:
             raise ConfigError(
                 f"client {self.client.name} is not of this federation", fix="rename it, or leave"
@@ -390,7 +366,6 @@ class Session:
 
     def _sketch(self, request: Request) -> Reply:
         """A later stage: algebra on what training left."""
-        self._refuse_unplanned(request)
         self.desk.begin(request)
         self._refuse_broadcast(request)
         return self.send(request, self.packed(self.by_rule(request, {}, 0.0)))
@@ -401,8 +376,7 @@ class Session:
             return answer
         weight = plans.weight_of(self.settings, self.client.name)
         weighted = {name: tensor.double() * weight for name, tensor in answer.items()}
-        vector = encode(weighted, Layout.of(weighted), for_releases(self.federation.per_round))
-        return {SUM: torch.from_numpy(vector)}
+        return {SUM: torch.from_numpy(encode(weighted, self.federation.per_round))}
 
     def _leave(self, request: Request) -> Reply:
         ledger = self.desk.leave(self.private)
@@ -421,15 +395,6 @@ class Session:
                 fix="give the client its model, or set limits.pins_model to false for a model of the hub",
             )
 
-    def _refuse_unplanned(self, request: Request) -> None:
-        """Raise PrivacyError for a round in which, by the public timetable, this client does not train."""
-        if self.client.name not in self._asked(request.round):
-            raise PrivacyError(
-                f"asked for round {request.round}, in which others train",
-                why="the agreed terms say who trains when, and the budget is made for it",
-                fix="look at the server",
-            )
-
     def _asked(self, number: int) -> Sequence[str]:
         """Whom the terms let the server ask in a round."""
         federation = self.federation
@@ -442,9 +407,8 @@ class Session:
         """Raise PrivacyError for tensors that do not follow from the terms. Those of joint meet its coordinates."""
         if self.federation.joint:
             return
-        rule, settings = plans.rule_of(self.federation), plans.rule_settings(self.settings)
-        groups = self._groups(request.kind)
-        expected = broadcast_shapes(rule, request.kind, request.round, groups, settings, request.tensors)
+        rule, groups = plans.rule_of(self.federation), self._groups(request.kind)
+        expected = broadcast_shapes(rule, request.kind, groups, self._asked_by_rule(request))
         refuse_foreign(request.tensors, expected)
 
     def _groups(self, stage: str) -> list[Sizes]:
@@ -460,16 +424,12 @@ class Session:
     def _share(self, request: Request) -> Reply:
         federation = self.federation
         asked = _asked(request, "share")
-        self._refuse_unplanned(request)
         stage, names = str(asked["stage"]), str(asked["names"]).split(",")
         # In a later stage the roster is whom the first one was over, which the participant sees to.
         others = stage == "train" and names != sorted(self._asked(request.round))
         if others or asked["threshold"] != federation.threshold:
-            raise PrivacyError(
-                "a secure sum over other clients, or with another threshold, than agreed",
-                why="each client's share of the noise is made for these numbers",
-                fix="look at the server",
-            )
+            what = "a secure sum over other clients, or with another threshold, than agreed"
+            raise refusal(what, "each client's share of the noise is made for these numbers")
         self.desk.begin(request)
         earlier = self.desk.survivors(request.round) if stage != "train" else None
         participant, reply = Participant.begin(
@@ -477,30 +437,31 @@ class Session:
             self.client.name,
             asked,
             turn=Which(self.run, request.round, stage),
-            answered=(),  # the desk has refused whatever came before
             pins=self.client.pins,
             colluding=federation.colluding,
             earlier=earlier,
         )
-        self._keep(participant)
+        self.desk.keep_secret(participant.to_bytes())
         return Reply(self.client.name, "share", request.round, values=reply)
 
-    def _unveil(self, request: Request) -> Reply:
-        self._refuse_unplanned(request)
+    def _agree(self, request: Request) -> Reply:
+        reply = self._unmask(request)
+        self.desk.keep_survivors(request.round, str(request.values["names"]).split(","))
+        return reply
+
+    def _unmask(self, request: Request) -> Reply:
         self.desk.begin(request)
+        answer = self._in_sum(request, request.kind)
+        return Reply(self.client.name, request.kind, request.round, values=answer)
+
+    def _in_sum(self, request: Request, phase: str, *own: Any) -> Message:
+        """What the participant answers in a phase; what it has to remember is kept, whatever comes of it."""
         participant = self._participant(request)
-        agrees = request.kind == "agree"
         try:
-            reply = (
-                participant.agree(_asked(request, "agree"))
-                if agrees
-                else participant.unmask(_asked(request, "unmask"))
-            )
-        finally:
-            self._keep(participant)  # one that refused has forgotten its secrets
-        if agrees:
-            self.desk.keep_survivors(request.round, participant.survivors)
-        return Reply(self.client.name, request.kind, request.round, values=reply)
+            answer: Message = getattr(participant, phase)(_asked(request, phase), *own)
+        finally:  # one that refused has forgotten its secrets
+            self.desk.keep_secret(None if participant.over else participant.to_bytes())
+        return answer
 
     def _participant(self, request: Request) -> Participant:
         """In the sum of the request's own round and stage. Raises PrivacyError if there is none."""
@@ -508,18 +469,9 @@ class Session:
         found = None if kept is None else Participant.from_bytes(kept, self.client.identity)
         turn = Which(self.run, request.round, str(request.values.get("stage", request.kind)))
         if found is None or found.terms.turn != turn:
-            raise PrivacyError(
-                "asked for a secure sum that was not begun",
-                why="without masks of this round and stage the server would see this client's part",
-                fix="look at the server",
-            )
+            why = "without masks of this round and stage the server would see this client's part"
+            raise refusal("asked for a secure sum that was not begun", why)
         return found
-
-    def _keep(self, participant: Participant) -> None:
-        if participant.over:
-            self.desk.forget_secrets()
-        else:
-            self.desk.keep_secret(participant.to_bytes())
 
 
 @dataclass
@@ -541,7 +493,8 @@ class Work:
     def reply(self, ended: Ended | np.ndarray | None) -> Reply:
         """ended: where training ended, by the rule; a vector for joint; None for an update of zero."""
         reply = self._reply(ended)
-        self.session.charged(self.job.ledger)
+        if self.job.ledger is not None:  # noted before the answer leaves
+            self.session.desk.charged(self.job.ledger.summary)
         return reply
 
     def _reply(self, ended: Ended | np.ndarray | None) -> Reply:
@@ -553,30 +506,24 @@ class Work:
             answer = session.no_update(self.request)
         else:
             answer = session.by_rule(self.request, ended.state, ended.travelled)
-        settings = session.settings
-        if session.federation.privacy_model == "record" or not settings.privacy.private:
+        privacy = session.settings.privacy
+        if session.federation.privacy_model == "record" or not privacy.private:
             return session.send(self.request, session.packed(answer))
+        update = ClippedUpdate(answer, privacy.clip_norm)
         if self.job.ledger is None:  # a trusted server clips it again, and adds the noise
-            update = ClippedUpdate(answer, settings.privacy.clip_norm)
             return session.send(self.request, update.tensors(update.clipped(answer)))
-        return session.send(self.request, {SUM: torch.from_numpy(self._share(answer, self.job.ledger))})
+        return session.send(self.request, {SUM: self._share(update, answer, self.job.ledger)})
 
-    def _share(self, answer: Tensors, ledger: Ledger) -> np.ndarray:
+    def _share(self, update: ClippedUpdate, answer: Tensors, ledger: Ledger) -> torch.Tensor:
         """A whole client's part of a secure sum: clipped, rounded, with its share of the noise; charged before."""
-        settings, seed = self.session.settings, self.job.seed
         shapes = {name: tuple(tensor.shape) for name, tensor in answer.items()}
-        lattice = plans.lattice_of(self.session.federation, ledger.plan, shapes)
+        lattice, seed = plans.lattice_of(self.session.federation, ledger.plan, shapes), self.job.seed
         assert lattice is not None
-        update = ClippedUpdate(answer, settings.privacy.clip_norm)
         noising = Noising(ledger, NoiseSource(None if seed is None else seed + 1))
-        return update.share(answer, noising, ledger.plan.phases[-1][0], lattice)
-
-    def close(self) -> None:
-        if self.job.ledger is not None:
-            self.job.ledger.close()
+        return torch.from_numpy(update.share(answer, noising, ledger.plan.phases[-1][0], lattice))
 
 
-def _asked(request: Request, phase: Phase) -> Message:
+def _asked(request: Request, phase: str) -> Message:
     """The fields of a phase of a secure sum among the request's values."""
     values = request.values
     return {name: values[name] for name in ASKED[phase] if name in values}

@@ -25,7 +25,7 @@ from torch import Tensor
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import AT_CLIENTS, Settings, UnboundedError, read_plain, settings_from
 from privlora.errors import PrivacyError, PrivloraError, RunError
-from privlora.federated.messages import KINDS, Request
+from privlora.federated.messages import KINDS, Request, refusal
 from privlora.federated.plans import server_plan
 from privlora.training.files import write_atomically
 
@@ -106,7 +106,7 @@ class Desk:
         self.root.mkdir(parents=True, exist_ok=True, mode=_FOLDER)
         self._begin_ledger(self.stated, stated)
         self._begin_ledger(self.ledger, plan)
-        self._write(self._answered, json.dumps(asdict(Note())) + "\n")
+        self._keep_note(Note())
         self._write(self._settings, settings.to_yaml())
 
     def keep_stated(self) -> None:
@@ -145,10 +145,10 @@ class Desk:
         self._refuse_links()
         note, place = self._note(), _place_of(request)
         if place <= note.place:
-            raise PrivacyError(
+            raise refusal(
                 f"asked again for {request.kind} of round {request.round}",
-                why="two answers to one question could be taken apart, and would both be charged",
-                fix="go on with the next round",
+                "two answers to one question could be taken apart, and would both be charged",
+                "go on with the next round",
             )
         if place[1] and (note.round != request.round or (note.stage, note.kind) < (0, KINDS.index("train"))):
             raise PrivacyError(
@@ -157,7 +157,7 @@ class Desk:
                 fix="go on with the next round",
             )
         if place[0] > note.round:
-            self.forget_secrets()  # of a sum that was never finished
+            self.keep_secret(None)  # of a sum that was never finished
         self._keep_note(Note(*place, note.charges, note.charge))
 
     def opened(self, private: bool, *, closed: bool = False) -> LedgerSummary | None:
@@ -209,15 +209,15 @@ class Desk:
         """What was kept, or nothing."""
         return self._read(self.root / f"{name}.safetensors", load, fix="leave this federation") or {}
 
-    def keep_secret(self, content: bytes) -> None:
-        """Keys of a secure sum that is under way."""
-        self._write(self._secret, content)
+    def keep_secret(self, content: bytes | None) -> None:
+        """Keys of a secure sum that is under way; None forgets them."""
+        if content is None:
+            self._secret.unlink(missing_ok=True)
+        else:
+            self._write(self._secret, content)
 
     def secret(self) -> bytes | None:
         return self._secret.read_bytes() if self._secret.exists() else None
-
-    def forget_secrets(self) -> None:
-        self._secret.unlink(missing_ok=True)
 
     def keep_survivors(self, number: int, names: Sequence[str]) -> None:
         """Whom the secure sum of round ``number`` is over, for the round's next sum."""
@@ -235,7 +235,7 @@ class Desk:
     def leave(self, private: bool) -> str:
         """End: the ledger is closed, so that nothing more is released in this run; secrets go. Gives the ledger as
         text, which is public; empty without one. Leaving again changes nothing."""
-        self.forget_secrets()
+        self.keep_secret(None)
         self._survivors.unlink(missing_ok=True)
         summary = self.opened(private, closed=True)
         if summary is None:
@@ -275,7 +275,7 @@ def has_begun(ledger: Path) -> bool:
 def read_terms(text: str) -> Settings:
     """The settings that a text holds; read once for all clients of a process.
 
-    Raises RunError or ConfigError, and PrivacyError where they name a file; nothing is looked up on the disk.
+    Raises RunError, ConfigError or, where they name a file, PrivacyError; nothing is looked up on the disk.
     """
     try:
         content = read_plain(text)
@@ -286,7 +286,7 @@ def read_terms(text: str) -> Settings:
     except yaml.YAMLError:
         content = None
     if not isinstance(content, dict):
-        raise RunError("the server's settings are not readable", fix="look at the server")
+        raise refusal("the server's settings are not readable")
     _refuse_places(content)  # first: settings are checked for two names of one file, which looks at the disk
     return settings_from(content, source="the server's settings")
 
@@ -304,10 +304,9 @@ def _refuse_places(content: Mapping[Any, Any]) -> None:
     if not all(isinstance(one, dict) and one.get("path") is None for one in listed):
         named.append("federation.clients")
     if named:
-        raise PrivacyError(
-            f"the server's settings name files: {', '.join(named)}",
-            why="whether they are refused would tell the server which files there are on this machine",
-            fix="look at the server: an honest one tells clients of no file",
+        what = f"the server's settings name files: {', '.join(named)}"
+        raise refusal(
+            what, "whether they are refused would tell the server which files there are on this machine"
         )
 
 
@@ -315,7 +314,7 @@ def _place_of(request: Request) -> tuple[int, int, int]:
     """When an honest server asks this. Raises PrivacyError for a stage that is not the kind's own."""
     told = request.values.get("stage", request.kind if request.kind in _STAGES else None)
     if told not in _STAGES or (request.kind in _STAGES and told != request.kind):
-        raise PrivacyError(f"asked for {request.kind} in an unknown stage", fix="look at the server")
+        raise refusal(f"asked for {request.kind} in an unknown stage")
     return request.round, _STAGES.index(told), KINDS.index(request.kind)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import secrets
 from collections.abc import Iterator, Sequence
@@ -13,7 +12,7 @@ from typing import Any, Final
 
 from privlora.accounting import read_ledger
 from privlora.config import Settings, kept_settings
-from privlora.disk import lock
+from privlora.disk import locked
 from privlora.errors import RunError
 from privlora.training import takeover
 from privlora.training.files import RunFolder, append_line, read_lines
@@ -67,17 +66,13 @@ def why_void(rounds: Sequence[Round]) -> str:
     return ", ".join([*found[:_SHOWN], *([f"and {more} more"] if more > 0 else [])])
 
 
-class Aside:
-    """Takes what a trusted server may say to nobody, since it follows from whom it drew: a file of JSON lines in the
-    server's private folder, which is there from the first line on."""
+ASIDE: Final = "answers.jsonl"
 
-    NAME: Final = "answers.jsonl"
 
-    def __init__(self, private: Path) -> None:
-        self._path = private / self.NAME
-
-    def __call__(self, text: str) -> None:
-        append_line(self._path, {"said": text})
+def set_aside(private: Path, text: str) -> None:
+    """What a trusted server may say to nobody, since it follows from whom it drew: a line of JSON in a file of its
+    private folder, which is there from the first line on."""
+    append_line(private / ASIDE, {"said": text})
 
 
 def rounds_begun(folder: RunFolder) -> int:
@@ -107,17 +102,14 @@ class History:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One server serves a run at a time. Raises RunError while another one does."""
-        descriptor = os.open(self._path, os.O_RDONLY)
         try:
-            lock(descriptor)
-            self._rows = read_lines(self._path)
-            yield
+            with locked(self._path):
+                self._rows = read_lines(self._path)
+                yield
         except BlockingIOError:
             raise RunError(
                 f"another process serves the run of {str(self._path)!r}", fix="wait for it, or end it"
             ) from None
-        finally:
-            os.close(descriptor)
 
     @property
     def begun(self) -> int:

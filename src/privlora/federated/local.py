@@ -29,7 +29,8 @@ from privlora.coordinates import (
 from privlora.data.examples import Examples
 from privlora.federated import plans
 from privlora.federated.messages import SUM
-from privlora.federated.rules import Beginning, Tensors, Trains
+from privlora.federated.rules import Beginning, Tensors
+from privlora.federated.rules.base import SIDES
 from privlora.federated.rules.checks import refuse_foreign
 from privlora.federated.workplace import Workplace, in_words
 from privlora.geometry.fixed_rank import Point
@@ -46,13 +47,6 @@ from privlora.training.promise import sampler
 from privlora.training.step import Step
 
 _log = logging.getLogger(__name__)
-
-_MOVED: dict[Trains, tuple[str, ...]] = {
-    "both": ("left", "right"),
-    "left": ("left",),
-    "right": ("right",),
-    "tangent": ("M", "Up", "Vp"),
-}
 
 
 @dataclass(frozen=True)
@@ -80,16 +74,18 @@ class Ended:
     travelled: float
 
 
-def train_locally(jobs: Sequence[Job], workplace: Workplace) -> list[Ended | None]:
-    """The local steps of a round, for all jobs of it, in their order.
+def train_locally(jobs: Sequence[Job], workplace: Workplace) -> Sequence[Ended | np.ndarray | None]:
+    """The local steps of a round, for all jobs of it, in their order; of joint, vectors.
 
     None, where whole clients are hidden, for one without records or whose gradient is not a number: it moves nothing.
     """
     settings = workplace.loaded[2]
+    if plans.federation_of(settings).joint:
+        return _vectors(jobs, workplace)
     if plans.federation_of(settings).privacy_model != "record" and settings.privacy.private:
         # Steps without noise enlarge what rounding carries from one client's records into another's update.
         return [_train_hidden(job, workplace) for job in jobs]
-    return [*_train(jobs, workplace)]
+    return _train(jobs, workplace)
 
 
 def _train_hidden(job: Job, workplace: Workplace) -> Ended | None:
@@ -192,7 +188,7 @@ def _drift(parts: Parts, beginnings: Sequence[Beginning], number: int) -> Callab
     """The pull towards the beginning and the control variates, in what is trained; None without either."""
     settings = parts.settings
     rule, pull = plans.rule_of(plans.federation_of(settings)), beginnings[0].pull
-    names = _MOVED[rule.trains(number, plans.rule_settings(settings))]
+    names = SIDES[rule.trains(number, plans.rule_settings(settings))]
     controls = [beginning.control for beginning in beginnings if beginning.control is not None]
     if not pull and not controls:
         return None
@@ -263,7 +259,7 @@ def end_to_end(examples: Sequence[Examples]) -> Examples:
     return Examples([one for each in examples for one in each], pad_token_id=examples[0].pad_token_id)
 
 
-def vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
+def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     """Each client's share of one step of central training, in the order of ``jobs``: (entries,) ring integers, or
     float64 without noise.
 

@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from torch import Tensor
 
-from privlora.errors import RunError
+from privlora.errors import PrivacyError, RunError
 
 NAME_PATTERN: Final = "[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 """Of clients' public names: servers name files after them, and they are signed and listed."""
@@ -95,7 +95,13 @@ class InProcess:
             yield from self._answer(portion)
 
 
+def refusal(what: str, why: str | None = None, fix: str = "look at the server") -> PrivacyError:
+    """A client's answer to a request that no honest server makes."""
+    return PrivacyError(what, why=why, fix=fix)
+
+
 def wrong(what: str) -> RunError:
+    """The server's to an answer that no honest client gives."""
     return RunError(
         what, why="it is dropped, and the client counts as dropped out", fix="look at that client"
     )
@@ -114,7 +120,7 @@ Phase = Literal["share", "mask", "agree", "unmask"]
 PHASES: Final[tuple[Phase, ...]] = ("share", "mask", "agree", "unmask")
 """In the order of a sum."""
 
-ASKED: Final[Mapping[Phase, Fields]] = {
+ASKED: Final[Mapping[str, Fields]] = {
     "share": {
         "run": str,
         "round": int,
@@ -136,7 +142,7 @@ ASKED: Final[Mapping[Phase, Fields]] = {
     "agree": {"names": str},
     "unmask": {"names": str, "signers": str, "signatures": bytes},
 }
-ANSWERED: Final[Mapping[Phase, Fields]] = {
+ANSWERED: Final[Mapping[str, Fields]] = {
     "share": {"key": bytes, "seal": bytes, "signature": bytes, "letters": bytes},
     "mask": {"vector": np.ndarray, "context": bytes},
     "agree": {"signature": bytes},

@@ -17,14 +17,12 @@ from privlora.data.records import as_records, load_records
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, nearest
 from privlora.federated import plans
 from privlora.federated.client import Client, answer_all
-from privlora.federated.facts import federation_facts
+from privlora.federated.facts import federation_facts, keep_ledgers, refuse_all_void
 from privlora.federated.history import ROUNDS, History, RoundObserver, refuse_used, rounds_begun
-from privlora.federated.ledgers import keep_ledgers, refuse_all_void
 from privlora.federated.limits import ANYTHING
 from privlora.federated.local import scale_of
 from privlora.federated.messages import Exchange, InProcess, Reply, Request
-from privlora.federated.rounds import Rounds
-from privlora.federated.server import JointServer, RuleServer, Server
+from privlora.federated.server import JointServer, Rounds, RuleServer, Server
 from privlora.federated.workplace import Workplace
 from privlora.geometry.fixed_rank import Point
 from privlora.precision import own_context

@@ -13,7 +13,7 @@ from flwr.serverapp import Grid
 from flwr.supercore.run import Run
 from flwr.supercore.task_identity import TaskIdentity
 
-from privlora.federated.flower.records import NAME, message_type, read_request, write_reply
+from privlora.federated.flower.records import NAME, message_type, packed, read_request
 from privlora.federated.messages import Reply, Request
 
 
@@ -92,12 +92,12 @@ class EmbeddedGrid(Grid):
         for message in wanted:
             name = self._clients[message.metadata.dst_node_id]
             if message.metadata.message_type == message_type(NAME):
-                answers.append(Message(write_reply(Reply(name, NAME, 0)), reply_to=message))
+                answers.append(Message(packed(Reply(name, NAME, 0)), reply_to=message))
             else:
                 asked[name] = message
         replies = self._answer_all([read_request(message) for message in asked.values()]) if asked else []
         for reply in replies:
-            answers.append(Message(write_reply(reply), reply_to=asked[reply.client]))
+            answers.append(Message(packed(reply), reply_to=asked[reply.client]))
         return answers
 
     def send_and_receive(

@@ -30,7 +30,7 @@ from privlora.errors import ConfigError, ModelError, RunError
 from privlora.federated.client import Client
 from privlora.federated.flower.app import _TEMPLATES, write_app
 from privlora.federated.flower.client_app import client_of, make_client_app
-from privlora.federated.flower.records import message_type, read_reply, write_request
+from privlora.federated.flower.records import message_type, packed, read_reply
 from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
 from privlora.federated.limits import Limits
 from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply, Request
@@ -47,7 +47,7 @@ def context(config: dict, run: dict | None = None) -> Context:
 
 def asked(request: Request) -> Message:
     metadata = Metadata(1, "id", 1, 2, "", str(request.round), 1e12, 60.0, message_type(request.kind))
-    return Message(metadata=metadata, content=write_request(request))  # type: ignore[call-overload]
+    return Message(metadata=metadata, content=packed(request))  # type: ignore[call-overload]
 
 
 def stub(place: Client) -> StubClient:

@@ -21,10 +21,9 @@ from privlora.errors import RunError
 from privlora.federated.flower.records import (
     DTYPES,
     message_type,
+    packed,
     read_reply,
     read_request,
-    write_reply,
-    write_request,
 )
 from privlora.federated.messages import KINDS, Number, Reply, Request
 
@@ -88,24 +87,24 @@ def test_round_trip(
     refused: str | None,
 ) -> None:
     reply = Reply(client, kind, number, arrays, values, refused)
-    back = read_reply(enveloped(carried(write_reply(reply)), kind, number))
+    back = read_reply(enveloped(carried(packed(reply)), kind, number))
     assert (back.client, back.kind, back.round, back.refused) == (client, kind, number, refused)
     assert back.tensors.keys() == arrays.keys()
     assert back.values.keys() == values.keys()
     assert all(same(back.tensors[name], arrays[name]) for name in arrays)
     assert all(equal(back.values[name], values[name]) for name in values)
     request = read_request(
-        enveloped(carried(write_request(Request(client, kind, number, arrays, values))), kind, number)
+        enveloped(carried(packed(Request(client, kind, number, arrays, values))), kind, number)
     )
     assert (request.client, request.kind, request.round) == (client, kind, number)
     assert all(same(request.tensors[name], arrays[name]) for name in arrays)
     turned = Request(client, kind, number, dict(reversed(arrays.items())), dict(reversed(values.items())))
-    assert write_request(turned).object_id == write_request(request).object_id
+    assert packed(turned).object_id == packed(request).object_id
 
 
 def test_what_is_read_has_no_tie_to_what_was_sent() -> None:
     sent = torch.zeros(3, requires_grad=True)
-    content = write_request(Request("a", "train", 1, {"x": sent}, {"k": True}))
+    content = packed(Request("a", "train", 1, {"x": sent}, {"k": True}))
     first = read_request(enveloped(content))
     assert not first.tensors["x"].requires_grad
     assert type(first.values["k"]) is int
@@ -119,14 +118,14 @@ def test_what_is_read_has_no_tie_to_what_was_sent() -> None:
 def test_what_no_message_carries_is_not_written(value: Any) -> None:
     name = "tensors" if isinstance(value, Tensor) else "values"
     with pytest.raises(RunError):
-        write_request(Request("a", "train", 1, **{name: {"x": value}}))
+        packed(Request("a", "train", 1, **{name: {"x": value}}))
     with pytest.raises(RunError):
         message_type("evaluate")
 
 
 def altered(change: Callable[[RecordDict], None]) -> Message:
     reply = Reply("a", "train", 1, {"x": torch.ones(2, 3)}, {"k": 1})
-    content = write_reply(reply)
+    content = packed(reply)
     change(content)
     return enveloped(content)
 
@@ -192,4 +191,4 @@ def test_an_error_is_no_reply_and_a_refusal_no_request() -> None:
     with pytest.raises(RunError, match="no content"):
         read_reply(Message(metadata=metadata, error=Error(1, "a record")))  # type: ignore[call-overload]
     with pytest.raises(RunError, match="no request"):
-        read_request(enveloped(write_reply(Reply("a", "train", 1, refused="no"))))
+        read_request(enveloped(packed(Reply("a", "train", 1, refused="no"))))

@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from privlora.errors import RunError
 from privlora.federated.flower.grid import CLOCKS, PATIENCE, GridExchange
-from privlora.federated.flower.records import message_type, write_reply
+from privlora.federated.flower.records import message_type, packed
 from privlora.federated.messages import BAD_CONFIG, OTHER_NAME, Reply, Request
 
 FLOWER = logging.getLogger("flwr")
@@ -74,7 +74,7 @@ def clients(replies: Iterable[Reply]) -> list[str]:
 
 def other(message: Message, reply: Reply) -> Message:
     """In place of a reply, for the same request."""
-    message.content = write_reply(reply)
+    message.content = packed(reply)
     return message
 
 
@@ -235,8 +235,7 @@ def _failed(message: Message) -> Message:
 def test_the_first_of_two_answers_counts() -> None:
     grid, over = met("a")
     grid.change = lambda message: [
-        Message(write_reply(Reply("a", "train", 1, values={"k": k})), reply_to=_asked(message))
-        for k in (1, 2)
+        Message(packed(Reply("a", "train", 1, values={"k": k})), reply_to=_asked(message)) for k in (1, 2)
     ]
     assert [reply.values["k"] for reply in over.send([request("a")])] == [1]
 
@@ -244,7 +243,7 @@ def test_the_first_of_two_answers_counts() -> None:
 def _asked(reply: Message) -> Message:
     """A request to which another reply goes the same way as ``reply``."""
     metadata = reply.metadata
-    asked = Message(write_reply(Reply("a", "train", 1)), metadata.src_node_id, "train.train", group_id="1")
+    asked = Message(packed(Reply("a", "train", 1)), metadata.src_node_id, "train.train", group_id="1")
     asked.metadata.__dict__["_message_id"] = metadata.reply_to_message_id
     return asked
 

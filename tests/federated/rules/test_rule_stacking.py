@@ -18,7 +18,7 @@ from rule_cases import (
 )
 
 from privlora.federated.rules import RULES, Asked
-from privlora.federated.rules.stacking import Flora
+from privlora.federated.rules.factors import Flora
 
 WEIGHTS = (1.0, 2.5, 0.5)
 

@@ -53,7 +53,7 @@ class Federation:
 
     def begin(self, name, request, **changes):
         earlier = self.names if self.whole else None
-        settings = {"turn": self.terms.turn, "answered": (), "earlier": earlier} | changes
+        settings = {"turn": self.terms.turn, "earlier": earlier} | changes
         self.people[name], reply = Participant.begin(self.identities[name], name, request, **settings)
         return reply
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 import torch
 
-from privlora.errors import ConfigError, RunError
-from privlora.federated.secure import FixedPoint, Layout, decode, digest_of, encode
+from privlora.errors import RunError
+from privlora.federated.secure import decode, digest_of, encode
+from privlora.federated.secure.fixed import LIMIT, fraction_of
+from privlora.ranges import MOST_CLIENTS
 
 
 def tensors(seed=0, scale=1.0):
@@ -16,77 +18,50 @@ def tensors(seed=0, scale=1.0):
     return {name: scale * (2 * torch.rand(shape, generator=draws) - 1) for name, shape in shapes.items()}
 
 
-@pytest.mark.parametrize("bits", [32, 64])
-def test_a_sum_comes_back_within_the_stated_error(bits):
-    point, clients = FixedPoint(bits, 1.5, 7), [tensors(seed, 1.5) for seed in range(7)]
-    layout = Layout.of(clients[0])
-    total = np.zeros(layout.length, np.uint32 if bits == 32 else np.uint64)
-    for client in clients:
-        total += encode(client, layout, point)
-    assert point.error < (1e-6 if bits == 32 else 1e-14)
-    for name, tensor in decode(total, layout, point).items():
+def error_of(clients):
+    return clients * 2.0 ** -(fraction_of(clients) + 1)
+
+
+def test_a_sum_comes_back_within_the_stated_error():
+    clients = [tensors(seed, 1.5) for seed in range(7)]
+    shapes = {name: tuple(tensor.shape) for name, tensor in clients[0].items()}
+    total = sum(encode(client, 7) for client in clients)
+    assert error_of(7) < 1e-13
+    for name, tensor in decode(total, shapes, 7).items():
         right = sum(client[name].double() for client in clients)
         assert tensor.dtype == torch.float64
         assert tensor.shape == right.shape
-        assert (tensor - right).abs().max() <= point.error + 1e-14
-
-
-@pytest.mark.parametrize("bits", [32, 64])
-@pytest.mark.parametrize("limit", [1e-3, 1.0, 1.5, 8.0, 1e6, 2.0**20, 2.0**31 - 0.25])
-@pytest.mark.parametrize("clients", [1, 2, 10, 12])
-def test_no_sum_wraps_around_and_no_bit_is_wasted(bits, limit, clients):
-    point = FixedPoint(bits, limit, clients)
-
-    def largest(fraction):
-        return clients * (Fraction(limit) * Fraction(2) ** fraction + Fraction(1, 2))
-
-    assert largest(point.fraction) < 2 ** (bits - 1)
-    assert point.fraction == 52 or largest(point.fraction + 1) >= 2 ** (bits - 1)
-    for edge in (limit, -limit):
-        one = {"x": torch.full((3,), edge, dtype=torch.float64)}
-        layout = Layout.of(one)
-        total = encode(one, layout, point) * np.array(clients, encode(one, layout, point).dtype)
-        assert (decode(total, layout, point)["x"] - clients * edge).abs().max() <= point.error + 1e-15 * abs(
-            edge
-        ) * 12
-
-
-@pytest.mark.parametrize("entry", [float("nan"), float("inf"), -float("inf"), 1.0000001, -2.0])
-def test_entries_that_cannot_be_summed_are_refused(entry):
-    values = {"x": torch.tensor([0.0, entry], dtype=torch.float64)}
-    with pytest.raises(RunError, match="not a number, or is beyond 1") as caught:
-        encode(values, Layout.of(values), FixedPoint(32, 1.0, 3))
-    assert "1.0000001" not in str(caught.value)
-
-
-def test_tensors_of_another_layout_are_refused():
-    layout, point = Layout.of(tensors()), FixedPoint(32, 1.0, 3)
-    for changed in (
-        tensors() | {"more": torch.zeros(1)},
-        {"weight": torch.zeros(())},
-        tensors() | {"a.left": torch.zeros(2, 2, 5)},
-    ):
-        with pytest.raises(RunError, match="names and shapes"):
-            encode(changed, layout, point)
+        assert (tensor - right).abs().max() <= error_of(7) + 1e-14
     with pytest.raises(RunError):
-        decode(np.zeros(layout.length + 1, np.uint32), layout, point)
+        decode(total[1:], shapes, 7)
+
+
+@pytest.mark.parametrize("clients", [1, 2, 10, 12, MOST_CLIENTS])
+def test_no_sum_wraps_around_and_no_bit_is_wasted(clients):
+    def largest(fraction):
+        return clients * (Fraction(LIMIT) * Fraction(2) ** fraction + Fraction(1, 2))
+
+    fraction = fraction_of(clients)
+    assert largest(fraction) < 2**63
+    assert fraction == 52 or largest(fraction + 1) >= 2**63
+    for edge in (LIMIT, -LIMIT):
+        total = encode({"x": torch.full((3,), edge)}, clients) * np.uint64(clients)
+        off = decode(total, {"x": (3,)}, clients)["x"] - clients * edge
+        assert off.abs().max() <= error_of(clients) + 1e-15 * LIMIT * clients
+
+
+@pytest.mark.parametrize("entry", [float("nan"), float("inf"), -float("inf"), 4096.001, -5000.0])
+def test_entries_that_cannot_be_summed_are_refused(entry):
+    with pytest.raises(RunError, match="not a number, or is beyond 4096") as caught:
+        encode({"x": torch.tensor([0.0, entry], dtype=torch.float64)}, 3)
+    assert "4096.001" not in str(caught.value)
 
 
 def test_the_order_does_not_depend_on_the_order_of_names():
-    values, point = tensors(), FixedPoint(64, 1.0, 3)
-    turned = dict(reversed(values.items()))
-    layout = Layout.of(values)
-    assert Layout.of(turned) == layout
-    np.testing.assert_array_equal(encode(values, layout, point), encode(turned, layout, point))
-    assert layout.length == 12 + 20 + 1
-
-
-@pytest.mark.parametrize(
-    ("limit", "clients"), [(0.0, 3), (-1.0, 3), (float("nan"), 3), (float("inf"), 3), (1.0, 0)]
-)
-def test_bounds_that_bound_nothing(limit, clients):
-    with pytest.raises(ConfigError):
-        FixedPoint(32, limit, clients)
+    values = tensors()
+    encoded = encode(values, 3)
+    np.testing.assert_array_equal(encoded, encode(dict(reversed(values.items())), 3))
+    assert len(encoded) == 12 + 20 + 1
 
 
 def test_the_digest_sees_every_bit_that_was_sent():

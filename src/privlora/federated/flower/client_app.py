@@ -6,7 +6,7 @@ import contextlib
 import logging
 import sys
 import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Annotated, Any, get_type_hints
@@ -16,11 +16,11 @@ from flwr.clientapp import ClientApp
 from pydantic import ConfigDict, Field, TypeAdapter, ValidationError, create_model
 
 from privlora.data.formats import Format
-from privlora.disk import lock
+from privlora.disk import locked
 from privlora.errors import ConfigError, PrivloraError, named
 from privlora.federated.client import Client
 from privlora.federated.flower.logs import through_flower
-from privlora.federated.flower.records import NAME, message_type, read_request, write_reply
+from privlora.federated.flower.records import NAME, message_type, packed, read_request
 from privlora.federated.limits import Limits
 from privlora.federated.messages import BAD_CONFIG, KINDS, NAME_PATTERN, OTHER_NAME, REFUSED, Reply
 
@@ -80,15 +80,6 @@ def _pins(path: Path) -> dict[str, str]:
         ) from None
 
 
-@contextlib.contextmanager
-def _alone(folder: Path) -> Iterator[None]:
-    """Waits for its turn: Flower starts a process a message, those of several runs at once."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with open(folder / "turn.lock", "wb") as file:
-        lock(file.fileno(), wait=True)
-        yield
-
-
 MakeClient = Callable[[Client], Any]
 """What it gives answers requests, as the core's client does."""
 
@@ -112,7 +103,7 @@ def make_client_app(
         # Workers of a simulation have a log of their own.
         with through_flower() if places is None else contextlib.nullcontext():
             reply = _answer(message, context.node_config, places, make_client)
-            return Message(write_reply(reply), reply_to=message)
+            return Message(packed(reply), reply_to=message)
 
     for kind in (NAME, *KINDS):
         category, action = message_type(kind).split(".")
@@ -144,9 +135,11 @@ def _answer(
                 f"the server calls it {named(request.client)}, and its node config says name={named(name)}",
                 fix="start flower-supernode with the name under which its key is registered",
             )
-        with _alone(own.folder):
+        own.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # Each waits for its turn: Flower starts a process a message, those of several runs at once.
+        with locked(own.folder / "turn.lock", wait=True):
             reply = (own if make_client is None else make_client(own)).answer(request)
-        write_reply(reply)  # what cannot be sent is known here, and not in Flower
+        packed(reply)  # what cannot be sent is known here, and not in Flower
         return reply
     except Exception as error:  # noqa: BLE001 - Flower would send the text of any exception to the server
         if isinstance(error, PrivloraError):

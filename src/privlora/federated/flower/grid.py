@@ -16,7 +16,7 @@ from flwr.serverapp import Grid
 
 from privlora.errors import RunError, named, nearest
 from privlora.federated.flower.logs import aside_of_flower
-from privlora.federated.flower.records import NAME, Arrays, message_type, read_reply, write_request
+from privlora.federated.flower.records import NAME, Arrays, message_type, packed, read_reply
 from privlora.federated.messages import ABOUT_ITS_PLACE, BAD_CONFIG, NAME_PATTERN, TRAINING, Reply, Request
 
 _log = logging.getLogger(__name__)
@@ -183,9 +183,7 @@ class GridExchange:
         arrays: Arrays = {}  # what all are sent is written once, however many they are
         ttl = timeout + CLOCKS  # else a client that was away would work for a round that is over
         messages = [
-            Message(
-                write_request(one, arrays), node, message_type(one.kind), ttl=ttl, group_id=str(one.round)
-            )
+            Message(packed(one, arrays), node, message_type(one.kind), ttl=ttl, group_id=str(one.round))
             for node, one in sent.items()
         ]
         secret = any(request.kind in TRAINING for request in sent.values())

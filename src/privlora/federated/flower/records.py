@@ -49,17 +49,6 @@ def message_type(kind: str) -> str:
     return _ROUTES[kind]
 
 
-def write_request(request: Request, arrays: Arrays | None = None) -> RecordDict:
-    """arrays: of tensors that were written before, by `id`; they must still be alive. Raises RunError for what no
-    message can carry."""
-    return _write(request, {}, arrays)
-
-
-def write_reply(reply: Reply) -> RecordDict:
-    """Raises RunError for what no message can carry."""
-    return _write(reply, {} if reply.refused is None else {"refused": reply.refused})
-
-
 def read_request(message: Message) -> Request:
     """Raises RunError where anything but a request is inside."""
     about, tensors, values = _read(message)
@@ -74,9 +63,12 @@ def read_reply(message: Message) -> Reply:
     return Reply(about["client"], about["kind"], about["round"], tensors, values, about.get("refused"))
 
 
-def _write(message: Request | Reply, more: Mapping[str, Number], arrays: Arrays | None = None) -> RecordDict:
+def packed(message: Request | Reply, arrays: Arrays | None = None) -> RecordDict:
+    """arrays: of tensors that were written before, by `id`; they must still be alive. Raises RunError for what no
+    message can carry."""
     message_type(message.kind)
-    about = {"format": FORMAT, "client": message.client, "kind": message.kind, "round": message.round, **more}
+    given = {name: getattr(message, name, None) for name in _TYPES if name != "format"}
+    about = {"format": FORMAT} | {name: value for name, value in given.items() if value is not None}
     written: Arrays = {} if arrays is None else arrays
     tensors = {}
     for name in sorted(message.tensors):

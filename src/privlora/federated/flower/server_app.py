@@ -6,10 +6,12 @@ what is the server's alone (where its model, its evaluation records and its resu
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -17,17 +19,21 @@ from flwr.app import Context
 from flwr.serverapp import Grid, ServerApp
 
 from privlora.config import Settings, load_settings
-from privlora.errors import ConfigError, named
+from privlora.errors import ConfigError, RunError, named
 from privlora.federated.flower.grid import GridExchange
-from privlora.federated.flower.logs import Told, stopped, tell_end, tell_start, through_flower
-from privlora.federated.history import Aside
+from privlora.federated.flower.logs import through_flower
+from privlora.federated.history import Round, RoundObserver, set_aside
 from privlora.federated.messages import Exchange
 from privlora.federated.plans import federation_of, public_settings, with_local_method
+from privlora.federated.progress import in_bytes
+from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
 
 if TYPE_CHECKING:
     from privlora.federated.run import Federated
+
+_log = logging.getLogger(__name__)
 
 Serve = Callable[[Settings, Exchange, Path], object]
 """From settings, whatever carries messages, and the folder of results."""
@@ -85,7 +91,7 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
     def start(grid: Grid, told: Plan) -> None:
         federation = federation_of(told.settings)
         folder = Path(told.settings.run.output)
-        aside = Aside(RunFolder(folder).private) if federation.trusted_server else None
+        aside = partial(set_aside, RunFolder(folder).private) if federation.trusted_server else None
         exchange = GridExchange(grid, told.timeout, federation.names, aside=aside)
         (serve or serve_aloud)(told.settings, exchange, folder)
 
@@ -96,10 +102,41 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
             return
         with through_flower():
             told = Plan.read(context.run_config)
-            tell_start(told.settings, told.timeout)
+            settings, names = told.settings, federation_of(told.settings).names
+            _log.info("run folder: %s", settings.run.output)
+            _log.info("base model of the server: %s", settings.model.name)
+            _log.info("clients: %s; each has %g s for an answer", ", ".join(names), told.timeout)
+            _log.info(
+                "next all of them are asked to join; every message starts a process there, so this may take a minute"
+            )
             start(grid, told)
 
     return app
+
+
+class Told(RoundObserver):
+    """A line a round, and one for each held-out loss."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._secret = federation_of(settings).trusted_server
+
+    def on_round(self, done: Round, rounds: int) -> None:
+        """Who answered, who dropped out, and the bytes of all messages."""
+        of = f"round {done.step}/{rounds}"
+        if done.void is not None:
+            _log.warning("%s is VOID, nothing moved: %s", of, done.void)
+        elif self._secret:
+            _log.info("%s: done; who was drawn is a secret", of)
+        else:
+            gone = sorted(set(done.asked) - set(done.answered))
+            names = f" ({', '.join(sorted(done.answered))})" if done.answered else ""
+            lost = f"; dropped out: {', '.join(gone)}" if gone else ""
+            who = f"{len(done.answered)} of {len(done.asked)} clients answered{names}{lost}"
+            _log.info("%s: %s; %s down, %s up", of, who, in_bytes(done.down), in_bytes(done.up))
+
+    def on_evaluation(self, step: int, loss: float) -> None:
+        """The loss on public records."""
+        _log.info("held-out loss after round %d: %.4f nats per token (mean over records)", step, loss)
 
 
 def serve_aloud(settings: Settings, exchange: Exchange, folder: Path) -> Federated:
@@ -112,8 +149,14 @@ def serve_aloud(settings: Settings, exchange: Exchange, folder: Path) -> Federat
     try:
         done = serve_run(settings, exchange, folder, observer=Told(settings))
     except Interrupted as stop:
-        raise stopped(stop.step) from None
-    tell_end(done)
+        raise RunError(
+            f"the server was stopped after round {stop.step}, which is saved",
+            fix="start it again with `flwr run`; it goes on where it was",
+        ) from None
+    promise = (
+        "NOT PRIVATE" if done.epsilon is None else f"at most ε {rounded_up(done.epsilon)} (δ {done.delta:g})"
+    )
+    _log.info("the run is over: adapter, report and ledgers lie in %s; %s", done.release, promise)
     return done
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from privlora.config import Settings, load_settings
 from privlora.errors import ConfigError, PrivloraError, RunError
 from privlora.federated.client import Client
-from privlora.federated.flower.client_app import MakeClient, make_client_app
+from privlora.federated.flower.client_app import make_client_app
 from privlora.federated.flower.logs import without_banner
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
 from privlora.federated.history import RoundObserver
@@ -96,7 +96,6 @@ def run_apps(
     places: Sequence[Client],
     *,
     serve: Serve | None = None,
-    make_client: MakeClient | None = None,
     workers: int = 1,
 ) -> None:
     """Run the two apps in Flower's simulation engine until the server has finished.
@@ -105,7 +104,6 @@ def run_apps(
         plan: what the server is told.
         places: of the clients, one each; their folders outlive the simulation.
         serve: in place of the core's.
-        make_client: in place of the core's; workers have to be able to import it.
         workers: processes that answer for clients, on one core each.
 
     Raises:
@@ -120,7 +118,7 @@ def run_apps(
         try:
             run_simulation(
                 server_app=make_server_app(serve, plan),
-                client_app=make_client_app(make_client, places),
+                client_app=make_client_app(places=places),
                 num_supernodes=len(places),
                 backend_config={
                     "client_resources": {"num_cpus": 1, "num_gpus": 0.0},

@@ -46,7 +46,15 @@ Trains = Literal["both", "left", "right", "tangent"]
 """What a client moves: both factors; one with the other frozen; or tangent coordinates (M, Up, Vp) at a fixed base."""
 
 
-SIDES: dict[Trains, tuple[str, ...]] = {"both": ("left", "right"), "left": ("left",), "right": ("right",)}
+POINT, TANGENT, OFFSET = ("U", "S", "V"), ("M", "Up", "Vp"), ("offset_left", "offset_right")
+
+SIDES: Final[Mapping[Trains, tuple[str, ...]]] = {
+    "both": ("left", "right"),
+    "left": ("left",),
+    "right": ("right",),
+    "tangent": TANGENT,
+}
+"""Names of what a client moves, in each group."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,10 +132,10 @@ class Rule(ABC):
 
     linear: all that the server needs of a stage's messages is their weighted sum, so they may be summed securely.
     exact: whether the server's update is the mean of the clients' updates, before it is cut to rank r; for sketches see
-    ``is_exact``. two_sided: whether both subspaces can move under differential privacy. pull: FedProx's mu, else 0.
-    memory: whether a client has to keep tensors from one round to the next. common: whether what the server exports is
-    a whole update, and not the shared part of one whose rest lies with each client. fixed_rank: whether the export
-    has the rank r. groups, settings: what the server's object was made with.
+    ``is_exact``. two_sided: whether both subspaces can move under differential privacy. memory: whether a client has to
+    keep tensors from one round to the next. common: whether what the server exports is a whole update, and not the
+    shared part of one whose rest lies with each client. fixed_rank: whether the export has the rank r. groups,
+    settings: what the server's object was made with.
     """
 
     name: ClassVar[str]
@@ -140,7 +148,7 @@ class Rule(ABC):
     memory: ClassVar[bool] = False
     common: ClassVar[bool] = True
     fixed_rank: ClassVar[bool] = True
-    pull: float = 0.0
+    _sent: ClassVar[tuple[str, ...]] = SIDES["both"]
     _trains: ClassVar[Trains | Literal["turns"]] = "both"
 
     def __init__(self, start: Pairs, settings: RuleSettings) -> None:
@@ -180,8 +188,8 @@ class Rule(ABC):
 
         clients: how many answered in each round before; only broadcasts of rules with an offset depend on it.
         """
-        sides = SIDES[cls.trains(number, chosen)]
-        return part_shapes(groups, chosen.rank), part_shapes(groups, chosen.rank, sides)
+        moved = SIDES[cls.trains(number, chosen)]
+        return part_shapes(groups, chosen.rank, cls._sent), part_shapes(groups, chosen.rank, moved)
 
     @classmethod
     def message_sizes(

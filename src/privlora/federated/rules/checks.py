@@ -15,14 +15,12 @@ import torch
 from torch import Tensor
 
 from privlora.errors import PrivacyError, RunError
-from privlora.federated.messages import wrong
+from privlora.federated.messages import refusal, wrong
 from privlora.federated.rules.algebra import orthonormal
-from privlora.federated.rules.base import Groups, Rule, RuleSettings, Shapes
+from privlora.federated.rules.base import OFFSET, Asked, Groups, Rule, Shapes
 
 LARGEST_NORM: Final = 1e6
 """Of all tensors of a message together; what is above it is no longer taken for honest."""
-
-_OFFSET: Final = "offset_"
 
 
 def refuse_unfit(
@@ -39,22 +37,19 @@ def refuse_unfit(
     if missing or extra:
         raise wrong(f"{whose} lacks {len(missing)} of {len(expected)} tensors and has {len(extra)} others")
     for name, shape in expected.items():
-        _refuse_unfit_tensor(name, message[name], shape, whose)
+        tensor: object = message[name]
+        if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
+            raise wrong(f"{name!r} of {whose} is not a plain tensor")
+        if tuple(tensor.shape) != tuple(shape):
+            raise wrong(f"{name!r} of {whose} does not have the shape {tuple(shape)}")
+        if not tensor.dtype.is_floating_point:
+            raise wrong(f"{name!r} of {whose} does not hold real floating-point numbers")
+        if not bool(torch.isfinite(tensor).all()):
+            raise wrong(f"{name!r} of {whose} is not finite")
     # Where float64 overflows, the norm is infinite and is refused.
     norms = (torch.linalg.vector_norm(tensor, dtype=torch.float64) for tensor in message.values())
     if not math.hypot(*map(float, norms)) <= largest_norm:
         raise wrong(f"the norm of {whose} is above {largest_norm:g}")
-
-
-def _refuse_unfit_tensor(name: str, tensor: object, shape: tuple[int, ...], whose: str) -> None:
-    if not isinstance(tensor, Tensor) or tensor.layout != torch.strided or tensor.is_meta:
-        raise wrong(f"{name!r} of {whose} is not a plain tensor")
-    if tuple(tensor.shape) != tuple(shape):
-        raise wrong(f"{name!r} of {whose} does not have the shape {tuple(shape)}")
-    if not tensor.dtype.is_floating_point:
-        raise wrong(f"{name!r} of {whose} does not hold real floating-point numbers")
-    if not bool(torch.isfinite(tensor).all()):
-        raise wrong(f"{name!r} of {whose} is not finite")
 
 
 def refuse_foreign(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[int, ...]]) -> None:
@@ -69,31 +64,23 @@ def refuse_foreign(sent: Mapping[str, Tensor], expected: Mapping[str, tuple[int,
             raise _foreign(f"{name!r} of what the server sent is not orthonormal")
 
 
-def broadcast_shapes(
-    rule: type[Rule],
-    stage: str,
-    number: int,
-    groups: Groups,
-    settings: RuleSettings,
-    sent: Mapping[str, Tensor],
-) -> Shapes:
-    """What an honest server sends. The last dimension is taken from ``sent`` for an offset, whose rank grows with who
-    answered, and for a factor that need not be sent while it is zero."""
-    expected = rule.shapes(stage, number, groups, settings)[0]
-    return {name: _grown(name, shape, sent, groups, settings.rank) for name, shape in expected.items()}
+def broadcast_shapes(rule: type[Rule], stage: str, groups: Groups, asked: Asked) -> Shapes:
+    """What an honest server sends. The last dimension is taken from what was sent for an offset, whose rank grows with
+    who answered, and for a factor that need not be sent while it is zero."""
+    expected = rule.shapes(stage, asked.number, groups, asked.settings)[0]
+    return {name: _grown(name, shape, groups, asked) for name, shape in expected.items()}
 
 
-def _grown(
-    name: str, shape: tuple[int, ...], sent: Mapping[str, Tensor], groups: Groups, rank: int
-) -> tuple[int, ...]:
+def _grown(name: str, shape: tuple[int, ...], groups: Groups, asked: Asked) -> tuple[int, ...]:
+    sent = asked.sent
     group, _, part = name.partition(".")
-    if not part.startswith(_OFFSET):
-        whole = (*shape[:-1], rank)
+    if part not in OFFSET:
+        whole = (*shape[:-1], asked.settings.rank)
         return whole if not shape[-1] and name in sent and tuple(sent[name].shape) == whole else shape
     ranks = [
         tensor.shape[-1]
-        for side in ("left", "right")
-        if (tensor := sent.get(f"{group}.{_OFFSET}{side}")) is not None and tensor.ndim == len(shape)
+        for offset in OFFSET
+        if (tensor := sent.get(f"{group}.{offset}")) is not None and tensor.ndim == len(shape)
     ]
     _, m, n = groups[int(group)]
     # Both sides have one rank, and a product needs no more columns than its smaller side.
@@ -101,8 +88,5 @@ def _grown(
 
 
 def _foreign(what: str) -> PrivacyError:
-    return PrivacyError(
-        what,
-        why="this client trains on what follows from the agreed terms, and on nothing else",
-        fix="look at the server; nothing was charged",
-    )
+    why = "this client trains on what follows from the agreed terms, and on nothing else"
+    return refusal(what, why, "look at the server; nothing was charged")

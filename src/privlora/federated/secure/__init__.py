@@ -6,7 +6,7 @@
 import privlora.federated.secure.packages  # noqa: F401 - refuses where they are missing
 from privlora.federated.messages import PHASES, Phase
 from privlora.federated.secure.collector import Collector
-from privlora.federated.secure.fixed import FixedPoint, Layout, decode, digest_of, encode
+from privlora.federated.secure.fixed import decode, digest_of, encode
 from privlora.federated.secure.keys import Identity, PublicIdentity
 from privlora.federated.secure.participant import Participant
 from privlora.federated.secure.wire import Message, Terms, Turn, least_threshold
@@ -14,9 +14,7 @@ from privlora.federated.secure.wire import Message, Terms, Turn, least_threshold
 __all__ = [
     "PHASES",
     "Collector",
-    "FixedPoint",
     "Identity",
-    "Layout",
     "Message",
     "Participant",
     "Phase",

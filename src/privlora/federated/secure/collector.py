@@ -5,7 +5,7 @@ It holds one vector, whatever the number of clients, and a few hundred bytes a p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import Final
 
 import numpy as np
@@ -126,13 +126,7 @@ class Collector:
         """Take in a client's reply, on arrival. Raises RunError for one that does not count, and changes nothing."""
         if phase != self._phase or name not in self._asked or name in self._replied:
             raise _wrong(name, f"answered {phase!r} twice, or without being asked")
-        handlers: dict[Phase, Callable[[str, Message], None]] = {
-            "share": self._take_share,
-            "mask": self._take_vector,
-            "agree": self._take_agreement,
-            "unmask": self._take_unmasking,
-        }
-        handlers[phase](name, wire.fields(phase, reply, ANSWERED))
+        getattr(self, f"_take_{phase}")(name, wire.fields(phase, reply, ANSWERED))
         self._replied.add(name)
 
     def _take_share(self, name: str, reply: Message) -> None:
@@ -145,19 +139,19 @@ class Collector:
         self._shown[name] = shown
         self._letters[name] = dict(zip(others, letters, strict=True))
 
-    def _take_vector(self, name: str, reply: Message) -> None:
+    def _take_mask(self, name: str, reply: Message) -> None:
         vector = masks.check_vector(reply["vector"], self.terms.bits, self._length)
         if wire.blob(reply, "context", KEY) != self._context:
             raise _wrong(name, "masked for other tensors or other clients than the others did")
         np.add(self._sum, vector, out=self._sum)
 
-    def _take_agreement(self, name: str, reply: Message) -> None:
+    def _take_agree(self, name: str, reply: Message) -> None:
         signature = wire.blob(reply, "signature", SIGNATURE)
         if not self.terms.member(name).signed(signature, wire.agreement_of(self._context, self.survivors)):
             raise _wrong(name, "signed another list of survivors")
         self._signatures[name] = signature
 
-    def _take_unmasking(self, name: str, reply: Message) -> None:
+    def _take_unmask(self, name: str, reply: Message) -> None:
         dropped = self._dropped
         seeds = dict(zip(self.survivors, wire.pieces(reply, "seeds", SEED, len(self.survivors)), strict=True))
         keys = wire.pieces(reply, "keys", KEY, len(dropped))

@@ -44,7 +44,7 @@ def check_vector(vector: object, bits: int, length: int) -> Vector:
         raise RunError(
             f"a vector does not hold {length} integers modulo 2^{bits}",
             why="masks cancel in vectors of one length only",
-            fix="make it with FixedPoint.encode",
+            fix="make it with encode",
         )
     return vector  # type: ignore[return-value]
 

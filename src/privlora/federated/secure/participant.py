@@ -7,18 +7,17 @@ for one list of survivors that ``threshold`` clients signed. A request that brea
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal
 
 from privlora.errors import PrivloraError, RunError
-from privlora.federated.messages import ASKED
+from privlora.federated.messages import ASKED, refusal
 from privlora.federated.secure import masks, shares, wire
 from privlora.federated.secure.keys import (
     KEY,
     SIGNATURE,
     Identity,
-    PublicIdentity,
     derive,
     digest,
     exchange,
@@ -26,15 +25,7 @@ from privlora.federated.secure.keys import (
     public_key,
 )
 from privlora.federated.secure.shares import LETTER, Share
-from privlora.federated.secure.wire import (
-    FEWEST,
-    Announcement,
-    Message,
-    Terms,
-    Turn,
-    least_threshold,
-    refusal,
-)
+from privlora.federated.secure.wire import FEWEST, Announcement, Message, Terms, Turn, least_threshold
 
 Stand = Literal["shared", "masked", "agreed", "over"]
 
@@ -63,21 +54,25 @@ class Participant:
         request: Message,
         *,
         turn: Turn,
-        answered: Collection[Turn],
         pins: Mapping[str, str] | None = None,
         colluding: int = 0,
         earlier: Sequence[str] | None = None,
     ) -> tuple[Participant, Message]:
         """Answer "share": n names and 64 n bytes of keys come, 128 + 64 (n - 1) bytes go.
 
-        turn: the sum that this client knows to be next. answered: all that it began before; the caller keeps the list,
-        with ``turn`` on it before the answer leaves. pins: the fingerprint of each client that may be on the roster.
-        colluding: clients that may work for the server; the threshold has to protect against it and them.
-        earlier: the survivors of this round's earlier sum; they are the roster, and none of them may drop out, because
-        two sums over different clients differ by those who left. Raises PrivacyError if anything of it does not hold.
+        turn: the sum that this client knows to be next, and has not begun before; the caller notes it before the answer
+        leaves. pins: the fingerprint of each client that may be on the roster. colluding: clients that may work for the
+        server; the threshold has to protect against it and them. earlier: the survivors of this round's earlier sum;
+        they are the roster, and none of them may drop out, because two sums over different clients differ by those who
+        left. Raises PrivacyError if anything of it does not hold.
         """
         terms = Terms.of(request)
-        _check_start(terms, identity.public(name), turn, answered)
+        if terms.turn != turn:
+            raise refusal(
+                "a sum for another run, round or stage than is next", "a sum that was before could be undone"
+            )
+        if identity.public(name) not in terms.roster:
+            raise refusal("a roster without this client under its own keys", "its masks would not cancel")
         _check_company(terms, pins, colluding, earlier)
         made = cls(identity, name, terms, whole=earlier is not None)
         return made, made._share()
@@ -294,19 +289,6 @@ class Participant:
                 fix="delete it; the client counts as dropped out of this sum and joins the next",
             ) from None
         return made
-
-
-def _check_start(terms: Terms, own: PublicIdentity, turn: Turn, answered: Collection[Turn]) -> None:
-    if terms.turn != turn:
-        raise refusal(
-            "a sum for another run, round or stage than is next", "a sum that was before could be undone"
-        )
-    if turn in answered:
-        raise refusal(
-            "a second sum for one run, round and stage", "two sums over different clients differ by one"
-        )
-    if own not in terms.roster:
-        raise refusal("a roster without this client under its own keys", "its masks would not cancel")
 
 
 def _check_company(

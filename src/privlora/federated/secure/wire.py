@@ -16,8 +16,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from privlora.errors import PrivacyError, RunError
-from privlora.federated.messages import ASKED, Fields, Phase
+from privlora.errors import RunError
+from privlora.federated.messages import ASKED, Fields, Phase, refusal
 from privlora.federated.secure.keys import KEY, PublicIdentity, check_name, digest
 from privlora.federated.secure.masks import ring_type
 
@@ -150,15 +150,10 @@ def agreement_of(context: bytes, survivors: Sequence[str]) -> bytes:
     return digest("survivors", context, ",".join(survivors))
 
 
-def refusal(what: str, why: str, fix: str = "stop, and find out what the server does") -> PrivacyError:
-    """A client's answer to a request that no honest server makes."""
-    return PrivacyError(f"refused: {what}", why=why, fix=fix)
-
-
 # --- reading messages ---
 
 
-def fields(phase: Phase, message: Message, table: Mapping[Phase, Fields]) -> Message:
+def fields(phase: Phase, message: Message, table: Mapping[str, Fields]) -> Message:
     """``message`` if it has exactly the fields of its kind, each of its type. Raises RunError."""
     wanted = table[phase]
     if set(message) != set(wanted) or any(type(message[name]) is not kind for name, kind in wanted.items()):
