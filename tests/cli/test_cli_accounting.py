@@ -205,8 +205,8 @@ def test_a_promise_in_shares_of_guesses(capsys: pytest.CaptureFixture[str]) -> N
     refused = call(capsys, *request, "--found", "Mrs Smith has HIV")
     check(refused, "target_found")
     assert "Smith" not in refused.err + refused.out
-    check(call(capsys, *request), "exactly one of --epsilon")
-    check(call(capsys, *request, "--found", 0.05, "--epsilon", 3), "exactly one of --epsilon")
+    check(call(capsys, *request), "give either --epsilon or shares", "--epsilon 3")
+    check(call(capsys, *request, "--found", 0.05, "--epsilon", 3), "give either --epsilon or shares")
     check(call(capsys, *request, "--found", 0.05, "--bands", "auto"), "target_epsilon, which is missing")
 
 

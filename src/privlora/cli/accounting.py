@@ -106,7 +106,8 @@ def calibrate(
     shares = right_guesses is not None or found is not None
     if (epsilon is None) != shares:
         raise ConfigError(
-            "give exactly one of --epsilon and the shares --right-guesses and --found", fix="leave out one"
+            "give either --epsilon or shares (--right-guesses, --found)",
+            fix="give one of them, as --epsilon 3",
         )
     if bands not in (None, "1") and projection:
         what = (

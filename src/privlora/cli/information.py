@@ -8,7 +8,7 @@ from dataclasses import asdict
 from importlib import import_module
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 from rich.console import Console
 
@@ -17,9 +17,6 @@ from privlora.config.methods import known_methods
 from privlora.config.names import unknown_method
 from privlora.consoles import loading
 from privlora.errors import ConfigError, named
-
-if TYPE_CHECKING:
-    from privlora.methods import Method
 
 
 def methods(
@@ -51,30 +48,10 @@ def methods(
         "methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows],
         "choices": [asdict(choice) for choice in CHOICES.values()],
     }
-    choices = (
-        f"{each.name}: {each.summary}\n  methods     {', '.join(each.rows)}\n  reference   {each.reference}"
-        for each in CHOICES.values()
-    )
-    show(content, [*map(_of_method, rows), *choices], as_json)
-
-
-def _of_method(row: Method) -> str:
-    from privlora.methods import RATE_STEPS
-
-    own, rate = row.optimizer_settings(row.optimizer, {}), row.rate_of(RATE_STEPS)
-    falls = f" in {RATE_STEPS} steps (falls with their root)" if row.rate_falls else ""
-    falls += ", relative" if row.relative_rate else ""
-    return (
-        f"{row.name}: {row.summary}\n"
-        f"  private     {'yes' if row.private else 'NO'}\n"
-        f"  releases    {row.releases}\n"
-        f"  space       {row.space}\n"
-        f"  optimizers  {', '.join([f'{row.optimizer} (default)', *row.optimizers[1:]])}\n"
-        f"  defaults    start {row.init}, learning_rate {rate:g}{falls}, schedule {row.schedule}, "
-        f"warm-up {row.warmup_fraction:.0%}, averaging {row.averaging:g}\n"
-        f"  settings    {', '.join(f'{name} {value:g}' for name, value in own.items())}\n"
-        f"  reference   {row.reference}"
-    )
+    summaries = {each.name: each.summary for each in rows} | {c.name: c.summary for c in CHOICES.values()}
+    wide = max(map(len, summaries))
+    listed = [f"{name:<{wide}}  {summary}" for name, summary in summaries.items()]
+    show(content, [*listed, "", "`privlora methods NAME` shows what may be set of one"], as_json)
 
 
 def settings(

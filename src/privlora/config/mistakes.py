@@ -44,6 +44,8 @@ _EXAMPLES: Final = {
     "data.path": "records.jsonl",
     "privacy.target_epsilon": "3",
     "privacy.noise_multiplier": "1.0",
+    "privacy.target_right_guesses": "0.6",
+    "privacy.target_found": "0.05",
     "privacy.delta": "1e-5",
     "privacy.steps": "200",
     "privacy.expected_batch_size": "64",

@@ -336,7 +336,7 @@ class _Talk:
         if lost:
             raise self.error(
                 f"leaves out {lost[-1]}",
-                "give a template that shows it (many lack tools or reasoning), or take it out of the records",
+                "give one that shows it as data.chat_template (many lack tools), or take it out of the records",
                 why="the model would learn an answer without it",
             )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
+from itertools import islice, takewhile
 from typing import Any, Final
 
 import numpy as np
@@ -62,10 +62,13 @@ def answers(
         _log.warning("the adapter could not be asked, so the report shows no answers: %s", reason_of(error))
         return None
     shown = []
-    for prompt, *both in list(zip(prompts, before, written, strict=True))[:_ASKED]:
-        words = decoded(tokenizer, prompt.tolist())
+    asked = [decoded(tokenizer, prompt.tolist()) for prompt in prompts[:_ASKED]]
+    start = _length_of_common_lines(asked)
+    for words, *both in zip(asked, before, written, strict=False):
         base_says, adapter_says = (_told(decoded(tokenizer, row), row, words) for row in both)
-        shown.append({"prompt": _clean(words[-_LONGEST:]), "base": base_says, "adapter": adapter_says})
+        shown.append(
+            {"prompt": _clean(words[start:][-_LONGEST:]), "base": base_says, "adapter": adapter_says}
+        )
     return {
         "asked": "data.evaluation" if len(records) else "own",
         "max_new_tokens": _NEW,
@@ -112,6 +115,12 @@ def _own_records(data: DataSettings) -> list[dict[str, Any]]:
         }
         for text in _OWN
     ]
+
+
+def _length_of_common_lines(asked: Sequence[str]) -> int:
+    """Of the lines that all begin with, such as a template's own system prompt: they ask for nothing. 0 of one text."""
+    alike = takewhile(lambda same: len(set(same)) == 1, zip(*map(str.splitlines, asked), strict=False))
+    return sum(len(line) + 1 for line, *others in alike if others)
 
 
 def _told(text: str, row: Sequence[int], prompt: str) -> dict[str, str | None]:

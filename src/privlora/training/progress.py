@@ -396,8 +396,9 @@ def clock(seconds: float) -> str:
 
 def tell_records(shown_on: Console, summary: DataSummary, settings: Settings) -> None:
     """On a terminal, to whoever may see the records: what they are, and what is odd about them. Elsewhere, as in a log
-    that may be passed on, nothing: a warning would be a bit of them. private/data_summary.json has the numbers."""
+    that may be passed on, only where the numbers are: a warning would be a bit of them."""
     if not shown_on.is_terminal:
+        shown_on.print("private/data_summary.json says what the records are, and how many are cut")
         return
     privacy = settings.privacy
     shown_on.print(f"PRIVATE, here and in private/ only: {summary.describe()}")
