@@ -46,7 +46,8 @@ RULES: Final = {
 RULE_NAMES: Final = (*RULES, JOINT)
 """And joint, which is training itself."""
 
-_OF_ONE_RULE: Final = {"oversampling": "fedask", "warm_sketch": "fedask", "proximal": "fedprox"}
+OF_ONE_RULE: Final = {"oversampling": "fedask", "warm_sketch": "fedask", "proximal": "fedprox"}
+"""Settings of the group federation that belong to one rule."""
 
 
 def honest_left(clients: int, threshold: int, colluding: int) -> int:
@@ -219,7 +220,7 @@ class FederationSettings(Group):
     @property
     def of_other_rules(self) -> list[str]:
         """Settings that are without effect, because they belong to another rule."""
-        return [name for name, rule in _OF_ONE_RULE.items() if rule != self.rule]
+        return [name for name, rule in OF_ONE_RULE.items() if rule != self.rule]
 
     @property
     def joint(self) -> bool:
@@ -311,7 +312,7 @@ class FederationSettings(Group):
     def _fits_together(self) -> FederationSettings:
         cut = isinstance(self.clients, int)
         ignored = next((name for name in self.of_other_rules if name in self.model_fields_set), "")
-        whose = _OF_ONE_RULE.get(ignored)
+        whose = OF_ONE_RULE.get(ignored)
         problems: list[tuple[Any, str, str, str]] = [
             (
                 bool(ignored),

@@ -97,9 +97,9 @@ BAD: dict[str, tuple[dict[str, Any], list[str]]] = {
         content(methods=["dp-sgd", {"name": "prism", "method.right_weight": "auto"}]),
         ["method.right_weight is auto, and nothing chooses it here"],
     ),
-    "several owners": (
+    "steps next to a federation's": (
         base(federation={"clients": 3, "rule": "tan", "rounds": 2, "local_steps": 2}),
-        ["federation"],
+        ["privacy.steps=3, and a client of this federation takes 4"],
     ),
     "a nameless method": (content(methods=[{"optimizer": "sgd"}]), ["methods", "name is"]),
     "equal methods": (content(methods=["prism", "prism"]), ["share a name", "label"]),

@@ -3,6 +3,9 @@
 A study is a grid of cells. Every cell is an ordinary run: ``base`` holds groups of settings as in a run's file, a
 task and a method lay theirs over it, and the axes (epsilon, rank, learning rate, seed) fill in the rest. What
 would make a comparison unequal (a method with its own data, steps or delta) is refused.
+
+With a group ``federation`` a cell is a federation whose clients are all in one process. Its methods are rules, and runs
+in one place as their upper lines. All of them take the same number of private steps.
 """
 
 from __future__ import annotations
@@ -22,7 +25,9 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, PositiveFloat
 
 from privlora.config import Settings, checked, read_yaml, settings_from
 from privlora.config.base import Wrong
+from privlora.config.federation import JOINT, OF_ONE_RULE, FederationSettings
 from privlora.errors import ConfigError, nearest
+from privlora.federated.plans import resolved, rule_in, with_local_method
 from privlora.methods import find_row
 from privlora.training.misfits import refuse_misfits, refuse_unsettled
 
@@ -45,6 +50,9 @@ _BY_AXIS = {
 }
 # Of the privacy settings, those that a method may choose: they change neither epsilon nor what it protects.
 _METHODS_PRIVACY = ("bands", "clip_norm", "clip_quantile", "private")
+_METHODS_FEDERATION = ("rule", *OF_ONE_RULE)
+# Of a federation, what says how many steps are taken.
+_TIMETABLE = ("rounds", "local_steps", "phases")
 
 
 _Value = TypeVar("_Value")
@@ -69,7 +77,8 @@ class _Named(_Checked):
 
     model_config = ConfigDict(extra="allow")
 
-    name: str
+    name: str | None = None
+    """None: the local method of its federation.rule."""
     label: str | None = None
     learning_rate: Rates | None = None
 
@@ -113,10 +122,14 @@ Place = tuple[str, str, float, int]
 
 @dataclass(frozen=True)
 class Arm:
-    """An arm of the comparison: a method with settings of its own. ``private`` False: it has no epsilon."""
+    """An arm of the comparison: a method with settings of its own. ``private`` False: it has no epsilon.
+
+    method: None for the local method of the arm's rule. in_one_place: it trains without the study's federation.
+    """
 
     label: str
-    method: str
+    method: str | None
+    in_one_place: bool
     private: bool
     learning_rates: tuple[float, ...]
     own_grid: bool
@@ -227,10 +240,12 @@ class Study:
         source = f"{self.source}: task {cell.task!r}, method {cell.method!r}"
         axes: Groups = {
             "adapter": {"r": cell.rank},
-            "method": {"name": arm.method, "learning_rate": cell.learning_rate},
+            "method": {"learning_rate": cell.learning_rate},
             "privacy": {"target_epsilon": cell.epsilon} if arm.private else {"private": False},
             "run": {"seed": cell.seed},
         }
+        if arm.method is not None:
+            axes["method"]["name"] = arm.method
         if self.settings.insecure_noise_seed == "paired":
             # The same for all methods of a (task, seed).
             number = self.tasks.index(cell.task) + 1
@@ -240,10 +255,13 @@ class Study:
         for layer in (label, self.settings.base, self.of_task(cell.task), arm.overrides, axes):
             for group, values in layer.items():
                 merged[group] = {**merged.get(group, {}), **values}
-        steps = merged.get("privacy", {}).get("steps")
-        if isinstance(steps, int) and steps > 0:
+        if "federation" in merged:
+            _take_equal_steps(merged, arm, source)
+        steps = merged["privacy"].get("steps")
+        if "federation" not in merged and isinstance(steps, int) and steps > 0:
             merged["run"]["checkpoint_every"] = steps  # a cell is repeated, not resumed
-        return settings_from(merged, source=source)
+        settings = settings_from(merged, source=source)
+        return settings if settings.federation is None else with_local_method(settings)
 
 
 def load_study(path: str | Path) -> Study:
@@ -278,35 +296,85 @@ def slug(name: str) -> str:
 
 def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Arm:
     given = checked(_Named, {"name": item} if isinstance(item, str) else item, f"{source}: methods")
+    own = dict(given.model_extra or {})
+    in_one_place = "federation" in own and own["federation"] is None
+    if in_one_place:
+        del own["federation"]
+    overrides = _groups(own, f"{source}: methods.{given.label or given.name}", default="method")
+    federation = overrides.get("federation", {})
+    if given.name is None and "rule" not in federation:
+        fix = "give the method's name, or federation.rule in a study of federations"
+        raise ConfigError(f"{source}: methods: name is missing", fix=fix)
     try:
-        method = find_row(given.name)
+        method = None if given.name is None else find_row(given.name)
     except ConfigError as error:
         raise error.of(f"{source}: methods") from None
-    own = given.model_extra or {}
-    label = given.label or _label(given.name, own)
+    label = given.label or _label(given, own, in_one_place, federation)
     rates = tuple(sorted(given.learning_rate or settings.learning_rate))
-    overrides = _groups(own, f"{source}: methods.{label}", default="method")
+    may_set = {"privacy": _METHODS_PRIVACY, "federation": _METHODS_FEDERATION}
     for group, values in overrides.items():
-        others = set(values) if group not in ("method", "adapter", "privacy") else set()
-        if group == "privacy":
-            others = set(values) - {*_METHODS_PRIVACY}
+        others = set() if group in ("method", "adapter") else set(values) - {*may_set.get(group, ())}
         if others:
             what = f"{source}: method {label!r} sets {group}.{min(others)}"
             why = "methods are compared on the same data, at the same privacy and the same number of steps"
             raise ConfigError(what, why=why, fix="set it in base or in a task")
-    private = method.private and overrides.get("privacy", {}).get("private", True) is not False
+    is_private = method is None or method.private
+    private = is_private and overrides.get("privacy", {}).get("private", True) is not False
     if private and not settings.epsilon:
         raise ConfigError(f"{source}: epsilon is missing or empty", fix="give target epsilons, as [1, 3]")
-    return Arm(label, given.name, private, rates, given.learning_rate is not None, overrides)
+    return Arm(label, given.name, in_one_place, private, rates, given.learning_rate is not None, overrides)
 
 
-def _label(name: str, given: Mapping[str, Any]) -> str:
-    """The name, and what is special: ``prism (optimizer scalar)``, ``prism (non-private)``."""
-    special = [
+def _label(given: _Named, own: Mapping[str, Any], in_one_place: bool, federation: Mapping[str, Any]) -> str:
+    """The rule or the name, and what is special: ``prism (optimizer scalar)``, ``fedavg (dp-sgd, non-private)``.
+
+    own: what the item sets, without null for a federation. federation: of that, what is of this group.
+    """
+    options = dict(federation)
+    names = [name for name in (options.pop("rule", None), given.name) if name is not None]
+    special = [*names[1:], *(["in one place"] if in_one_place else [])]
+    special += [f"{key} {value}" for key, value in options.items()]
+    special += [
         "non-private" if (key, value) == ("privacy.private", False) else f"{key} {value}"
-        for key, value in given.items()
+        for key, value in own.items()
+        if key.partition(".")[0] != "federation"
     ]
-    return f"{name} ({', '.join(special)})" if special else name
+    return f"{names[0]} ({', '.join(special)})" if special else names[0]
+
+
+def _take_equal_steps(merged: Groups, arm: Arm, source: str) -> None:
+    """Give an arm of a study of federations as many private steps as all others have.
+
+    Rule joint takes them one a round. A run in one place takes all of them, without the group federation.
+    """
+    group = merged["federation"]
+    if not arm.in_one_place and "rule" not in group:
+        fix = "set federation.rule for it or in base; federation: null trains it in one place"
+        raise ConfigError(f"{source}: no rule says how clients train together", fix=fix)
+    if not arm.in_one_place and group["rule"] != JOINT:
+        return
+    timetable = {name: group[name] for name in _TIMETABLE if name in group}
+    found = checked(
+        FederationSettings, {"clients": 2, "rule": "fedavg", **timetable}, f"{source}: federation"
+    )
+    batches = any(kind.expected_batch_size is not None for kind in found.kinds)
+    if not arm.in_one_place:
+        phases = [
+            {**kind.model_dump(exclude_none=True), "rounds": kind.rounds * kind.local_steps, "local_steps": 1}
+            for kind in found.kinds
+        ]
+        others = {name: value for name, value in group.items() if name not in _TIMETABLE}
+        steps = {"phases": phases} if "phases" in timetable else {"rounds": found.steps}
+        merged["federation"] = {**others, **steps}
+    elif batches or group.get("privacy_model") == "client" or not isinstance(group.get("clients"), int):
+        why = "it hides records, in batches of one size, and reads data.path"
+        fix = "leave out this method, or privacy_model: client, batch sizes of phases and paths of clients"
+        raise ConfigError(
+            f"{source}: a run in one place does not compare with this federation", why=why, fix=fix
+        )
+    else:
+        del merged["federation"]
+        merged["privacy"]["steps"] = found.steps
 
 
 def _groups(given: Any, where: str, default: str | None = None) -> Groups:
@@ -360,12 +428,23 @@ def _check(study: Study) -> None:
             if settings.data.evaluation is None:
                 fix = "give held-out records that may be shown"
                 raise ConfigError(f"task {cell.task!r} has no data.evaluation", fix=fix)
-            settings.refuse_a_federation()
-            method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
+            if settings.federation is None:
+                method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
+            else:
+                _refuse_unshared(settings)
+                resolved(settings)
             refuse_misfits(settings, method)
             refuse_unsettled(settings)
         except ConfigError as misfit:
             raise misfit.of(f"{study.source}: task {cell.task!r}, method {cell.method!r}") from None
+
+
+def _refuse_unshared(settings: Settings) -> None:
+    """Raise ConfigError for a rule of which no adapter can be scored."""
+    rule = rule_in(settings)
+    if not rule["common"]:
+        what = f"federation.rule={rule['name']} has an adapter for each client, and a study scores one"
+        raise ConfigError(what, fix="leave this rule out")
 
 
 def _digest(content: Any) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 from privlora.accounting.events import StepEvent
 from privlora.accounting.selection import tuning_cost
 from privlora.lab.studies.choice import Choice, Progress, selection_cells
-from privlora.lab.studies.settings import Place, Rule
+from privlora.lab.studies.settings import Cell, Place, Rule
 from privlora.lab.studies.statistics import Spread, Standing, spread, standardise, standings
 from privlora.pages.numbers import finite
 
@@ -34,6 +34,7 @@ def summarise(progress: Progress, *, name: str) -> Summary:
         **study.settings.model_dump(include={"report", "seeds", "epsilon", "rank"}),
         "tasks": [_task(progress, task) for task in study.tasks],
         "methods": [{**asdict(arm), "learning_rates": list(arm.learning_rates)} for arm in study.arms],
+        "differences": _differences(progress),
         "rules": rules,
         "tuning_cost": _tuning(progress),
         "failures": [
@@ -115,6 +116,37 @@ def _overall(
     return [
         {**_standing(each), **at, "place": place} for place, each in enumerate(standings(scores), start=1)
     ]
+
+
+def _differences(progress: Progress) -> list[dict[str, Any]]:
+    """Of a study of federations: in what else than their rule methods differ. Methods of one task differ from those of
+    another in what the tasks set.
+
+    epsilons: by target, the largest that was reported and the largest against another client; of finished runs.
+    """
+    study, lines = progress.study, dict[tuple[Any, ...], dict[str, Any]]()
+    federations = {place: study.run_settings(Cell(*place, 1.0, 0)) for place in study.places}
+    if all(settings.federation is None for settings in federations.values()):
+        return []
+    for place, settings in federations.items():
+        task, method, epsilon, _ = place
+        federation = settings.federation
+        local, sees, rounds = settings.method.name, "all records", [(settings.privacy.steps, 1)]
+        if federation is not None:
+            sees = "sums" if federation.secure else "each client's answer"
+            if federation.trusted_server:
+                sees = "each client's update"
+            rounds = [(kind.rounds, kind.local_steps) for kind in federation.kinds]
+        key = (method, local, sees, *rounds)
+        facts = {"method": method, "local_method": local, "in_one_place": federation is None, "sees": sees}
+        line = lines.setdefault(key, {**facts, "rounds": rounds, "tasks": {}, "epsilons": {}})
+        line["tasks"][task] = None
+        for cell, row in progress.rows.items():
+            if (cell.task, cell.method, cell.epsilon) == (task, method, epsilon) and row.facts.get("epsilon"):
+                known = line["epsilons"].get(epsilon, (0.0, 0.0))
+                found = row.facts["epsilon"], row.facts["epsilon_against_a_client"]
+                line["epsilons"][epsilon] = tuple(map(max, known, found))
+    return [{**line, "tasks": [*line["tasks"]]} for line in lines.values()]
 
 
 def _standing(standing: Standing) -> dict[str, Any]:

@@ -55,6 +55,10 @@ def elements(summary: Summary, *, figures: bool = False) -> Iterator[Element]:
     if failures:
         count = f"{len(failures)} run{'' if len(failures) == 1 else 's'} failed"
         yield "p", f"**{count}**, listed at the end and left out of all means."
+    if lines := summary["differences"]:
+        yield "h2", "What differs"
+        yield "p", "All take the same number of steps on the same records, at the same ε."
+        yield "table", [*_differences(lines, summary)]
     for rule in summary["rules"]:
         yield "h2", _RULES[rule["rule"]] if summary["selects"] else "Results"
         for rank in summary["rank"]:
@@ -122,6 +126,27 @@ def _task(rule: Mapping[str, Any], summary: Summary, task: Mapping[str, Any], ra
     labels = [method["label"] for method in summary["methods"]]
     rows = ([label, *(cells.get((label, epsilon), "–") for epsilon in columns)] for label in labels)
     yield "table", [["method", *heads], *rows]
+
+
+def _differences(lines: list[dict[str, Any]], summary: Summary) -> Iterator[list[str]]:
+    """Of methods of federations: heads, then a line for each; with its tasks where they differ."""
+    epsilons, methods = summary["epsilon"], [line["method"] for line in lines]
+    reported = [f"reported at ε = {number(epsilon)}" for epsilon in epsilons]
+    yield ["method", "clients train by", "rounds × steps", "the server sees", *reported]
+    for line in lines:
+        tasks = f" ({', '.join(line['tasks'])})" if methods.count(line["method"]) > 1 else ""
+        rounds = ", ".join(f"{count} × {steps}" for count, steps in line["rounds"])
+        found = [_reported(line, epsilon) for epsilon in epsilons]
+        yield [line["method"] + tasks, line["local_method"], rounds, line["sees"], *found]
+
+
+def _reported(line: Mapping[str, Any], epsilon: float) -> str:
+    """The largest of any run, and against another client where that is larger."""
+    if epsilon not in line["epsilons"]:
+        return "–"
+    reported, against = line["epsilons"][epsilon]
+    more = "" if against <= reported else f", against a client {rounded_up(against)}"
+    return f"{rounded_up(reported)}{more}"
 
 
 def _how_chosen(summary: Summary) -> str:
