@@ -300,7 +300,8 @@ def _arm(item: str | dict[str, Any], settings: StudySettings, source: str) -> Ar
     in_one_place = "federation" in own and own["federation"] is None
     if in_one_place:
         del own["federation"]
-    overrides = _groups(own, f"{source}: methods.{given.label or given.name}", default="method")
+    called = given.label or given.name or own.get("federation.rule", "")
+    overrides = _groups(own, f"{source}: methods.{called}", default="method")
     federation = overrides.get("federation", {})
     if given.name is None and "rule" not in federation:
         fix = "give the method's name, or federation.rule in a study of federations"
@@ -331,7 +332,7 @@ def _label(given: _Named, own: Mapping[str, Any], in_one_place: bool, federation
     own: what the item sets, without null for a federation. federation: of that, what is of this group.
     """
     options = dict(federation)
-    names = [name for name in (options.pop("rule", None), given.name) if name is not None]
+    names = [str(name) for name in (options.pop("rule", None), given.name) if name is not None]
     special = [*names[1:], *(["in one place"] if in_one_place else [])]
     special += [f"{key} {value}" for key, value in options.items()]
     special += [
@@ -430,21 +431,15 @@ def _check(study: Study) -> None:
                 raise ConfigError(f"task {cell.task!r} has no data.evaluation", fix=fix)
             if settings.federation is None:
                 method.resolve(settings.method, settings.adapter.init, settings.privacy.steps)
-            else:
-                _refuse_unshared(settings)
+            elif rule_in(settings)["common"]:
                 resolved(settings)
+            else:
+                what = f"federation.rule={settings.federation.rule} has an adapter for each client"
+                raise ConfigError(what, why="a study scores one adapter", fix="leave this rule out")
             refuse_misfits(settings, method)
             refuse_unsettled(settings)
         except ConfigError as misfit:
             raise misfit.of(f"{study.source}: task {cell.task!r}, method {cell.method!r}") from None
-
-
-def _refuse_unshared(settings: Settings) -> None:
-    """Raise ConfigError for a rule of which no adapter can be scored."""
-    rule = rule_in(settings)
-    if not rule["common"]:
-        what = f"federation.rule={rule['name']} has an adapter for each client, and a study scores one"
-        raise ConfigError(what, fix="leave this rule out")
 
 
 def _digest(content: Any) -> str:
