@@ -15,6 +15,7 @@ from privlora.lab.studies import running
 from privlora.lab.studies.results import Row, read_results
 from privlora.lab.studies.settings import Cell, Study, study_from
 from privlora.lab.studies.study import StudyReport, run_study
+from privlora.training.loop import Interrupted
 
 FEDERATION = {"clients": 3, "rounds": 2, "local_steps": 2}
 CENTRAL = {"name": "dp-adamw", "federation": None}
@@ -168,31 +169,33 @@ def test_the_tables_say_what_differs(found: StudyReport) -> None:
     assert [line["in_one_place"] for line in differences] == [False, False, True]
 
 
-def test_a_federation_that_failed_is_repeated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its clients' ledgers are put aside, and what it left of records is removed."""
-    study = study_from(small(tmp_path), "rules.yaml")
-    rows: list[Row] = []
+def test_federations_that_failed_or_stopped_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ledgers of their clients are put aside; the rest of what they left is removed."""
+    study, folder = study_from(small(tmp_path), "rules.yaml"), tmp_path / "found"
+    stops = iter((ValueError("broke"), Interrupted(2)))
 
-    def fails(self: Any, done: Any, rounds: int) -> None:
+    def stop(self: Any, done: Any, rounds: int) -> None:
         if done.step == 2:
-            raise ValueError("broke")
+            raise next(stops)
 
-    folder = tmp_path / "found"
     with monkeypatch.context() as patch:
-        patch.setattr(running._EveryRound, "on_round", fails)
-        with pytest.raises(Exception, match="every run failed"):
-            run_study(study, folder, on_run=lambda row, *_: rows.append(row))
-    assert [row.error for row in rows] == ["ValueError: broke"] * 2
-    run = folder / "runs" / rows[1].cell.folder
-    kept = [path for path in run.rglob("*") if path.is_file()]
-    assert len(kept) == 3
-    assert {path.name for path in kept} == {"ledger.jsonl"}
-    assert max(read_ledger(path).charges for path in kept) == 4
+        patch.setattr(running._EveryRound, "on_round", stop)
+        with pytest.raises(KeyboardInterrupt):
+            run_study(study, folder)
+    assert [row.error for row in read_results(folder / "results.jsonl")] == ["ValueError: broke"]
+    runs = sorted(path.parents[2] for path in folder.rglob("clients/client-1/*"))
+    assert len(runs) == 2
+    for run in runs:
+        kept = [path for path in run.rglob("*") if path.is_file()]
+        assert [path.name for path in kept] == ["ledger.jsonl"] * 3
+        assert max(read_ledger(path).charges for path in kept) == 4
     done: list[Row] = []
     run_study(study, folder, retry_failed=True, on_run=lambda row, *_: done.append(row))
     assert [row.error for row in done] == [None, None]
-    assert len([*run.glob("earlier-ledger-*.jsonl")]) == 3
-    assert {path.name for path in run.iterdir() if path.is_dir()} == {"release"}
-    again: list[Row] = []
-    run_study(study, folder, on_run=lambda row, *_: again.append(row))
-    assert not again
+    for run in runs:
+        assert len([*run.glob("earlier-ledger-*.jsonl")]) == 3
+        assert [path.name for path in run.iterdir() if path.is_dir()] == ["release"]
+    run_study(study, folder, on_run=lambda row, *_: done.append(row))
+    assert len(done) == 2
