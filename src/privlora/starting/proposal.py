@@ -42,7 +42,7 @@ _LONGEST = 63  # letters of a client's name
 
 _WHYS: Final = {
     "model.dtype": "it is stored in float16, whose gradients overflow; float32 is exact, and twice as large",
-    "data.path": "PRIVATE records; nothing of them is published",
+    "data.path": "PRIVATE records: neither they nor this path are published",
     "data.format": "as you said",
     "data.loss_on": "only answers are learnt",
     "data.max_length": "{fits}. PUBLISHED, like all settings of the method",
