@@ -286,6 +286,16 @@ def test_only_finished_whole_runs_are_filed(run: RunFolder, tmp_path: Path) -> N
     assert not [name for name in ANNEX if (run.release / name).exists()]
 
 
+def test_a_report_that_verify_rejects_is_not_filed(run: RunFolder) -> None:
+    written = run.report.read_text()
+    run.report.write_text(json.dumps(json.loads(written)))
+    with pytest.raises(PrivacyError, match=r"in another form.*`privlora report .*` writes it again"):
+        file_annex(run)
+    rewrite_report(run)
+    assert run.report.read_text() == written
+    file_annex(run)
+
+
 def test_an_edited_card_is_made_anew_before_it_is_sealed(run: RunFolder) -> None:
     true = (run.release / "README.md").read_bytes()
     (run.release / "README.md").write_text("a patient")
