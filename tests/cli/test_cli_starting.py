@@ -157,7 +157,7 @@ def test_each_value_is_explained(base: Path, here: Path, capsys: pytest.CaptureF
     assert "public_dataset_size: 4000" in text
     assert "delta: 1e-5" in text
     assert "4306" not in text
-    for word in ("PUBLISHED", "PRIVATE records", "a power of ten", "noisy releases", "PUBLIC file"):
+    for word in ("PUBLISHED", "PRIVATE records", "a power of ten", "noisy steps", "PUBLIC file"):
         assert word in text
     assert text.startswith("# Editors complete settings with `privlora settings --schema")
     assert max(map(len, text.splitlines())) <= 120
@@ -267,6 +267,9 @@ def test_users_are_proposed_where_they_repeat(
     )
     assert "Mr" not in told.err
     assert "Mr" not in text
+    warning, *_, user, column = text.partition("WARNING: ")[2].partition("\n\n")[0].splitlines()
+    assert "records repeat values of column patient_id" in warning
+    assert (user, column) == ("  # unit: user", "  # user_column: patient_id")
     (here / "run.yaml").unlink()
     settings, text, _ = started(capsys, records, "--model", base, "--user", "patient_id")
     assert (settings.privacy.unit, settings.privacy.user_column) == ("user", "patient_id")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 import shutil
 import stat
 from collections.abc import Callable
@@ -69,7 +68,8 @@ def _told(run: RunFolder, path: str, value: Any) -> None:
 def test_the_statement_is_that_of_the_ledger(field: str, value: Any, run: RunFolder) -> None:
     _told(run, f"statement.{field}", value)
     hub = Hub()
-    with pytest.raises(PrivacyError, match=re.escape(f"says statement.{field} = ") + ".*, and by the ledger"):
+    says = rf"says (statement\.{field} = .*|one thing of statement\.{field}), and by the ledger"
+    with pytest.raises(PrivacyError, match=says):
         push(run, "me/notes", base_model=BASE, api=hub)
     assert not hub.made
 

@@ -20,7 +20,7 @@ from test_pages import HOSTILE, LOADING, Tags
 from privlora.accounting.ledger_format import read_ledger
 from privlora.errors import PrivacyError, RunError
 from privlora.reporting import annex, rewrite_report
-from privlora.reporting.annex import annex_of, posterior, read_book, size_of
+from privlora.reporting.annex import OF_RECORDS, annex_of, posterior, read_book, size_of, to_fill
 from privlora.reporting.annex_page import percent, render_annex
 from privlora.reporting.filing import file_annex
 from privlora.reporting.pushing import push
@@ -120,15 +120,16 @@ def test_the_page_says_what_the_json_says(filed: RunFolder) -> None:
         f"({shown}, 0.0001)",
         f"50 % → {percent(means['posterior_at_most'])}",
         f"{percent(means['found_at_1_percent'])}",
-        "about 40 records, as the run was told",
+        "about 40 records: the public number given to the run",
         f"privlora verify release --hash {annex['sha256']}",
         "None is recorded in this release",
         "Not signed",
         *(row["risk"].split("'")[0] for row in annex["risks"]),
-        *annex["to_fill"][:4],
+        *annex["to_fill"][:-2],
     ):
         assert words in page, words
-    assert page.count('contenteditable="true"') == 6
+    assert page.count('contenteditable="true"') == len(annex["to_fill"])
+    assert to_fill("user") == [name for name in annex["to_fill"] if name != OF_RECORDS]
 
 
 def test_the_page_needs_nothing_else(filed: RunFolder) -> None:
@@ -283,6 +284,16 @@ def test_only_finished_whole_runs_are_filed(run: RunFolder, tmp_path: Path) -> N
     with pytest.raises(PrivacyError, match="is not as the run wrote it"):
         file_annex(run)
     assert not [name for name in ANNEX if (run.release / name).exists()]
+
+
+def test_a_report_that_verify_rejects_is_not_filed(run: RunFolder) -> None:
+    written = run.report.read_text()
+    run.report.write_text(json.dumps(json.loads(written)))
+    with pytest.raises(PrivacyError, match=r"in another form.*`privlora report .*` writes it again"):
+        file_annex(run)
+    rewrite_report(run)
+    assert run.report.read_text() == written
+    file_annex(run)
 
 
 def test_an_edited_card_is_made_anew_before_it_is_sealed(run: RunFolder) -> None:

@@ -102,10 +102,12 @@ def test_the_curve_crosses_phases(two: tuple[LedgerSummary, dict[str, Any]]) -> 
 def test_every_phase_is_said(two: tuple[LedgerSummary, dict[str, Any]]) -> None:
     _, found = two
     words = sentence(found)
-    assert "1 release of the Gaussian mechanism with noise multiplier 4, on batches drawn by Poisson" in words
-    assert "and 2 releases of the Gaussian mechanism with noise multiplier 1, on batches" in words
+    assert (
+        "1 noisy step of the Gaussian mechanism with noise multiplier 4, on batches drawn by Poisson" in words
+    )
+    assert "and 2 noisy steps of the Gaussian mechanism with noise multiplier 1, on batches" in words
     table = dict(privacy_table(found))
-    assert table["Phase 1"].startswith("1 release of the Gaussian mechanism with noise multiplier 4")
+    assert table["Phase 1"].startswith("1 noisy step of the Gaussian mechanism with noise multiplier 4")
     assert table["Phase 2"].endswith("; 4 planned")
     assert "Noise multiplier σ" not in table
     assert table["Steps T"] == "3 charged of 5 planned"

@@ -337,6 +337,27 @@ def test_a_target_is_that_of_the_ledger(release: Path) -> None:
 
 
 @pytest.mark.usefixtures("quick")
+@pytest.mark.parametrize("text", ["NOT PRIVATE", "PRIVATE, says a patient"])
+def test_a_forged_stamp_is_named_and_not_shown(text: str, release: Path) -> None:
+    sealed_again(verifying._Release(release), stamp={"text": text, "reason": "a patient"})
+    found = {check.name: check.found for check in verify(release).checks if check.passed is False}
+    assert found["report"] == "privacy_report.json has a stamp that no run writes"
+    assert "and by the ledger it is" in found["epsilon"]
+    assert "a patient" not in str(found)
+
+
+@pytest.mark.usefixtures("quick")
+def test_what_is_wrong_with_an_annex_is_said(release: Path, run: RunFolder) -> None:
+    digest = said(release)["sha256"]
+    (release / "annex.json").write_text("{")
+    found = {check.name: check.found for check in verify(release, annex_hash=digest).checks}
+    assert found["annex"] == "annex.json cannot be read: it is not JSON"
+    assert found["hash"] == "not compared, because the annex did not pass its check"
+    found = {check.name: check.found for check in verify(run.release, annex_hash=digest).checks}
+    assert found["hash"] == "not compared, because there is no annex"
+
+
+@pytest.mark.usefixtures("quick")
 def test_a_report_says_each_thing_once(release: Path) -> None:
     """Who reads the first of two numbers reads another promise than who reads the last."""
     path = release / "privacy_report.json"

@@ -432,7 +432,7 @@ def _told(**facts: Any) -> Callable[[dict[str, Any]], None]:
         (lambda report: report["method"].update(name="dp-zo"), "says method.name = 'dp-zo'"),
         (lambda report: report["noise"].update(noise_std=50.0), r"says noise.noise_std = 50\.0"),
         (lambda report: report["noise"].update(bands={"coefficients": [1.0, 0.5]}), "other bands"),
-        (lambda report: report.update(not_protected=[]), "says not_protected"),
+        (lambda report: report.update(not_protected=[]), "one thing of not_protected"),
         (
             lambda report: report["versions"].update(torch="2.13 <b>"),
             "report.json says .* among its versions",

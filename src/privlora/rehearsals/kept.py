@@ -145,7 +145,7 @@ def because(facts: Mapping[str, Any]) -> str:
     cost = facts["private_epsilon"]
     found = f"ε = {cost:.2f}" if cost is not None else "an ε of some 500 or more"
     runs = f"{facts['private_runs']} runs on the private records, one of each,"
-    return f"{why}. It cost no ε; {runs} would cost {found} together"
+    return f"{why}. It cost no ε; for comparison only, {runs} would cost {found} together"
 
 
 def _why_own(facts: Mapping[str, Any]) -> str:

@@ -31,15 +31,23 @@ TO_FILL: Final = (
     "Purpose of the processing",
     "Legal basis",
     "Controller and contact",
+    "Processors and recipients",
     "Origin of the records",
-    "Attacks tried, with dates and bounds",
-    "Date, name and signature",
+    "Special categories (Art. 9)",
+    "Impact assessment (DPIA)",
+    "Retention and deletion of private/",
+    "Erasure requests",
+    "Is the release personal data?",
 )
+OF_RECORDS: Final = "Can one person have several records?"
+ATTACKS: Final = "Attacks tried, with dates and bounds"
+SIGNED_BY: Final = "Date, name and signature"
 _WHAT: Final = {
     "README.md": "the card, as hubs for models show it",
     "adapter_config.json": "the adapter's shape, for peft",
     "adapter_model.safetensors": "the adapter's weights",
-    "choice.json": "how settings were found before the run, without a private record",
+    "choice.json": "how settings were found without a private record; its private_epsilon was not spent: it is what "
+    "the same search on private records would have cost",
     "evaluations.jsonl": "losses on public records",
     "ledger.jsonl": "what was released, and how often",
     "metrics.jsonl": "epsilon and public losses by step",
@@ -50,7 +58,7 @@ _WHAT: Final = {
 _OF_A_CLIENT: Final = "a client's own ledger"
 _PRIVATE: Final = (
     "the records themselves, wherever they are kept",
-    "the run's settings, which name the files of the records",
+    "the settings file, which names the files of the records",
     "checkpoints, training losses, and the summary of the records",
     "hashes of the records, and their tokens if they were kept",
     "results of audits, which are facts about the records",
@@ -100,7 +108,7 @@ def annex_of(report: Mapping[str, Any], book: Book, files: Mapping[str, str]) ->
             "schema_version": ANNEX_VERSION,
             "written_by": f"privlora {__version__}",
             "subject": _subject(report),
-            "to_fill": list(TO_FILL),
+            "to_fill": to_fill(statement["unit"]),
             "statement": {
                 **{name: statement[name] for name in _STATED},
                 "epsilon_against_another_client": known,
@@ -138,6 +146,11 @@ _STATED: Final = (
     "adjacency",
     "accountant",
 )
+
+
+def to_fill(unit: str) -> list[str]:
+    """The fields that a data-protection officer fills in, as the page shows them."""
+    return [*TO_FILL, *([OF_RECORDS] if unit == "record" else []), ATTACKS, SIGNED_BY]
 
 
 def posterior(epsilon: float) -> float:

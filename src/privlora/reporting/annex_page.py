@@ -9,7 +9,7 @@ from typing import Any
 from privlora.accounting.meaning import Meaning, in_words
 from privlora.names import UNNAMED
 from privlora.pages.template import fill
-from privlora.reporting.annex import SIGNATURE, TO_FILL
+from privlora.reporting.annex import ATTACKS, SIGNATURE, SIGNED_BY
 from privlora.reporting.signing import fingerprint_of
 from privlora.reporting.wording import quoted
 
@@ -31,7 +31,8 @@ def render_annex(annex: Mapping[str, Any]) -> str:
         percent=percent,
         quoted=quoted,
         signature=None if signature is None else fingerprint_of(signature["public_key"]),
-        TO_FILL=TO_FILL,
+        ATTACKS=ATTACKS,
+        SIGNED_BY=SIGNED_BY,
         UNNAMED=UNNAMED,
     )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from privlora.errors import RunError
+from privlora.errors import PrivacyError, RunError
 from privlora.reporting.annex import (
     JSON_NAME,
     PAGE_NAME,
@@ -17,7 +17,7 @@ from privlora.reporting.annex import (
 )
 from privlora.reporting.publication import read_report, signed_before, write_annex
 from privlora.reporting.pushing import checked
-from privlora.reporting.seals import CARD_NAME, HTML_NAME
+from privlora.reporting.seals import CARD_NAME, HTML_NAME, text_of
 from privlora.reporting.signing import fingerprint_of, signed
 from privlora.reporting.statement import NOT_PRIVATE
 from privlora.training.files import RunFolder, set_times, write_atomically
@@ -46,6 +46,12 @@ def file_annex(folder: RunFolder, *, key: Any = None) -> Filed:
                 f"{str(folder.release)!r} lacks {', '.join(lacking)}, which its report names",
                 why="whoever verifies the annex would miss it",
                 fix="restore it, or file the annex of what a push makes of the rest",
+            )
+        if folder.report.read_bytes() != text_of(found.report).encode():
+            raise PrivacyError(
+                f"{str(folder.report)!r} says the same as the run wrote, in another form",
+                why="`privlora verify` rejects it, and so would reject what is filed",
+                fix=f"`privlora report {folder.root}` writes it again; then add --annex",
             )
         for name in (CARD_NAME, HTML_NAME):
             write_atomically(folder.release / name, (found.place / name).read_text(encoding="utf-8"))

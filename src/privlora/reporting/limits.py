@@ -46,14 +46,16 @@ def limits_of(report: Report) -> list[str]:
 
 
 def risks_of(report: Report) -> list[dict[str, str]]:
-    """Risks that remain for those whose data a private run was trained on, JSON-ready; the most severe first. edge: the
-    first cell of a row of docs/sharp-edges.md."""
+    """Risks that remain for those whose data a private run was trained on, JSON-ready; the most severe first. Then all
+    else that its report does not protect. edge: the first cell of a row of docs/sharp-edges.md, if there is one."""
     found = _content(
         report["statement"], report["adapter"]["init"], report.get("federation"), _written(report)
     )
     found |= {"report": report, "evaluated": bool(report["evaluation"]), "FLOAT32_KEEPS": FLOAT32_KEEPS}
     rows = (line.partition(" | ") for line in fill_lines("risks.txt.j2", "privlora.reporting", **found))
-    return [{"edge": edge, "risk": risk} for edge, _, risk in rows]
+    risks = [{"edge": edge, "risk": risk} for edge, _, risk in rows]
+    others = (text for text in limits_of(report) if not any(each["risk"] in text for each in risks))
+    return [*risks, *({"edge": "", "risk": text} for text in others)]
 
 
 def _written(report: Report) -> bool:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _GROWS: Final = (LEDGER, "evaluations.jsonl")  # in a run that went on after its release was written
 _LACKING: Final = object()
+_HIDDEN: Final = ", not shown: "  # as `named` has it
 _MADE_AGAIN: Final = ("means.", "noise.", "federation.", "clients[", "plan.")
 _COMPUTED: Final = re.compile(r"statement\.epsilon(_replace_one)?|epsilon_over_steps\[\d+\]\.epsilon")
 
@@ -112,7 +113,7 @@ def check_statement(report: Mapping[str, Any], summary: LedgerSummary) -> None:
     check_same_run(statement if isinstance(statement, Mapping) else {}, summary)
     for name, said, true in differences(report, stated(summary)):
         raise PrivacyError(
-            f"the report of {summary.path} says {name} = {said}, and by the ledger it is {true}",
+            contradiction(f"the report of {summary.path}", name, said, true, "by the ledger it is"),
             why="whoever reads it would count on a promise that was not kept",
             fix="restore it, or let `privlora resume` write it anew",
         )
@@ -154,6 +155,13 @@ def differences(said: object, true: object, name: str = "") -> Iterator[tuple[st
             yield from differences(one, other, f"{name}[{number}]")
     elif type(said) is not type(true) or not (said == true or _rounded(name, said, true)):
         yield name, _shown(said), _shown(true)
+
+
+def contradiction(whose: str, name: str, said: str, true: str, by: str) -> str:
+    """One of the `differences` in words. by: before the true value, as "by the ledger it is"."""
+    if _HIDDEN in f"{said} {true}":
+        return f"{whose} says one thing of {name}, and {by} another (not shown: it may be private)"
+    return f"{whose} says {name} = {said}, and {by} {true}"
 
 
 def _shown(value: object) -> str:

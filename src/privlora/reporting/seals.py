@@ -133,6 +133,6 @@ def _kept(folder: RunFolder, report: Mapping[str, Any]) -> Collection[object]:
 def altered(folder: RunFolder, name: str) -> PrivacyError:
     return PrivacyError(
         f"{name} in {str(folder.release)!r} is not as the run wrote it",
-        why="it may hold records, or come from another run, and what the ledger promises is not about it",
+        why="it does not match its hash, so the promise of the ledger does not cover it",
         fix=f"restore it, or let `privlora resume {folder.root}` write the release anew",
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import platform
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Final
 
 from privlora.accounting import LedgerSummary, Plan, StepEvent, epsilon
 from privlora.accounting.accountants import DEFAULT_GRID, merged, pld_epsilon
@@ -16,6 +16,11 @@ from privlora.version import __version__, version_of
 
 SCHEMA_VERSION = 3
 PRIVATE, NOT_PRIVATE = "DIFFERENTIALLY PRIVATE", "NOT PRIVATE"
+REASONS: Final = (
+    "the run used the non-private mode, without clipping and without noise",
+    "the noise was repeatable (insecure_noise_seed), so whoever knows the seed can subtract it",
+)
+"""Why a run states no epsilon."""
 _CURVE_POINTS = 20
 # For the curve of a large epsilon: ten times faster, less than 0.01 % above the default grid.
 _COARSE_GRID = 1e-3
@@ -24,16 +29,14 @@ _COARSE_GRID = 1e-3
 def privacy_facts(summary: LedgerSummary | None) -> dict[str, Any]:
     """What the ledger alone decides: the stamp, the statement, and epsilon over steps."""
     if summary is None:
-        reason = "the run used the non-private mode, without clipping and without noise"
         return {
-            "stamp": {"text": NOT_PRIVATE, "reason": reason},
+            "stamp": {"text": NOT_PRIVATE, "reason": REASONS[0]},
             "statement": None,
             "epsilon_over_steps": [],
         }
     if summary.plan.insecure_noise:
-        reason = "the noise was repeatable (insecure_noise_seed), so whoever knows the seed can subtract it"
         return {
-            "stamp": {"text": NOT_PRIVATE, "reason": reason},
+            "stamp": {"text": NOT_PRIVATE, "reason": REASONS[1]},
             "statement": _statement(summary, None, None),
             "epsilon_over_steps": [],
         }

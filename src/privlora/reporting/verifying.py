@@ -43,6 +43,7 @@ from privlora.reporting.fields import strange
 from privlora.reporting.limits import limits_of
 from privlora.reporting.publication import (
     check_same_run,
+    contradiction,
     differences,
     pages_of,
     parse_report,
@@ -64,7 +65,7 @@ from privlora.reporting.seals import (
     text_of,
 )
 from privlora.reporting.signing import fingerprint_of, is_signed_rightly
-from privlora.reporting.statement import PRIVATE, noise_facts
+from privlora.reporting.statement import PRIVATE, REASONS, noise_facts
 from privlora.reporting.verifying_clients import (
     check_clients,
     federation_again,
@@ -198,7 +199,7 @@ class _Verification:
             if self.report and self.book is not None and name not in drawn:
                 self._take(name, look)
             else:
-                self._add(name, None, "not looked at, since it takes the report and the ledger")
+                self._add(name, None, "not checked, since it needs the report and the ledger")
         self._take("hash", partial(self._hash, annex_hash))
         self._take("signature", partial(self._signature, public_key))
         found = self.facts.get("statement")
@@ -223,7 +224,7 @@ class _Verification:
             self._add(name, False, f"{error.what}{f' ({error.why})' if error.why else ''}")
             return False
         except Exception as error:  # noqa: BLE001 - what no run wrote can lack anything
-            self._add(name, False, f"not as a run writes it ({type(error).__name__})")
+            self._add(name, False, f"not in the form that a run writes ({type(error).__name__})")
             return False
 
     def _copy(self, name: str) -> Path:
@@ -254,8 +255,10 @@ class _Verification:
             if not VERSION.fullmatch(word):
                 raise PrivacyError(f"{REPORT_NAME} says {named(word)} among its versions, which is none")
         if stamp["text"] != PRIVATE:
+            if stamp["reason"] not in REASONS:
+                raise PrivacyError(f"{REPORT_NAME} has a stamp that no run writes")
             raise PrivacyError(f"NOT PRIVATE: {stamp['reason']}, so nothing is promised")
-        return f"says {stamp['text']}, of privlora {versions['privlora']}; its hash is its own"
+        return f"says {PRIVATE}, written by privlora {versions['privlora']}; its own hash is right"
 
     def _files(self) -> str:
         known = [path.name for path in self.folder.release.iterdir() if belongs(path.name, self.report)]
@@ -270,7 +273,7 @@ class _Verification:
             raise RunError(f"{', '.join(lacking)}: named by the report, and not here")
         beside = [name for name in _OF_HUBS if (self.folder.release / name).exists()]
         but = f" but {', '.join(beside)}, which is no part of a release" if beside else ""
-        return f"all {len(held)} that the report names have its hashes, and there are no others{but}"
+        return f"all {len(held)} match their hashes in the report, and there are no others{but}"
 
     def _ledger(self) -> str:
         if not self.folder.ledger.exists():
@@ -284,8 +287,8 @@ class _Verification:
         self.book = book
         if not summary.closed:
             raise RunError("the run is not finished: its ledger is not closed")
-        done = f"{summary.charges} of {summary.plan.steps} planned releases"
-        return f"its chain is whole: {done}, closed; head {book.head}"
+        done = f"{summary.charges} of {summary.plan.steps} planned noisy steps"
+        return f"its chain is whole and closed: {done}; head {book.head}"
 
     def _epsilon(self) -> str:
         assert self.book is not None
@@ -326,15 +329,15 @@ class _Verification:
         if not 0 <= int(self.report["method"].get("steps", 0)) <= MOST_STEPS:
             raise PrivacyError(f"{REPORT_NAME} names more steps than a run can have")
         refuse_other_rows(self.folder, self.report, self.copied)
-        return "evaluations, metrics and choice are those of the report, as far as there are any"
+        return "evaluations, metrics and choice agree with the report, if there are any"
 
     def _pages(self) -> str:
         for name, text in pages_of(self.report).items():
             found = self._read(name).decode()
             if not (found == text or (name == HTML_NAME and drawn_alike(found, text))):
                 drawn = f", with matplotlib {version('matplotlib')}" if name == HTML_NAME else ""
-                how = f"is not what {REPORT_NAME} makes here{drawn}"
-                _refuse_other(name, f"privlora {self.report['versions']['privlora']}", how)
+                words = f"{name} is not what {REPORT_NAME} makes here{drawn}"
+                _refuse_other(f"privlora {self.report['versions']['privlora']}", words)
         return "card and page, made again from the report, are the same"
 
     def _base(self) -> str:
@@ -363,43 +366,50 @@ class _Verification:
         book = self.book
         assert book is not None
         content = self._read(JSON_NAME)
-        said = json.loads(content.decode())
+        try:
+            said = json.loads(content.decode())
+        except (ValueError, RecursionError):
+            raise RunError(f"{JSON_NAME} cannot be read: it is not JSON") from None
         by = str(said["written_by"])
         facts, files = {**self.report, **self.facts}, files_beside(self.copied.release, self.report)
         true = annex_of(facts, book, files)
         own = {name: value for name, value in true.items() if name != "sha256"}
         for name, one, other in differences(said, own):
-            _refuse_other(JSON_NAME, by, f"says {name} = {one}, and made again it is {other}")
+            _refuse_other(by, contradiction(JSON_NAME, name, one, other, "made again it is"))
         if said.keys() - {SIGNATURE} != true.keys() or annex_text(said) != content.decode():
-            _refuse_other(JSON_NAME, by)
+            _refuse_other(by, f"{JSON_NAME} is not what {REPORT_NAME} and the ledger make")
         if not seals_itself(content_of(said)):
-            _refuse_other(JSON_NAME, by, "does not have the hash that it names")
+            _refuse_other(by, f"{JSON_NAME} does not have the hash that it names")
         self.annex = said
         if render_annex(said) != self._read(PAGE_NAME).decode():
             _refuse_other(
-                PAGE_NAME,
                 by,
-                f"is not the page of {JSON_NAME}, whose numbers are right: it was edited, or saved with its fields "
-                "filled in",
+                f"{PAGE_NAME} is not the page of {JSON_NAME}, whose numbers are right: it was edited, or saved with "
+                "its fields filled in",
             )
         return (
-            f"its numbers are those computed here, its page is theirs, and all {len(said['files'])} other files have "
-            "the hashes that it names"
+            f"its numbers are those computed here, its page shows them, and all {len(said['files'])} other files "
+            "match its hashes"
         )
 
     def _hash(self, annex_hash: str | None) -> str:
         if annex_hash is None:
             raise _Absent(
-                "none was given; --hash HASH of an annex that was kept apart finds a folder made anew"
+                "none was given; --hash HASH, from a filed annex, shows whether all was changed and hashed again"
             )
         if self.annex is None:
-            raise PrivacyError("no annex passed its check above, so the hash given is that of none")
+            raise PrivacyError(f"not compared, because {self._no_annex}")
         if self.annex["sha256"] != annex_hash:
             raise PrivacyError(
                 "the annex has another hash than the one given",
-                why="it or the release was made anew, or is of another run",
+                why="the annex or the release was changed since it was filed, or is of another run",
             )
-        return "the annex's is the one given, and it covers every file"
+        return "the annex has the hash that was given, and it covers every file"
+
+    @property
+    def _no_annex(self) -> str:
+        there = any((self.folder.release / name).exists() for name in ANNEX)
+        return "the annex did not pass its check" if there else "there is no annex"
 
     def _signature(self, public_key: str | None) -> str:
         signature = None if self.annex is None else self.annex.get(SIGNATURE)
@@ -407,18 +417,16 @@ class _Verification:
             raise PrivacyError("the annex has a place for a signature, and none in it")
         if signature is None:
             if public_key is not None:
-                raise PrivacyError("there is none that could be held against the public key")
+                raise PrivacyError("there is no signature to check with the public key")
             raise _Absent(
-                "the annex is not signed"
-                if self.annex
-                else "no annex passed its check above, so none is signed"
+                "the annex is not signed" if self.annex else f"not checked, because {self._no_annex}"
             )
         if not is_signed_rightly(self.annex or {}):
-            raise PrivacyError("the annex is not what was signed")
+            raise PrivacyError("the annex was changed after it was signed")
         by = fingerprint_of(signature["public_key"])
         if public_key is None:
             raise _Absent(
-                f"by a key with fingerprint {by}; --public-key FILE holds it against one that you trust"
+                f"by a key with fingerprint {by}; --public-key FILE checks whether it is one that you trust"
             )
         if signature["public_key"] != public_key:
             raise PrivacyError(
@@ -474,11 +482,8 @@ def _again(report: Mapping[str, Any], facts: Mapping[str, Any], summary: LedgerS
     return {**found, "not_protected": limits_of({**report, **found})}
 
 
-def _refuse_other(
-    name: str, by: str, how: str = f"is not what {REPORT_NAME} and the ledger make"
-) -> NoReturn:
+def _refuse_other(by: str, words: str) -> NoReturn:
     mine = f"privlora {__version__}"
-    words = f"{name} {how}"
     if by != mine:
         who = by if VERSION.fullmatch(by.removeprefix("privlora ")) else "another program"
         words += f"; {who} wrote it and this is {mine}, so verify with that version"

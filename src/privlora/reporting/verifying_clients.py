@@ -23,7 +23,7 @@ from privlora.errors import PrivacyError, named
 from privlora.pages.numbers import finite
 from privlora.reporting.annex import Book
 from privlora.reporting.parties import noise_by
-from privlora.reporting.publication import differences
+from privlora.reporting.publication import contradiction, differences
 from privlora.reporting.rows import alike
 from privlora.reporting.seals import LEDGER
 
@@ -218,7 +218,7 @@ def _least_releases(federation: Mapping[str, Any], rounds: int, *, whole: bool) 
 def refuse_other(said: object, true: object, whose: str, by: str, name: str = "") -> None:
     """Raise PrivacyError for the first difference of two pieces of JSON."""
     for place, one, other in differences(said, true, name):
-        raise PrivacyError(f"{whose} says {place} = {one}, and {by} {other}")
+        raise PrivacyError(contradiction(whose, place, one, other, by))
 
 
 def _of_a_client(book: Book | None) -> dict[str, Any]:

@@ -42,7 +42,7 @@ _LONGEST = 63  # letters of a client's name
 
 _WHYS: Final = {
     "model.dtype": "it is stored in float16, whose gradients overflow; float32 is exact, and twice as large",
-    "data.path": "PRIVATE records; nothing of them is published",
+    "data.path": "PRIVATE records: neither they nor this path are published",
     "data.format": "as you said",
     "data.loss_on": "only answers are learnt",
     "data.max_length": "{fits}. PUBLISHED, like all settings of the method",
@@ -54,7 +54,7 @@ _WHYS: Final = {
     "privacy.delta": "the chance that the promise fails, roughly: a power of ten, at most 0.1 / number of {whose}",
     "privacy.public_dataset_size": "PUBLISHED: your number of {whose} to one digit. Write what may be published",
     "privacy.expected_batch_size": "{of_all}{batch} of {n}: large batches leave less noise than many steps",
-    "privacy.steps": "{steps} noisy releases, {passes:.2g} passes over the data. `privlora plan --sizes` weighs others",
+    "privacy.steps": "{steps} noisy steps, {passes:.2g} passes over the data. `privlora plan --sizes` weighs others",
     "federation.clients": "whose records: names are PUBLISHED, paths are not",
     "federation.rounds": "how often the server asks its clients",
     "federation.local_steps": "noisy steps of a client in a round; {steps} in all are charged",
@@ -292,6 +292,14 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
         notes.append(
             f"records repeat values of column {found.repeated}: if it names people, --user {found.repeated} protects "
             "all records of one together, and not each by itself"
+        )
+        draft.remark(
+            "privacy",
+            f"WARNING: records repeat values of column {found.repeated}. If it names people, one person has several",
+            "records, and the promise is for each record alone. These two lines protect people instead; the sizes",
+            f"above then count people (or `privlora init` with --user {found.repeated}):",
+            "unit: user",
+            f"user_column: {found.repeated}",
         )
 
 
