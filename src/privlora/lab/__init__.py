@@ -14,7 +14,7 @@ _NAMES: Final = {
     "diagnostics.sweep": ("GaugeSweep", "gauge_sweep"),
     "studies.settings": ("Study", "load_study", "study_from"),
     "studies.study": ("StudyReport", "report_study", "run_study"),
-    "wishart.first_step": ("first_step_asymmetries",),
+    "first_step": ("first_step_asymmetries",),
     "wishart.head_settings": ("HeadSettings",),
     "wishart.heads": ("HeadData", "TrainedHeads", "static_poison", "train_heads"),
     "wishart.mechanism": ("WishartProjection",),
