@@ -270,11 +270,14 @@ def _plainly(name: object) -> str:
 
 def named(value: object, longest: int = 40) -> str:
     """How an error shows what may be a record in the wrong place: numbers and single words, of the rest the type."""
+    return repr(value) if is_shown(value, longest) else _unshown(value)
+
+
+def is_shown(value: object, longest: int = 40) -> bool:
+    """Whether `named` shows it: it is too short, or a number, to be a record."""
     if isinstance(value, str):
-        shows = len(value) <= longest and len(value.split()) <= 1 and value == value.strip()
-    else:
-        shows = value is None or (type(value) in (bool, int, float) and not _is_long(value))
-    return repr(value) if shows else _unshown(value)
+        return len(value) <= longest and len(value.split()) <= 1 and value == value.strip()
+    return value is None or (type(value) in (bool, int, float) and not _is_long(value))
 
 
 def _is_long(value: object) -> bool:

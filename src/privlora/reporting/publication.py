@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from privlora.accounting import LedgerSummary, read_ledger
-from privlora.errors import ConfigError, PrivacyError, RunError, named
+from privlora.errors import ConfigError, PrivacyError, RunError, is_shown, named
 from privlora.rehearsals.kept import read_choice
 from privlora.reporting.annex import (
     JSON_NAME,
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
 
 _GROWS: Final = (LEDGER, "evaluations.jsonl")  # in a run that went on after its release was written
 _LACKING: Final = object()
-_HIDDEN: Final = ", not shown: "  # as `named` has it
 _MADE_AGAIN: Final = ("means.", "noise.", "federation.", "clients[", "plan.")
 _COMPUTED: Final = re.compile(r"statement\.epsilon(_replace_one)?|epsilon_over_steps\[\d+\]\.epsilon")
 
@@ -139,7 +138,7 @@ def stated(summary: LedgerSummary) -> dict[str, Any]:
     return dict(json.loads(json.dumps(privacy_facts(summary))))
 
 
-def differences(said: object, true: object, name: str = "") -> Iterator[tuple[str, str, str]]:
+def differences(said: object, true: object, name: str = "") -> Iterator[tuple[str, object, object]]:
     """Name, value and true value of each field of ``true`` that ``said`` has otherwise, or beside it.
 
     Of the report itself the keys that a ledger decides. What is computed from the ledger may round otherwise on
@@ -154,20 +153,24 @@ def differences(said: object, true: object, name: str = "") -> Iterator[tuple[st
         for number, (one, other) in enumerate(zip(said, true, strict=True)):
             yield from differences(one, other, f"{name}[{number}]")
     elif type(said) is not type(true) or not (said == true or _rounded(name, said, true)):
-        yield name, _shown(said), _shown(true)
+        yield name, said, true
 
 
-def contradiction(whose: str, name: str, said: str, true: str, by: str) -> str:
+def contradiction(whose: str, name: str, said: object, true: object, by: str) -> str:
     """One of the `differences` in words. by: before the true value, as "by the ledger it is"."""
-    if _HIDDEN in f"{said} {true}":
-        return f"{whose} says one thing of {name}, and {by} another (not shown: it may be private)"
-    return f"{whose} says {name} = {said}, and {by} {true}"
+    if all(value is _LACKING or is_shown(value) or _is_hash(value) for value in (said, true)):
+        one, other = ("nothing" if value is _LACKING else _shown(value) for value in (said, true))
+        return f"{whose} says {name} = {one}, and {by} {other}"
+    return f"{whose} says one thing of {name}, and {by} another (not shown: it may be private)"
+
+
+def _is_hash(value: object) -> bool:
+    """Of what is public."""
+    return isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value) is not None
 
 
 def _shown(value: object) -> str:
-    if isinstance(value, str) and re.fullmatch("[0-9a-f]{64}", value):
-        return value  # a hash of what is public
-    return "nothing" if value is _LACKING else named(value)
+    return str(value) if _is_hash(value) else named(value)
 
 
 def _rounded(name: str, said: object, true: object) -> bool:
