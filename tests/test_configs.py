@@ -36,6 +36,8 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
         make = lambda number: {**record(number), "better": f"yes {number}", "worse": "no"}  # noqa: E731
     if settings.data.prompt == "prompt":
         make = lambda number: {**record(number), "prompt": "Write."}  # noqa: E731
+    if settings.data.completion == "response":
+        make = lambda number: {"instruction": "Write.", "response": f"note {number}", "category": number % 3}  # noqa: E731
     small: dict[str, object] = {
         "model.name": model,
         "data.max_length": min(settings.data.max_length, 128),  # the small model's positions
@@ -51,7 +53,8 @@ def overrides(settings: Settings, model: Path, folder: Path) -> list[str]:
     if federation is None:
         small["privacy.steps"] = 4
     else:
-        small["federation.rounds"] = 4 // federation.local_steps
+        small["federation.local_steps"] = min(4, federation.local_steps)
+        small["federation.rounds"] = 4 // min(4, federation.local_steps)
         if not isinstance(federation.clients, int):
             small["federation.clients"] = json.dumps(write_clients(folder))
     if settings.data.evaluation is not None:
