@@ -160,7 +160,7 @@ def test_files_that_are_no_settings(name: str, folder: Path, refused: Refused) -
 
 def test_no_file_of_settings(folder: Path, refused: Refused) -> None:
     refused(["train", folder / "none.yaml"], "cannot read")
-    refused(["plan", folder], "cannot read")
+    refused(["plan", folder], "no run in")
 
 
 RECORDS: dict[str, tuple[str, bytes, Groups, str]] = {

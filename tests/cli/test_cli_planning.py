@@ -126,7 +126,7 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["hyperparameters"]["learning_rate"] == found["default_rate"]
     assert "bands" not in call(capsys, "plan", config, "--json").json
     refused = call(capsys, "plan", config, "--verbose", "privacy.bands=auto")
-    assert "noise_multiplier is given" in refused.err
+    assert "target_epsilon, which is missing" in refused.err
 
 
 def test_noise_of_bands_is_compared_at_one_epsilon(
