@@ -207,8 +207,8 @@ def train_and_publish(
             warn = observer.on_warning
             if fresh and (Path(settings.model.name) / folder.report.name).is_file():
                 warn(
-                    "the base model comes from a run of privlora. Of records that were in that one, too, the epsilons "
-                    "add up: `privlora budget` says to what"
+                    "the base model comes from a run of privlora. For records in both runs, the epsilons add up: "
+                    "`privlora budget` says to what"
                 )
             tell = observer.on_profile if given.profile else None
             with (

@@ -102,7 +102,7 @@ class AdapterSettings(Group):
     r: int = Field(default=16, ge=1)
     """Rank of the update of each layer."""
     lora_alpha: float = Field(default=16.0, gt=0)
-    """The update is scaled by lora_alpha / r. Of no effect on training where no factor plays a part (prism)."""
+    """The update is scaled by lora_alpha / r. Of no effect on training by prism, which does not depend on factors."""
     target_modules: str | list[str] = "all-linear"
     """Which layers are adapted. all-linear: all linear ones. feed-forward: those outside of attention, by the names of
     their modules. auto: feed-forward where names show it and no token is sent to experts, else all-linear. Or a list of

@@ -256,7 +256,7 @@ METHODS: dict[str, MethodFacts] = {
     for method in (
         MethodFacts(
             name="prism",
-            summary="clip and noise in the tangent space of the rank-r update; no factor plays a part",
+            summary="clip and noise in the tangent space of the rank-r update, independent of how it is factored",
             reference="Wang and Zhang 2026 (PRISM)",
             space="tangent",
             optimizers=("rank", "scalar", "sgd"),
@@ -399,7 +399,7 @@ METHODS: dict[str, MethodFacts] = {
         ),
         MethodFacts(
             name="span-prism",
-            summary="as pe-sgd, in the tangent space of the rank-r update, where no factor plays a part",
+            summary="as pe-sgd, in the tangent space of the rank-r update, independent of how it is factored",
             reference="this project: Zou et al. 2026 in the coordinates of Wang and Zhang 2026",
             space="tangent-coefficients",
             optimizers=("scalar", "sgd", "rank"),

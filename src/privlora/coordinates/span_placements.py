@@ -86,7 +86,7 @@ class ProjectedSpanCoordinates(SpanSpace):
 
 
 class TangentProjectedSpanCoordinates(ProjectedSpanCoordinates):
-    """The same on what PRISM releases: tangent coordinates, in which no factor plays a part."""
+    """The same on what PRISM releases: tangent coordinates, which do not depend on factors."""
 
     inner_kind = TangentCoordinates
 

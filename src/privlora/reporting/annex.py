@@ -57,10 +57,9 @@ _WHAT: Final = {
 }
 _OF_A_CLIENT: Final = "a client's own ledger"
 _PRIVATE: Final = (
-    "the records themselves, wherever they are kept",
     "the settings file, which names the files of the records",
     "checkpoints, training losses, and the summary of the records",
-    "hashes of the records, and their tokens if they were kept",
+    "hashes of the records",
     "results of audits, which are facts about the records",
 )
 
