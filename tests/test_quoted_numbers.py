@@ -481,7 +481,7 @@ def test_the_readme_quotes_its_runs() -> None:
     found = [runs[kind] for kind in (*kinds, ("dp-sgd", 3.0))]
     assert {len(seeds) for seeds in found} == {3}
     for seeds, row in zip(
-        found, page("README.md").split("| none | 0 | 3.18 | 0.52 |")[1].splitlines()[1:], strict=False
+        found, page("README.md").split("| untrained | – | 3.18 | 0.52 |")[1].splitlines()[1:], strict=False
     ):
         loss, accuracy = (sum(line["trained"][name] for line in seeds) / 3 for name in ("loss", "accuracy"))
         assert row.endswith(f"| {loss:.2f} | {accuracy:.2f} |"), row
