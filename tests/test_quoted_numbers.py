@@ -61,7 +61,7 @@ def test_tables_of_the_studies_are_made_of_their_runs(findings: Any) -> None:
         assert table in text, title
 
 
-@pytest.mark.parametrize(("name", "least"), [("results", 6), ("choosing", 2)])
+@pytest.mark.parametrize(("name", "least"), [("results", 6)])
 def test_rows_on_a_page_stand_beside_the_data(name: str, least: int) -> None:
     """Tables there are held to the data; a page quotes some of their rows."""
     beside = {
