@@ -61,7 +61,7 @@ def test_tables_of_the_studies_are_made_of_their_runs(findings: Any) -> None:
         assert table in text, title
 
 
-@pytest.mark.parametrize(("name", "least"), [("results", 6), ("choosing", 2)])
+@pytest.mark.parametrize(("name", "least"), [("results", 6)])
 def test_rows_on_a_page_stand_beside_the_data(name: str, least: int) -> None:
     """Tables there are held to the data; a page quotes some of their rows."""
     beside = {
@@ -168,10 +168,6 @@ def test_leads_of_clipping_module_by_module_are_quoted(findings: Any) -> None:
     book = page("benchmarks/results/README.md")
     assert all(words in book for words in quoted)
     assert f"a tie ({tie.lead:.3f}, {tie.in_errors:.1f} SE)" in book
-    assert f"(by {ahead.lead:.3f} of the best gain, {ahead.in_errors:.1f} standard errors)" in page(
-        "docs/clipping.md"
-    )
-    assert f"(by {behind.lead:.3f}, {behind.in_errors:.1f})" in page("docs/clipping.md")
 
 
 @pytest.mark.parametrize("name", STUDIES)
@@ -252,7 +248,7 @@ def test_what_a_step_launches_is_quoted() -> None:
             ratios.setdefault(name, []).append(row["total"]["kernels"] / plain)
     *rest, most = sorted(ratios["privlora prism"])
     opacus = ratios["Opacus DP-AdamW, hooks"]
-    text = page("docs/performance.md")
+    text = page(PERFORMANCE)
     assert f"{rest[0]:.2f} to {rest[-1]:.2f} times the kernels of plain peft" in text
     assert f"one micro-batch ({most:.2f})" in text
     assert f"Opacus launches {min(opacus):.2f} to {max(opacus):.2f} times" in text
@@ -286,7 +282,7 @@ def test_ratios_on_real_lengths_are_quoted() -> None:
     ]
     ratios = [each["prism"]["cpu"]["ratio"] for each in steps]
     said = f"{min(ratios):.2f} to {max(ratios):.2f}"
-    assert f"{said} of the plain step by length" in page("docs/performance.md")
+    assert f"{said} of the length-sorted plain step's time" in page("docs/performance.md")
     opacus = [each["Opacus"]["cpu"]["ratio"] / each["prism"]["cpu"]["ratio"] for each in steps]
     assert f"Opacus takes {min(opacus):.1f} to {max(opacus):.1f} times PRISM's" in page("docs/performance.md")
 
@@ -481,7 +477,7 @@ def test_the_readme_quotes_its_runs() -> None:
     found = [runs[kind] for kind in (*kinds, ("dp-sgd", 3.0))]
     assert {len(seeds) for seeds in found} == {3}
     for seeds, row in zip(
-        found, page("README.md").split("| none | 0 | 3.18 | 0.52 |")[1].splitlines()[1:], strict=False
+        found, page("README.md").split("| untrained | – | 3.18 | 0.52 |")[1].splitlines()[1:], strict=False
     ):
         loss, accuracy = (sum(line["trained"][name] for line in seeds) / 3 for name in ("loss", "accuracy"))
         assert row.endswith(f"| {loss:.2f} | {accuracy:.2f} |"), row
