@@ -149,6 +149,8 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     }
     content["privacy"] |= {
         "target_epsilon": None,
+        "target_right_guesses": None,
+        "target_found": None,
         "noise_multiplier": plan.phases[-1][0].noise_multiplier,
         "public_dataset_size": None,
         "sample_rate": privacy.q if sampled else 1.0,

@@ -41,8 +41,7 @@ from privlora.training.model_checks import (
 from privlora.training.preflight import are_read_twice, read_files
 from privlora.training.preflight import check_sources as check_sources
 from privlora.training.promise import sampler
-from privlora.training.public_form import as_records as as_public_records
-from privlora.training.public_form import file_texts, record_template, text_column
+from privlora.training.public_form import public_records, record_template, text_column
 from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
 
 
@@ -345,7 +344,7 @@ def _public(
     if auto is not None and auto.file is not None:
         public["auto.file"] = load_records(auto.file, format=settings.data.format, limit=auto.limit)
     if settings.synthesis is not None and settings.synthesis.file is not None:
-        public["synthesis.file"] = as_public_records(file_texts(settings), settings)
+        public["synthesis.file"] = public_records(settings)
     return public
 
 

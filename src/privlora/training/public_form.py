@@ -91,6 +91,15 @@ def file_texts(settings: Settings) -> list[str]:
         raise error.of("synthesis.file, read by the columns of data") from None
 
 
+def public_records(settings: Settings) -> Sequence[Mapping[str, Any]]:
+    """Those of synthesis.file as they stand there, so that a copy of a private one is found in whatever form it is."""
+    assert settings.synthesis is not None
+    assert settings.synthesis.file is not None
+    if _asks(settings.data):
+        return load_records(settings.synthesis.file)
+    return as_records(file_texts(settings), settings)
+
+
 def record_template(data: DataSettings) -> Template | None:
     """Of records with prompts, which a writer is asked by too; None of whole texts."""
     return Template(**data.columns) if _asks(data) else None

@@ -20,7 +20,7 @@ from privlora.demo import model_path
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.methods import find_row
 from privlora.synthesis.writers import ModelWriter
-from privlora.training.inputs import tokenise
+from privlora.training.inputs import load_data, tokenise
 from privlora.training.public_form import refuse_formless
 from privlora.training.texts.synthetic_texts import SyntheticTexts, refuse_unusable_texts
 
@@ -162,6 +162,23 @@ def test_a_private_answer_among_public_ones_is_refused(form: str, tmp_path: Path
         file = write_public(tmp_path, [*public, stolen])
         with pytest.raises(PrivacyError, match=r"synthesis\.file holds records that are the same as private"):
             run(tmp_path, FORMS[form], "pe-sgd-fix", {"generator": "file", "file": file})
+
+
+def test_a_near_copy_in_another_tools_form_of_messages_is_refused(tmp_path: Path) -> None:
+    """Which is compared as it stands in the file, and not as the template reads it."""
+
+    def shared(answer: str) -> dict[str, Any]:
+        return {"talk": [{"from": "human", "value": PROMPT}, {"from": "gpt", "value": answer}]}
+
+    private = [shared(f"guest {i} came in at {i % 7} with a cold.") for i in range(30)]
+    public = [shared(f"room {i} is cold.") for i in range(16)]
+    given = read(
+        FORMS["messages"],
+        generator="file",
+        file=write_public(tmp_path, [*public, shared("Guest 7  came in at 0 with a cold.")]),
+    )
+    with pytest.raises(PrivacyError, match=r"synthesis\.file holds records that are the same as private"):
+        load_data(given, tiny_tokenizer(), private)
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
