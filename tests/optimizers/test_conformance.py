@@ -30,6 +30,7 @@ every_optimizer_far = pytest.mark.parametrize(
 # Rates without noise for rules that take the gradient in its own unit; 0.03 for all others.
 RATES = {
     ("factors", "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0},
+    ("one-factor", "sgd"): {"logistic": 1.0},
     ("tangent", "sgd"): {"logistic": 1.0},
     **{
         (space, "sgd"): {"quadratic": 0.02, "recovery": 0.1, "logistic": 1.0}
