@@ -11,7 +11,8 @@ adapter. 10 steps at a sampling rate of 0.2, as in PE-SGD (Zou et al. 2026). Not
 The row GRID holds all settings of a span against each other: all 400 private gradients are taken once, and 300 batches
 with their noise are worked out from inner products alone, which is the same mechanism in N numbers. It says what the
 setting that is chosen on public gradients keeps, what it forecast, and what the best of the grid would keep. The row
-PROJECTION says how much of the records' mean gradient, and of one record's, lies beside the leading k directions.
+PROJECTION says how much of the records' mean gradient, and of one record's, lies outside the leading k directions, and
+how alike the norms of records are in each place where noise can go (the paper's STD-to-Mean and Min-to-Max ratios).
 
 Adds to benchmarks/results/few_records/cosine.json. Without ASSETS nothing is run.
 """
@@ -54,6 +55,7 @@ from privlora.training.texts.warm_start import warm_start
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "cosine.json"
 RECORDS, RATE, STEPS, DELTA, TEXTS, TOKENS = 400, 0.2, 10, 1e-5, 200, 64
+RIDGE = 1e-6  # eta of the paper, as a share of the public gradients' mean square norm
 _LETTERS = 300  # of a text that are kept: 64 tokens are fewer
 
 
@@ -232,7 +234,27 @@ def projection(
     def errors(share: Tensor) -> list[float]:
         return [float((1 - share[k - 1]).clamp_min(0).sqrt()) for k in DIRECTIONS]
 
-    return {"directions": list(DIRECTIONS), "of_mean": errors(of_mean), "of_each": errors(of_each)}
+    return {
+        "directions": list(DIRECTIONS),
+        "of_mean": errors(of_mean),
+        "of_each": errors(of_each),
+        "norms": norm_ratios(seen),
+    }
+
+
+def norm_ratios(seen: Seen) -> dict[str, dict[str, float]]:
+    """Of columns of H, G^T H and (G^T G + eta I)^-1 G^T H: standard deviation over mean, least norm over largest."""
+    roots = seen.values.sqrt()[:, None]
+    ridge = RIDGE * seen.values.mean()
+    norms = {
+        "gradients": seen.among.diagonal().sqrt(),
+        "inner products": (roots * seen.axes).norm(dim=0),
+        "coefficients": (roots / (seen.values[:, None] + ridge) * seen.axes).norm(dim=0),
+    }
+    return {
+        name: {"std_to_mean": float(of.std() / of.mean()), "min_to_max": float(of.min() / of.max())}
+        for name, of in norms.items()
+    }
 
 
 def projection_table(results: dict[str, Any]) -> list[str]:

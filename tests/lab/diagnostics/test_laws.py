@@ -7,13 +7,16 @@ import torch
 
 from privlora.geometry.fixed_rank import Point, project_dense, random_point, tangent_dimension
 from privlora.lab.diagnostics.sweep import (
+    bilinear_bound,
     bilinear_law,
     factor_noise,
     factor_statistic,
+    federated_noise,
     gram_stress,
     move_norm,
     product_energy,
     product_norm,
+    tangent_bound,
     tangent_law,
 )
 
@@ -63,6 +66,41 @@ def test_factor_noise_follows_equations_8_and_9(m: int, n: int, r: int) -> None:
         error = float(found.std()) / draws**0.5
         assert abs(float(found.mean()) - expected) < 4 * error
         assert error < 0.02 * expected  # the check can fail
+
+
+@pytest.mark.parametrize(("m", "n", "r"), SHAPES)
+def test_bounds_of_a_5_and_a_24_hold_and_are_not_far(m: int, n: int, r: int) -> None:
+    tau, draws, failure = 0.7, 20_000, 0.05
+    g = torch.Generator().manual_seed(3)
+    da, db = (tau * torch.randn(draws, d, r, generator=g, dtype=torch.float64) for d in (m, n))
+    point = random_point(1, m, n, r, g)
+    xi = torch.randn(draws, m, n, generator=g, dtype=torch.float64)
+    tangents = tau * project_dense(point, xi).norm_squared().sqrt()
+    bilinear, intrinsic = (bound(m, n, r, tau, failure) for bound in (bilinear_bound, tangent_bound))
+    for found, bound, fails in (
+        (product_norm(da, db), bilinear, 2 * failure),
+        (tangents, intrinsic, failure),
+    ):
+        assert float((found > bound).double().mean()) < fails
+        assert bound < 6 * float(found.median())
+
+
+@pytest.mark.parametrize("clients", [1, 4])
+def test_noise_of_a_federation_is_lemma_1_without_its_extra_rank(clients: int) -> None:
+    (m, n, r), tau, draws = (7, 5, 2), 0.7, 20_000
+    a, b = (t[0] for t in _pair(m, n, r))
+    g = torch.Generator().manual_seed(4)
+    da, db = (tau * torch.randn(draws, clients, d, r, generator=g, dtype=torch.float64) for d in (m, n))
+    mean_a, mean_b, before = da.mean(1), db.mean(1), a @ b.mT
+    drawn = {
+        "one factor": a @ mean_b.mT,
+        "both, products averaged": ((a + da) @ (b + db).mT).mean(1) - before,
+        "both, factors averaged": (a + mean_a) @ (b + mean_b).mT - before,
+    }
+    for name, parts in federated_noise(a, b, tau, clients).items():
+        energies = drawn[name].square().sum(dim=(-2, -1))
+        error = float(energies.std()) / draws**0.5
+        assert abs(float(energies.mean()) - sum(parts)) < 4 * error, name
 
 
 @pytest.mark.parametrize(("m", "n", "r"), SHAPES)

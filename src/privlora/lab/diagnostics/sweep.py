@@ -51,6 +51,41 @@ def bilinear_law(m: int, n: int, r: int, scale: float, noise_std: float) -> floa
     return scale**2 * m * n * r * noise_std**4
 
 
+def chi_square_bound(degrees: int, failure: float) -> float:
+    """What a chi-square variable exceeds with probability ``failure`` at most (PRISM Proposition A.24)."""
+    t = math.log(1 / failure)
+    return degrees + 2 * math.sqrt(degrees * t) + 2 * t
+
+
+def bilinear_bound(m: int, n: int, r: int, noise_std: float, failure: float) -> float:
+    """What ||xi_left xi_right^T||_F exceeds with probability 2 ``failure`` at most (PRISM Lemma A.5)."""
+    return noise_std**2 * math.sqrt(chi_square_bound(m * r, failure) * chi_square_bound(n * r, failure))
+
+
+def tangent_bound(m: int, n: int, r: int, noise_std: float, failure: float) -> float:
+    """What the norm of PRISM's noise on Z exceeds with probability ``failure`` at most (PRISM Eq. 48)."""
+    return noise_std * math.sqrt(chi_square_bound(r * (m + n - r), failure))
+
+
+def federated_noise(
+    left: Tensor, right: Tensor, noise_std: float, clients: int
+) -> dict[str, tuple[float, float]]:
+    """Linear and quadratic part of the noise's energy on a mean of ``clients`` updates (FedASK Lemma 1, put right).
+
+    noise_std: tau, of one client's factors, all of which start at left (m, r) and right (n, r). The paper's linear part
+    has another factor r. "one factor": only right is noised (FedASK, FFA). "both, products averaged": FedEx, FlexLoRA.
+    "both, factors averaged": FedAvg.
+    """
+    (m, r), n, square = left.shape, right.shape[0], noise_std**2
+    linear = square * float(factor_statistic(left[None], right[None], 1.0)) / clients
+    quadratic = bilinear_law(m, n, r, 1.0, noise_std)
+    return {
+        "one factor": (square * n * float(_squares(left)) / clients, 0.0),
+        "both, products averaged": (linear, quadratic / clients),
+        "both, factors averaged": (linear, quadratic / clients**2),
+    }
+
+
 def factor_noise(
     left: Tensor, right: Tensor, d_left: Tensor, d_right: Tensor, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
