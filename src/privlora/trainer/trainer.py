@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from privlora.api import callbacks_of, fine_tune, resume_run
-from privlora.calling import (
-    all_auto,
-    is_loaded,
-    not_a_tokenizer,
-    records_of,
-    settings_of_call,
-)
+from privlora.calling import all_auto, is_loaded, records_of, refuse_no_tokenizer, settings_of_call
 from privlora.config import IN_MEMORY, AdapterSettings
 from privlora.consoles import err, is_wanted
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, named
@@ -117,11 +111,9 @@ class PrivateTrainer:
             else:
                 getattr(groups, name).update(more or {})
         if is_loaded(model) and processing_class is None:
-            problems.found.append(
-                ConfigError("a loaded model needs its tokenizer", fix="pass processing_class=...")
-            )
-        if (error := not_a_tokenizer("processing_class", processing_class)) is not None:
-            problems.found.append(error)
+            fix = "pass processing_class=..."
+            problems.found.append(ConfigError("a loaded model needs its tokenizer", fix=fix))
+        problems.of(None, refuse_no_tokenizer, processing_class, "processing_class")
         self._callbacks: list[Any] = problems.of([], lambda: list(callbacks_of(callbacks)))
         self._model, self._tokenizer = model, processing_class
         if groups.privacy.get("private", True):
@@ -232,10 +224,8 @@ class PrivateTrainer:
         Raises ConfigError without eval_dataset, RunError before the run is over.
         """
         if self._sources["evaluation"] is None:
-            raise ConfigError(
-                "there is no eval_dataset, which is public",
-                fix="give one; `privlora evaluate RUN --data FILE` measures a finished run on other records",
-            )
+            fix = "give one; `privlora evaluate RUN --data FILE` measures a finished run on other records"
+            raise ConfigError("there is no eval_dataset, which is public", fix=fix)
         return {"eval_loss": self.result.report["evaluation"][-1]["loss_per_example"]}
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
@@ -286,10 +276,8 @@ def _copy_files(source: Path, target: Path, names: Sequence[str]) -> None:
         for name in names:
             shutil.copyfile(source / name, target / name, follow_symlinks=False)
     except OSError as error:
-        raise RunError(
-            f"cannot write {str(target)!r}: {error.strerror or type(error).__name__}",
-            fix="free space, or give a writable place",
-        ) from None
+        what = f"cannot write {str(target)!r}: {error.strerror or type(error).__name__}"
+        raise RunError(what, fix="free space, or give a writable place") from None
 
 
 def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) -> None:
