@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import LOADING, call, record, refuses, run_settings, tree, write_config, write_records
+from cli_cases import call, record, refuses, run_settings, tree, write_config, write_records
 from safetensors.torch import load_file, save_file
 
 from privlora.accounting import read_ledger
@@ -227,10 +227,7 @@ def test_an_evolved_population_is_chosen_from_by_the_last_release_too(
             {"data": {"text": None, "prompt": "question", "completion": "answer"}},
             ["synthesis writes whole texts"],
         ),
-        (
-            {"synthesis": {**TEXTS, "seeds": 40}},
-            [" has 60 different texts", "lower synthesis.seeds"],
-        ),
+        ({"synthesis": {**TEXTS, "seeds": 40}}, [" has 60 different texts", "lower synthesis.seeds"]),
     ],
 )
 def test_bad_settings_are_refused(
@@ -284,10 +281,7 @@ def test_a_run_that_is_not_there_is_told_beside_wrong_settings(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
-    words = (
-        "no run in 'runs/none'",
-        "unknown setting 'synthesis.count'",
-    )
+    words = ("no run in 'runs/none'", "unknown setting 'synthesis.count'")
     argv: list[object] = ["synthesize", config, "synthesis.count=10", "--from", "runs/none"]
     refuses(capsys, folder, argv, *words)
 
@@ -363,7 +357,7 @@ def test_the_texts_are_audited_in_a_folder_of_their_own(
     config = write_config(folder, given)
     ended = call(capsys, "synthesize", config, "--audit", "--canaries", 24, "--confidence", 0.9)
     assert ended.code == 0, ended.err
-    assert "audit, not for release: per record" in ended.err
+    assert "audit, not for release: epsilon " in ended.err
     assert re.search(r"^lower bound: epsilon \d\.\d{4} \(90% confidence", ended.out, re.MULTILINE)
     assert re.search(
         r"^exposure: +\d\.\d\d bits \(chance 1\.\d\d, most \d\.\d\d\), AUC", ended.out, re.MULTILINE
@@ -390,15 +384,3 @@ def test_the_texts_are_audited_in_a_folder_of_their_own(
     refuses(
         capsys, folder, ["synthesize", config, "--audit", "--canaries", 25], "holds another run", quiet=False
     )
-
-
-def test_a_run_that_has_no_adapter_is_not_audited(
-    voted: Path, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
-    for source, words in (
-        (voted / "run", "no adapter that could be asked"),
-        (folder / "nowhere", "no run in"),
-    ):
-        asked = ["synthesize", config, "--from", source, "--audit"]
-        refuses(capsys, folder, asked, words, said=[LOADING] if source.exists() else ())
