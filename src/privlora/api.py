@@ -99,21 +99,14 @@ def fine_tune(
     problems.of(None, refuse_no_observer, observer)
     callbacks = problems.of([], callbacks_of, callbacks)
     path, given = records_of(problems, records, "records", needed=True)
-    public, evaluation_records = records_of(problems, evaluation, "evaluation")
+    public, held_out = records_of(problems, evaluation, "evaluation")
     groups = {"privacy": privacy, "data": data, "adapter": adapter, "loading": loading, "method": method}
     groups |= {"synthesis": problems.of(None, with_generator, synthesis, generator)}
     groups |= {"auto": all_auto(auto), "run": run}
     files = {"path": path, "evaluation": public}
     settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
-    handed = Given(
-        model=model if is_loaded(model) else None,
-        tokenizer=tokenizer,
-        records=given,
-        evaluation=evaluation_records,
-        generator=generator,
-        callbacks=callbacks,
-        profile=profile,
-    )
+    loaded = model if is_loaded(model) else None
+    handed = Given(loaded, tokenizer, given, held_out, generator, callbacks=callbacks, profile=profile)
     return start_run(settings, lambda: _watched(show_progress, observer), handed)
 
 
@@ -174,14 +167,10 @@ def federate(
         if terms is not None and "clients" in terms:
             what = "records names the clients, and so does federation"
             problems.found.append(ConfigError(what, fix="remove federation['clients']"))
-        given = {
-            name: records_of(problems, source, f"records[{named(name)}]") for name, source in records.items()
-        }
+        given = {name: records_of(problems, own, f"records[{named(name)}]") for name, own in records.items()}
+        places = {name: None if path == IN_MEMORY else path for name, (path, _) in given.items()}
         if terms is not None:
-            terms["clients"] = [
-                {"name": name, "path": None if path == IN_MEMORY else path}
-                for name, (path, _) in given.items()
-            ]
+            terms["clients"] = [{"name": name, "path": path} for name, path in places.items()]
         found = {name: own for name, (_, own) in given.items() if own is not None}
     else:
         sources["path"], found = records_of(problems, records, "records", needed=True)
@@ -252,15 +241,7 @@ def train_run(
     records, evaluation: in memory, instead of data.path and data.evaluation. For the rest see `fine_tune`.
     """
     refuse_no_observer(observer)
-    given = Given(
-        model=model,
-        tokenizer=tokenizer,
-        records=records,
-        evaluation=evaluation,
-        generator=generator,
-        callbacks=callbacks,
-        profile=profile,
-    )
+    given = Given(model, tokenizer, records, evaluation, generator, callbacks=callbacks, profile=profile)
     return start_run(settings, lambda: nullcontext(observer), given)
 
 
@@ -436,13 +417,8 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
     method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
     if method.name not in CHOICES:
         chosen = find_row(method.name)
-        hyper = chosen.resolve(
-            method,
-            settings.adapter.init,
-            privacy.steps,
-            private=privacy.private,
-            bands=bands_to_come(privacy),
-        ).to_dict()
+        of_noise: dict[str, Any] = {"private": privacy.private, "bands": bands_to_come(privacy)}
+        hyper = chosen.resolve(method, settings.adapter.init, privacy.steps, **of_noise).to_dict()
     refuse_other_settings(folder, fixed(settings, hyper))
     read_choice(folder)  # which refuses another one than the run's
 

@@ -98,15 +98,8 @@ def synthesize(
     groups |= {"synthesis": problems.of(None, with_generator, synthesis, generator)}
     files = {"path": path, "evaluation": public}
     settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
-    return synthesize_run(
-        settings,
-        model=loaded,
-        tokenizer=tokenizer,
-        records=given,
-        evaluation=held,
-        generator=generator,
-        observer=observer,
-    )
+    handed = {"model": loaded, "tokenizer": tokenizer, "generator": generator, "records": given}
+    return synthesize_run(settings, observer=observer, evaluation=held, **handed)
 
 
 def synthesize_run(

@@ -48,13 +48,6 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
 """Panel of the help -> command -> where it is."""
 _ROOMS: Final = {name: room for panel in _PANELS.values() for name, room in panel.items()}
 
-_MERGED: Final = {
-    "federate": "train CONFIG",
-    "annex": "report RUN --annex",
-    "recommend": "plan CONFIG --sizes",
-}
-"""What was a command -> the one that does it."""
-
 
 def app_of(*names: str) -> typer.Typer:
     """The command line with these commands alone; with all of them where none is named."""
@@ -102,8 +95,7 @@ def run(argv: Sequence[str] | None, of: Sequence[str] = ()) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     command, known = next(iter(given), "-"), tuple(of) or tuple(_ROOMS)
     if command not in known and not command.startswith("-"):
-        fix = f"use `privlora {_MERGED[command]}`" if command in _MERGED else nearest(command, known)
-        error = ConfigError(f"there is no command {named(command)}", fix=fix)
+        error = ConfigError(f"there is no command {named(command)}", fix=nearest(command, known))
         return _stop("error", error.lines(), 2)
     try:
         # A command by itself: what the others import takes longer than many a refusal.

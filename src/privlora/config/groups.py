@@ -932,7 +932,7 @@ class Settings(Group):
             (self.data.chosen is not None, "data.chosen: rehearsals know texts that a model writes"),
             (
                 method.name == AUTO,
-                "method.name=auto, which finds its rate itself and leaves the rest at defaults",
+                "method.name=auto, which finds the rate of its methods itself",
             ),
             (self.synthesis is not None, "the group synthesis, whose texts are not rehearsed with here"),
             (self.federation is not None, "a federation, whose clients have no public records"),

@@ -150,11 +150,7 @@ _OF_TRAINERS: Final = {
 
 def names_for(args: Any) -> dict[tuple[Any, ...], str]:
     """Which fields of args stand for settings, by (group, name)."""
-    group_of = {"loading": "model"}
-    own: dict[tuple[Any, ...], str] = {
-        (group_of.get(group, group), here): name
-        for name, (group, here) in {**RENAMED, **_OF_TRAINERS}.items()
-    }
+    own: dict[tuple[Any, ...], str] = {place: name for name, place in {**RENAMED, **_OF_TRAINERS}.items()}
     if isinstance(args, PrivateConfig):
         own |= {("privacy", name): name for name in _PRIVACY}
     return own

@@ -114,8 +114,8 @@ class PrivateTrainer:
             fix = "pass processing_class=..."
             problems.found.append(ConfigError("a loaded model needs its tokenizer", fix=fix))
         problems.of(None, refuse_no_tokenizer, processing_class, "processing_class")
-        self._callbacks: list[Any] = problems.of([], lambda: list(callbacks_of(callbacks)))
-        self._model, self._tokenizer = model, processing_class
+        heard: list[Any] = problems.of([], lambda: list(callbacks_of(callbacks)))
+        self._model = model
         if groups.privacy.get("private", True):
             problems.of(None, _refuse_own_records, train_dataset, eval_dataset)
         self._output = "runs/run" if groups.output is None else groups.output
@@ -124,16 +124,11 @@ class PrivateTrainer:
         self._sources = {"records": path, "evaluation": public}
         problems.of(None, _add_columns, groups, self._records)
         problems.of(None, _add_dtype, groups, model)
-        self._groups: dict[str, Any] = {
-            "privacy": groups.privacy or None,
-            "data": groups.data,
-            "adapter": peft_config,
-            "loading": groups.loading,
-            "method": {"name": "prism", **groups.method},
-            "run": groups.run,
-            "auto": auto,
-        }
-        self._show_progress = groups.show_progress
+        self._groups: dict[str, Any] = {"privacy": groups.privacy or None, "data": groups.data, "auto": auto}
+        self._groups |= {"adapter": peft_config, "loading": groups.loading, "run": groups.run}
+        self._groups["method"] = {"name": "prism", **groups.method}
+        self._handed: dict[str, Any] = {"tokenizer": processing_class, "callbacks": heard}
+        self._handed["show_progress"] = groups.show_progress
         # Now, and not only when it trains; and before torch is loaded.
         settings = settings_of_call(
             model,
@@ -190,33 +185,20 @@ class PrivateTrainer:
                 if is_over(RunFolder(Path(self._output))):
                     again = "take up what it left with train(resume_from_checkpoint=True), or give another output_dir"
                 raise RunError(error.what, why=error.why, fix=again) from None
-            if self._groups["adapter"] is None and is_wanted(self._show_progress):
+            if self._groups["adapter"] is None and is_wanted(self._handed["show_progress"]):
                 err().print(_default_adapter(self._adapter))
-            return fine_tune(
-                self._model,
-                self._given("records", self._records),
-                evaluation=self._given("evaluation", self._evaluation),
-                tokenizer=self._tokenizer,
-                output=self._output,
-                callbacks=self._callbacks,
-                show_progress=self._show_progress,
-                **self._groups,
-            )
+            given = self._given("records", self._records), self._given("evaluation", self._evaluation)
+            more = {**self._groups, **self._handed, "output": self._output}
+            return fine_tune(self._model, given[0], evaluation=given[1], **more)
         if resume_from_checkpoint is not True and Path(resume_from_checkpoint) != Path(self._output):
             raise ConfigError(
                 "resume_from_checkpoint names another folder than output_dir",
                 why="a run is one folder, and its ledger lies there",
                 fix="give train(resume_from_checkpoint=True)",
             )
-        return resume_run(
-            self._output,
-            model=self._model if is_loaded(self._model) else None,
-            tokenizer=self._tokenizer,
-            records=self._records,
-            evaluation=self._evaluation,
-            callbacks=self._callbacks,
-            show_progress=self._show_progress,
-        )
+        loaded = self._model if is_loaded(self._model) else None
+        own: dict[str, Any] = {"records": self._records, "evaluation": self._evaluation}
+        return resume_run(self._output, model=loaded, **own, **self._handed)
 
     def evaluate(self) -> dict[str, float | None]:
         """eval_loss: what the adapter loses on eval_dataset, in nats (mean over records), as it is published.

@@ -29,7 +29,6 @@ from privlora.training.takeover import OVER, is_over
 
 _LINES = 10  # plain lines of a run
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
-_LONGEST_SILENCE = 60.0  # of public work in a log
 _SMOOTHING = 0.9
 _BAR, _BLOCKS = 12, "▁▂▃▄▅▆▇█"
 # Composing takes hundredths of a second to some tenths: beside the steps, and in no more than this part of the time.
@@ -196,11 +195,13 @@ class RichObserver(Observer):
         now, begins = time.monotonic(), what not in self._begun
         if begins or done == 0:
             self._work_began = now
-        late = now - self._printed_at >= _LONGEST_SILENCE  # no secret: such work sees no record
+        # Between steps its time would be theirs, too, and they are private.
+        timed = self._timed or self._timings == 0
+        late = timed and now - self._printed_at >= _PLAIN_SECONDS
         if begins or late or (done == total and what in self._unfinished):
             self._begun.add(what)
             (self._unfinished.discard if done == total else self._unfinished.add)(what)
-            if 0 < done < total and not begins:
+            if timed and 0 < done < total and not begins:
                 shown.append(f", about {clock((now - self._work_began) * (total - done) / done)} left")
             self._console.print(shown)
             self._printed_at = time.monotonic()
