@@ -9,6 +9,7 @@ import shlex
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeGuard, TypeVar
 
@@ -153,9 +154,12 @@ def settings_of_call(
     problems = Together() if problems is None else problems
     if problems.fails(_checked_model, model):
         model = UNNAMED
-    if problems.fails(_checked_output, output):
+    if problems.fails(refuse_no_folder, "output", output, "or leave it out for runs/run"):
         output = "runs/run"
-    groups = {**groups, "adapter": problems.of(None, _adapter, groups, problems)}
+    data = groups.get("data") or {}
+    labelled = isinstance(data, Mapping) and data.get("label") is not None
+    of_adapter = partial(adapter_settings, classifies=labelled, problems=problems)
+    groups = {**groups, "adapter": problems.of(None, of_adapter, groups.get("adapter"))}
     if isinstance(groups.get("method"), str):
         groups["method"] = {"name": groups["method"]}
     for argument, names in _ARGUMENTS.items():
@@ -165,7 +169,6 @@ def settings_of_call(
                 for name, called in names.items()
                 if name in groups[argument]
             ]
-    data = groups["data"] or {}
     if isinstance(data, Mapping):
         data = {**data, **files}
     name = str(model)
@@ -223,20 +226,10 @@ def _checked_model(model: Any) -> None:
         )
 
 
-def _checked_output(output: Any) -> None:
-    refuse_no_folder("output", output, "or leave it out for runs/run")
-
-
 def _plain(value: Any) -> Any:
     """A dtype by its name, which is what settings hold."""
     torch = sys.modules.get("torch")
     return str(value).removeprefix("torch.") if torch and isinstance(value, torch.dtype) else value
-
-
-def _adapter(groups: Mapping[str, Any], problems: Together) -> Any:
-    data = groups.get("data")
-    labelled = isinstance(data, Mapping) and data.get("label") is not None
-    return adapter_settings(groups.get("adapter"), classifies=labelled, problems=problems)
 
 
 def of_memory(settings: Settings) -> dict[str, bool]:

@@ -112,15 +112,11 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["rate_of_a_class"] == pytest.approx(0.3)
     assert found["cost"]["epsilon"] == epsilon([(cycles, 3)], 1e-3)
     assert found["largest_row"] > 1 > found["noise_in_sums"]
-    shown = call(capsys, "plan", config, "--verbose", "privacy.bands=3").out
-    assert "Poisson from 3 classes in turn, q 0.3 of a class, on average 4" in shown
-    assert "bands       3: in the sums of steps" in shown
-    assert "had a copy of the run gone on by itself" in shown
-    assert "held the noise of its last steps" in shown
-    assert "times that of 1 band with this sigma, whose epsilon would be another" in shown
     assert found["noise_in_sums_at_equal_epsilon"] is None
-    assert "kept noise" in shown
-    assert "two to four times as large as without" in " ".join(shown.split())
+    assert (
+        "Poisson from 3 classes in turn, q 0.3 of a class, on average 4"
+        in call(capsys, "plan", config, "privacy.bands=3").out
+    )
     grown = found["default_rate"] / call(capsys, "plan", config, "--json").json["default_rate"]
     assert grown == pytest.approx(found["noise_in_sums"] ** -1.5, rel=1e-2)
     assert found["hyperparameters"]["learning_rate"] == found["default_rate"]
@@ -395,9 +391,6 @@ def test_a_projection_that_is_clipped_before(
     assert any("replaced by another" in sentence for sentence in found["not_protected"])
     numbers = sum(m.weight.numel() for m in linear if m is not loaded.lm_head)
     assert found["memory"]["update_bytes"] == plain["memory"]["update_bytes"] == numbers * 8
-    text = call(capsys, "plan", config, "--verbose", "method.name=wishart-m2").out
-    assert "not known for this method" in text
-    assert "dense updates" in text
 
 
 @pytest.fixture
@@ -560,10 +553,6 @@ def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixt
     assert (
         memory["cache_bytes"] == 2 * config.num_hidden_layers * config.num_key_value_heads * width * 4096 * 4
     )
-    shown = call(capsys, "plan", *given, "--verbose").out
-    assert "no per-example gradients" in shown
-    assert "keys and values while the model writes texts, up to" in shown
-    assert "directions of records and texts" in shown
 
 
 @pytest.mark.parametrize(

@@ -95,11 +95,6 @@ def test_steps_that_mostly_draw_nothing_are_told_as_a_plan_tells_them(
     )
     assert f"WARNING: {said}" in call(capsys, "train", config).err.splitlines()
     assert settings_from(run_settings(model, folder)).privacy.mostly_empty is None
-    rate = {"expected_batch_size": None, "sample_rate": 0.001, "unit": "user", "user_column": "patient"}
-    odd = settings_from(run_settings(model, folder, privacy=rate)).privacy
-    assert odd.mostly_empty is not None
-    assert odd.mostly_empty.startswith("with privacy.sample_rate a step draws 0.0")
-    assert "users on average" in odd.mostly_empty
 
 
 def test_the_private_loss_is_shown_only_on_request_and_on_a_terminal(

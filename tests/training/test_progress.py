@@ -174,6 +174,11 @@ def test_a_log_shows_how_long_public_work_before_the_first_step_takes(
         "writing: 80 of 100, about 0:40 left",
         "writing: 100 of 100",
     ]
+    with RichObserver(console, plan(300)) as observer:
+        observer.on_public_work("writing", 5, 5)
+        now[0] += 100.0  # in which records are looked at
+        observer.on_public_work("writing", 1, 5)
+    assert console.file.getvalue().splitlines()[6:] == ["writing: 5 of 5"]
 
 
 @pytest.mark.parametrize("timed", [True, False])

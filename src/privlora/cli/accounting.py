@@ -55,7 +55,7 @@ def calibrate(
     steps: Annotated[int, option("Number of releases.", **_WHOLE)],
     epsilon: Annotated[float | None, option("Target, at most which is spent.", **_FLOAT)] = None,
     right_guesses: Annotated[
-        float | None, option("Instead: as privacy.target_right_guesses.", **_FLOAT)
+        float | None, option("Instead: right guesses of who took part; a coin: 0.5.", **_FLOAT)
     ] = None,
     found: Annotated[float | None, option("Instead: as privacy.target_found.", **_FLOAT)] = None,
     sample_rate: Annotated[float | None, option("q: probability of each unit in a step.", **_FLOAT)] = None,

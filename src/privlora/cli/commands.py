@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
@@ -59,17 +58,14 @@ def app_of(*names: str) -> typer.Typer:
     )
     for panel, rooms in _PANELS.items():
         for name in [name for name in rooms if name in (names or rooms)]:
-            found = getattr(_imported(rooms[name]), name)
+            room = rooms[name] if "." in rooms[name] else f"privlora.cli.{rooms[name]}"
+            found = getattr(import_module(room), name)
             if isinstance(found, typer.Typer):
                 app.add_typer(found, name=name, rich_help_panel=panel, context_settings=_CONTEXT)
             else:
                 app.command(rich_help_panel=panel, context_settings=_CONTEXT)(found)
     app.callback(invoke_without_command=True)(_start)
     return app
-
-
-def _imported(room: str) -> ModuleType:
-    return import_module(room if "." in room else f"privlora.cli.{room}")
 
 
 def _show_version(wanted: bool) -> None:

@@ -81,8 +81,10 @@ def init(
         )
     words = ", ".join(Path(path).name for path in paths)
     written = checked_text(draft, top_of(target, words))
-    if base.unproven:
-        _refuse_unfit(written)
+    if base.unproven:  # `privlora plan` and `train` would refuse it with these settings
+        with loading():
+            from privlora.training.models import look_at_model
+        look_at_model(settings_from(yaml.safe_load(written)))
     write_new(target, written)
     shown = _example(written) if base.local and base.tokenizer is not None else []
     following = [f"privlora plan {target}", f"privlora train {target}"]
@@ -111,10 +113,3 @@ def _example(content: str) -> list[tuple[str, str]]:
             except DataError as error:
                 err().print(f"note: `privlora train` refuses these records as they are: {error}")
         return rows
-
-
-def _refuse_unfit(content: str) -> None:
-    """Raise ModelError for a model that `privlora plan` and `train` would refuse with these settings."""
-    with loading():
-        from privlora.training.models import look_at_model
-    look_at_model(settings_from(yaml.safe_load(content)))

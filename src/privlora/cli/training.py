@@ -53,14 +53,16 @@ def train(
     overrides: OverridesArgument = None,
     profile: ProfileOption = False,
     engine: Annotated[
-        Engine | None, option("Of a federation: in this process, or Flower's simulation.")
+        Engine | None, option("Of a federation: clients in this process (embedded), or Flower's simulation.")
     ] = None,
     app: Annotated[
-        Path | None, option("Of a federation: a Flower app.", "--write-app", metavar="FOLDER")
+        Path | None, option("Write a federation's app for several machines.", "--write-app", metavar="FOLDER")
     ] = None,
-    superlink: Annotated[str | None, option(f"Of the app; {_SUPERLINK}.", metavar="HOST:PORT")] = None,
+    superlink: Annotated[
+        str | None, option(f"Of the app: where the SuperLink answers; {_SUPERLINK}.", metavar="HOST:PORT")
+    ] = None,
     root_certificates: Annotated[
-        Path | None, option("Of the SuperLink's certificate.", metavar="FILE")
+        Path | None, option("Of the app: the authority of the SuperLink's certificate.", metavar="FILE")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:

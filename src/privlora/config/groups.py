@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from math import exp
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -854,8 +853,9 @@ class Settings(Group):
         federation, privacy = self.federation, self.privacy
         if federation is None:
             return
-        given = partial(_value_of, self)  # of groups that were checked before
-        yield from _what_federations_have_not(given, sum(federation.steps_of_a_client))
+        yield from _what_federations_have_not(
+            lambda group, name: getattr(getattr(self, group), name, None), sum(federation.steps_of_a_client)
+        )
         for place, kind in enumerate(federation.kinds):
             if kind.expected_batch_size is not None and kind.expected_batch_size > privacy.n:
                 what = (
@@ -1028,10 +1028,6 @@ class Settings(Group):
         without["federation"] = True if self.federation is None else set(self.federation.of_other_rules)
         groups = self.model_dump(mode="json", exclude=without)
         return yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=_ONE_LINE)
-
-
-def _value_of(settings: Settings, group: str, name: str) -> Any:
-    return getattr(getattr(settings, group), name, None)  # of a group that there may not be, too
 
 
 def _what_federations_have_not(

@@ -94,7 +94,7 @@ class RichObserver(Observer):
         self._progress = Progress(
             console=console
         )  # never drawn: it tells how much time public work will take
-        self._work, self._working, self._work_began = TaskID(0), "", 0.0
+        self._work, self._working, self._work_began, self._work_done = TaskID(0), "", 0.0, 0
         self._begun: set[str] = set()  # kinds of public work that a log has named
         self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
         self._seconds, self._timings = 0.0, 0  # a step's, in the mean of the last ones
@@ -193,11 +193,12 @@ class RichObserver(Observer):
                 self._show(*(() if done == total else (shown,)))
             return
         now, begins = time.monotonic(), what not in self._begun
-        if begins or done == 0:
+        if begins or done <= self._work_done:
             self._work_began = now
-        # Between steps its time would be theirs, too, and they are private.
+        self._work_done = done
+        # Beside steps, and since the work before, time is theirs, too, and they are private.
         timed = self._timed or self._timings == 0
-        late = timed and now - self._printed_at >= _PLAIN_SECONDS
+        late = timed and now - max(self._printed_at, self._work_began) >= _PLAIN_SECONDS
         if begins or late or (done == total and what in self._unfinished):
             self._begun.add(what)
             (self._unfinished.discard if done == total else self._unfinished.add)(what)
