@@ -1002,7 +1002,7 @@ class Settings(Group):
         """Raise ConfigError for a classifier or preferences, where they do not go. what: does not know them."""
         for name, asked, others in (
             ("chosen", "preferences", "`plan` or `evaluate`"),
-            ("label", "a classifier", "`plan`, `evaluate` or `compare`"),
+            ("label", "a classifier", "`plan`, `evaluate` or `lab compare`"),
         ):
             if getattr(self.data, name) is not None:
                 what = f"{what} knows texts that a model writes, and data.{name} asks for {asked}"
