@@ -69,3 +69,17 @@ def test_a_log_is_no_terminal_whatever_the_environment_says(
         monkeypatch.setattr("sys.stderr", stream)
         assert not out().is_terminal
         assert not err().is_terminal
+
+
+@pytest.mark.parametrize(("name", "value"), [("CI", "true"), ("TERM", "dumb"), ("TERM", "xterm")])
+def test_a_terminal_that_is_recorded_counts_as_a_log(
+    name: str, value: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("CI", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv(name, value)
+    reader, writer = os.openpty()
+    with os.fdopen(writer, "w") as stream:
+        monkeypatch.setattr("sys.stderr", stream)
+        assert err().is_terminal == (value == "xterm")
+    os.close(reader)

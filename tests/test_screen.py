@@ -69,7 +69,10 @@ def test_a_call_shows_its_run_without_seconds(tmp_path: Path, capfd: pytest.Capt
     call(tmp_path / "run")
     out, err = capfd.readouterr()
     assert out == ""
-    assert "plan: per record, there or not (adjacency add-or-remove-one)" in err
+    assert (
+        "plan: epsilon 4.000 at delta 0.001 for each record, over 12 steps with poisson sampling (adj" in err
+    )
+    assert "dp-accounting" not in err  # versions stand in the ledger
     assert f"step {steps}/{steps}  ε" in err
     assert not re.search(r"ETA|\d s/|PRIVATE", err)
     assert err.splitlines()[-1] == WRITING  # after the last step, while packages that write are imported

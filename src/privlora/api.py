@@ -7,19 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from privlora.accounting import Plan, read_ledger
 from privlora.calling import (
+    Given,
     Source,
     all_auto,
     is_loaded,
     naming_the_nearest,
-    not_a_tokenizer,
     records_of,
     refuse_moved,
     refuse_no_folder,
+    refuse_no_tokenizer,
     refuse_what_was_in_memory,
     settings_of_call,
     with_generator,
@@ -93,36 +95,19 @@ def fine_tune(
     Raises PrivloraError subclasses that say what to mend; TypeError for an argument that there is not.
     """
     problems = Together()
-    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
-        problems.found.append(error)
+    problems.of(None, refuse_no_tokenizer, tokenizer)
     problems.of(None, refuse_no_observer, observer)
     callbacks = problems.of([], callbacks_of, callbacks)
     path, given = records_of(problems, records, "records", needed=True)
-    public, evaluation_records = records_of(problems, evaluation, "evaluation")
-    groups = {
-        "privacy": privacy,
-        "data": data,
-        "adapter": adapter,
-        "loading": loading,
-        "method": {"name": method} if isinstance(method, str) else method,
-        "synthesis": problems.of(None, with_generator, synthesis, generator),
-        "auto": all_auto(auto),
-        "run": run,
-    }
+    public, held_out = records_of(problems, evaluation, "evaluation")
+    groups = {"privacy": privacy, "data": data, "adapter": adapter, "loading": loading, "method": method}
+    groups |= {"synthesis": problems.of(None, with_generator, synthesis, generator)}
+    groups |= {"auto": all_auto(auto), "run": run}
     files = {"path": path, "evaluation": public}
-    loaded = model if is_loaded(model) else None
     settings = settings_of_call(model, files, groups, output, source="fine_tune", problems=problems)
-    return start_run(
-        settings,
-        lambda: _watched(show_progress, observer),
-        model=loaded,
-        tokenizer=tokenizer,
-        records=given,
-        evaluation=evaluation_records,
-        generator=generator,
-        callbacks=callbacks,
-        profile=profile,
-    )
+    loaded = model if is_loaded(model) else None
+    handed = Given(loaded, tokenizer, given, held_out, generator, callbacks=callbacks, profile=profile)
+    return start_run(settings, lambda: _watched(show_progress, observer), handed)
 
 
 @contextmanager
@@ -169,8 +154,7 @@ def federate(
     """
     refuse_several("a federation")
     problems = Together()
-    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
-        problems.found.append(error)
+    problems.of(None, refuse_no_tokenizer, tokenizer)
     public, evaluation_records = records_of(problems, evaluation, "evaluation")
     sources: dict[str, Any] = {"evaluation": public}
     if not isinstance(federation, Mapping):
@@ -181,33 +165,19 @@ def federate(
     found: Any = None
     if isinstance(records, Mapping):
         if terms is not None and "clients" in terms:
-            problems.found.append(
-                ConfigError(
-                    "records names the clients, and so does federation", fix="remove federation['clients']"
-                )
-            )
-        given = {
-            name: records_of(problems, source, f"records[{named(name)}]") for name, source in records.items()
-        }
+            what = "records names the clients, and so does federation"
+            problems.found.append(ConfigError(what, fix="remove federation['clients']"))
+        given = {name: records_of(problems, own, f"records[{named(name)}]") for name, own in records.items()}
+        places = {name: None if path == IN_MEMORY else path for name, (path, _) in given.items()}
         if terms is not None:
-            terms["clients"] = [
-                {"name": name, "path": None if path == IN_MEMORY else path}
-                for name, (path, _) in given.items()
-            ]
+            terms["clients"] = [{"name": name, "path": path} for name, path in places.items()]
         found = {name: own for name, (_, own) in given.items() if own is not None}
     else:
         sources["path"], found = records_of(problems, records, "records", needed=True)
     if terms is None:  # nothing is said of clients that nobody knows
         sources["path"] = IN_MEMORY
-    groups = {
-        "privacy": privacy,
-        "data": data,
-        "adapter": adapter,
-        "loading": loading,
-        "method": {"name": method} if isinstance(method, str) else method,
-        "run": run,
-        "federation": terms,
-    }
+    groups = {"privacy": privacy, "data": data, "adapter": adapter, "loading": loading, "method": method}
+    groups |= {"run": run, "federation": terms}
     loaded = model if is_loaded(model) else None
     settings = settings_of_call(model, sources, groups, output, source="federate", problems=problems)
     preflight(settings, found, evaluation_records, given=loaded is not None, begins=False)
@@ -238,8 +208,7 @@ def resume_federation(
 
     records: in memory, a list that is cut anew or a mapping from each client's name. For the rest see `resume_run`.
     """
-    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
-        raise error
+    refuse_no_tokenizer(tokenizer)
     refuse_several("a federation")
     from privlora.federated.run import federate as run_federation
 
@@ -272,30 +241,12 @@ def train_run(
     records, evaluation: in memory, instead of data.path and data.evaluation. For the rest see `fine_tune`.
     """
     refuse_no_observer(observer)
-    return start_run(
-        settings,
-        lambda: nullcontext(observer),
-        model=model,
-        tokenizer=tokenizer,
-        records=records,
-        evaluation=evaluation,
-        generator=generator,
-        callbacks=callbacks,
-        profile=profile,
-    )
+    given = Given(model, tokenizer, records, evaluation, generator, callbacks=callbacks, profile=profile)
+    return start_run(settings, lambda: nullcontext(observer), given)
 
 
 def start_run(
-    settings: Settings,
-    watched: Callable[[], AbstractContextManager[Observer | None]],
-    *,
-    model: torch.nn.Module | None = None,
-    tokenizer: Any = None,
-    records: Any = None,
-    evaluation: Any = None,
-    generator: Any = None,
-    callbacks: Sequence[Any] = (),
-    profile: bool = False,
+    settings: Settings, watched: Callable[[], AbstractContextManager[Observer | None]], given: Given
 ) -> Result:
     """`train_run`, which looks at all that needs neither torch nor the model before it enters ``watched``: that may
     import both, and gives the observer."""
@@ -308,10 +259,11 @@ def start_run(
                 why="its release would be taken for that of the finished run, and what it cost forgotten",
                 fix="remove synthesis.source, or ask that run with `privlora synthesize CONFIG --from RUN`",
             )
-        refuse_what_was_in_memory(settings, records, evaluation, generator)
+        refuse_what_was_in_memory(settings, given)
         problems = Together()
         problems.of(None, refuse_missing_loggers, settings.run.report_to)
-        problems.of(None, lambda: preflight(settings, records, evaluation, given=model is not None))
+        loaded = given.model is not None
+        problems.of(None, lambda: preflight(settings, given.records, given.evaluation, given=loaded))
         problems.tell()
 
     if not several_processes():  # of which the first one looks, once they have joined
@@ -320,25 +272,28 @@ def start_run(
         from privlora.methods import CHOICES, far_rate, find_row
         from privlora.profiling import refuse_without_steps
         from privlora.rehearsals.choosing import plan_run
-        from privlora.running import Given, train_and_publish
+        from privlora.running import train_and_publish
         from privlora.training.callbacks import checked_callbacks
         from privlora.training.cycles import bands_of
         from privlora.training.texts.synthetic_texts import refuse_unusable_texts
         from privlora.training.torch_ranks import joined
 
-        told = checked_callbacks(callbacks)
         heard = Observer() if observer is None else observer
-        given = Given(model, tokenizer, records, evaluation, generator, heard, told, profile)
+        handed = replace(given, observer=heard, callbacks=checked_callbacks(given.callbacks))
 
         def begin() -> tuple[Settings, Plan | None]:
             if several_processes():
                 look()
-            if profile:
+            if given.profile:
                 refuse_without_steps(settings)
             located = settings.located()
-            plan = plan_run(located, model)
+            plan = plan_run(located, given.model)
             heard.on_plan(plan, located)
-            if located.synthesis is not None and generator is None and located.method.name not in CHOICES:
+            if (
+                located.synthesis is not None
+                and given.generator is None
+                and located.method.name not in CHOICES
+            ):
                 refuse_unusable_texts(located, find_row(located.method.name))
             bands = 1 if plan is None else bands_of(plan)
             for odd in (far_rate(located, bands), located.privacy.mostly_empty):
@@ -347,7 +302,7 @@ def start_run(
             return located, plan
 
         with joined() as ranks:
-            return train_and_publish(*ranks.same(begin), given, ranks, fresh=True)
+            return train_and_publish(*ranks.same(begin), handed, ranks, fresh=True)
 
 
 @naming_the_nearest
@@ -374,8 +329,7 @@ def resume_run(
     the run has none; PrivacyError if the private records differ. A finished run is only reported again.
     """
     problems = Together()
-    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
-        problems.found.append(error)
+    problems.of(None, refuse_no_tokenizer, tokenizer)
     problems.of(None, refuse_no_observer, observer)
     problems.of(None, refuse_no_folder, "root", root)
     places = dict[str, Any]()
@@ -390,10 +344,12 @@ def resume_run(
         raise no_run(folder.root)
     with loading_for_a_call(show_progress, observer):
         from privlora.profiling import refuse_without_steps
-        from privlora.running import Given, ask_finished_run, train_and_publish
+        from privlora.running import ask_finished_run, train_and_publish
         from privlora.screen import shown
         from privlora.training.promise import plan_privacy
         from privlora.training.torch_ranks import joined
+
+    handed = Given(model, tokenizer, records, evaluation, generator, callbacks=heard, profile=profile)
 
     def begin() -> tuple[Settings, Plan | None]:
         settings = _settings_of(folder, places)
@@ -405,7 +361,7 @@ def resume_run(
         if settings.synthesis is not None and settings.synthesis.source is not None:
             return settings, None
         _refuse_edited(folder, settings)
-        refuse_what_was_in_memory(settings, records, evaluation, generator)
+        refuse_what_was_in_memory(settings, handed)
         refuse_moved(folder.root, settings, records, evaluation)
         plan = None
         if settings.privacy.private and not folder.has_plan:  # crashed before anything was released
@@ -415,11 +371,11 @@ def resume_run(
         return settings, plan
 
     with joined() as ranks, shown(show_progress, observer) as told:
-        given = Given(model, tokenizer, records, evaluation, generator, told or Observer(), heard, profile)
         settings, plan = ranks.same(begin)
         if settings.synthesis is not None and settings.synthesis.source is not None:
             options: dict[str, Any] = {"model": model, "tokenizer": tokenizer, "observer": told}
             return ranks.same(lambda: ask_finished_run(settings, fresh=False, **options))
+        given = replace(handed, observer=told or Observer())
         return train_and_publish(settings, plan, given, ranks, fresh=False)
 
 
@@ -461,13 +417,8 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
     method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
     if method.name not in CHOICES:
         chosen = find_row(method.name)
-        hyper = chosen.resolve(
-            method,
-            settings.adapter.init,
-            privacy.steps,
-            private=privacy.private,
-            bands=bands_to_come(privacy),
-        ).to_dict()
+        of_noise: dict[str, Any] = {"private": privacy.private, "bands": bands_to_come(privacy)}
+        hyper = chosen.resolve(method, settings.adapter.init, privacy.steps, **of_noise).to_dict()
     refuse_other_settings(folder, fixed(settings, hyper))
     read_choice(folder)  # which refuses another one than the run's
 

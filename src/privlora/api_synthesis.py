@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from privlora.api import Result, start_run
 from privlora.calling import (
+    Given,
     Source,
     is_loaded,
     naming_the_nearest,
-    not_a_tokenizer,
     records_of,
+    refuse_no_tokenizer,
     settings_of_call,
     with_generator,
 )
@@ -73,17 +74,13 @@ def synthesize(
     Raises PrivloraError subclasses that say what to mend.
     """
     problems = Together()
-    if (error := not_a_tokenizer("tokenizer", tokenizer)) is not None:
-        problems.found.append(error)
+    problems.of(None, refuse_no_tokenizer, tokenizer)
     if (records is None) == (source is None):
-        problems.found.append(
-            ConfigError(
-                "texts stand for records, or come of a finished run",
-                fix="give records, or source, and not both",
-            )
-        )
+        what = "texts stand for records, or come of a finished run"
+        problems.found.append(ConfigError(what, fix="give records, or source, and not both"))
         problems.tell()
     loaded = model if is_loaded(model) else None
+    groups: dict[str, Any] = {"data": data, "loading": loading, "run": run}
     if source is not None:
         refused = {"privacy": privacy, "evaluation": evaluation, "adapter": adapter, "method": method}
         problems.found += [
@@ -92,31 +89,17 @@ def synthesize(
             if value is not None
         ]
         problems.tell()
-        groups = {"data": data, "loading": loading, "synthesis": synthesis, "run": run}
+        groups |= {"synthesis": synthesis}
         settings = _of_source(source, model, groups, output)
         return synthesize_run(settings, model=loaded, tokenizer=tokenizer, observer=observer)
     path, given = records_of(problems, records, "records")
     public, held = records_of(problems, evaluation, "evaluation")
-    groups = {
-        "privacy": privacy,
-        "data": data,
-        "adapter": adapter,
-        "loading": loading,
-        "method": {"name": method or "aug-pe"} if method is None or isinstance(method, str) else method,
-        "synthesis": problems.of(None, with_generator, synthesis, generator),
-        "run": run,
-    }
+    groups |= {"privacy": privacy, "adapter": adapter, "method": "aug-pe" if method is None else method}
+    groups |= {"synthesis": problems.of(None, with_generator, synthesis, generator)}
     files = {"path": path, "evaluation": public}
     settings = settings_of_call(model, files, groups, output, source="synthesize", problems=problems)
-    return synthesize_run(
-        settings,
-        model=loaded,
-        tokenizer=tokenizer,
-        records=given,
-        evaluation=held,
-        generator=generator,
-        observer=observer,
-    )
+    handed = {"model": loaded, "tokenizer": tokenizer, "generator": generator, "records": given}
+    return synthesize_run(settings, observer=observer, evaluation=held, **handed)
 
 
 def synthesize_run(
@@ -145,7 +128,7 @@ def start_synthesis(
     publishing = settings.synthesis.model_copy(update={"publish": True})
     settings = settings.model_copy(update={"synthesis": publishing})
     if publishing.source is None:
-        result = start_run(settings, watched, **given)
+        result = start_run(settings, watched, Given(**given))
     else:
         with watched() as observer:
             from privlora.running import ask_finished_run
@@ -161,10 +144,7 @@ def start_synthesis(
 
 
 def _of_source(
-    source: str | Path,
-    model: str | Path | torch.nn.Module,
-    groups: Mapping[str, Any],
-    output: str | Path,
+    source: str | Path, model: str | Path | torch.nn.Module, groups: Mapping[str, Any], output: str | Path
 ) -> Settings:
     """The settings of the finished run, with what is asked of its adapter. Raises RunError without such a run."""
     folder = RunFolder(Path(source).expanduser())

@@ -7,7 +7,9 @@ import functools
 import inspect
 import shlex
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeGuard, TypeVar
 
@@ -17,6 +19,7 @@ from privlora.config.names import meant
 from privlora.data.records import GIVE_RECORDS, as_records
 from privlora.errors import ConfigError, DataError, RunError, Together, close, in_one, named
 from privlora.names import UNNAMED
+from privlora.training.observer import Observer
 from privlora.training.preflight import missing_files
 
 if TYPE_CHECKING:
@@ -64,11 +67,11 @@ def naming_the_nearest(call: Callable[_Given, _Found]) -> Callable[_Given, _Foun
     return checked
 
 
-def refuse_no_folder(name: str, folder: Any) -> None:
+def refuse_no_folder(name: str, folder: Any, otherwise: str = "as a text or a Path") -> None:
     """Raise ConfigError for an argument that names a run's folder and cannot."""
     if not isinstance(folder, str | Path) or not str(folder):
         what = "empty" if folder == "" else f"of type {type(folder).__name__}"
-        raise ConfigError(f"{name} is {what}", fix="give the folder of the run, as a text or a Path")
+        raise ConfigError(f"{name} is {what}", fix=f"give the folder of the run, {otherwise}")
 
 
 def given_records(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
@@ -96,10 +99,8 @@ def with_generator(synthesis: Any, generator: Any) -> Any:
     if generator is None or not isinstance(given, Mapping):
         return synthesis
     if given.get("generator", "callable") != "callable" or "callable" in given:
-        raise ConfigError(
-            "generator is given, and synthesis names another one",
-            fix="remove synthesis['generator'] and synthesis['callable'], or the argument generator",
-        )
+        fix = "remove synthesis['generator'] and synthesis['callable'], or the argument generator"
+        raise ConfigError("generator is given, and synthesis names another one", fix=fix)
     return {**given, "generator": "callable", "callable": IN_MEMORY_GENERATOR}
 
 
@@ -109,17 +110,13 @@ def is_loaded(model: Any) -> TypeGuard[torch.nn.Module]:
     return torch is not None and isinstance(model, torch.nn.Module)
 
 
-def not_a_tokenizer(name: str, tokenizer: Any) -> ConfigError | None:
-    """Of an argument that stands for a loaded tokenizer and is none, as its folder is. None for others, and for None.
-
-    name: of the argument.
-    """
-    if tokenizer is None or hasattr(tokenizer, "bos_token_id"):
-        return None
-    return ConfigError(
-        f"{name} is of type {type(tokenizer).__name__}, and no tokenizer of transformers",
-        fix=f"give the loaded one, {name}=AutoTokenizer.from_pretrained(...), or leave it out for the model's own",
-    )
+def refuse_no_tokenizer(tokenizer: Any, name: str = "tokenizer") -> None:
+    """Raise ConfigError for what stands for a loaded tokenizer and is none, as its folder. name: of the argument."""
+    if tokenizer is not None and not hasattr(tokenizer, "bos_token_id"):
+        raise ConfigError(
+            f"{name} is of type {type(tokenizer).__name__}, and no tokenizer of transformers",
+            fix=f"give the loaded one, {name}=AutoTokenizer.from_pretrained(...), or leave it out for the model's own",
+        )
 
 
 def records_of(
@@ -157,9 +154,14 @@ def settings_of_call(
     problems = Together() if problems is None else problems
     if problems.fails(_checked_model, model):
         model = UNNAMED
-    if problems.fails(_checked_output, output):
+    if problems.fails(refuse_no_folder, "output", output, "or leave it out for runs/run"):
         output = "runs/run"
-    groups = {**groups, "adapter": problems.of(None, _adapter, groups, problems)}
+    data = groups.get("data") or {}
+    labelled = isinstance(data, Mapping) and data.get("label") is not None
+    of_adapter = partial(adapter_settings, classifies=labelled, problems=problems)
+    groups = {**groups, "adapter": problems.of(None, of_adapter, groups.get("adapter"))}
+    if isinstance(groups.get("method"), str):
+        groups["method"] = {"name": groups["method"]}
     for argument, names in _ARGUMENTS.items():
         if isinstance(groups[argument], Mapping):
             problems.found += [
@@ -167,13 +169,14 @@ def settings_of_call(
                 for name, called in names.items()
                 if name in groups[argument]
             ]
-    data = groups["data"] or {}
     if isinstance(data, Mapping):
         data = {**data, **files}
-    name = _name_of(model) if is_loaded(model) else str(model)
+    name = str(model)
+    if is_loaded(model):
+        name = getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or UNNAMED
     loading = groups["loading"] or {}
     if isinstance(loading, Mapping):
-        loading = {"name": name, **{key: _plain(value) for key, value in loading.items()}}
+        loading = {"name": str(name), **{key: _plain(value) for key, value in loading.items()}}
     run = groups["run"] or {}
     content = {
         "model": loading,
@@ -190,6 +193,20 @@ def settings_of_call(
     return settings
 
 
+@dataclass(frozen=True)
+class Given:
+    """What a caller hands over besides settings, and what it wants to hear of: see ``train_run``."""
+
+    model: torch.nn.Module | None = None
+    tokenizer: Any = None
+    records: Any = None
+    evaluation: Any = None
+    generator: Any = None
+    observer: Observer = field(default_factory=Observer)
+    callbacks: Sequence[Any] = ()
+    profile: bool = False
+
+
 _ARGUMENTS: Final = {
     "data": {"path": "records", "evaluation": "evaluation"},
     "loading": {"name": "model"},
@@ -200,9 +217,8 @@ _ARGUMENTS: Final = {
 
 def _checked_model(model: Any) -> None:
     if not isinstance(model, str | Path) and not is_loaded(model):
-        raise ConfigError(
-            f"the model is of type {type(model).__name__}", fix="give a folder, a hub name or a loaded model"
-        )
+        fix = "give a folder, a hub name or a loaded model"
+        raise ConfigError(f"the model is of type {type(model).__name__}", fix=fix)
     if is_loaded(model) and not hasattr(model, "config"):
         raise ConfigError(
             f"the model is a {type(model).__name__}, and no language model of transformers",
@@ -210,28 +226,10 @@ def _checked_model(model: Any) -> None:
         )
 
 
-def _checked_output(output: Any) -> None:
-    if not isinstance(output, str | Path) or not str(output):
-        raise ConfigError(
-            f"output is {'empty' if output == '' else f'of type {type(output).__name__}'}",
-            fix="give the folder of the run, or leave it out for runs/run",
-        )
-
-
 def _plain(value: Any) -> Any:
     """A dtype by its name, which is what settings hold."""
     torch = sys.modules.get("torch")
     return str(value).removeprefix("torch.") if torch and isinstance(value, torch.dtype) else value
-
-
-def _adapter(groups: Mapping[str, Any], problems: Together) -> Any:
-    data = groups.get("data")
-    labelled = isinstance(data, Mapping) and data.get("label") is not None
-    return adapter_settings(groups.get("adapter"), classifies=labelled, problems=problems)
-
-
-def _name_of(model: torch.nn.Module) -> str:
-    return str(getattr(model, "name_or_path", "") or getattr(model.config, "_name_or_path", "") or UNNAMED)
 
 
 def of_memory(settings: Settings) -> dict[str, bool]:
@@ -244,15 +242,12 @@ def of_memory(settings: Settings) -> dict[str, bool]:
     }
 
 
-def refuse_what_was_in_memory(settings: Settings, *given: Any) -> None:
-    """Raise RunError for what is not given. given: records, evaluation, generator."""
-    names = zip(of_memory(settings).items(), given, strict=True)
-    missing = [name for (name, was_there), value in names if was_there and value is None]
+def refuse_what_was_in_memory(settings: Settings, given: Given) -> None:
+    """Raise RunError for what is not given of records, evaluation and generator."""
+    missing = [name for name, there in of_memory(settings).items() if there and getattr(given, name) is None]
     if missing:
-        raise RunError(
-            f"this run's {' and '.join(missing)} {'were' if missing != ['generator'] else 'was'} in memory",
-            fix=f"call resume_run(root, {', '.join(f'{name}=...' for name in missing)})",
-        )
+        what = f"this run's {' and '.join(missing)} {'were' if missing != ['generator'] else 'was'} in memory"
+        raise RunError(what, fix=f"call resume_run(root, {', '.join(f'{name}=...' for name in missing)})")
 
 
 def refuse_moved(root: Path, settings: Settings, records: Any, evaluation: Any) -> None:

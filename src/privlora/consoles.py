@@ -87,9 +87,11 @@ def err() -> Console:
 
 
 def _console(stream: Any) -> Console:
-    """A terminal only where there is one: FORCE_COLOR makes rich call a log so, which must not show what is private."""
+    """A terminal only where somebody sits at one: neither a log, which FORCE_COLOR makes rich call so, nor a recorded
+    one of CI may show what is private, or a line that moves."""
     whole = _unbroken(stream)
-    terminal = None if whole.isatty() else False
+    attended = whole.isatty() and os.environ.get("TERM") != "dumb" and not os.environ.get("CI")
+    terminal = None if attended else False
     return Console(file=whole, force_terminal=terminal, highlight=False, markup=False, soft_wrap=True)
 
 
@@ -102,7 +104,7 @@ def saying(what: str, *, piped: bool = False) -> Iterator[None]:
             console.print(what)
         yield
         return
-    with console.status(what):
+    with console.status(what, refresh_per_second=1):
         yield
 
 

@@ -4,16 +4,16 @@ their arguments."""
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
 
 from privlora.accounting import LedgerSummary, Plan, read_ledger
-from privlora.calling import of_memory
+from privlora.calling import Given, of_memory
 from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.methods import CHOICES, find_row
@@ -58,7 +58,6 @@ from privlora.training.models import (
     refuse_other_logits,
     unchanged_afterwards,
 )
-from privlora.training.observer import Observer
 from privlora.training.progress import WRITING
 from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks
@@ -66,21 +65,6 @@ from privlora.training.reach import coverage
 from privlora.training.sharding import load_sharded, refuse_in_several
 from privlora.training.takeover import is_over, make_room
 from privlora.training.texts.final_texts import final_texts
-
-
-@dataclass(frozen=True)
-class Given:
-    """What a caller hands over besides settings, and what it wants to hear of: see ``train_run``."""
-
-    model: torch.nn.Module | None
-    tokenizer: Any
-    records: Any
-    evaluation: Any
-    generator: Any
-    observer: Observer
-    callbacks: Sequence[Any]
-    profile: bool
-
 
 DEFAULT_RATE: Final = (
     "learning_rate, the method's default. `learning_rate: auto` finds your model's own before the first step, at no "

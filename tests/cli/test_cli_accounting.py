@@ -254,13 +254,6 @@ def test_projections_reach_the_accountant(
     assert len(asked) == 2
 
 
-def test_calibrate_in_words(capsys: pytest.CaptureFixture[str]) -> None:
-    request = ["--epsilon", 2, "--delta", 1e-3, "--steps", 3, "--sample-rate", 0.1]
-    words = call(capsys, "calibrate", *request).out
-    assert words.startswith("noise_multiplier ")
-    assert "adjacency add-or-remove-one, accountant pld" in words
-
-
 def test_budget_composes_runs(
     finished: Path, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_cases import LOADING, after, call
+from cli_cases import call
 from study_cases import content, on_disk
 
 from privlora.lab.studies.results import Results, Row
@@ -115,37 +115,6 @@ def test_ctrl_c(study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert stopped.err.splitlines()[-1].startswith("interrupted: finished runs are kept")
     assert len(Path("studies/tiny/results.jsonl").read_text().splitlines()) == 2
     assert call(capsys, "lab", "compare", study).code == 0
-
-
-BAD: dict[str, tuple[bytes, str]] = {
-    "no YAML": (b"base: [", "is not valid YAML"),
-    "empty": (b"", "holds no settings"),
-    "unknown key": (yaml.safe_dump(content(learning_rates=[1])).encode(), "did you mean 'learning_rate'?"),
-    "unknown method": (yaml.safe_dump(content(methods=["prizm"])).encode(), "unknown method 'prizm'"),
-    "overlapping seeds": (yaml.safe_dump(content(selection={"seeds": [0]})).encode(), "seed 0 is in seeds"),
-    "a key twice": (b"seeds: [0]\nseeds: [1]\n", "given twice"),
-}
-READ = ("unknown key", "unknown method", "overlapping seeds")
-"""Of these the ones that are YAML, and are held against the tables."""
-
-
-@pytest.mark.parametrize("name", BAD)
-def test_bad_files(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    text, word = BAD[name]
-    Path("study.yaml").write_bytes(text)
-    for file in ("records.jsonl", "held_out.jsonl"):
-        Path(file).write_text('{"text": "a"}\n')
-    before = sorted(tmp_path.iterdir())
-    ended = call(capsys, "lab", "compare", "study.yaml")
-    assert ended.code == 2
-    begun = [LOADING] if name in READ else []
-    (error,) = after(ended, *begun)
-    assert error.startswith("error: ")
-    assert word in error
-    assert sorted(tmp_path.iterdir()) == before
 
 
 def test_missing_records_are_told_before_the_first_run(

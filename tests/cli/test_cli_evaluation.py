@@ -256,12 +256,7 @@ def test_all_that_is_wrong_with_a_call_is_told_at_once(
         "there is no file gone.jsonl",
         "there is no file lost.jsonl",
     )
-    check(
-        call(capsys, "evaluate", "nowhere", *asked),
-        "cannot load model 'nowhere'",
-        "limit=0: ",
-        "dtype=",
-    )
+    check(call(capsys, "evaluate", "nowhere", *asked), "cannot load model 'nowhere'", "limit=0: ", "dtype=")
 
 
 def test_all_that_is_wrong_with_an_export_is_told_at_once(

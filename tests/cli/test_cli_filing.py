@@ -245,11 +245,7 @@ KINDS: dict[str, tuple[Callable[[Path, Path], Path], dict[str, str]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_is_filed_and_verified(
-    kind: str,
-    model: Path,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    kind: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, told = KINDS[kind]
     root = make(model, folder)

@@ -116,12 +116,7 @@ def test_light_commands_never_import_torch(tmp_path: Path) -> None:
     run = {
         "model": {"name": str(model_path())},
         "data": {"path": "records.jsonl", "max_length": 999},
-        "privacy": {
-            "noise_multiplier": 1,
-            "delta": 1e-5,
-            "expected_batch_size": 2,
-            "public_dataset_size": 9,
-        },
+        "privacy": {"noise_multiplier": 1, "delta": 1e-5, "expected_batch_size": 2, "public_dataset_size": 9},
         "adapter": {"target_modules": ["q_prj"]},
         "run": {"output": "used"},
     }
@@ -258,11 +253,6 @@ def test_a_mistyped_command_is_hinted_at(capsys: pytest.CaptureFixture[str]) -> 
         check(call(capsys, typed), f"there is no command '{typed}'. Fix: did you mean 'train'?")
 
 
-def test_the_file_of_settings_is_no_option(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["train", "--config", "a.yaml"]) == 2
-    assert "the file of settings stands by itself" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize(
     ("words", "left_out"),
     [
@@ -282,11 +272,6 @@ def test_what_a_table_does_not_need_is_not_imported(words: list[str], left_out: 
     ended = subprocess.run([sys.executable, "-c", asked], capture_output=True, text=True, check=False)
     loaded = ended.stderr.splitlines()[-1]
     assert [name for name in left_out if f"'{name}'" in loaded] == []
-
-
-def test_the_short_word_for_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "-h").out == call(capsys, "--help").out
-    assert call(capsys, "train", "-h").out.strip().startswith("Usage: ")
 
 
 def test_a_kernel_that_nothing_uses_is_not_told_of(caplog: pytest.LogCaptureFixture) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cli_cases import CHECKING, EVALUATING, LOADING, after, call
+from cli_cases import CHECKING, LOADING, after, call
 from tiny_models import loaded_by_peft
 from transformers import AutoModelForCausalLM
 
@@ -72,18 +72,6 @@ def test_columns_of_other_records(finished: Path, capsys: pytest.CaptureFixture[
     fewer = call(capsys, *argv, "--loss-on", "completion", "--limit", 2, "--no-add-eos").json
     assert everything["tokens"] > answers["tokens"] > fewer["tokens"]
     assert (answers["examples"], fewer["examples"]) == (8, 2)
-
-
-def test_both_weightings_are_printed(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "evaluate", finished / "run", "--data", finished / "held_out.jsonl")
-    assert after(shown, *EVALUATING) == ["measuring the base model on the same records"]
-    for word in (
-        "nats per token (mean over records)\n",
-        "nats per token (mean over tokens)\n",
-        "accuracy",
-        "8 records",
-    ):
-        assert word in shown.out
 
 
 @pytest.mark.parametrize("of", ["run", "run/release"])

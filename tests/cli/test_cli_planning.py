@@ -112,73 +112,17 @@ def test_bands(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert found["rate_of_a_class"] == pytest.approx(0.3)
     assert found["cost"]["epsilon"] == epsilon([(cycles, 3)], 1e-3)
     assert found["largest_row"] > 1 > found["noise_in_sums"]
-    shown = call(capsys, "plan", config, "--verbose", "privacy.bands=3").out
-    assert "Poisson from 3 classes in turn, q 0.3 of a class, on average 4" in shown
-    assert "bands       3: in the sums of steps" in shown
-    assert "had a copy of the run gone on by itself" in shown
-    assert "held the noise of its last steps" in shown
-    assert "times that of 1 band with this sigma, whose epsilon would be another" in shown
     assert found["noise_in_sums_at_equal_epsilon"] is None
-    assert "kept noise" in shown
-    assert "two to four times as large as without" in " ".join(shown.split())
+    assert (
+        "Poisson from 3 classes in turn, q 0.3 of a class, on average 4"
+        in call(capsys, "plan", config, "privacy.bands=3").out
+    )
     grown = found["default_rate"] / call(capsys, "plan", config, "--json").json["default_rate"]
     assert grown == pytest.approx(found["noise_in_sums"] ** -1.5, rel=1e-2)
     assert found["hyperparameters"]["learning_rate"] == found["default_rate"]
     assert "bands" not in call(capsys, "plan", config, "--json").json
     refused = call(capsys, "plan", config, "--verbose", "privacy.bands=auto")
     assert "target_epsilon, which is missing" in refused.err
-
-
-def test_noise_of_bands_is_compared_at_one_epsilon(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """Sigma grows with bands, so what sums of steps gain at one epsilon is less than what they gain at one sigma."""
-    target = {"target_epsilon": 3.0, "noise_multiplier": None, "steps": 8}
-    config = write_config(tmp_path, run_settings(model, tmp_path, privacy=target, method={"name": "dp-sgd"}))
-    one = call(capsys, "plan", config, "--json").json
-    found = call(capsys, "plan", config, "--verbose", "privacy.bands=3", "--json").json
-    grown = found["noise_multiplier"] / one["noise_multiplier"]
-    assert grown > 1
-    equal = found["noise_in_sums_at_equal_epsilon"]
-    assert equal == pytest.approx(grown * found["noise_in_sums"], rel=1e-4)
-    shown = call(capsys, "plan", config, "--verbose", "privacy.bands=3").out
-    assert f"{equal:.3g} times the noise of 1 band at the same epsilon" in shown
-
-
-def test_auto_says_which_bands_it_took(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    target = {"target_epsilon": 3.0, "noise_multiplier": None, "bands": "auto", "steps": 8}
-    config = write_config(tmp_path, run_settings(model, tmp_path, privacy=target, method={"name": "dp-sgd"}))
-    found = call(capsys, "plan", config, "--json").json
-    several = found["bands_by_auto"] > 1
-    assert (
-        f"bands       auto: {found['bands_by_auto']}: in" in call(capsys, "plan", config, "--verbose").out
-    ) == several
-    alone = call(capsys, "plan", config, "--verbose", "privacy.steps=1")
-    assert "bands       auto: 1 is best here" in alone.out
-
-
-@pytest.mark.parametrize(
-    ("row", "says"),
-    [
-        ("dp-sgd", "two to four times as large"),
-        ("prism", "two to four times as large"),
-    ],
-)
-def test_what_is_known_of_a_row_with_bands(
-    row: str, says: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    groups = {"synthesis": {"generator": "model"}} if row == "pe-sgd-fix" else {}
-    config = write_config(
-        tmp_path,
-        run_settings(model, tmp_path, privacy={"steps": 8, "bands": 3}, method={"name": row}, **groups),
-    )
-    line = next(
-        x for x in call(capsys, "plan", config, "--verbose").out.splitlines() if x.startswith("bands")
-    )
-    assert says in line
-    assert "two to four times" in line
 
 
 def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -200,10 +144,6 @@ def test_memory_is_that_of_the_model(config: Path, model: Path, capsys: pytest.C
         call(capsys, "plan", config, "--verbose", *many, "--json").json["memory"]["records_per_micro_batch"]
         == 4096 // 48
     )
-
-
-def memory_line(shown: str) -> str:
-    return next(line for line in shown.splitlines() if line.startswith("memory"))
 
 
 def test_gradients_of_short_records(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -237,18 +177,6 @@ def test_no_micro_batch_has_more_records_than_a_batch(
     )
     said = f"{most} records of full length, the most that a batch has but for one step in 10^9, at most"
     assert said in call(capsys, "plan", config, "--verbose", *given).out
-
-
-def test_sizes_are_written_in_a_unit_that_shows_them(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    for overrides in (
-        [],
-        ["adapter.target_modules=[q_proj]", "adapter.r=1", "run.tokens_per_micro_batch=48"],
-    ):
-        line = memory_line(call(capsys, "plan", config, "--verbose", *overrides).out)
-        assert len({unit for unit in ("KiB", "MiB", "GiB") if unit in line}) == 1
-        assert " 0 " not in line
 
 
 MISSING = {
@@ -310,22 +238,6 @@ def test_packed_weights_without_their_package(
     assert found["model"]["quantization"] == "4bit"
 
 
-def test_how_the_model_is_loaded(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert (
-        "model       dtype that of its files; device cpu\n"
-        in call(capsys, "plan", config, "--verbose", "model.device=cpu").out
-    )
-    given = ["model.dtype=bfloat16", "model.quantization=4bit", "model.device_map=auto", "model.device=auto"]
-    shown = call(capsys, "plan", config, "--verbose", *given, "model.attn_implementation=eager").out
-    assert (
-        "model       dtype bfloat16; quantization 4bit; "
-        "attn_implementation eager; device_map auto, and sizes are of all its devices together\n" in shown
-    )
-    shown = call(capsys, "plan", config, "--verbose", "model.quantization=8bit", "model.fully_shard=true").out
-    assert "quantization 8bit" in shown
-    assert "fully_shard true, and sizes are of one process" in shown
-
-
 def test_the_peak_is_that_of_the_settings(
     config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -354,11 +266,8 @@ def test_what_auto_would_choose_here(
     found = call(capsys, "plan", config, "--verbose", *given, "--json").json
     assert found["tokens_per_micro_batch"] == 128  # 0.45 of 300 MiB, less the model and the records
     shown = call(capsys, "plan", config, "--verbose", *given).out
-    assert "auto        micro-batches of 128 tokens: a step takes about 128 MiB at its most, of " in shown
-    assert (
-        " MiB that it may (45% of 300 MiB free for it, less what else is kept); larger ones do not fit\n"
-        in shown
-    )
+    assert "auto        micro-batches of 128 tokens: a step takes at most about 128 MiB of " in shown
+    assert " MiB that it may use; larger ones do not fit\n" in shown
     assert call(capsys, "plan", config, "--json").json["tokens_per_micro_batch"] == 4096
 
 
@@ -371,7 +280,6 @@ def test_the_peak_is_printed(
         "peak        about 307 MiB (model 2 MiB, step 5 MiB, Python and its packages 300 MiB), and up to 5 MiB more "
         "that the C library's heap may keep\n" in shown
     )
-    assert "; what they mean: `privlora methods prism`\n" in shown
     assert "promise     per record, there or not (adjacency add-or-remove-one); " in shown
     assert call(capsys, "plan", config, "--json").json["memory"]["resident_bytes"] == 300 * 2**20
     monkeypatch.setattr("privlora.cli.memory.resident_bytes", lambda: 0)
@@ -447,15 +355,6 @@ def test_a_model_of_the_hub_is_not_fetched(config: Path, capsys: pytest.CaptureF
     assert "unknown: the model is not a local folder" in planned.out
 
 
-def test_what_is_printed(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    planned = call(
-        capsys, "plan", config, "--verbose", "privacy.target_epsilon=1", "privacy.noise_multiplier=null"
-    )
-    assert planned.err.splitlines() == BEGUN
-    for word in ("add-or-remove-one", "sigma", "replace-one", "MiB", "not protected:", "The base model"):
-        assert word in planned.out
-
-
 def test_an_alpha_without_effect_is_told(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     said = "has no effect on what prism learns"
     assert said in call(capsys, "plan", config, "--verbose", "adapter.lora_alpha=32").out
@@ -464,19 +363,6 @@ def test_an_alpha_without_effect_is_told(config: Path, capsys: pytest.CaptureFix
         said
         not in call(capsys, "plan", config, "--verbose", "adapter.lora_alpha=32", "method.name=dp-adamw").out
     )
-
-
-def test_dropout_and_a_slow_generator_are_told(
-    config: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("privlora.cli.planning.aes_instructions", lambda: True)
-    planned = call(capsys, "plan", config, "--verbose")
-    assert "of the base model off, of the adapter 0" in planned.out
-    assert "AES" not in planned.out
-    monkeypatch.setattr("privlora.cli.planning.aes_instructions", lambda: False)
-    planned = call(capsys, "plan", config, "--verbose", "model.dropout=true", "adapter.lora_dropout=0.1")
-    assert "of the base model on, of the adapter 0.1" in planned.out
-    assert "no AES instructions" in planned.out
 
 
 def test_without_privacy_nothing_is_promised(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -505,9 +391,6 @@ def test_a_projection_that_is_clipped_before(
     assert any("replaced by another" in sentence for sentence in found["not_protected"])
     numbers = sum(m.weight.numel() for m in linear if m is not loaded.lm_head)
     assert found["memory"]["update_bytes"] == plain["memory"]["update_bytes"] == numbers * 8
-    text = call(capsys, "plan", config, "--verbose", "method.name=wishart-m2").out
-    assert "not known for this method" in text
-    assert "dense updates" in text
 
 
 @pytest.fixture
@@ -575,21 +458,6 @@ PUBLIC_TROUBLE = {
         ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
         "has 12 different texts that are not used yet, and 20 are needed",
     ),
-    "too few for all steps": (["synthesis.seeds=4", "synthesis.variations=1"], "and 36 are needed"),
-    "too few for rounds of votes": (
-        ["method.name=aug-pe", "synthesis.seeds=4", "synthesis.variations=1", "synthesis.lookahead=1"],
-        "and 104 are needed",
-    ),
-    "texts that nothing reads": (["method.name=popri"], "generator=file asks another writer"),
-    "records of several parts": (["data.text='{question} {answer}'"], "synthesis writes whole texts"),
-    "a setting of another row": (
-        ["synthesis.requests=3"],
-        "synthesis.requests is read by method popri",
-    ),
-    "no function": (
-        ["synthesis.generator=callable", "synthesis.file=null", "synthesis.callable=no_such_module:write"],
-        "no_such_module",
-    ),
     "no evaluation records": (["data.evaluation=/no/such.jsonl"], "data.evaluation (on the command line): "),
 }
 
@@ -613,11 +481,7 @@ def test_texts_that_are_only_released_or_rehearsed_on_are_no_trouble(
     choosing: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`privlora synthesize` makes texts a release, whatever the row; an advice rehearses on them."""
-    released = [
-        "method.name=prism",
-        "synthesis.generator=model",
-        "synthesis.file=null",
-    ]
+    released = ["method.name=prism", "synthesis.generator=model", "synthesis.file=null"]
     assert call(capsys, "plan", choosing, *released).code == 0
     given = ["plan", choosing, "method.name=prism"]
     refuses(capsys, choosing.parent, given, "generator=file asks another writer", said=[LOADING])
@@ -689,10 +553,6 @@ def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixt
     assert (
         memory["cache_bytes"] == 2 * config.num_hidden_layers * config.num_key_value_heads * width * 4096 * 4
     )
-    shown = call(capsys, "plan", *given, "--verbose").out
-    assert "no per-example gradients" in shown
-    assert "keys and values while the model writes texts, up to" in shown
-    assert "directions of records and texts" in shown
 
 
 @pytest.mark.parametrize(
@@ -715,17 +575,3 @@ def test_a_rate_far_from_the_rows_own_is_told(
     lines = [line for line in shown.splitlines() if line.startswith("rate ")]
     assert len(lines) == (says is not None)
     assert says is None or says in lines[0]
-
-
-def test_a_rate_in_the_size_of_the_weights_is_told_with_the_rows_own(
-    config: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    given = ["method.name=dp-adamw", f"privacy.steps={RATE_STEPS}", "method.relative_rate=true"]
-    shown = call(capsys, "plan", config, "--verbose", *given, "method.learning_rate=null").out
-    (line,) = (line for line in shown.splitlines() if line.startswith("rate "))
-    assert "relative: the share of the frozen weights' norms" in line
-    assert "the method's default is 0.0851" in " ".join(shown.split())
-    shown = call(capsys, "plan", config, "--verbose", *given, "method.learning_rate=0.945").out
-    lines = [line for line in shown.splitlines() if line.startswith("rate ")]
-    assert "11.1 times the method's default" in lines[0]
-    assert "relative:" not in call(capsys, "plan", config, "--verbose", *given[:2]).out

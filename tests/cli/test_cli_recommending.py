@@ -114,20 +114,12 @@ def test_options_of_sizes(given: list[object], config: Path, capsys: pytest.Capt
     )
 
 
-def test_tokens_alone_say_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, config.parent, ["plan", config, "--sizes", "--tokens", 9], "--tokens", "give --minutes")
-
-
 @pytest.mark.parametrize(
     ("file", "more", "said"),
     [
         ("none.jsonl", [], "auto.file (on the command line): there is no file "),
         (".", [], "is not a file"),
-        (
-            "few.jsonl",
-            [],
-            "auto.file holds 5 different records with a token to learn, and 32 are needed",
-        ),
+        ("few.jsonl", [], "auto.file holds 5 different records with a token to learn, and 32 are needed"),
         ("records.jsonl", [], "auto.file names "),
         (
             "few.jsonl",
@@ -212,10 +204,6 @@ def test_public_records_are_looked_for_before_anything_is_loaded(
     refuses(capsys, folder, argv, "auto.file (on the command line): ")
 
 
-def test_a_folder_is_no_page(config: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    refuses(capsys, folder, ["plan", config, "--sizes", "--page", folder], "is a folder")
-
-
 def size(passes: float, noise: float, loss: float, *, own: bool = False) -> Size:
     return Size(3.0, passes, round(10 * passes), 100.0, 1.0, noise, 0.01, loss, own)
 
@@ -246,47 +234,3 @@ def test_no_more_passes_are_advised_where_longer_rehearsals_learn_by_heart() -> 
     assert "not advised" not in told(1.6, 1.5, 1.51, 1.535)  # no more than draws differ by
     assert "not advised" not in told(2.2, 2.1, 2.2, 2.3)  # worse than no training: these records say little
     assert "Of 20 steps of 100: the loss was 1.5000 ± 0.0200 at 0.01" in worse
-
-
-def test_phases_are_named(config: Path, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    write_records(tmp_path / "public.jsonl", 40, first=100)
-    words = ["privacy.steps=1", "privacy.expected_batch_size=10", "auto.passes=0.02"]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(recommending, "_PASSES", (0.02,))
-        patch.setattr(recommending, "_EPSILONS", (3.0,))
-        told = call(capsys, "plan", config, "--sizes", *words, "--public", tmp_path / "public.jsonl").err
-    phases = (
-        "finding the noise of each size",
-        "rehearsing learning rates of prism on public records",
-        "rehearsing sizes on public records",
-    )
-    assert all(f"\n{phase}\n" in told for phase in phases)
-    assert [told.index(phase) for phase in phases] == sorted(told.index(phase) for phase in phases)
-    assert "rehearsing sizes on public records: 3 of 3" in told
-
-
-@pytest.mark.long
-def test_what_few_units_make_of_sizes_is_said(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    words = ["privacy.public_dataset_size=100", "privacy.steps=auto", "privacy.expected_batch_size=auto"]
-    own = (
-        "passes 5 over 100 units would make 7 steps: a run has at least 10, so it is 10 steps of 50, passes 5"
-    )
-    told = call(capsys, "plan", config, "--sizes", *words)
-    assert own in told.out
-    assert "no batch has more than half of the units, so it is 13 steps of 50, passes 6.5" in told.out
-    found = call(capsys, "plan", config, "--sizes", *words, "--json").json
-    sizes = [(size["steps"], size["batch"]) for size in found["by_passes"]]
-    assert len(sizes) == len(set(sizes))  # 10 passes are 5 here
-    assert found["bounds"][0] == own
-    assert f"auto: {own}" in call(capsys, "plan", config, *words).out
-    assert call(capsys, "plan", config, *words, "--json").json["few"] == own
-    assert "would make" not in call(capsys, "plan", config, "--sizes").out
-    assert call(capsys, "plan", config, "--json").json["few"] is None
-
-
-def test_what_rehearsals_cannot_tell_is_said() -> None:
-    sizes = [size(1, 0.2, 2.1, own=True), size(2, 0.19, 2.2)]
-    told = " ".join(advice(Recommendation(2000.0, 1e-5, sizes, sizes, 2.0, 20)))
-    assert "more compute hardly helps" in told
-    assert "these records say little" in told
-    assert "The 20 public records that stood for 2000" in told

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import json
 import shutil
 import subprocess
@@ -29,7 +28,6 @@ ODD_KEY = "Greta_of_Rivers_road"
 MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "text": (lambda f: jsonl(f / "d.jsonl", rows(300, text=SECRET)), {"text": "text"}),
     "plain lines": (lambda f: _text(f / "d.txt", 300), {"text": "text"}),
-    "zipped": (lambda f: _zipped(f / "d.jsonl.gz"), {"text": "text"}),
     "title and body": (
         lambda f: jsonl(f / "d.jsonl", rows(9, title="A", body=SECRET)),
         {"text": "{title}\n{body}"},
@@ -37,10 +35,6 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "capitals": (lambda f: jsonl(f / "d.jsonl", rows(9, Note=SECRET)), {"text": "Note"}),
     "the only text": (
         lambda f: jsonl(f / "d.jsonl", rows(9, anamnesis=SECRET, age=int)),
-        {"text": "anamnesis"},
-    ),
-    "by far the longest": (
-        lambda f: jsonl(f / "d.jsonl", rows(9, kind="a", anamnesis=9 * SECRET)),
         {"text": "anamnesis"},
     ),
     "Alpaca": (
@@ -54,10 +48,6 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
     "questions": (
         lambda f: table(f / "d.csv", rows(40_000, question="Who", answer=SECRET)),
         {"prompt": "question", "completion": "answer"},
-    ),
-    "prompt and response": (
-        lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", response=SECRET)),
-        {"prompt": "prompt", "completion": "response"},
     ),
     "set off already": (
         lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", completion=lambda i: f" {SECRET}")),
@@ -91,7 +81,6 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
         lambda f: jsonl(f / "d.jsonl", rows(60, chosen=chat, rejected=chat)),
         {"prompt": None, "chosen": "chosen", "rejected": "rejected"},
     ),
-    "a JSON list": (lambda f: _listed(f / "d.json"), {"text": "text"}),
     "odd name of a file": (
         lambda f: jsonl(f / "my notes: 2024 #1.jsonl", rows(9, text=SECRET)),
         {"text": "text"},
@@ -101,16 +90,6 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
 
 def _text(path: Path, count: int) -> Path:
     path.write_text("".join(f"{SECRET} {i}\n" for i in range(count)))
-    return path
-
-
-def _zipped(path: Path) -> Path:
-    path.write_bytes(gzip.compress(b"".join(json.dumps(r).encode() + b"\n" for r in rows(50, text=SECRET))))
-    return path
-
-
-def _listed(path: Path) -> Path:
-    path.write_text(json.dumps(rows(50, text=SECRET)))
     return path
 
 
@@ -150,17 +129,6 @@ def test_a_file_of_this_shape(shape: str, base: Path, here: Path, capsys: pytest
         "next:     privlora plan run.yaml",
         "next:     privlora train run.yaml",
     ]
-
-
-def test_each_value_is_explained(base: Path, here: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    _, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(4306, text=SECRET)), "--model", base)
-    assert "public_dataset_size: 4000" in text
-    assert "delta: 1e-5" in text
-    assert "4306" not in text
-    for word in ("PUBLISHED", "PRIVATE records", "a power of ten", "noisy steps", "PUBLIC file"):
-        assert word in text
-    assert text.startswith("# Editors complete settings with `privlora settings --schema")
-    assert max(map(len, text.splitlines())) <= 120
 
 
 def test_an_editor_finds_the_schema_beside_it(
@@ -420,53 +388,39 @@ def _lines(records: list[dict[str, Any]]) -> Callable[[Path], Path]:
     return lambda folder: jsonl(folder / "d.jsonl", records)
 
 
-BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
+BAD: dict[str, tuple[Any, ...]] = {
     "a table separated otherwise": (
         lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), ";"),
-        [],
-        ["separated by", "';'"],
+        ("separated by", "';'"),
     ),
-    "a table separated otherwise, with commas in it": (
-        lambda f: table(f / "d.csv", rows(3, a="b", text=f"{SECRET}, and more, of it"), ";"),
-        [],
-        ["separated by", "';'"],
-    ),
-    "tabs": (lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), "\t"), [], ["separated by"]),
-    "no header": (lambda f: table(f / "d.csv", [{SECRET: SECRET, "a": "b c"}]), [], ["header line"]),
+    "tabs": (lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), "\t"), "separated by"),
+    "no header": (lambda f: table(f / "d.csv", [{SECRET: SECRET, "a": "b c"}]), "header line"),
     "a folder": (
         lambda f: _folder(f / "all", "d.jsonl"),
-        [],
-        ["is not a file but a folder", "/all/d.jsonl]", "with --clients if each is of another owner"],
+        ("is not a file but a folder", "/all/d.jsonl]", "with --clients if each is of another owner"),
     ),
     "a folder of several kinds": (
         lambda f: _folder(f / "all", "b.jsonl.gz", "c.csv", "d.png"),
-        [],
-        ["/all/b.jsonl.gz, ", "/all/c.csv]"],
+        ("/all/b.jsonl.gz, ", "/all/c.csv]"),
     ),
-    "a folder of no records": (
-        lambda f: _folder(f / "all", "d.png"),
-        [],
-        ["no file of records, nor a folder of them. Fix: name a file: .jsonl"],
-    ),
-    "an empty folder": (lambda f: _folder(f / "all"), [], ["no file of records, nor a folder of them"]),
-    "no such file": (lambda f: f / "none.jsonl", [], ["there is no file"]),
-    "an unknown ending": (lambda f: _text(f / "d.doc", 3), [], ["ending"]),
-    "empty": (lambda f: _text(f / "d.jsonl", 0), [], ["no records in"]),
-    "UTF-16": (lambda f: _bytes(f / "d.txt", SECRET.encode("utf-16")), [], ["iconv -f UTF-16 -t UTF-8"]),
-    "Latin": (lambda f: _bytes(f / "d.txt", "Müller".encode("latin-1")), [], ["iconv -f WINDOWS-1252"]),
-    "no JSON": (lambda f: _text(f / "d.jsonl", 3), [], ["lines 1, 2, 3: this is not JSON"]),
+    "an empty folder": (lambda f: _folder(f / "all"), "no file of records, nor a folder of them"),
+    "no such file": (lambda f: f / "none.jsonl", "there is no file"),
+    "an unknown ending": (lambda f: _text(f / "d.doc", 3), "ending"),
+    "empty": (lambda f: _text(f / "d.jsonl", 0), "no records in"),
+    "UTF-16": (lambda f: _bytes(f / "d.txt", SECRET.encode("utf-16")), "iconv -f UTF-16 -t UTF-8"),
+    "Latin": (lambda f: _bytes(f / "d.txt", "Müller".encode("latin-1")), "iconv -f WINDOWS-1252"),
+    "no JSON": (lambda f: _text(f / "d.jsonl", 3), "lines 1, 2, 3: this is not JSON"),
     "lines that are no JSON": (
         lambda f: _bytes(
             f / "d.jsonl",
             b"\n".join([b'{"text": "a"}', b'{"text"', b"[1]", b"{", b'{"text": null}', b'{"text": "b"}']),
         ),
-        [],
-        [
+        (
             "d.jsonl, lines 2, 4: this is not JSON",
             "line 3: this is a JSON list",
             "of a file that is one list of records, set data.format=json",
             "line 5: column 'text' is empty",
-        ],
+        ),
     ),
     "a chat that is none": (
         _lines(
@@ -477,27 +431,15 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
                 {ODD_KEY: "a"},
             ]
         ),
-        [],
-        [
+        (
             "d.jsonl, line 10: message 1 of column 'messages' has no content",
             "line 11: column 'messages' is not a list of messages",
             "line 12: has no column 'messages', which most records have",
-        ],
-    ),
-    "ShareGPT without one value": (
-        _lines(
-            [
-                *rows(9, conversations=sharegpt, id=SECRET),
-                {"conversations": [{"from": "human"}], "id": SECRET},
-            ]
         ),
-        [],
-        ["d.jsonl, line 10: message 1 of column 'conversations' has no known role"],
     ),
     "speakers that nobody knows": (
         _lines(rows(9, messages=lambda i: [{"from": "bot", "value": SECRET}], id=SECRET)),
-        [],
-        ["d.jsonl, lines 1, 2, 3, 4, 5 and more: message 1 of column 'messages' has no known role"],
+        "d.jsonl, lines 1, 2, 3, 4, 5 and more: message 1 of column 'messages' has no known role",
     ),
     "a preference whose worse answer is null": (
         _lines(
@@ -506,150 +448,128 @@ BAD: dict[str, tuple[Callable[[Path], Any], list[str], list[str]]] = {
                 {"prompt": SECRET, "chosen": SECRET, "rejected": None},
             ]
         ),
-        [],
-        ["d.jsonl, line 10: column 'rejected' is empty (null)"],
+        "d.jsonl, line 10: column 'rejected' is empty (null)",
     ),
     "a preference without its worse answer": (
         _lines(rows(9, prompt=SECRET, chosen=SECRET)),
-        [],
-        ["most records have: prompt, chosen", "--prompt COLUMN --completion COLUMN"],
-    ),
-    "a preference whose worse answer is misspelt": (
-        _lines(rows(9, prompt=SECRET, chosen=SECRET, rejectd=SECRET)),
-        [],
-        ["most records have: prompt, chosen, rejectd"],
+        ("most records have: prompt, chosen", "--prompt COLUMN --completion COLUMN"),
     ),
     "a JSON list as text": (
         lambda f: _bytes(f / "d.txt", b'[\n  {"text": "a"},\n  {"text": "b"}\n]\n'),
-        [],
-        ["d.txt is named as a text", "holds JSON", "set data.format=json, or data.format=text if"],
-    ),
-    "JSON lines as text": (
-        lambda f: _bytes(f / "d.txt", b'\xef\xbb\xbf{"text": "a"}\n{"text": "b"}\n'),
-        [],
-        ["holds JSON, an object a line", "set data.format=jsonl"],
+        ("d.txt is named as a text", "holds JSON", "set data.format=json, or data.format=text if"),
     ),
     "no ending": (
         lambda f: _bytes(f / "notes", b'{"text": "a"}\n'),
-        [],
-        ["the ending of", "it holds JSON, an object a line: set data.format=jsonl"],
+        ("the ending of", "it holds JSON, an object a line: set data.format=jsonl"),
     ),
     "no such format": (
         _lines(rows(3, text=SECRET)),
-        ["--format", "lines"],
-        ["format='lines' is unknown", "auto, jsonl"],
+        ("format='lines' is unknown", "auto, jsonl"),
+        "--format",
+        "lines",
     ),
-    "a list of words": (lambda f: _bytes(f / "d.json", b'["a"]'), [], ["item 1"]),
+    "a list of words": (lambda f: _bytes(f / "d.json", b'["a"]'), "item 1"),
     "columns like any": (
         _lines(rows(3, alpha=SECRET, beta=SECRET)),
-        [],
-        ["cannot be guessed", "alpha, beta", "--text COLUMN"],
+        ("cannot be guessed", "alpha, beta", "--text COLUMN"),
     ),
     "a key of few records": (
         _lines([*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
-        [],
-        ["cannot be guessed", "most records have: alpha, beta"],
+        ("cannot be guessed", "most records have: alpha, beta"),
     ),
     "a key of few records beside a column that is told": (
         _lines([*rows(3, alpha=SECRET, beta=SECRET), {ODD_KEY: "a"}]),
-        ["--text", ODD_KEY[:-1]],
-        ["its columns are: alpha, beta"],
+        "its columns are: alpha, beta",
+        "--text",
+        ODD_KEY[:-1],
     ),
     "a text that is missing once": (
         _lines([*rows(3, text=SECRET), {"id": 4}]),
-        [],
-        [
-            "d.jsonl, line 4: has no column 'text', which most records have. Fix: write a text there, or remove"
-        ],
+        "d.jsonl, line 4: has no column 'text', which most records have. Fix: write a text there, or remove",
     ),
     "a null": (
         _lines([*rows(3, text=SECRET), {"text": None}, {"text": None}]),
-        [],
-        ["d.jsonl, lines 4, 5: column 'text' is empty (null)"],
-    ),
-    "a null in a column that is told": (
-        _lines([{"a": None, "b": "c"}, *rows(3, a=SECRET, b=SECRET)]),
-        ["--text", "a"],
-        ["d.jsonl, line 1: column 'a' is empty (null)"],
+        "d.jsonl, lines 4, 5: column 'text' is empty (null)",
     ),
     "a name of two words": (
         _lines(rows(3, **{"id": SECRET, "chief complaint": SECRET, "plan": SECRET})),
-        [],
-        ["most records have: id, chief complaint, plan. Fix"],
+        "most records have: id, chief complaint, plan. Fix",
     ),
     "files of several kinds": (
         _lines([{"a": SECRET}, {"b": SECRET}]),
-        [],
-        [
-            "no column is in most of the records, so the files seem to be of several kinds: init one of them alone. Fix"
-        ],
+        "no column is in most of the records, so the files seem to be of several kinds: init one of them alone. Fix",
     ),
-    "two words of a record": (
-        lambda f: table(f / "d.csv", [{"Ada Lovelace": SECRET, "flu": SECRET}]),
-        [],
-        ["header line"],
-    ),
-    "numbers alone": (_lines(rows(3, a=int)), [], ["cannot be guessed"]),
-    "no such column": (_lines(rows(3, note=SECRET)), ["--text", "notes"], ["did you mean 'note'?"]),
+    "numbers alone": (_lines(rows(3, a=int)), "cannot be guessed"),
+    "no such column": (_lines(rows(3, note=SECRET)), "did you mean 'note'?", "--text", "notes"),
     "a column of numbers": (
         _lines(rows(3, note=SECRET, age=int)),
-        ["--text", "age"],
-        ["d.jsonl, lines 1, 2, 3: column 'age' holds int, not text"],
+        "d.jsonl, lines 1, 2, 3: column 'age' holds int, not text",
+        "--text",
+        "age",
     ),
-    "no messages": (_lines(rows(3, note=SECRET)), ["--messages", "note"], ["not a list of messages"]),
-    "half a form": (_lines(rows(3, note=SECRET)), ["--prompt", "note"], ["by halves"]),
-    "two forms": (_lines(rows(3, note=SECRET)), ["--text", "note", "--messages", "note"], ["more than once"]),
-    "a broken format": (_lines(rows(3, note=SECRET)), ["--text", "{note"], ["cannot be read"]),
-    "a format without a column": (_lines(rows(3, note=SECRET)), ["--text", "{{}}"], ["names no column"]),
-    "no users": (_lines(rows(3, text=SECRET, user=lambda i: None)), ["--user", "user"], ["names no unit"]),
+    "no messages": (_lines(rows(3, note=SECRET)), "not a list of messages", "--messages", "note"),
+    "half a form": (_lines(rows(3, note=SECRET)), "by halves", "--prompt", "note"),
+    "two forms": (_lines(rows(3, note=SECRET)), "more than once", "--text", "note", "--messages", "note"),
+    "a broken format": (_lines(rows(3, note=SECRET)), "cannot be read", "--text", "{note"),
+    "a format without a column": (_lines(rows(3, note=SECRET)), "names no column", "--text", "{{}}"),
+    "no users": (_lines(rows(3, text=SECRET, user=lambda i: None)), "names no unit", "--user", "user"),
     "a wrong column of users": (
         _lines([*rows(3, text=SECRET), {"text": "b", "rare": 1}]),
-        ["--user", "patient"],
-        ["--user: record 1: has no column 'patient'; its columns are: text", "name one of its columns"],
+        ("--user: record 1: has no column 'patient'; its columns are: text", "name one of its columns"),
+        "--user",
+        "patient",
     ),
     "a misspelt column of users beside another": (
         _lines(rows(3, text=SECRET, patient="a")),
-        ["--user", "patent", "--text", "story"],
-        [
+        (
             "2 mistakes",
             "has no column 'story'",
             "--user: record 1: has no column 'patent'",
             "did you mean 'patient'?",
-        ],
+        ),
+        "--user",
+        "patent",
+        "--text",
+        "story",
     ),
     "a file twice": (
         _lines(rows(3, text=SECRET)),
-        ["d.jsonl"],
-        ["d.jsonl is given twice", "Each record would be two units"],
+        ("d.jsonl is given twice", "Each record would be two units"),
+        "d.jsonl",
     ),
     "wrong columns of prompt and answer": (
         _lines(rows(3, ask=SECRET, tell=SECRET)),
-        ["--prompt", "request", "--completion", "reply"],
-        [
+        (
             "2 mistakes",
             "--prompt: record 1: has no column 'request'; its columns are: ask, tell",
             "name one of its columns",
             "--completion: record 1: has no column 'reply'",
             "name one of its columns",
-        ],
+        ),
+        "--prompt",
+        "request",
+        "--completion",
+        "reply",
     ),
     "a table without a header": (
         lambda f: (f / "d.csv").write_text("Lovelace,flu\nByron,gout\n", encoding="utf-8") and f / "d.csv",
-        ["--text", "story"],
-        ["--text: record 1: has no column 'story'; its columns are: (not shown"],
+        "--text: record 1: has no column 'story'; its columns are: (not shown",
+        "--text",
+        "story",
     ),
     "users that are missing late": (
         _lines([*rows(300, text=SECRET, user="a"), {"text": "b", "user": ""}]),
-        ["--user", "user"],
-        ["d.jsonl, line 301: ", "column 'user'", "names no unit"],
+        ("d.jsonl, line 301: ", "column 'user'", "names no unit"),
+        "--user",
+        "user",
     ),
-    "no epsilon": (_lines(rows(3, text=SECRET)), ["--epsilon", "0"], ["from 0.001 to 500"]),
-    "infinite epsilon": (_lines(rows(3, text=SECRET)), ["--epsilon", "inf"], ["from 0.001 to 500"]),
-    "no folder": (_lines(rows(3, text=SECRET)), ["--output", "no/x.yaml"], ["no folder"]),
-    "over another file": (_lines(rows(3, text=SECRET)), ["--output", "d.jsonl"], ["exists already"]),
-    "no model": (_lines(rows(3, text=SECRET)), ["--model", "models/none"], ["no local folder"]),
-    "a text for a model": (_lines(rows(3, text=SECRET)), ["--model", SECRET], ["not shown: it is a text"]),
+    "no epsilon": (_lines(rows(3, text=SECRET)), "from 0.001 to 500", "--epsilon", "0"),
+    "no folder": (_lines(rows(3, text=SECRET)), "no folder", "--output", "no/x.yaml"),
+    "over another file": (_lines(rows(3, text=SECRET)), "exists already", "--output", "d.jsonl"),
+    "no model": (_lines(rows(3, text=SECRET)), "no local folder", "--model", "models/none"),
+    "a text for a model": (_lines(rows(3, text=SECRET)), "not shown: it is a text", "--model", SECRET),
 }
+"""What is there -> who makes the file, words of the refusal, and further arguments."""
 
 
 def _bytes(path: Path, content: bytes) -> Path:
@@ -661,8 +581,9 @@ def _bytes(path: Path, content: bytes) -> Path:
 def test_what_is_refused_in_one_line(
     name: str, base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    make, more, words = BAD[name]
+    make, words, *more = BAD[name]
     path = make(here)
+    words = (words,) if isinstance(words, str) else words
     refuses(capsys, here, ["init", path, "--model", base, *more], *words, "Fix: ")
     assert SECRET not in capsys.readouterr().err
     assert ODD_KEY not in call(capsys, "init", path, "--model", base, *more).err
@@ -722,34 +643,19 @@ def test_at_the_models_limit_nothing_is_said_to_fit(
     base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """By the length alone, which stands there: how many records are longer is theirs."""
-    limit = "in tokens, the model's limit of 128: longer records are cut"
-    for name, text in (("long", 40 * SECRET), ("just", 3 * SECRET)):
-        settings, written, _ = started(
-            capsys, jsonl(here / f"{name}.jsonl", rows(9, text=text)), "--model", base
-        )
-        assert settings.data.max_length == 128
-        assert limit in written
-        assert "most records fit" not in written
-        assert "# chunk: true   # divides longer texts" in written
-        (here / "run.yaml").unlink()
     wide = save_base(here / "wide", positions=9000)
-    short, written, _ = started(capsys, jsonl(here / "c.jsonl", rows(9, text=2 * SECRET)), "--model", wide)
-    assert (short.data.max_length, "most records fit" in written, "chunk" in written) == (128, True, False)
-    (here / "run.yaml").unlink()
-    longest, written, _ = started(
-        capsys, jsonl(here / "w.jsonl", rows(9, text=400 * SECRET)), "--model", wide
-    )
-    assert longest.data.max_length == 2048
-    assert "at most 2048 are proposed: longer records are cut" in written
-
-
-def test_preferences_say_why_they_have_no_rate(
-    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    records = jsonl(here / "d.jsonl", rows(60, prompt="Who?", chosen=SECRET, rejected="Nobody."))
-    settings, text, _ = started(capsys, records, "--model", base)
-    assert settings.method.learning_rate is None
-    assert "# No learning_rate: the method's own" in text
+    for name, folder, text, length in (
+        ("long", base, 40 * SECRET, 128),
+        ("just", base, 3 * SECRET, 128),
+        ("short", wide, 2 * SECRET, 128),
+        ("longest", wide, 400 * SECRET, 2048),
+    ):
+        records = jsonl(here / f"{name}.jsonl", rows(9, text=text))
+        settings, written, _ = started(capsys, records, "--model", folder)
+        assert settings.data.max_length == length
+        assert ("most records fit" in written) == (name == "short")
+        assert ("longer records are cut" in written) == (name != "short")
+        (here / "run.yaml").unlink()
 
 
 # --- several owners ---
@@ -826,21 +732,8 @@ def test_what_no_federation_can_be_of(name: str, here: Path, capsys: pytest.Capt
     _clinics(here, "north.jsonl", "south.jsonl")
     _clinics(here, "c.jsonl", "d.jsonl", messages=chat)
     _clinics(here, "p.jsonl", "q.jsonl", prompt="Who?", chosen=SECRET, rejected="Nobody.")
-    (here / "trl.yaml").write_text("model_name_or_path: plain\nlearning_rate: 1.0e-4\nlora_r: 8\n")
     argv, words = FEDERATED_BAD[name]
     refuses(capsys, here, ["init", *argv, "--clients", "--model", plain], *words, "Fix: ")
-
-
-def test_what_a_proposal_lacks_of_a_federation_is_told_at_once(
-    base: Path, here: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    started(capsys, jsonl(here / "d.jsonl", rows(4000, text=SECRET)), "--model", base)
-    ended = call(capsys, "train", "run.yaml", "--engine", "embedded")
-    assert (ended.code, ended.out) == (2, "")
-    fixes = ended.err.splitlines()[1:]
-    assert len(fixes) == 3
-    assert "federation: {clients:" in fixes[0]
-    assert ("privlora init" in fixes[1], "to train in one place" in fixes[2]) == (True, True)
 
 
 def test_a_full_disk_leaves_nothing(
@@ -903,17 +796,6 @@ def test_all_settings_as_options_are_told_at_once(capsys: pytest.CaptureFixture[
     assert "--json" not in outcome.err
 
 
-def test_a_number_out_of_range_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    for argv in (
-        ("audit", "run.yaml", "--shadows", "10"),
-        ("plan", "run.yaml", "--minutes", "0"),
-        ("plan", "run.yaml", "--minutes", "x"),
-        ("audit", "run.yaml", "--confidence", "2"),
-        ("audit", "run.yaml", "--attacker", "nobody"),
-    ):
-        check(call(capsys, *argv), f"Invalid value for '{argv[2]}'", f"see `privlora {argv[0]} --help`")
-
-
 def test_a_record_in_the_place_of_an_option_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     outcome = call(capsys, "train", "run.yaml", "--steps", SECRET)
     check(outcome, "write privacy.steps")
@@ -930,8 +812,6 @@ def test_no_slow_imports(here: Path) -> None:
         "import sys; from privlora.cli import main\n"
         "main(['settings', 'privacy']); main(['settings', '--schema'])\n"
         "assert main(['train', 'd.yaml', 'data.path=none.jsonl']) == 2\n"
-        "assert main(['compare', 'none.yaml', '--part', 'a/b']) == 2\n"
-        "assert main(['compare', 'none.yaml']) == 2\n"
         "print([m for m in ('torch', 'transformers', 'scipy', 'datasets') if m in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
@@ -949,20 +829,12 @@ def test_no_exact_number_of_records_or_users_is_told(
 
 
 def test_a_name_that_is_no_folder_is_said_to_be_the_hubs(
-    base: Path, here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     jsonl(here / "d.jsonl", rows(300, text=SECRET))
     (here / "models" / "stories260K").mkdir(parents=True)
     (here / "models" / "stories260K" / "config.json").write_text("{}")
-    monkeypatch.chdir(here)
     told = call(capsys, "init", "d.jsonl", "--model", "stories260k")
     assert told.code == 0, told.err
-    assert (
-        "note: model 'stories260k' is no folder here, so the hub will be asked for it by that name. "
-        in told.err
-    )
+    assert "the hub will be asked for it by that name. " in told.err
     assert "Did you mean the folder 'models/stories260K'?\n" in told.err
-    other = call(capsys, "init", "d.jsonl", "--model", "gpt2", "--output", "o.yaml")
-    assert "for it by that name\n" in other.err
-    local = call(capsys, "init", "d.jsonl", "--model", base, "--output", "l.yaml")
-    assert "hub" not in local.err

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import LOADING, call, record, refuses, run_settings, tree, write_config, write_records
+from cli_cases import call, record, refuses, run_settings, tree, write_config, write_records
 from safetensors.torch import load_file, save_file
 
 from privlora.accounting import read_ledger
@@ -84,14 +84,7 @@ def test_the_release_is_a_data_set(voted: Path) -> None:
         "data_files: synthetic.jsonl",
         "# DIFFERENTIALLY PRIVATE: 8 public texts that were chosen privately",
         "All of them are texts of the public file, word for word",
-        "The texts and everything else in this folder that training computed from the private records are (",
-        "2 noisy steps of the Gaussian mechanism with noise multiplier 2, on votes of norm 1 at most",
-        "Gaussian mechanism on one vector of votes per record",
-        "None compares with a private record",
-        "- What the generator knows, and the words that asked it.",
-        "- People whom a text seems to speak of.",
         "Near copies of public texts (synthesis.file) | 100.0 %",
-        "aug-pe: records vote",
     ):
         assert words in card, words
     assert "Learning rate" not in card  # nothing was trained
@@ -227,10 +220,7 @@ def test_an_evolved_population_is_chosen_from_by_the_last_release_too(
             {"data": {"text": None, "prompt": "question", "completion": "answer"}},
             ["synthesis writes whole texts"],
         ),
-        (
-            {"synthesis": {**TEXTS, "seeds": 40}},
-            [" has 60 different texts", "lower synthesis.seeds"],
-        ),
+        ({"synthesis": {**TEXTS, "seeds": 40}}, [" has 60 different texts", "lower synthesis.seeds"]),
     ],
 )
 def test_bad_settings_are_refused(
@@ -284,10 +274,7 @@ def test_a_run_that_is_not_there_is_told_beside_wrong_settings(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
-    words = (
-        "no run in 'runs/none'",
-        "unknown setting 'synthesis.count'",
-    )
+    words = ("no run in 'runs/none'", "unknown setting 'synthesis.count'")
     argv: list[object] = ["synthesize", config, "synthesis.count=10", "--from", "runs/none"]
     refuses(capsys, folder, argv, *words)
 
@@ -363,20 +350,10 @@ def test_the_texts_are_audited_in_a_folder_of_their_own(
     config = write_config(folder, given)
     ended = call(capsys, "synthesize", config, "--audit", "--canaries", 24, "--confidence", 0.9)
     assert ended.code == 0, ended.err
-    assert "audit, not for release: per record" in ended.err
-    assert re.search(r"^lower bound: epsilon \d\.\d{4} \(90% confidence", ended.out, re.MULTILINE)
-    assert re.search(
-        r"^exposure: +\d\.\d\d bits \(chance 1\.\d\d, most \d\.\d\d\), AUC", ended.out, re.MULTILINE
-    )
-    assert re.search(
-        r"^recited: +\d+ of \d+ canaries that were in, \d+ of \d+ that were not, in 20 texts", ended.out, re.M
-    )
-    assert re.search(
-        r"^note: +Guesses on 24 canaries could show no more than ε ≥ \d\.\d{3}, had all been right: by them alone the "
-        r"claim could not be refuted\.$",
-        ended.out,
-        re.M,
-    )
+    assert "audit, not for release: epsilon " in ended.err
+    lines = ended.out.splitlines()
+    named = ["claimed:", "lower", "exposure:", "recited:", "guesses:", "note:"]
+    assert [line.split()[0] for line in lines[: len(named)]] == named
     assert "PRIVATE: these numbers are about the records" in ended.out
     assert not (folder / "run").exists()
     place = folder / "run-audit"
@@ -390,15 +367,3 @@ def test_the_texts_are_audited_in_a_folder_of_their_own(
     refuses(
         capsys, folder, ["synthesize", config, "--audit", "--canaries", 25], "holds another run", quiet=False
     )
-
-
-def test_a_run_that_has_no_adapter_is_not_audited(
-    voted: Path, model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    config = write_config(folder, run_settings(model, folder, synthesis={"max_new_tokens": 8}))
-    for source, words in (
-        (voted / "run", "no adapter that could be asked"),
-        (folder / "nowhere", "no run in"),
-    ):
-        asked = ["synthesize", config, "--from", source, "--audit"]
-        refuses(capsys, folder, asked, words, said=[LOADING] if source.exists() else ())

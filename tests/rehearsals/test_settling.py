@@ -805,7 +805,8 @@ def test_trials_train_on_all_steps_and_are_scored_on_what_they_did_not_see(
     monkeypatch.setattr(
         settling, "sequential_batches", lambda e, **more: (meant.append(of(e)), norms(e, **more))[1]
     )
-    chosen = settings(public, privacy={"clip_norm": "auto"}, auto={"limit": 40})
+    monkeypatch.setattr(settling, "MOST_TEXTS", 40)
+    chosen = settings(public, privacy={"clip_norm": "auto"})
     found = settled(chosen)
     texts = settling.public_texts(chosen, tiny_tokenizer(), lambda *_: None)
     assert len(texts.records) + len(texts.held) == 40  # of 48

@@ -70,8 +70,7 @@ def test_a_row_that_uses_no_public_texts_is_said_to_have_none() -> None:
 
 
 def test_counts_are_told(report: dict[str, Any]) -> None:
-    found = rows(report, "aug-pe", nearest=3, lookahead=2)
+    found = rows(report, "aug-pe", nearest=3)
     assert "for the 3 nearest" in found["Votes"]
     assert "100 texts are kept by rank" in found["Votes"]
-    assert "where 2 variations of it are" in found["Votes"]
     assert "chosen anew after every round" in found["Public texts"]

@@ -81,24 +81,11 @@ def test_a_generator_of_the_room_may_vary() -> None:
     assert set(evolving.population.texts[2:]) < {"e", "f", "g"}
 
 
-def test_candidates_stand_where_they_are_or_where_their_variations_do() -> None:
+def test_candidates_stand_where_they_are() -> None:
     generator = Doubling()
     plain = evolution(["ab", "cd"], keep=1, generator=generator).propose()
     np.testing.assert_allclose(plain[0, :2], [0.5**0.5] * 2)
     assert generator.asked == []
-    ahead = evolution(["ab", "cd"], keep=1, generator=generator, lookahead=3).propose()
-    np.testing.assert_allclose(ahead[0, :2], np.array([1.0, 2.0]) / 5**0.5)  # of "abb"
-    assert generator.asked == [["ab", "cd"]] * 3
-
-
-def test_a_look_ahead_is_the_mean_of_directions() -> None:
-    class Alternating(Doubling):
-        def vary(self, texts: Any) -> list[str]:
-            super().vary(texts)
-            return ["aaaa" if len(self.asked) % 2 else "b" for _ in texts]
-
-    (made,) = evolution(["x"], keep=1, variations=0, generator=Alternating(), lookahead=2).propose()
-    np.testing.assert_allclose(made[:2], [0.5, 0.5])
 
 
 @pytest.mark.parametrize(
@@ -106,7 +93,6 @@ def test_a_look_ahead_is_the_mean_of_directions() -> None:
     [
         ({"keep": 0}, "too small"),
         ({"variations": -1}, "too small"),
-        ({"lookahead": -1}, "too small"),
         ({"keep": 3}, "keep its size"),
         ({"selection": "softmax"}, "unknown selection"),
     ],
@@ -138,7 +124,7 @@ def test_evolution_finds_what_the_records_are_like(tmp_path: Path) -> None:
     records = ["aaaabb"] * 300 + ["cddddd"] * 200
     generator = Mixing()
     first = generator.random(20)
-    evolving = AugPE(Population(first), generator, count_letters, keep=5, variations=3, lookahead=0)
+    evolving = AugPE(Population(first), generator, count_letters, keep=5, variations=3)
     with ledger_of(tmp_path, 12, sigma=4.0, expected_batch_size=500.0) as ledger:
         rounds = Rounds(
             evolving,

@@ -156,6 +156,31 @@ def test_releases_before_training_count() -> None:
         assert f"ε {math.ceil(true * 100) / 100:.2f} " in line
 
 
+def test_a_log_shows_how_long_public_work_before_the_first_step_takes(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, console = [0.0], Console(file=io.StringIO(), width=120)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+    with RichObserver(console, plan(300)) as observer:
+        for done in range(0, 101, 10):
+            observer.on_public_work("writing", done, 100)
+            now[0] += 20.0
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().splitlines() == [
+        "writing: 0 of 100",
+        "writing: 20 of 100, about 2:40 left",
+        "writing: 40 of 100, about 2:00 left",
+        "writing: 60 of 100, about 1:20 left",
+        "writing: 80 of 100, about 0:40 left",
+        "writing: 100 of 100",
+    ]
+    with RichObserver(console, plan(300)) as observer:
+        observer.on_public_work("writing", 5, 5)
+        now[0] += 100.0  # in which records are looked at
+        observer.on_public_work("writing", 1, 5)
+    assert console.file.getvalue().splitlines()[6:] == ["writing: 5 of 5"]
+
+
 @pytest.mark.parametrize("timed", [True, False])
 def test_no_clock_decides_on_a_line_of_a_log_that_tells_no_time(
     timed: bool, monkeypatch: pytest.MonkeyPatch

@@ -45,6 +45,7 @@ from privlora.accounting.events import (
 )
 from privlora.errors import PrivacyError, RunError
 from privlora.ranges import BATCHES, CLIP_NORMS
+from privlora.rounding import rounded_up
 from privlora.version import VERSION
 
 SCHEMA_VERSION = 3
@@ -150,6 +151,28 @@ class Plan:
     def before_training(self) -> int:
         """How many releases come before the last phase, in which a run trains."""
         return self.steps - self.phases[-1][1]
+
+    def promise(self, spent: float | None = None) -> str:
+        """The promise in one sentence. spent: epsilon, where it is known; None composes that of all planned steps.
+
+        Versions of packages are in the ledger and in `describe`.
+        """
+        if self.insecure_noise:
+            return self.describe()
+        total = epsilon(self.phases, self.delta, adjacency=self.adjacency) if spent is None else spent
+        return (
+            f"epsilon {rounded_up(total)} at delta {self.delta:g} for each {self.unit}, {self.conditions()}"
+        )
+
+    def conditions(self) -> str:
+        """What its epsilon depends on besides delta and the unit, in short."""
+        kinds = dict.fromkeys(
+            event.to_dict()["sampling"]["kind"].replace("_", " ") for event, _ in self.phases
+        )
+        steps = f"{self.steps} step{'s' * (self.steps != 1)}"
+        return (
+            f"over {steps} with {' and '.join(kinds)} sampling (adjacency {self.adjacency}, PLD accountant)"
+        )
 
     def describe(self) -> str:
         """Everything that an epsilon of this plan depends on, in one line."""

@@ -31,6 +31,7 @@ from privlora.training.files import RunFolder
 if TYPE_CHECKING:
     from privlora.config import PrivacySettings
 
+Drawing = Literal["poisson", "balls-in-bins"]
 _DEFAULT_ADJACENCY: Adjacency = "add-or-remove-one"
 
 
@@ -54,23 +55,15 @@ def calibrate(
     steps: Annotated[int, option("Number of releases.", **_WHOLE)],
     epsilon: Annotated[float | None, option("Target, at most which is spent.", **_FLOAT)] = None,
     right_guesses: Annotated[
-        float | None,
-        option("Instead: the share of right guesses whether a unit took part; a coin has 0.5.", **_FLOAT),
+        float | None, option("Instead: right guesses of who took part; a coin: 0.5.", **_FLOAT)
     ] = None,
-    found: Annotated[
-        float | None,
-        option(
-            "Instead: the share that is found where 1 in 100 is accused falsely; a coin has 0.01.", **_FLOAT
-        ),
-    ] = None,
+    found: Annotated[float | None, option("Instead: as privacy.target_found.", **_FLOAT)] = None,
     sample_rate: Annotated[float | None, option("q: probability of each unit in a step.", **_FLOAT)] = None,
     expected_batch_size: Annotated[float | None, option("q N, instead of --sample-rate.", **_FLOAT)] = None,
     public_dataset_size: Annotated[
         int | None, option("N as you may publish it.", "--public-dataset-size", "--dataset-size", **_WHOLE)
     ] = None,
-    max_batch_size: Annotated[
-        int | None, option("Public cap on a batch (truncated sampling).", **_WHOLE)
-    ] = None,
+    max_batch_size: Annotated[int | None, option("Public cap on a batch.", **_WHOLE)] = None,
     projection: Annotated[
         list[str] | None,
         option(
@@ -79,16 +72,9 @@ def calibrate(
             metavar="RANK:WIDTH",
         ),
     ] = None,
-    bands: Annotated[
-        str | None,
-        option("Of correlated noise, as privacy.bands (DP-BandMF).", metavar="NUMBER|auto", parser=_as(int)),
-    ] = None,
-    drawing: Annotated[
-        Literal["poisson", "balls-in-bins"], typer.Option("--sampling", help="As privacy.sampling.")
-    ] = "poisson",
-    adjacency: Annotated[
-        Adjacency, typer.Option(help="Which data sets are neighbours.")
-    ] = _DEFAULT_ADJACENCY,
+    bands: Annotated[str | None, option("As privacy.bands.", metavar="NUMBER|auto", parser=_as(int))] = None,
+    drawing: Annotated[Drawing, typer.Option("--sampling", help="As privacy.sampling.")] = "poisson",
+    adjacency: Annotated[Adjacency, typer.Option(help="Of data sets.")] = _DEFAULT_ADJACENCY,
     as_json: JsonOption = False,
 ) -> None:
     """Print the smallest noise multiplier that meets a target (PLD accountant)."""
@@ -99,16 +85,12 @@ def calibrate(
         pair for text in projection or () if (pair := problems.of(None, _projection, text)) is not None
     ]
     if (sample_rate is None) == (expected_batch_size is None):
-        raise ConfigError(
-            "give exactly one of --sample-rate and --expected-batch-size",
-            fix="--expected-batch-size goes with --public-dataset-size",
-        )
+        fix = "--expected-batch-size goes with --public-dataset-size"
+        raise ConfigError("give exactly one of --sample-rate and --expected-batch-size", fix=fix)
     shares = right_guesses is not None or found is not None
     if (epsilon is None) != shares:
-        raise ConfigError(
-            "give either --epsilon or shares (--right-guesses, --found)",
-            fix="give one of them, as --epsilon 3",
-        )
+        fix = "give one of them, as --epsilon 3"
+        raise ConfigError("give either --epsilon or shares (--right-guesses, --found)", fix=fix)
     if bands not in (None, "1") and projection:
         what = (
             "--bands does not go with --projection: correlated noise is of no projection that is drawn anew"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
@@ -24,6 +25,9 @@ from privlora.errors import ConfigError
 from privlora.training.files import RunFolder
 from privlora.training.preflight import refuse_unknown_model
 
+if TYPE_CHECKING:
+    from privlora.training.progress import RichObserver
+
 Found = tuple[dict[str, Any], list[str]]
 """Of an audit: what --json gives, and the lines of the screen."""
 KEPT = "what was done is kept; run the same command again to go on"
@@ -35,8 +39,7 @@ def audit(
     target: Annotated[
         Path,
         argument(
-            "TARGET",
-            "Folder of a finished run, the CONFIG of a federation, or with --one-run or --shadows any CONFIG.",
+            "TARGET", "A finished run's folder, a federation's CONFIG, or any with --one-run or --shadows."
         ),
     ],
     overrides: Annotated[list[str] | None, argument("[GROUP.KEY=VALUE]...", "With a CONFIG.")] = None,
@@ -44,9 +47,7 @@ def audit(
     members: Annotated[str | None, option("Records that were trained on.")] = None,
     non_members: Annotated[str | None, option("Records of the same kind that were not.")] = None,
     limit: Annotated[int | None, option("Use this many records of each file.", min=1)] = None,
-    one_run: Annotated[
-        bool, option("Train CONFIG again, with canaries, not for release.", "--one-run")
-    ] = False,
+    one_run: Annotated[bool, option("Train again with canaries, not for release.", "--one-run")] = False,
     shadows: Annotated[int | None, option("Train so many adapters, half with a canary.", min=20)] = None,
     canaries: Annotated[int | None, option("With --one-run; 1000.")] = None,
     kind: Annotated[
@@ -74,8 +75,7 @@ def audit(
     trials: Annotated[
         int | None,
         option(
-            "Of a federation: rounds with and as many without the canary; 1000. The first 200 of "
-            "each, or a quarter of fewer than 800, teach the attack; guesses are made on the rest.",
+            "Of a federation: rounds with and without the canary; 1000. The first 200 teach the attack.",
             min=40,
         ),
     ] = None,
@@ -169,6 +169,19 @@ def _area(area: dict[str, float]) -> str:
     return f"AUC {area['value']:.3f} ({area['low']:.3f} to {area['high']:.3f})"
 
 
+@contextmanager
+def on_screen(settings: Settings, canaries: int) -> Iterator[RichObserver]:
+    """Inside, the run that an audit trains is on the screen; before it stands what the run claims."""
+    from privlora.training.progress import RichObserver
+    from privlora.training.promise import plan_privacy
+
+    plan = plan_privacy(settings) if settings.privacy.private else None
+    claim = "NOT PRIVATE: no clipping, no noise" if plan is None else plan.promise()
+    err().print(f"audit, not for release: {claim}; {canaries} canaries")
+    with stoppable(KEPT), RichObserver(err(), plan) as observer:
+        yield observer
+
+
 def _one_run(settings: Settings, canaries: int, planted: dict[str, Any], confidence: float) -> Found:
     """planted: kind, temperature and prefixes of the canaries."""
     folder = Path(settings.run.output)
@@ -177,13 +190,8 @@ def _one_run(settings: Settings, canaries: int, planted: dict[str, Any], confide
             from privlora.auditing.canary_run import audit_run
             from privlora.auditing.exposure import exposure_of_scores
             from privlora.auditing.page import at_most, write_audit
-            from privlora.training.progress import RichObserver
-            from privlora.training.promise import plan_privacy
 
-        plan = plan_privacy(settings) if settings.privacy.private else None
-        if plan is not None:
-            err().print(f"audit, not for release: {plan.describe()}; {canaries} canaries")
-        with stoppable(KEPT), RichObserver(err(), plan) as observer:
+        with on_screen(settings, canaries) as observer:
             given: dict[str, Any] = {"canaries": canaries, "confidence": confidence, "observer": observer}
             found = audit_run(settings, **given, **planted)
         exposure, prefixes = exposure_of_scores(*found.scores), planted.pop("prefixes")
@@ -193,14 +201,10 @@ def _one_run(settings: Settings, canaries: int, planted: dict[str, Any], confide
     lines = claimed_and_bound(found)
     if found.epsilon_signals is not None:
         lines.append(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
-    lines += [
-        f"guesses:     {found.correct} right of {found.guesses}, on {found.canaries} canaries",
-        *note(at_most(found)),
-        f"exposure:    {bits}",
-    ]
+    guesses = f"{found.correct} right of {found.guesses}, on {found.canaries} canaries"
+    lines += [f"guesses:     {guesses}", *note(at_most(found)), f"exposure:    {bits}"]
     verdict = verdict_of(found.violated, "the run leaks more than it claims")
-    content = {**found.to_dict(), **exposure.to_dict()}
-    return finished(content, lines, verdict, written, folder)
+    return finished({**found.to_dict(), **exposure.to_dict()}, lines, verdict, written, folder)
 
 
 def _shadows(
@@ -213,10 +217,8 @@ def _shadows(
             from privlora.auditing.page import at_most, write_audit
             from privlora.auditing.shadows import audit_shadows
 
-        with (
-            stoppable(_NOT_KEPT),
-            console.counted(f"{adapters} adapters, half of them with a canary") as progress,
-        ):
+        what = f"{adapters} adapters, half of them with a canary"
+        with stoppable(_NOT_KEPT), console.counted(what) as progress:
             found = audit_shadows(
                 settings,
                 adapters=adapters,
@@ -248,10 +250,8 @@ def _federation(
             from privlora.auditing.federation import audit_federation
             from privlora.auditing.page import PAGE, at_most, write_audit
 
-        with (
-            stoppable(_NOT_KEPT),
-            console.counted(f"{trials} rounds with and {trials} without a canary") as progress,
-        ):
+        what = f"{trials} rounds with and {trials} without a canary"
+        with stoppable(_NOT_KEPT), console.counted(what) as progress:
             found = audit_federation(
                 settings,
                 attacker=attacker,

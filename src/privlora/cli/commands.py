@@ -11,7 +11,6 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from importlib import import_module
-from types import ModuleType
 from typing import Annotated, Any, Final
 
 import typer
@@ -48,13 +47,6 @@ _PANELS: Final[Mapping[str, Mapping[str, str]]] = {
 """Panel of the help -> command -> where it is."""
 _ROOMS: Final = {name: room for panel in _PANELS.values() for name, room in panel.items()}
 
-_MERGED: Final = {
-    "federate": "train CONFIG",
-    "annex": "report RUN --annex",
-    "recommend": "plan CONFIG --sizes",
-}
-"""What was a command -> the one that does it."""
-
 
 def app_of(*names: str) -> typer.Typer:
     """The command line with these commands alone; with all of them where none is named."""
@@ -66,17 +58,14 @@ def app_of(*names: str) -> typer.Typer:
     )
     for panel, rooms in _PANELS.items():
         for name in [name for name in rooms if name in (names or rooms)]:
-            found = getattr(_imported(rooms[name]), name)
+            room = rooms[name] if "." in rooms[name] else f"privlora.cli.{rooms[name]}"
+            found = getattr(import_module(room), name)
             if isinstance(found, typer.Typer):
                 app.add_typer(found, name=name, rich_help_panel=panel, context_settings=_CONTEXT)
             else:
                 app.command(rich_help_panel=panel, context_settings=_CONTEXT)(found)
     app.callback(invoke_without_command=True)(_start)
     return app
-
-
-def _imported(room: str) -> ModuleType:
-    return import_module(room if "." in room else f"privlora.cli.{room}")
 
 
 def _show_version(wanted: bool) -> None:
@@ -102,8 +91,7 @@ def run(argv: Sequence[str] | None, of: Sequence[str] = ()) -> int:
     given = sys.argv[1:] if argv is None else list(argv)
     command, known = next(iter(given), "-"), tuple(of) or tuple(_ROOMS)
     if command not in known and not command.startswith("-"):
-        fix = f"use `privlora {_MERGED[command]}`" if command in _MERGED else nearest(command, known)
-        error = ConfigError(f"there is no command {named(command)}", fix=fix)
+        error = ConfigError(f"there is no command {named(command)}", fix=nearest(command, known))
         return _stop("error", error.lines(), 2)
     try:
         # A command by itself: what the others import takes longer than many a refusal.

@@ -31,19 +31,8 @@ if TYPE_CHECKING:
 
 _SEEN, _LARGE = 0.0005, 50.0  # nats
 
-_FORM = (
-    "task",
-    "text",
-    "prompt",
-    "completion",
-    "messages",
-    "label",
-    "labels",
-    "text_pair",
-    "chosen",
-    "rejected",
-)
-_REPLACED = (*_FORM, "dpo_beta", "loss_on", "template")
+_FORM = ("task", "text", "prompt", "completion", "messages")
+_REPLACED = (*_FORM, "label", "labels", "text_pair", "chosen", "rejected", "dpo_beta", "loss_on", "template")
 """Settings of a run's records that another form of records replaces."""
 
 
@@ -83,13 +72,7 @@ def evaluate(
     stored, adapter, run_data, seed = resolved or ({"name": target}, None, {}, 0)
     if not data and resolved is not None:
         data = problems.of(None, _own_records, target)
-    form: dict[str, Any] = {
-        "task": task,
-        "text": text,
-        "prompt": prompt,
-        "completion": completion,
-        "messages": messages,
-    }
+    form: dict[str, Any] = dict(zip(_FORM, (task, text, prompt, completion, messages), strict=True))
     form |= {} if label is None else {"label": label, "labels": _labels(labels), "text_pair": text_pair}
     if any(form.values()):
         run_data = {name: value for name, value in run_data.items() if name not in _REPLACED}
@@ -337,10 +320,8 @@ def _own_records(target: str) -> list[str]:
     own = load_run_settings(run).data.evaluation if run.settings.exists() else None
     found = _paths(own)
     if not found or IN_MEMORY in found:
-        raise ConfigError(
-            "no records are given" + ("" if own is None else ", and those of the run were in memory"),
-            fix=f"`privlora evaluate {target} --data public.jsonl`",
-        )
+        what = "no records are given" + ("" if own is None else ", and those of the run were in memory")
+        raise ConfigError(what, fix=f"`privlora evaluate {target} --data public.jsonl`")
     return found
 
 
@@ -369,20 +350,14 @@ def _base_of(adapter: Path) -> str:
 def require_adapter(run: RunFolder) -> None:
     """Raise RunError for a run that is not finished, or whose release is texts."""
     if run.texts.exists():
-        raise RunError(
-            f"the run in {str(run.root)!r} released texts, and no adapter",
-            fix=f"train on them: `privlora train` with data.path={run.texts}",
-        )
+        fix = f"train on them: `privlora train` with data.path={run.texts}"
+        raise RunError(f"the run in {str(run.root)!r} released texts, and no adapter", fix=fix)
     if run.is_audit:
-        raise RunError(
-            f"{str(run.root)!r} holds an audit, whose adapter is not kept",
-            fix="train a run with `privlora train`; what the audit found is in its private/audit.html",
-        )
+        fix = "train a run with `privlora train`; what the audit found is in its private/audit.html"
+        raise RunError(f"{str(run.root)!r} holds an audit, whose adapter is not kept", fix=fix)
     if not (run.release / ADAPTER_FILES[1]).exists():
-        raise RunError(
-            f"the run in {str(run.root)!r} is not finished: it has no adapter",
-            fix=f"finish it with `privlora resume {run.root}`",
-        )
+        fix = f"finish it with `privlora resume {run.root}`"
+        raise RunError(f"the run in {str(run.root)!r} is not finished: it has no adapter", fix=fix)
 
 
 def _held_out(

@@ -171,4 +171,4 @@ def _promise(settings: Settings, result: Federated, plan: Plan | None, facts: Ma
     stated = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP for each client"
     if facts["colluding"]:
         stated += f": ε {against_whom(result.epsilon, facts['colluding'])}"
-    return f"{stated}; {plan.describe()}; {who_is_protected(settings)}"
+    return f"{stated}; {plan.conditions()}; {who_is_protected(settings)}"

@@ -20,12 +20,8 @@ _ADVICE = "Do not rely on it: get the release again from whoever trained it, and
 
 def report(
     run: Annotated[Path, argument("RUN", "Folder of a finished run.")],
-    annex: Annotated[
-        bool, option("Also annex.html and annex.json, which a data-protection officer files.", "--annex")
-    ] = False,
-    sign: Annotated[
-        Path | None, option("With --annex: Ed25519 private key (PEM) to sign it with.", metavar="KEY")
-    ] = None,
+    annex: Annotated[bool, option("Also the annex that a data-protection officer files.", "--annex")] = False,
+    sign: Annotated[Path | None, option("Ed25519 private key (PEM) of the annex.", metavar="KEY")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a run's report.html and README.md again, from its own files; with --annex, the annex too."""

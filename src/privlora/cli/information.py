@@ -21,9 +21,7 @@ from privlora.errors import ConfigError, named
 
 def methods(
     name: Annotated[str | None, argument("[METHOD]", "One method, with what its settings mean.")] = None,
-    rules: Annotated[
-        bool, option("Instead: how answers of a federation are put together.", "--rules")
-    ] = False,
+    rules: Annotated[bool, option("Instead: the rules of federations.", "--rules")] = False,
     as_json: JsonOption = False,
 ) -> None:
     """Print the table of methods, one of them, or the rules of federations."""
@@ -88,9 +86,7 @@ def demo(
     output: Annotated[Path | None, option("Where to keep the runs; else a new folder.")] = None,
     federated: Annotated[bool, option("Five clinics: each alone, and all together.", "--federated")] = False,
     few: Annotated[bool, option("A clinic with 120 notes: PRISM against PE-SGD.", "--few")] = False,
-    model: Annotated[
-        str | None, option("Of your own, a local folder or hub name; else the embedded one.")
-    ] = None,
+    model: Annotated[str | None, option("A folder or hub name; else the embedded one.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train privately and otherwise on generated records, and show what each model gives away."""

@@ -163,10 +163,8 @@ def _new_folder(target: Path) -> Iterator[Path]:
         temporary.chmod(0o755)  # mkdtemp lets nobody else in
         os.rename(temporary, target)
     except (OSError, SafetensorError) as error:  # safetensors has its own error for a full disk
-        raise RunError(
-            f"cannot write {str(target)!r}: {getattr(error, 'strerror', None) or error}",
-            fix="free space, or give a writable place",
-        ) from None
+        what = f"cannot write {str(target)!r}: {getattr(error, 'strerror', None) or error}"
+        raise RunError(what, fix="free space, or give a writable place") from None
     finally:
         if temporary is not None and temporary.exists():
             shutil.rmtree(temporary)

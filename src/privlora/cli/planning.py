@@ -37,26 +37,13 @@ _Rows = list[tuple[str, str]]
 def plan(
     config: Annotated[Path, argument("CONFIG|RUN", "YAML of a run, or the folder of a finished one.")],
     overrides: OverridesArgument = None,
-    verbose: Annotated[
-        bool, option("Also every number and limit of the promise.", "--verbose", "-v")
-    ] = False,
+    verbose: Annotated[bool, option("Every number and limit of the promise.", "--verbose", "-v")] = False,
     cross_check: Annotated[bool, option("Also epsilon by RDP and PRV accountants.", "--cross-check")] = False,
-    advise: Annotated[
-        bool, option("Also rehearse PRISM and a method of public texts, for several N; minutes.", "--advise")
-    ] = False,
-    sizes: Annotated[
-        bool, option("Instead: what more passes and other epsilons would bring.", "--sizes")
-    ] = False,
-    public: Annotated[
-        Path | None,
-        option("Of sizes: rehearse each on these PUBLIC records, in the private ones' form.", metavar="FILE"),
-    ] = None,
-    minutes: Annotated[
-        float | None, option("Of sizes: time steps here, and say which ones take so long.", min=0.01)
-    ] = None,
-    tokens: Annotated[
-        int | None, option("With --minutes: tokens of a record; else data.max_length.", min=2)
-    ] = None,
+    advise: Annotated[bool, option("Also rehearse methods for several N; minutes.", "--advise")] = False,
+    sizes: Annotated[bool, option("Instead: what more passes and epsilon bring.", "--sizes")] = False,
+    public: Annotated[Path | None, option("Of sizes: PUBLIC records to rehearse on.", metavar="FILE")] = None,
+    minutes: Annotated[float | None, option("Of sizes: time steps, mark what fits.", min=0.01)] = None,
+    tokens: Annotated[int | None, option("Of a record that --minutes times.", min=2)] = None,
     page: Annotated[Path | None, option("Of sizes: also write a page with curves.", metavar="FILE")] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -513,24 +500,11 @@ def in_brief(rows: _Rows, content: Mapping[str, Any]) -> _Rows:
     return [(name, brief.get(name, words)) for name, words in rows if name.split()[0] not in hidden]
 
 
-_DETAILS: Final = frozenset(
-    (
-        "unit",
-        "auto",
-        "adapter",
-        "rate",
-        "sigma",
-        "noise",
-        "epsilon",
-        "replace-one",
-        "dropout",
-        "model",
-        "memory",
-        "server",
-        "releases",
-        "statement",
-    )
+_DETAILED = (
+    "unit auto adapter rate sigma noise epsilon replace-one dropout model memory server releases statement"
 )
+_DETAILS: Final = frozenset(_DETAILED.split())
+"""Rows that are shown with --verbose alone."""
 _SUCH_AS: Final = "what many records have in common, other records of the same person, and more"
 
 

@@ -18,18 +18,14 @@ from privlora.errors import ConfigError, DataError, ModelError, Together
 def init(
     data: Annotated[list[str] | None, argument("DATA...", "The private records, in files.")] = None,
     model: Annotated[str | None, option("Local folder or hub name of the base model.")] = None,
-    output: Annotated[
-        Path | None, option("The YAML; the name of DATA unless given.", "--output", "-o")
-    ] = None,
+    output: Annotated[Path | None, option("The YAML; else named as DATA.", "--output", "-o")] = None,
     epsilon: Annotated[float, typer.Option("--epsilon", help="The promise; smaller is stronger.")] = 3.0,
     text: Annotated[str | None, option("Column of the whole text, or a format.")] = None,
     prompt: Annotated[str | None, option("Column or format of the prompt.")] = None,
     completion: Annotated[str | None, option("Column or format of the answer.")] = None,
     messages: Annotated[str | None, option("Column of chat messages.")] = None,
     user: Annotated[str | None, option("Column of people: protect all records of one.")] = None,
-    file_format: Annotated[
-        str, typer.Option("--format", help="As data.format; auto: by the endings.")
-    ] = "auto",
+    file_format: Annotated[str, typer.Option("--format", help="As data.format.")] = "auto",
     clients: Annotated[bool, option("Each file is of one owner: a federation of them.", "--clients")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -85,8 +81,10 @@ def init(
         )
     words = ", ".join(Path(path).name for path in paths)
     written = checked_text(draft, top_of(target, words))
-    if base.unproven:
-        _refuse_unfit(written)
+    if base.unproven:  # `privlora plan` and `train` would refuse it with these settings
+        with loading():
+            from privlora.training.models import look_at_model
+        look_at_model(settings_from(yaml.safe_load(written)))
     write_new(target, written)
     shown = _example(written) if base.local and base.tokenizer is not None else []
     following = [f"privlora plan {target}", f"privlora train {target}"]
@@ -115,10 +113,3 @@ def _example(content: str) -> list[tuple[str, str]]:
             except DataError as error:
                 err().print(f"note: `privlora train` refuses these records as they are: {error}")
         return rows
-
-
-def _refuse_unfit(content: str) -> None:
-    """Raise ModelError for a model that `privlora plan` and `train` would refuse with these settings."""
-    with loading():
-        from privlora.training.models import look_at_model
-    look_at_model(settings_from(yaml.safe_load(content)))

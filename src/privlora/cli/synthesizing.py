@@ -8,10 +8,10 @@ from typing import Annotated, Any
 
 from privlora.api_synthesis import start_synthesis
 from privlora.cli import auditing, training
-from privlora.cli.console import JsonOption, option, quiet_libraries, refuse_given, show, stoppable
+from privlora.cli.console import JsonOption, option, quiet_libraries, refuse_given, show
 from privlora.cli.training import ConfigArgument, OverridesArgument
 from privlora.config import Settings, load_settings
-from privlora.consoles import err, loading
+from privlora.consoles import loading
 from privlora.errors import ConfigError, Together
 from privlora.training.files import RunFolder, refuse_no_run
 
@@ -20,15 +20,11 @@ def synthesize(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     source: Annotated[
-        Path | None, option("A finished run: ask its adapter, at no further cost.", "--from")
+        Path | None, option("A finished run, whose adapter is asked at no cost.", "--from")
     ] = None,
-    audit: Annotated[
-        bool, option("Make them once more with canaries, not for release, and attack the texts.", "--audit")
-    ] = False,
+    audit: Annotated[bool, option("Make texts with canaries, not for release; attack.", "--audit")] = False,
     canaries: Annotated[int | None, option("With --audit; 200.")] = None,
-    confidence: Annotated[
-        float | None, option("With --audit: of the lower bound on epsilon; 0.95.", min=0.5, max=0.999)
-    ] = None,
+    confidence: Annotated[float | None, option("With --audit; 0.95.", min=0.5, max=0.999)] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a private synthetic data set as CONFIG says: texts, a ledger, a card and a report in run.output.
@@ -56,10 +52,8 @@ def _publishing(settings: Settings, source: Path | None) -> Settings:
     """The settings of a run whose release is texts. Raises ConfigError."""
     settings.refuse_a_federation()
     if settings.synthesis is None:
-        raise ConfigError(
-            "nothing says who writes the texts, and in which words",
-            fix="add the group synthesis, as `synthesis: {generator: model, preset: clinical-note}`",
-        )
+        fix = "add the group synthesis, as `synthesis: {generator: model, preset: clinical-note}`"
+        raise ConfigError("nothing says who writes the texts, and in which words", fix=fix)
     updates: dict[str, Any] = {"publish": True}
     if source is None and settings.synthesis.source is not None:
         raise ConfigError(
@@ -79,14 +73,9 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
         with loading():
             from privlora.auditing.page import at_most, write_audit
             from privlora.auditing.released_texts import audit_texts, settings_of_audit
-            from privlora.training.progress import RichObserver
-            from privlora.training.promise import plan_privacy
 
         settings, writer = settings_of_audit(settings)
-        plan = plan_privacy(settings) if settings.privacy.private else None
-        claim = "NOT PRIVATE: no clipping, no noise" if plan is None else plan.describe()
-        err().print(f"audit, not for release: {claim}; {canaries} canaries")
-        with stoppable(auditing.KEPT), RichObserver(err(), plan) as observer:
+        with auditing.on_screen(settings, canaries) as observer:
             found = audit_texts(
                 settings,
                 writer,

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from privlora.accounting import Plan, accountant_versions, read_ledger
 from privlora.accounting.events import event_or_phases
 from privlora.api import resume_run, start_run, train_run
+from privlora.calling import Given
 from privlora.cli.console import (
     JsonOption,
     Stopped,
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
     from privlora.api import Result
     from privlora.training.progress import RichObserver
 
+Engine = Literal["embedded", "simulation"]
 ConfigArgument = Annotated[Path, argument("CONFIG", "YAML file of the run.")]
 OverridesArgument = Annotated[
     list[str] | None, argument("[GROUP.KEY=VALUE]...", "Settings that replace those of the file.")
@@ -51,19 +53,16 @@ def train(
     overrides: OverridesArgument = None,
     profile: ProfileOption = False,
     engine: Annotated[
-        Literal["embedded", "simulation"] | None,
-        option("Of a federation: all clients in this process (embedded), or Flower's simulation."),
+        Engine | None, option("Of a federation: clients in this process (embedded), or Flower's simulation.")
     ] = None,
     app: Annotated[
-        Path | None,
-        option("Of a federation: write a Flower app for several machines.", "--write-app", metavar="FOLDER"),
+        Path | None, option("Write a federation's app for several machines.", "--write-app", metavar="FOLDER")
     ] = None,
     superlink: Annotated[
-        str | None,
-        option(f"With --write-app: where the SuperLink answers; {_SUPERLINK}.", metavar="HOST:PORT"),
+        str | None, option(f"Of the app: where the SuperLink answers; {_SUPERLINK}.", metavar="HOST:PORT")
     ] = None,
     root_certificates: Annotated[
-        Path | None, option("With --write-app: the authority of its certificate.", metavar="FILE")
+        Path | None, option("Of the app: the authority of the SuperLink's certificate.", metavar="FILE")
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -105,17 +104,15 @@ def train(
             with quiet_libraries(), explained_stops(folder):
                 train_run(settings)
             return
-        result = start_run(settings, partial(watched, folder), profile=profile)
+        result = start_run(settings, partial(watched, folder), Given(profile=profile))
     _show(folder, result, as_json)
 
 
 def _settings(config: Path, overrides: list[str] | None) -> Settings:
     settings = load_settings(config, overrides or ())
     if settings.synthesis is not None and settings.synthesis.publish:
-        raise ConfigError(
-            "synthesis.publish is set, so texts are the release",
-            fix="use `privlora synthesize`, or remove it",
-        )
+        fix = "use `privlora synthesize`, or remove it"
+        raise ConfigError("synthesis.publish is set, so texts are the release", fix=fix)
     return settings
 
 
@@ -248,11 +245,9 @@ def _statement(folder: RunFolder, result: Result) -> tuple[dict[str, Any], str]:
     """What is promised, for --json and in words."""
     if result.epsilon is None:
         return {"private": False}, "NOT PRIVATE: nothing is promised about the records"
-    from privlora.rounding import rounded_up
-
     plan = read_ledger(folder.ledger).plan
-    words = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP {plan.describe()}"
-    return {"private": True, "epsilon": result.epsilon, "delta": result.delta, **promised(plan)}, words
+    found = {"private": True, "epsilon": result.epsilon, "delta": result.delta, **promised(plan)}
+    return found, plan.promise(result.epsilon)
 
 
 def promised(plan: Plan) -> dict[str, Any]:

@@ -27,6 +27,9 @@ VERY_NOISY: Final = 500
 RANK: Final = 8
 """Of a first adapter: small ones were best (docs/results.md)."""
 
+MOST_TEXTS: Final = 2000
+"""Of auto.file, from the first on."""
+
 _BALANCE = 0.3
 _FEWEST_STEPS = 10
 
@@ -67,10 +70,8 @@ class AutoSettings(Group):
     """With privacy.steps or expected_batch_size auto: how often a unit takes part in the run, on average. More passes
     take more time, and their noise is divided among more units a step."""
     file: str | list[str] | None = None
-    """PUBLIC records of the form that the group data describes. They choose method.learning_rate, method.right_weight
-    and privacy.clip_norm. Never private ones, and others than those of data.evaluation."""
-    limit: int = Field(default=2000, ge=32)
-    """How many records of file to use at most, from the first on."""
+    """PUBLIC records of the form that the group data describes, which choose method.learning_rate, method.right_weight
+    and privacy.clip_norm; the first 2000 are read. Never private ones, and others than those of data.evaluation."""
     choose: list[Literal["right_weight", "clip_norm", "learning_rate"]] = Field(default=[])
     """What is chosen before the run begins, by rehearsals on file. Without a file it is chosen on texts that the model
     writes, the learning rate by noise alone. auto in a setting's own place says the same."""

@@ -107,7 +107,7 @@ class Group(BaseModel):
             for name, value in values.items()
             if isinstance(value, bool)
             and (field := cls.model_fields.get(name)) is not None
-            and bool not in _kinds(field.annotation)
+            and bool not in (get_args(field.annotation) or (field.annotation,))
         }
         return {**values, **wrong} if wrong else values
 
@@ -117,7 +117,3 @@ def group_in(annotation: Any) -> type[Group] | None:
     if isinstance(annotation, type) and issubclass(annotation, Group):
         return annotation
     return next((found for inner in get_args(annotation) if (found := group_in(inner)) is not None), None)
-
-
-def _kinds(annotation: Any) -> tuple[Any, ...]:
-    return get_args(annotation) or (annotation,)

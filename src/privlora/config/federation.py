@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
 
@@ -128,16 +128,16 @@ class FederationSettings(Group):
     rule: str = JOINT
     """How what clients send is put together (``privlora methods --rules``)."""
     privacy_model: Literal["record", "client"] = "record"
-    """Whose presence is hidden, and from whom. record: a record of a client, from the server and from other clients.
-    client: all records of a client, from whoever sees the sum of all updates and what follows."""
+    """Whose presence is hidden. record: a record of a client, from the server and other clients. client: all records of
+    a client, from whoever sees the sum of all updates and what follows."""
     trusted_server: bool = False
     """privacy_model=client: the server sees each clipped update and adds the noise itself."""
     secure_aggregation: bool | None = None
     """Whether the server sees sums only; null: where the rule or the privacy model needs it."""
     survivors: int | None = Field(default=None, ge=1)
-    """t: how many clients of a round have to be in a secure sum; else the round is void. Where noise is distributed,
-    the statement counts on their noise. More than two thirds, so that a server cannot open single answers with the help
-    of the others. Null: all, so that a round in which a client drops out is void."""
+    """t: how many clients of a round have to be in a secure sum, else the round is void; null: all. The statement
+    counts on their noise. More than two thirds, so that no server can open single answers with the help of the
+    others."""
     weights: list[float] | None = None
     """PUBLIC weights of the clients, in their order; null: equal. Never the private numbers of records."""
     oversampling: int = Field(default=0, ge=0)
@@ -249,12 +249,8 @@ class FederationSettings(Group):
         if not isinstance(values, Mapping) or values.get("phases") is None:
             return values
         if values.keys() & {"rounds", "local_steps"}:
-            raise Wrong(
-                "phases say rounds and local_steps of each kind of round, so rounds and local_steps "
-                "too would be a second timetable",
-                "remove rounds and local_steps, or phases",
-                "phases",
-            )
+            what = "phases say rounds and local_steps, and both again would be a second timetable"
+            raise Wrong(what, "remove rounds and local_steps, or phases", "phases")
         try:
             phases = [PhaseSettings.model_validate(phase) for phase in values["phases"]]
         except (ValidationError, TypeError):
@@ -285,17 +281,16 @@ class FederationSettings(Group):
     @classmethod
     def _several(cls, clients: int | list[ClientSettings]) -> int | list[ClientSettings]:
         names = [] if isinstance(clients, int) else [client.name for client in clients]
-        if (clients if isinstance(clients, int) else len(clients)) < 2:
+        number = clients if isinstance(clients, int) else len(clients)
+        if number < 2:
             raise Wrong("a federation has at least 2 clients", "`privlora train` serves one", "clients")
-        if (clients if isinstance(clients, int) else len(clients)) > MOST_CLIENTS:
+        if number > MOST_CLIENTS:
             raise Wrong(f"more than {MOST_CLIENTS} clients", "fewer")
         if len({name.lower() for name in names}) < len(names):
-            raise Wrong(
-                "two clients have the same name, perhaps but for capital letters, so one would be "
-                "charged for the other",
-                "rename one",
-                "clients",
+            what = (
+                "two clients have the same name, but for capital letters: one would be charged for the other"
             )
+            raise Wrong(what, "rename one", "clients")
         return clients
 
     @model_validator(mode="after")
@@ -303,114 +298,83 @@ class FederationSettings(Group):
         countable(self.steps)
         # Each client works out the whole timetable.
         if self.per_round < self.size and self.rounds * (self.size + _OF_A_ROUND) > MOST_TURNS:
-            raise Wrong(
-                f"rounds times clients are more than {MOST_TURNS}", "fewer rounds, or fewer clients", "rounds"
-            )
+            what = f"rounds times clients are more than {MOST_TURNS}"
+            raise Wrong(what, "fewer rounds, or fewer clients", "rounds")
         return self
 
     @model_validator(mode="after")
     def _fits_together(self) -> FederationSettings:
-        cut = isinstance(self.clients, int)
-        ignored = next((name for name in self.of_other_rules if name in self.model_fields_set), "")
-        whose = OF_ONE_RULE.get(ignored)
-        problems: list[tuple[Any, str, str, str]] = [
-            (
-                bool(ignored),
-                f"{ignored} belongs to rule={whose}, and rule={self.rule} would ignore it",
-                f"remove it, or set rule: {whose}",
-                "rule",
-            ),
-            (
-                not cut and (self.split != "iid" or self.column is not None or self.alpha is not None),
-                "split, column and alpha cut data.path, and clients have paths of their own",
-                "remove either",
-                "split",
-            ),
-            (
-                (self.alpha is None) == (self.split == "dirichlet"),
-                f"split=dirichlet takes alpha, and no other split does; this is split={self.split}",
-                "remove alpha, or add split: dirichlet" if self.alpha else "add alpha: 0.5",
-                "split",
-            ),
-            (
-                (self.column is None) == (self.split != "iid"),
-                f"split={self.split} {'cuts at random, and not by' if self.column else 'cuts by'} a column of "
-                "data.path",
-                "remove column, or add split: column" if self.column else "name it, as column: label",
-                "split",
-            ),
-            (
-                self.per_round > self.size,
-                f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients",
-                f"at most {self.size}; removed, all of them train in each round",
-                "clients_per_round",
-            ),
-            (
-                self.weights is not None and (len(self.weights) != self.size or min(self.weights) <= 0),
-                f"weights must be {self.size} positive numbers, one for each client",
-                f"write {self.size} numbers above 0 in the order of clients; removed, all count alike",
-                "weights",
-            ),
-            (
-                self.joint and any(kind.local_steps != 1 for kind in self.kinds),
-                "rule=joint takes one step a round, because other clients' noise does not protect what a "
-                "client does alone",
-                "local_steps: 1, or another rule",
-                "rule",
-            ),
-            (
-                self.privacy_model == "client"
-                and any(kind.expected_batch_size is not None for kind in self.kinds),
-                "privacy_model=client charges one update a round, whatever batches it was trained on, so a "
-                "phase's expected_batch_size would say nothing of its cost",
-                "remove it; privacy.expected_batch_size holds in all phases",
-                "privacy_model",
-            ),
-            (
-                self.joint and self.privacy_model == "client",
-                "rule=joint hides records, not clients",
-                "remove privacy_model, or choose another rule",
-                "rule",
-            ),
-            (
-                self.weights is not None and (self.joint or self.privacy_model == "client"),
-                f"{'rule=joint' if self.joint else 'privacy_model=client'} counts all clients alike, so they "
-                "have no weights",
-                "remove weights",
-                "clients",
-            ),
-            (
-                self.trusted_server and self.privacy_model != "client",
-                "trusted_server goes with privacy_model=client, and records are hidden by the client itself",
-                "remove either",
-                "trusted_server",
-            ),
-            (
-                self.trusted_server and self.secure_aggregation,
-                "trusted_server adds noise to updates that it sees",
-                "remove it, so that clients add their shares",
-                "trusted_server",
-            ),
-            (
-                self.weights is not None and self.secure and max(self.weights) > 100 * min(self.weights),
-                "secure sums with weights that differ by more than a factor of 100 would be nearly one "
-                "client's update",
-                "make them more alike",
-                "weights",
-            ),
-            (
-                self.survivors is not None and not self.secure,
-                "survivors goes with secure sums",
-                "remove it, or add secure_aggregation: true",
-                "survivors",
-            ),
-            (
-                not 2 * self.per_round < 3 * self.threshold <= 3 * self.per_round,
-                f"survivors must be above two thirds of the {self.per_round} clients of a round, and at most "
-                "all of them: with less, a server could open single answers with the help of the other clients",
-                f"survivors: {2 * self.per_round // 3 + 1}, or more; removed, it is all {self.per_round}",
-                "survivors",
-            ),
-        ]
-        all_of(Wrong(what, fix, place) for wrong, what, fix, place in problems if wrong)
+        all_of([*self._wrong_split(), *self._wrong_rule(), *self._wrong_sums()])
         return self
+
+    def _wrong_split(self) -> Iterator[Wrong]:
+        """What does not go with how records are cut into clients."""
+        given = self.split != "iid" or self.column is not None or self.alpha is not None
+        if given and not isinstance(self.clients, int):
+            what = "split, column and alpha cut data.path, and clients have paths of their own"
+            yield Wrong(what, "remove either", "split")
+        if (self.alpha is None) == (self.split == "dirichlet"):
+            what = f"split=dirichlet takes alpha, and no other split does; this is split={self.split}"
+            fix = "remove alpha, or add split: dirichlet" if self.alpha else "add alpha: 0.5"
+            yield Wrong(what, fix, "split")
+        if (self.column is None) == (self.split != "iid"):
+            cuts = "cuts at random, and not by" if self.column else "cuts by"
+            fix = "remove column, or add split: column" if self.column else "name it, as column: label"
+            yield Wrong(f"split={self.split} {cuts} a column of data.path", fix, "split")
+        if self.per_round > self.size:
+            what = f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients"
+            fix = f"at most {self.size}; removed, all of them train in each round"
+            yield Wrong(what, fix, "clients_per_round")
+
+    def _wrong_rule(self) -> Iterator[Wrong]:
+        """What does not go with the rule, or with who is protected."""
+        by_client = self.privacy_model == "client"
+        for name in self.of_other_rules:
+            if name in self.model_fields_set:
+                whose = OF_ONE_RULE[name]
+                what = f"{name} belongs to rule={whose}, and rule={self.rule} would ignore it"
+                yield Wrong(what, f"remove it, or set rule: {whose}", "rule")
+        if self.joint and any(kind.local_steps != 1 for kind in self.kinds):
+            what = (
+                "rule=joint takes one step a round: other clients' noise protects no step that one does alone"
+            )
+            yield Wrong(what, "local_steps: 1, or another rule", "rule")
+        if by_client and any(kind.expected_batch_size is not None for kind in self.kinds):
+            what = "privacy_model=client charges an update a round, whatever a phase's expected_batch_size is"
+            yield Wrong(what, "remove it; privacy.expected_batch_size holds in all phases", "privacy_model")
+        if self.joint and by_client:
+            fix = "remove privacy_model, or choose another rule"
+            yield Wrong("rule=joint hides records, not clients", fix, "rule")
+        if self.trusted_server and not by_client:
+            what = (
+                "trusted_server goes with privacy_model=client, and records are hidden by the client itself"
+            )
+            yield Wrong(what, "remove either", "trusted_server")
+        if self.trusted_server and self.secure_aggregation:
+            fix = "remove it, so that clients add their shares"
+            yield Wrong("trusted_server adds noise to updates that it sees", fix, "trusted_server")
+
+    def _wrong_sums(self) -> Iterator[Wrong]:
+        """What is wrong with weights, and with sums that open single answers."""
+        if self.weights is not None:
+            if len(self.weights) != self.size or min(self.weights) <= 0:
+                what = f"weights must be {self.size} positive numbers, one for each client"
+                fix = f"write {self.size} numbers above 0 in the order of clients; removed, all count alike"
+                yield Wrong(what, fix, "weights")
+            if self.joint or self.privacy_model == "client":
+                alike = "rule=joint" if self.joint else "privacy_model=client"
+                what = f"{alike} counts all clients alike, so they have no weights"
+                yield Wrong(what, "remove weights", "clients")
+            if self.secure and max(self.weights) > 100 * min(self.weights):
+                what = "secure sums whose weights differ by more than a factor of 100 are nearly one client's update"
+                yield Wrong(what, "make them more alike", "weights")
+        if self.survivors is not None and not self.secure:
+            fix = "remove it, or add secure_aggregation: true"
+            yield Wrong("survivors goes with secure sums", fix, "survivors")
+        if not 2 * self.per_round < 3 * self.threshold <= 3 * self.per_round:
+            what = (
+                f"survivors must be above two thirds of a round's {self.per_round} clients, and at most all: with "
+                "less, a server could open single answers with the help of the others"
+            )
+            fix = f"survivors: {2 * self.per_round // 3 + 1}, or more; removed, it is all {self.per_round}"
+            yield Wrong(what, fix, "survivors")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from math import exp
 from typing import Annotated, Any, Final, Literal, TypeVar
 
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from privlora.config.auto import AUTO, AutoSettings, OrAuto, OrTrue, without_auto
+from privlora.config.auto import AUTO, REHEARSED, AutoSettings, OrAuto, OrTrue, without_auto
 from privlora.config.base import Countable, Group, Wrong, all_of
 from privlora.config.chat_template import read_template
 from privlora.config.federation import FederationSettings
@@ -51,6 +50,10 @@ PACKINGS: Final[Mapping[str, Mapping[str, Any]]] = {
 """How frozen weights are packed, in the names of transformers' BitsAndBytesConfig."""
 
 
+Attention = Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"]
+Spread = Literal["auto", "balanced", "balanced_low_0", "sequential"]
+
+
 class ModelSettings(Group):
     """The base model; it is never changed."""
 
@@ -61,8 +64,7 @@ class ModelSettings(Group):
     gradient_checkpointing: Literal["none", "reentrant", "non-reentrant"] = "none"
     """Recompute activations in the backward pass to save memory; per-example gradients stay exact."""
     dropout: bool = False
-    """Run the base model in training mode, with its own dropout. Off by default, since dropout masks must stay secret.
-    adapter.lora_dropout works either way."""
+    """Run the base model with its own dropout, whose masks stay secret. adapter.lora_dropout works either way."""
     device: str = "auto"
     """A torch device, such as cpu or cuda:0; auto takes a GPU if there is one."""
     fully_shard: bool = False
@@ -71,16 +73,12 @@ class ModelSettings(Group):
     revision: str | None = None
     """Hub revision, so that a run can be repeated."""
     quantization: Literal["4bit", "8bit"] | None = None
-    """Pack the frozen weights with bitsandbytes. 4bit is QLoRA's packing: nf4, computed in bfloat16, its scales packed
-    too. With 8bit each unit goes through the model by itself, since such layers mix rows. For another packing give a
-    folder that is packed already, or a loaded model. The adapter stays as it is."""
-    attn_implementation: (
-        Literal["eager", "sdpa", "flash_attention_2", "flash_attention_3", "flex_attention"] | None
-    ) = None
+    """Pack the frozen weights with bitsandbytes; the adapter stays as it is. 4bit: as QLoRA, nf4 computed in bfloat16.
+    8bit: units go through the model one by one, since such layers mix rows. For another packing give a packed folder or
+    a loaded model."""
+    attn_implementation: Attention | None = None
     """Which code computes attention, as transformers calls it; null takes what transformers does."""
-    device_map: Literal["auto", "balanced", "balanced_low_0", "sequential"] | dict[str, int | str] | None = (
-        None
-    )
+    device_map: Spread | dict[str, int | str] | None = None
     """Spread the base over several devices, as transformers does, or by a mapping from names of modules to devices. All
     of it has to fit: nothing may lie on a disk meanwhile."""
 
@@ -104,10 +102,9 @@ class AdapterSettings(Group):
     lora_alpha: float = Field(default=16.0, gt=0)
     """The update is scaled by lora_alpha / r. Of no effect on training by prism, which does not depend on factors."""
     target_modules: str | list[str] = "all-linear"
-    """Which layers are adapted. all-linear: all linear ones. feed-forward: those outside of attention, by the names of
-    their modules. auto: feed-forward where names show it and no token is sent to experts, else all-linear. Or a list of
-    name endings, or a regular expression over whole module names. The words leave out layers that cannot be adapted and
-    those narrower than r: a plan and the report name them."""
+    """Which layers are adapted: all-linear; feed-forward, those outside of attention by their names; auto, feed-forward
+    where names show it and there are no experts; a list of name endings; or a regular expression over whole names. The
+    words leave out layers that cannot be adapted or are narrower than r, which a plan and the report name."""
     exclude_modules: list[str] = Field(default=[])
     """Name endings of layers that are left out of target_modules."""
     layers_to_transform: list[int] | None = None
@@ -117,10 +114,10 @@ class AdapterSettings(Group):
     use_rslora: bool = False
     """Scale by lora_alpha / sqrt(r) instead of lora_alpha / r."""
     init: str | None = None
-    """Start of the adapter; null takes the method's own. random: a zero update, as in LoRA. w0-subspace: a zero update
-    inside the top singular vectors of the frozen weights. spectral-split: the top part of the frozen weights; the
-    exported rank is 2r. public-gradient: a zero update inside the top singular vectors of the mean gradient on
-    public_text. Or the folder of an adapter that was trained on other data."""
+    """Start of the adapter; null takes the method's own. random: as in LoRA. w0-subspace: inside the top singular
+    vectors of the frozen weights. public-gradient: inside those of the mean gradient on public_text. These three begin
+    at a zero update. spectral-split: the top part of the frozen weights; the exported rank is 2r. Or the folder of an
+    adapter that was trained on other data."""
     public_text: str | list[str] | None = None
     """PUBLIC records for init=public-gradient, of the form that the group data describes. The first 384 are read. Never
     private ones."""
@@ -129,26 +126,18 @@ class AdapterSettings(Group):
     @classmethod
     def _a_word_alone(cls, given: Any) -> Any:
         """In a list of its own it means the same."""
-        return (
-            given[0]
-            if isinstance(given, list) and len(given) == 1 and given[0] in (*KINDS, EITHER)
-            else given
-        )
+        alone = isinstance(given, list) and len(given) == 1 and given[0] in (*KINDS, EITHER)
+        return given[0] if alone else given
 
     @model_validator(mode="after")
     def _text_for_the_start(self) -> AdapterSettings:
-        if self.init == "public-gradient" and self.public_text is None:
-            raise Wrong(
-                "init=public-gradient needs public_text",
-                "give a file of public records in the columns of the private ones, or another init",
-                "init",
-            )
-        if self.init != "public-gradient" and self.public_text is not None:
-            raise Wrong(
-                "public_text is read for init=public-gradient only",
-                "set adapter.init to it, or remove public_text",
-                "public_text",
-            )
+        public = self.init == "public-gradient"
+        if public and self.public_text is None:
+            fix = "give a file of public records in the columns of the private ones, or another init"
+            raise Wrong("init=public-gradient needs public_text", fix, "init")
+        if not public and self.public_text is not None:
+            fix = "set adapter.init to it, or remove public_text"
+            raise Wrong("public_text is read for init=public-gradient only", fix, "public_text")
         return self
 
 
@@ -172,63 +161,59 @@ class DataSettings(Group):
     completion: str | None = None
     """Column or format of the answer, or column of a list of messages; the assistant's are learnt."""
     template: Literal["auto", "chat", "none"] = "auto"
-    """How prompt and completion meet. auto: as turns of a user and an assistant where there is a chat template. What a
-    format like "Question: {q}\\nAnswer:" makes is a turn, too, unless it writes control tokens itself. chat: the
-    same, and a tokenizer without a template is refused. none, and auto without a template: as they stand, with a
-    newline between if neither has white space there. A task's are as none."""
+    """How prompt and completion meet. auto: as turns of a user and an assistant where there is a chat template, also of
+    formats, unless they write control tokens. chat: the same, and a tokenizer without a template is refused. none, and
+    auto without a template: as they stand, with a newline between if neither has white space there. Tasks: as none."""
     messages: str | None = None
     """Column of chat messages, rendered by the tokenizer's chat template."""
     tools: str | None = "tools"
     """Column with the tools that a chat may call, for the chat template; records need not have it."""
     chosen: str | None = None
-    """Column or format of the better one of two answers to prompt; rejected names the other. The run then learns the
-    preference (DPO). Without prompt both are columns of chat messages. A record is a unit with both of its answers."""
+    """Column or format of the better one of two answers to prompt; rejected names the other. The run learns the
+    preference (DPO). Without prompt both are columns of chat messages. Both answers are of one unit."""
     rejected: str | None = None
     """Column or format of the answer that was not chosen."""
     dpo_beta: float | None = Field(default=None, gt=0, le=10)
     """With chosen: how fast the loss of a preference falls as the model leaves the base model. Null is 0.1."""
     label: str | None = None
-    """Column of a label. The run then trains a classifier (AutoModelForSequenceClassification) on text, or on the pair
-    text and text_pair. The last layer learns with the adapter, under the same clipping and noise. With task, write
-    label: texts and labels are the task's own."""
+    """Column of a label: the run trains a classifier (AutoModelForSequenceClassification) of text, or of text and
+    text_pair. Its last layer learns with the adapter, under the same clipping and noise. With task, write label."""
     labels: Labels | None = None
-    """All labels that there can be. PUBLIC, since a label that a single record has would show that record. Names, as
-    ["no", "yes"]; a name for each number, as {0: negative, 1: positive}; how many, if records hold the numbers from 0
-    on; or score, of a number."""
+    """PUBLIC: all labels that there can be. Names, as ["no", "yes"]; a name for each number, as {0: negative, 1:
+    positive}; how many, if records hold the numbers from 0 on; or score, of a number."""
     text_pair: str | None = None
     """Column or format of the second text of a pair, with label."""
     chat_template: str | None = None
-    """A chat template instead of the tokenizer's: a file, the template itself, or the name of one of several that the
-    tokenizer has. It is public: reports give its SHA-256. The tokenizer itself stays as it is."""
+    """A PUBLIC chat template instead of the tokenizer's: a file, the template itself, or the name of one of the
+    tokenizer's. Reports give its SHA-256."""
     chat_template_kwargs: dict[str, bool | int | float | str | None] = Field(default={})
     """What the template is given besides messages, as {enable_thinking: false}."""
     split_special_tokens: bool = True
     """Read control tokens that a record spells, as "<|im_end|>", as text, so that none forges a turn. Set it to false
     for texts that a chat template has already rendered."""
     loss_on: Literal["all", "completion"] = "all"
-    """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns). The default
-    is completion where settings name a completion or messages."""
+    """Which tokens are learnt: all, or those of the completion (with messages: of the assistant's turns), which is the
+    default where settings name them."""
     max_length: int = Field(default=512, ge=2)
     """Longest text in tokens. The default gives way to a model's smaller limit."""
     truncation_mode: Literal["keep_start", "keep_end"] = "keep_start"
     """What stays of a longer text: its first tokens, or its last ones."""
     chunk: bool = False
-    """Divide texts that are longer than max_length into chunks of like length, and train on all of them. Else they are
-    cut. All chunks of a text are one unit, with one clip and one charge; with unit=user they are the user's."""
+    """Divide texts that are longer than max_length into chunks of like length; else they are cut. All chunks of a text
+    are one unit, with one clip and one charge; with unit=user they are the user's."""
     max_chunks: int = Field(default=8, ge=1)
-    """How many of a record's chunks take part in a step at most, drawn again each time. Not read with unit=user, where
-    privacy.max_records_per_user counts chunks."""
+    """How many of a record's chunks take part in a step at most, drawn again each time. With unit=user it is
+    privacy.max_records_per_user instead."""
     add_eos: bool = True
     """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
     limit: int | None = Field(default=None, ge=1)
-    """Use only the first ``limit`` records. If one of them is removed, a later one takes its place. So the run protects
-    against replacing a record, not against adding or removing one. Refused with unit=user."""
+    """Use only the first ``limit`` records. Where one leaves, a later one takes its place: the run protects against
+    replacing a record, not against adding or removing one. Refused with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss and answers in the report. Never private ones."""
     unchecked: bool = False
-    """Train even if the records do not fit the settings. That is: more than twice or fewer than half as many units as
-    the public number; most without a token to train on; or most cut to less than half by max_length. This setting is
-    published like every other."""
+    """Train even if the records do not fit: more than twice or fewer than half as many units as the public number, most
+    without a token to train on, or most cut to less than half. It is published like every other setting."""
 
     @property
     def columns(self) -> dict[str, Any]:
@@ -299,12 +284,8 @@ class DataSettings(Group):
             raise Wrong("path names no file", "give at least one", "path")
         twice = named_twice([] if isinstance(given, str) else given)
         if twice is not None:
-            raise Wrong(
-                f"path names {shown(twice)!r} twice: each record would be two units, and epsilon that of "
-                "a half of it",
-                "name it once",
-                "path",
-            )
+            what = f"path names {shown(twice)!r} twice: each record would be two units, and epsilon that of half of it"
+            raise Wrong(what, "name it once", "path")
         return given
 
     @field_validator("labels")
@@ -327,17 +308,11 @@ class DataSettings(Group):
     def _not_what_is_set_here(cls, given: dict[str, Any]) -> dict[str, Any]:
         taken = next((name for name in given if name in TAKEN), None)
         if taken is not None:
-            raise Wrong(
-                f"chat_template_kwargs holds {taken}, which is decided here",
-                "leave in it what the template asks for, as {enable_thinking: false}",
-                "chat_template_kwargs",
-            )
+            fix = "leave in it what the template asks for, as {enable_thinking: false}"
+            raise Wrong(f"chat_template_kwargs holds {taken}, which is decided here", fix)
         if not all(map(KEYWORD.fullmatch, given)):
-            raise Wrong(
-                "a name in chat_template_kwargs is none that a template can read",
-                "write it with letters, digits and underscores, as {enable_thinking: false}",
-                "chat_template_kwargs",
-            )
+            fix = "write it with letters, digits and underscores, as {enable_thinking: false}"
+            raise Wrong("a name in chat_template_kwargs is none that a template can read", fix)
         return given
 
     @field_validator("text", "prompt", "completion", "chosen", "rejected", "text_pair")
@@ -364,60 +339,38 @@ class DataSettings(Group):
     def _contradictions(self) -> Iterator[Wrong]:
         own = [k for k in ("text", "prompt", "completion", "messages") if getattr(self, k) is not None]
         if self.task is not None and own:
-            yield Wrong(
-                f"task={self.task} brings its own prompt and completion",
-                f"remove {', '.join(own)}, or task",
-                "task",
-            )
+            what = f"task={self.task} brings its own prompt and completion"
+            yield Wrong(what, f"remove {', '.join(own)}, or task", "task")
         yield from self._other_than_preferences()
         yield from self._other_than_labels()
         forms = [self.text is not None, self.prompt is not None or self.completion is not None]
         forms += [self.messages is not None, self.chosen is not None and self.prompt is None]
         if sum(forms) > 1:
-            yield Wrong(
-                "there are several forms of records",
-                "give only one of: text, or prompt and completion, or messages",
-                *own,
+            fix = "give only one of: text, or prompt and completion, or messages"
+            yield Wrong("there are several forms of records", fix, *own)
+        whole = self.text is not None or not any(forms)
+        if self.chunk and (self.label is not None or self.task is not None or not whole):
+            what = (
+                "chunk divides whole texts, and prompts, chats and labelled texts lose their sense in parts"
             )
-        others = self.label is not None or self.task is not None or (self.text is None and any(forms))
-        if self.chunk and others:
-            yield Wrong(
-                "chunk divides whole texts, and these records are prompts, chats or labelled texts, "
-                "which lose their sense in parts",
-                "remove chunk, or name the text's column with text",
-                "chunk",
-            )
+            yield Wrong(what, "remove chunk, or name the text's column with text", "chunk")
         if self.chosen is None and (self.prompt is None) != (self.completion is None):
-            lacking = "prompt" if self.prompt is None else "completion"
-            yield Wrong(
-                "prompt and completion go together", f"name the column {lacking}, or use text", "prompt"
-            )
+            fix = f"name the column {'prompt' if self.prompt is None else 'completion'}, or use text"
+            yield Wrong("prompt and completion go together", fix, "prompt")
         chat = [k for k in ("chat_template", "chat_template_kwargs") if getattr(self, k)]
-        if chat and (self.text is not None or not any(forms) or self.template == "none"):
-            yield Wrong(
-                f"{chat[0]} is read for chats alone, and these records are none",
-                "name a column of messages, or prompt and completion without template=none, or remove "
-                f"{chat[0]}",
-                chat[0],
-            )
+        if chat and (whole or self.template == "none"):
+            fix = "name a column of messages, or prompt and completion without template=none, or remove it"
+            yield Wrong(f"{chat[0]} is read for chats alone, and these records are none", fix, chat[0])
         if self.template != "auto" and self.prompt is None:
-            yield Wrong(
-                "template says how prompt and completion meet", "name their columns, or remove it", "template"
-            )
-        trains = self.task is None and self.label is None and self.loss_on == "completion"
-        if trains and (self.text is not None or not any(forms)):
-            yield Wrong(
-                "loss_on=completion needs prompt and completion, or messages",
-                "name their columns, or remove loss_on",
-                "loss_on",
-            )
+            what = "template says how prompt and completion meet"
+            yield Wrong(what, "name their columns, or remove it", "template")
+        if whole and self.task is None and self.label is None and self.loss_on == "completion":
+            what = "loss_on=completion needs prompt and completion, or messages"
+            yield Wrong(what, "name their columns, or remove loss_on", "loss_on")
         shared = _shared(self.path, self.evaluation)
         if shared is not None:
-            yield Wrong(
-                f"evaluation names {shared!r}, which is private: its held-out loss would be published",
-                "give public records, or none",
-                "evaluation",
-            )
+            what = f"evaluation names {shared!r}, which is private: its held-out loss would be published"
+            yield Wrong(what, "give public records, or none", "evaluation")
 
     def _other_than_preferences(self) -> Iterator[Wrong]:
         if (self.chosen is None) != (self.rejected is None):
@@ -425,26 +378,17 @@ class DataSettings(Group):
             yield Wrong("chosen and rejected go together", f"name the column {lacking}", "chosen")
         if self.chosen is None:
             if self.dpo_beta is not None:
-                yield Wrong(
-                    "dpo_beta is read with chosen and rejected only",
-                    "name their columns, or remove it",
-                    "dpo_beta",
-                )
+                what = "dpo_beta is read with chosen and rejected only"
+                yield Wrong(what, "name their columns, or remove it", "dpo_beta")
             return
         if self.chosen == self.rejected:
-            yield Wrong(
-                "chosen and rejected are the same column",
-                "name that of the other answer as rejected",
-                "chosen",
-            )
+            fix = "name that of the other answer as rejected"
+            yield Wrong("chosen and rejected are the same column", fix, "chosen")
         others = ("text", "completion", "messages", "task", "label")
         given = [name for name in others if getattr(self, name) is not None]
         if given:
-            yield Wrong(
-                f"chosen and rejected are two answers, and {given[0]} names another form of records",
-                f"remove {given[0]}; the prompt's column is prompt",
-                "chosen",
-            )
+            what = f"chosen and rejected are two answers, and {given[0]} names another form of records"
+            yield Wrong(what, f"remove {given[0]}; the prompt's column is prompt", "chosen")
         if self.loss_on != "completion":
             yield Wrong("a preference is about answers alone", "remove loss_on", "loss_on")
 
@@ -452,47 +396,27 @@ class DataSettings(Group):
         if self.label is None:
             given = [name for name in ("labels", "text_pair") if getattr(self, name) is not None]
             if given:
-                yield Wrong(
-                    f"{given[0]} is read with label only",
-                    f"name the column of the label, or remove {given[0]}",
-                    given[0],
-                )
+                fix = f"name the column of the label, or remove {given[0]}"
+                yield Wrong(f"{given[0]} is read with label only", fix, given[0])
             return
         if self.prompt is not None or self.completion is not None or self.messages is not None:
-            yield Wrong(
-                "label is the class of a text, and these records are prompts or chats",
-                "name the text's column with text, or remove label",
-                "label",
-            )
+            what = "label is the class of a text, and these records are prompts or chats"
+            yield Wrong(what, "name the text's column with text, or remove label", "label")
         if self.loss_on != "all" or not self.add_eos:
-            yield Wrong(
-                "loss_on and add_eos are of texts that the model learns to write",
-                "remove them, or label",
-                "loss_on",
-            )
+            what = "loss_on and add_eos are of texts that the model learns to write"
+            yield Wrong(what, "remove them, or label", "loss_on")
         if self.task is None:
             if self.labels is None:
-                yield Wrong(
-                    "label needs labels: a label that only private records have would show them",
-                    "give all that there can be, as labels: [negative, positive], how many there are, or "
-                    "score",
-                    "labels",
-                    lacking=True,
-                )
-                return
+                what = "label needs labels: a label that only private records have would show them"
+                fix = "give all that there can be, as labels: [negative, positive], how many there are, or score"
+                yield Wrong(what, fix, "labels", lacking=True)
             return
         if TASKS[self.task].kind not in ("label", "score"):
-            yield Wrong(
-                f"task={self.task} has no labels to classify",
-                "remove label, or choose a task of GLUE",
-                "task",
-            )
+            what = f"task={self.task} has no labels to classify"
+            yield Wrong(what, "remove label, or choose a task of GLUE", "task")
         if self.label != "label" or self.labels is not None or self.text_pair is not None:
-            yield Wrong(
-                f"task={self.task} brings its own texts and labels",
-                "write label: label, and remove labels and text_pair",
-                "task",
-            )
+            what = f"task={self.task} brings its own texts and labels"
+            yield Wrong(what, "write label: label, and remove labels and text_pair", "task")
 
 
 class PrivacySettings(Group):
@@ -504,11 +428,11 @@ class PrivacySettings(Group):
     """Epsilon at the end of the run; the noise multiplier follows from it. Give this, target shares, or
     noise_multiplier."""
     target_right_guesses: float | None = Field(default=None, gt=0.5, lt=1)
-    """Target in place of epsilon: an attacker who guesses whether a unit took part is right in at most this share of
-    cases, such as 0.6 (a coin: 0.5)."""
+    """Target instead of epsilon: who guesses whether a unit took part is right in at most this share of cases, such as
+    0.6 (a coin: 0.5)."""
     target_found: float | None = Field(default=None, gt=0.01, lt=1)
-    """Target in place of epsilon: an attacker who may accuse 1 unit in 100 falsely finds at most this share of those
-    that took part, such as 0.05."""
+    """Target instead of epsilon: who may accuse 1 unit in 100 falsely finds at most this share of those that took part,
+    such as 0.05."""
     noise_multiplier: float | None = Field(default=None, ge=NOISE_MULTIPLIERS[0], le=NOISE_MULTIPLIERS[1])
     """sigma: the noise's standard deviation, as a multiple of clip_norm."""
     delta: float | None = Field(default=None, gt=0, lt=1)
@@ -539,12 +463,10 @@ class PrivacySettings(Group):
     """Public cap on the units of a batch (truncated Poisson sampling, accounted as such)."""
     sampling: Literal["poisson", "balls-in-bins"] = "poisson"
     """How batches are drawn. poisson: each unit by a coin of its own, in each step. balls-in-bins: each unit in exactly
-    one of every 1/q steps, a pass, and dealt again for each. That takes less noise at the same epsilon, best with steps
-    that make whole passes."""
+    one step of each pass of 1/q steps; less noise at the same epsilon, best with whole passes."""
     bands: Annotated[int, Field(ge=1, le=MOST_BANDS)] | Literal["auto"] = 1
-    """Above 1: a step's noise takes back a part of that of the bands - 1 steps before it (DP-BandMF). Batches are drawn
-    from as many classes of units in turn. auto: as many as leave least noise in the sums of steps. Noise of bands - 1
-    steps is kept, in float64."""
+    """Above 1: a step's noise takes back a part of that of the bands - 1 steps before it (DP-BandMF), which is kept in
+    float64. Batches are drawn from as many classes of units in turn. auto: what leaves least noise in sums of steps."""
     insecure_noise_seed: int | None = None
     """For tests: repeatable noise. The run is stamped NOT PRIVATE."""
 
@@ -567,90 +489,55 @@ class PrivacySettings(Group):
         return self
 
     def _contradictions(self) -> Iterator[Wrong]:
-        lacking = self.lacks(vars(self))
+        lacking, n = self.lacks(vars(self)), self.public_dataset_size
         if (self.unit == "user") != (self.user_column is not None):
             other = "user_column: the column that names the user" if self.unit == "user" else "unit: user"
             yield Wrong("unit=user and user_column go together", f"add {other}", "unit")
-        n = self.public_dataset_size
         if n is not None and self.delta is not None and self.delta >= 1 / n:
-            yield Wrong(
-                f"delta={self.delta:g} is not below 1/N = {1 / n:g}: publishing one whole {self.unit} "
-                "would satisfy it",
-                "set delta to a tenth of 1/N or less",
-                "delta",
-                "public_dataset_size",
-            )
+            what = f"delta={self.delta:g} is not below 1/N = {1 / n:g}: publishing a whole {self.unit} would satisfy it"
+            yield Wrong(what, "set delta to a tenth of 1/N or less", "delta", "public_dataset_size")
+        given = [k for k in _TARGETS if getattr(self, k) is not None]
         if not self.private:
-            given = [k for k in _TARGETS if getattr(self, k) is not None]
             if given:
-                yield Wrong(
-                    f"private=false contradicts {given[0]}", "remove one of them", "private", given[0]
-                )
+                what = f"private=false contradicts {given[0]}"
+                yield Wrong(what, "remove one of them", "private", given[0])
             if self.clip_quantile is not None:
                 yield Wrong("private=false clips nothing", "remove clip_quantile", "private")
-        elif len({k if k not in _SHARES else _SHARES for k in _TARGETS if getattr(self, k) is not None}) != 1:
-            yield Wrong(
-                "the noise follows from one of target_epsilon, noise_multiplier, and target shares",
-                "give exactly one of them, for example target_epsilon: 3",
-                "target_epsilon",
-                lacking="target_epsilon" in lacking,
-            )
+        elif len({k if k not in _SHARES else _SHARES for k in given}) != 1:
+            what = "the noise follows from one of target_epsilon, noise_multiplier, and target shares"
+            fix = "give exactly one of them, for example target_epsilon: 3"
+            yield Wrong(what, fix, "target_epsilon", lacking="target_epsilon" in lacking)
         elif "delta" in lacking:
-            yield Wrong(
-                "delta is missing",
-                "set it well below 1 / number of records, for example 1e-5",
-                "delta",
-                lacking=True,
-            )
+            fix = "set it well below 1 / number of records, for example 1e-5"
+            yield Wrong("delta is missing", fix, "delta", lacking=True)
         if "public_dataset_size" in lacking:
-            reveals = "dividing by the private number of records would reveal it"
-            why = (
-                reveals
-                if self.private
-                else "how often a record is drawn follows from it, also without privacy"
-            )
-            yield Wrong(
-                f"public_dataset_size is missing: {why}",
-                "give expected_batch_size and public_dataset_size (a rounded figure will do), or "
-                "sample_rate with either",
-                "public_dataset_size",
-                lacking=True,
-            )
+            why = "how often a record is drawn follows from it, also without privacy"
+            if self.private:
+                why = "dividing by the private number of records would reveal it"
+            fix = "give expected_batch_size and public_dataset_size (it may be rounded), or sample_rate with either"
+            what = f"public_dataset_size is missing: {why}"
+            yield Wrong(what, fix, "public_dataset_size", lacking=True)
         if "expected_batch_size" in lacking:
-            yield Wrong(
-                "how many units a step takes is missing",
-                "give expected_batch_size or sample_rate",
-                "expected_batch_size",
-                lacking=True,
-            )
+            what = "how many units a step takes is missing"
+            fix = "give expected_batch_size or sample_rate"
+            yield Wrong(what, fix, "expected_batch_size", lacking=True)
         if {"public_dataset_size", "expected_batch_size"} & set(lacking):  # the rest follows from them
             return
-        if None not in (self.public_dataset_size, self.expected_batch_size, self.sample_rate):
-            yield Wrong(
-                "sample_rate follows from expected_batch_size and public_dataset_size",
-                "give two of the three",
-                "sample_rate",
-            )
+        if None not in (n, self.expected_batch_size, self.sample_rate):
+            what = "sample_rate follows from expected_batch_size and public_dataset_size"
+            yield Wrong(what, "give two of the three", "sample_rate")
         if self.q > 1:
-            yield Wrong(
-                f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}",
-                f"at most {n}, better half of it or less; with steps and batch auto both follow from it",
-                "expected_batch_size",
-                "public_dataset_size",
-            )
-        if self.max_batch_size is not None and self.public_dataset_size is None:
-            yield Wrong(
-                "max_batch_size needs public_dataset_size: its cost depends on both",
-                "give public_dataset_size instead of sample_rate or expected_batch_size",
-                "max_batch_size",
-            )
+            what = f"expected_batch_size={self.b:g} exceeds public_dataset_size={n}"
+            fix = f"at most {n}, better half of it or less; with steps and batch auto both follow from it"
+            yield Wrong(what, fix, "expected_batch_size", "public_dataset_size")
+        if self.max_batch_size is not None and n is None:
+            fix = "give public_dataset_size instead of sample_rate or expected_batch_size"
+            what = "max_batch_size needs public_dataset_size: its cost depends on both"
+            yield Wrong(what, fix, "max_batch_size")
         elif self.max_batch_size is not None and self.max_batch_size < self.b:
-            yield Wrong(
-                f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}, so "
-                "most batches would be cut",
-                "about 1.75 times the expected batch size costs no epsilon",
-                "max_batch_size",
-            )
+            what = f"max_batch_size={self.max_batch_size} is below the expected batch size {self.b:g}"
+            fix = "about 1.75 times the expected batch size costs no epsilon"
+            yield Wrong(f"{what}, so most batches would be cut", fix, "max_batch_size")
         yield from self._wrong_passes()
         yield from self._wrong_bands()
 
@@ -658,26 +545,20 @@ class PrivacySettings(Group):
         """What is wrong with balls in bins that no price covers, or that nothing would read."""
         if self.sampling == "poisson":
             return
-        for name, is_given in (
-            ("bands", self.bands != 1),
-            ("max_batch_size", self.max_batch_size is not None),
-        ):
-            if is_given:
-                yield Wrong(
-                    f"sampling={self.sampling} does not go with {name}, which is accounted with Poisson "
-                    "sampling",
-                    f"remove {name}",
-                    "sampling",
-                )
+        others = {"bands": self.bands != 1, "max_batch_size": self.max_batch_size is not None}
+        for name in (name for name, is_given in others.items() if is_given):
+            what = (
+                f"sampling={self.sampling} does not go with {name}, which is accounted with Poisson sampling"
+            )
+            yield Wrong(what, f"remove {name}", "sampling")
         if not self.private:
             yield Wrong("private=false accounts for nothing", f"remove sampling={self.sampling}", "private")
         bins = max(2, round(1 / self.q))
         if abs(self.q * bins - 1) > _OFF_PASS:
-            yield Wrong(
-                f"passes have whole numbers of steps, and batches of {self.b:g} make 1/q = {1 / self.q:.3g}",
-                f"expected_batch_size={self.n / bins:.4g}, which makes {bins}",
-                "steps",
+            what = (
+                f"passes have whole numbers of steps, and batches of {self.b:g} make 1/q = {1 / self.q:.3g}"
             )
+            yield Wrong(what, f"expected_batch_size={self.n / bins:.4g}, which makes {bins}", "steps")
 
     def _wrong_bands(self) -> Iterator[Wrong]:
         """What is wrong with bands that no price covers, or that nothing would read."""
@@ -691,22 +572,19 @@ class PrivacySettings(Group):
                 yield Wrong(f"bands={self.bands} does not go with {name}: {why}", f"remove {name}", "bands")
         if not self.private:
             yield Wrong("private=false adds no noise", f"remove bands={self.bands}", "private")
-            return
-        if self.bands == "auto":
+        elif self.bands == "auto":
             if self.target_epsilon is None:
-                yield Wrong(
-                    "bands=auto weighs noise against what sampling saves at target_epsilon, which is missing",
-                    "give a number of bands, or target_epsilon",
-                    "bands",
+                what = (
+                    "bands=auto weighs noise against what sampling saves at target_epsilon, which is missing"
                 )
-            return
-        if self.bands > self.steps:
-            yield Wrong(f"bands={self.bands} is above steps={self.steps}", f"at most {self.steps}", "bands")
-        if self.bands * self.q > 1:
-            yield Wrong(
-                f"a class has 1/{self.bands} of all units, and a batch needs {self.q:g} of them",
-                f"bands of at most {int(1 / self.q)}, or a smaller expected_batch_size",
-            )
+                yield Wrong(what, "give a number of bands, or target_epsilon", "bands")
+        else:
+            if self.bands > self.steps:
+                what = f"bands={self.bands} is above steps={self.steps}"
+                yield Wrong(what, f"at most {self.steps}", "bands")
+            if self.bands * self.q > 1:
+                what = f"a class has 1/{self.bands} of all units, and a batch needs {self.q:g} of them"
+                yield Wrong(what, f"bands of at most {int(1 / self.q)}, or a smaller expected_batch_size")
 
     @property
     def protects(self) -> bool:
@@ -745,8 +623,7 @@ class PrivacySettings(Group):
         named = "expected_batch_size" if self.expected_batch_size is not None else "sample_rate"
         return (
             f"with privacy.{named} a step draws {self.b:.3g} {self.unit}s on average: {exp(-self.b):.0%} of steps draw "
-            f"none and {then}. Is it meant? expected_batch_size counts {self.unit}s, and 64 is usual; sample_rate is "
-            "their share of all"
+            f"none and {then}. A usual expected_batch_size is 64 {self.unit}s; sample_rate is their share of all"
         )
 
 
@@ -758,14 +635,13 @@ class MethodSettings(Group):
     optimizer: str | None = None
     """One of the method's optimizers; null: its first."""
     learning_rate: Annotated[float | None, OrAuto] = Field(default=None, gt=0)
-    """Of the optimizer, at its height. Null: the method's own, which falls with the root of privacy.steps where noise
-    is added to gradients. auto: the best in rehearsals on the public records auto.file. Without a file: the rate at
-    which noise alone moves the model's predictions of its own texts by 0.1 nats a token."""
+    """Of the optimizer, at its height. Null: the method's own, which falls with the root of the noisy steps. auto: the
+    best in rehearsals on the public records auto.file; without a file the rate at which noise alone moves the model's
+    predictions of its own texts by 0.1 nats a token."""
     relative_rate: bool | None = None
-    """Whether learning_rate is relative: the share of the frozen weights' norms by which the noise of one step moves
-    them together. With span-prism it is the length of one step. So one rate serves models of other widths, depths and
-    weight scales. Else it is in entries: about how far noise moves each number. Epsilon is the same. Null: the method's
-    own, true for prism and span-prism."""
+    """Whether learning_rate is relative: the share of the frozen weights' norms by which one step's noise moves them
+    (with span-prism, the length of a step), so that one rate serves models of other sizes. Else it is in entries: about
+    how far noise moves each number. Null: the method's own, true for prism and span-prism."""
     schedule: Literal["constant", "linear", "cosine"] | None = None
     """How the learning rate goes on after the warm-up; linear and cosine fall towards 0."""
     warmup_steps: int | None = Field(default=None, ge=0)
@@ -773,10 +649,10 @@ class MethodSettings(Group):
     averaging: float | None = Field(default=None, ge=0, lt=1)
     """Decay of the moving average of Z that is exported; 0 exports the last iterate."""
     clipping: Literal["flat", "automatic", "spectral", "normalized", "per-module"] | None = None
-    """How a unit's gradient is brought to clip_norm; epsilon is the same. flat: longer ones are scaled down. automatic:
-    all are scaled to about clip_norm. spectral: weak modules and directions are brought up first, then as flat.
-    normalized: all are scaled to it but those far below public gradients (methods with public texts). per-module: each
-    module's part is scaled down to clip_norm / sqrt(modules)."""
+    """How a unit's gradient is brought to clip_norm, at the same epsilon. flat: longer ones are scaled down. automatic:
+    all are scaled to about it. spectral: weak modules and directions are brought up first. normalized: all are scaled
+    to it but those far below public gradients. per-module: each module's part is scaled down to clip_norm /
+    sqrt(modules)."""
 
     # With a title, which reports use: arguments of optimizers, whose constructors hold the defaults. An optimizer that
     # has no such argument refuses the setting.
@@ -793,12 +669,12 @@ class MethodSettings(Group):
     error_feedback: float | None = Field(default=None, title="error feedback", ge=0)
     """prism: rank of the memory of what truncating to rank r cuts off, as a multiple of adapter.r; 0 keeps nothing."""
     right_weight: Annotated[float | None, OrAuto] = Field(default=None, title="right weight", gt=0, le=10)
-    """prism: weight of the gradient component that rotates the input subspace V, applied before clipping; 1: none.
-    auto, 0.25 to 1: how long gradients are at the start in a direction that rotates V, compared with one within the
-    subspaces. It looks at the public records auto.file, or without a file at texts that the model writes."""
+    """prism: weight, before clipping, of the part of a gradient that rotates the input subspace V; 1: none. auto, 0.25
+    to 1: how long gradients are at the start in that direction, compared with one within the subspaces. It looks at
+    the public records auto.file, or without a file at texts that the model writes."""
     metric_power: float | None = Field(default=None, title="metric power", ge=0, le=2)
-    """prism: directions of the update count in proportion to this power of their singular values, in clipping and in
-    steps. So what has grown moves on faster; 0 counts all alike."""
+    """prism: directions count in proportion to this power of the update's singular values, in clipping and in steps, so
+    that what has grown moves faster; 0 counts all alike."""
     perturbation: float | None = Field(default=None, title="λ", gt=0, le=1)
     """dp-zo: how far from the adapter, to both sides along the step's direction, losses are compared."""
     alpha: float | None = Field(default=None, title="α", ge=0, le=1)
@@ -808,7 +684,7 @@ class MethodSettings(Group):
     top_k: int | None = Field(default=None, title="directions", ge=0)
     """pe-sgd: how many leading directions of the public gradients' span are used; 0: all, one a public text."""
     hold_out: float | None = Field(default=None, title="held out to choose", ge=0, le=0.5)
-    """pe-sgd: which part of the public gradients is held out at a time, as if it were private. It chooses before each
+    """pe-sgd: part of the public gradients that is held out at a time, as if it were private, to choose before each
     step those of alpha, ridge and top_k that are not given. Costs no epsilon. 0 chooses nothing."""
     beside: float | None = Field(default=None, title="kept beside the span", ge=0, le=1)
     """guided-prism, pdp-sgd: how much counts what is released outside of the span of public gradients; 1: as much as
@@ -836,19 +712,19 @@ class RunSettings(Group):
     label: str | None = None
     """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = MICRO_BATCH
-    """Bound on rows x padded length of one pass through the model. Rows that are shorter than what their gradients take
-    count as that long. Memory and speed, not results. auto: as many as fit in the memory that is free when a run
-    starts, by public settings alone. The workers of a study share it. Federations need a number. Diagnoses, shadow
-    adapters and audits by gradients take the default."""
+    """Bound on rows x padded length of one pass through the model, at least what a row's gradients take. Memory and
+    speed, not results. auto: as many as fit in the memory that is free when a run starts, by public settings alone;
+    workers of a study share it. Federations need a number. Diagnoses, shadow adapters and audits by gradients take the
+    default."""
     checkpoint_every: int = Field(default=20, ge=1)
     """Steps from one checkpoint to the next, ten minutes at most; what a crash loses of them stays charged."""
     evaluate_every: int | None = Field(default=None, ge=0)
     """Steps between evaluations on the public evaluation records. Null: about ten times in runs of 20 steps and more.
-    Shorter runs evaluate before and after training only, and so do all with 0."""
+    0, and null in shorter runs: before and after training only."""
     report_to: list[Literal["jsonl", "tensorboard", "wandb", "trackio"]] = Field(default=[])
     """Where else public numbers go: steps, epsilon, learning rate, held-out loss. jsonl writes release/metrics.jsonl
-    and tensorboard private/tensorboard, both while a run goes on. wandb and trackio get all of it when the run has
-    ended, since the time of each number would show how long a step took. Read by `train`, `resume` and `synthesize`."""
+    and tensorboard private/tensorboard, while a run goes on. wandb and trackio get all of it when the run has ended,
+    since the time of each number would show how long a step took."""
     log_every: int = Field(default=10, ge=1)
     """Steps from one line of report_to and of `Result.history` to the next."""
     show_private_loss: bool = False
@@ -955,77 +831,54 @@ class Settings(Group):
 
     def _contradictions(self) -> Iterator[Wrong]:
         yield from self._other_than_the_federation()
-        warmup = self.method.warmup_steps
-        if warmup is not None and self.federation is None and warmup > self.privacy.steps:
-            yield Wrong(
-                f"method.warmup_steps={warmup} exceeds privacy.steps={self.privacy.steps}",
-                "fewer warmup_steps",
-                "method.warmup_steps",
-                "privacy.steps",
-            )
-        if self.method.clipping is not None and not self.privacy.private:
-            yield Wrong(
-                "method.clipping contradicts privacy.private=false, which clips nothing",
-                "remove method.clipping",
-                "method.clipping",
-                "privacy.private",
-            )
-        if self.privacy.private and self.privacy.unit == "user" and self.data.limit is not None:
-            yield Wrong(
-                "data.limit does not go with unit=user: where a user leaves, later records move up, and "
-                "many users change",
-                "cut the file itself, or leave limit out",
-                "data.limit",
-            )
-        if self.method.clipping == "automatic" and self.privacy.clip_quantile is not None:
-            yield Wrong(
-                "method.clipping=automatic scales every gradient to the same norm, so there is none to adapt",
-                "use flat or spectral, or remove privacy.clip_quantile",
-                "method.clipping",
-            )
+        method, privacy = self.method, self.privacy
+        warmup = method.warmup_steps
+        if warmup is not None and self.federation is None and warmup > privacy.steps:
+            what = f"method.warmup_steps={warmup} exceeds privacy.steps={privacy.steps}"
+            yield Wrong(what, "fewer warmup_steps", "method.warmup_steps", "privacy.steps")
+        if method.clipping is not None and not privacy.private:
+            what = "method.clipping contradicts privacy.private=false, which clips nothing"
+            yield Wrong(what, "remove method.clipping", "method.clipping", "privacy.private")
+        if privacy.private and privacy.unit == "user" and self.data.limit is not None:
+            what = "data.limit does not go with unit=user: where one leaves, records move up, and many users change"
+            yield Wrong(what, "cut the file itself, or leave limit out", "data.limit")
+        if method.clipping == "automatic" and privacy.clip_quantile is not None:
+            what = "method.clipping=automatic scales every gradient to one norm, so there is none to adapt"
+            yield Wrong(what, "use flat or spectral, or remove privacy.clip_quantile", "method.clipping")
         yield from self._other_than_public_texts()
         yield from self._other_than_rehearsals()
         yield from self._not_public()
 
     def _other_than_the_federation(self) -> Iterator[Wrong]:
-        federation = self.federation
+        federation, privacy = self.federation, self.privacy
         if federation is None:
             return
-        given = partial(_value_of, self)  # of groups that were checked before
-        yield from _what_federations_have_not(given, sum(federation.steps_of_a_client))
+        yield from _what_federations_have_not(
+            lambda group, name: getattr(getattr(self, group), name, None), sum(federation.steps_of_a_client)
+        )
         for place, kind in enumerate(federation.kinds):
-            if kind.expected_batch_size is not None and kind.expected_batch_size > self.privacy.n:
-                yield Wrong(
-                    f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds "
-                    f"the {self.privacy.n:g} {self.privacy.unit}s of all clients "
-                    "(privacy.public_dataset_size), so its sampling rate would be above 1",
-                    "lower it",
-                    "federation.phases",
-                    "privacy.public_dataset_size",
+            if kind.expected_batch_size is not None and kind.expected_batch_size > privacy.n:
+                what = (
+                    f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds the "
+                    f"{privacy.n:g} {privacy.unit}s of all clients (privacy.public_dataset_size)"
                 )
+                yield Wrong(what, "lower it", "federation.phases", "privacy.public_dataset_size")
         if (self.data.path == AT_CLIENTS) == isinstance(federation.clients, int):
-            yield Wrong(
-                "records are either cut into clients or are their own",
-                "give data.path with the number of clients to cut it into, or each client a path of its own",
-            )
-        if federation.secure and self.privacy.private and federation.per_round < 2:
+            fix = "give data.path with the number of clients to cut it into, or each client a path of its own"
+            yield Wrong("records are either cut into clients or are their own", fix)
+        if federation.secure and privacy.private and federation.per_round < 2:
             yield Wrong("a secure sum over one client is its update", "clients_per_round of 2 or more")
         if self.privacy.private and federation.distributed and federation.secure_aggregation is False:
-            yield Wrong(
-                "federation.secure_aggregation=false, and each client adds only a share of the noise, "
-                "which protects nobody by itself",
-                "remove it, or choose a rule whose clients add all of it (rule: tan)",
-                "federation.secure_aggregation",
-            )
-        own = self._paths_of_clients()
-        twice = named_twice(own)
+            what = "federation.secure_aggregation=false, and each client's share of the noise alone protects nobody"
+            fix = "remove it, or choose a rule whose clients add all of it (rule: tan)"
+            yield Wrong(what, fix, "federation.secure_aggregation")
+        twice = named_twice(self._paths_of_clients())
         if twice is not None:
-            yield Wrong(
-                f"federation.clients name {shown(twice)!r} twice, so each of its records would be "
-                "released by two ledgers that do not know of each other",
-                "give each client records of its own",
-                "federation.clients",
+            what = (
+                f"federation.clients name {shown(twice)!r} twice: so each of its records would be released by two "
+                "ledgers that do not know of each other"
             )
+            yield Wrong(what, "give each client records of its own", "federation.clients")
 
     @property
     def rows_of_a_unit(self) -> int:
@@ -1039,116 +892,86 @@ class Settings(Group):
         if self.synthesis is None:
             return
         if self.data.chosen is not None:
-            yield Wrong(
-                "data.chosen does not go with the group synthesis, whose texts nobody prefers",
-                "remove either",
-                "data.chosen",
-            )
+            what = "data.chosen does not go with the group synthesis, whose texts nobody prefers"
+            yield Wrong(what, "remove either", "data.chosen")
         if self.data.chunk:
-            yield Wrong(
-                "data.chunk does not go with the group synthesis, whose texts are as long as they are "
-                "written",
-                "remove either",
-                "data.chunk",
+            what = (
+                "data.chunk does not go with the group synthesis, whose texts are as long as they are written"
             )
+            yield Wrong(what, "remove either", "data.chunk")
         if self.federation is not None:
-            yield Wrong(
-                "synthesis does not go with a federation, whose methods use no public texts",
-                "remove either group",
-            )
+            what = "synthesis does not go with a federation, whose methods use no public texts"
+            yield Wrong(what, "remove either group")
 
     def _other_than_rehearsals(self) -> Iterator[Wrong]:
-        auto = self.auto
+        auto, privacy, method = self.auto, self.privacy, self.method
         if auto is None:
             return
         if auto.all and self.federation is None:  # of a file or a call it has become what it stands for
-            yield Wrong(
-                "auto.all is of what a file or a call leaves out, which groups that are made already do "
-                "not show",
-                "give plain mappings, or what is to be auto in auto.choose",
-                "auto.all",
-            )
+            what = "auto.all is of what a file or a call leaves out, which groups that are made already do not show"
+            yield Wrong(what, "give plain mappings, or what is to be auto in auto.choose", "auto.all")
         if not auto.choose:
             if auto.file is not None:
-                yield Wrong(
-                    "auto.file is read to choose settings, and none is auto",
-                    "write method.learning_rate: auto, or remove file",
-                    "auto.file",
-                    "method.learning_rate",
-                )
+                fix = "write method.learning_rate: auto, or remove file"
+                what = "auto.file is read to choose settings, and none is auto"
+                yield Wrong(what, fix, "auto.file", "method.learning_rate")
             return
-        names = auto.places
-        given = (
-            ("privacy.clip_norm", "clip_norm" in self.privacy.model_fields_set),
-            ("method.learning_rate", self.method.learning_rate is not None),
-            ("method.right_weight", self.method.right_weight is not None),
-        )
-        for name, fixed in given:
-            if fixed and name.partition(".")[2] in auto.choose:
-                yield Wrong(
-                    f"{name} is a number, and auto.choose leaves it to rehearsals",
-                    "remove one of them",
-                    "auto.choose",
-                )
-        for what, meant in (
-            (not self.privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
+        fixed = {
+            "privacy.clip_norm": "clip_norm" in privacy.model_fields_set,
+            "method.learning_rate": method.learning_rate is not None,
+            "method.right_weight": method.right_weight is not None,
+        }
+        for name, is_given in fixed.items():
+            if is_given and name.partition(".")[2] in auto.choose:
+                what = f"{name} is a number, and auto.choose leaves it to rehearsals"
+                yield Wrong(what, "remove one of them", "auto.choose")
+        by_quantile = "clip_norm" in auto.choose and privacy.clip_quantile is not None
+        for wrong, meant in (
+            (not privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
             (self.data.label is not None, "data.label: rehearsals know texts that a model writes"),
             (self.data.chosen is not None, "data.chosen: rehearsals know texts that a model writes"),
             (
-                self.method.name == AUTO,
-                "method.name=auto, which finds the rate of its methods itself and leaves the rest at their defaults",
+                method.name == AUTO,
+                "method.name=auto, which finds the rate of its methods itself",
             ),
             (self.synthesis is not None, "the group synthesis, whose texts are not rehearsed with here"),
             (self.federation is not None, "a federation, whose clients have no public records"),
-            (
-                "clip_norm" in auto.choose and self.privacy.clip_quantile is not None,
-                "privacy.clip_quantile, which learns the clip norm from the records",
-            ),
+            (by_quantile, "privacy.clip_quantile, which learns the clip norm from the records"),
         ):
-            if what:
-                yield Wrong(
-                    f"{names}=auto does not go with {meant}",
-                    "leave out what is auto, or give numbers",
-                    *names.replace(" and ", ", ").split(", "),
-                )
+            if wrong:
+                places = [f"{REHEARSED[name]}.{name}" for name in auto.choose]
+                fix = "leave out what is auto, or give numbers"
+                yield Wrong(f"{auto.places}=auto does not go with {meant}", fix, *places)
 
     def _not_public(self) -> Iterator[Wrong]:
         """Files that stand for public records and are private, or that the held-out loss is measured on."""
         clients = self._paths_of_clients()
         private, held_out = [*_paths(self.data.path), *clients], self.data.evaluation
-        public = {
-            "data.evaluation": (held_out, "its held-out loss would be published", None),
-            "adapter.public_text": (
+        texts, auto = None if self.synthesis is None else self.synthesis.file, self.auto
+        for name, paths, reveals, did in (
+            ("data.evaluation", held_out, "its held-out loss would be published", None),
+            (
+                "adapter.public_text",
                 self.adapter.public_text,
                 "the start would reveal it",
                 "shaped the start",
             ),
-            "synthesis.file": (
-                None if self.synthesis is None else self.synthesis.file,
-                "what counts as public would reveal it",
-                "shaped the training",
-            ),
-            "auto.file": (
-                None if self.auto is None else self.auto.file,
+            ("synthesis.file", texts, "what counts as public would reveal it", "shaped the training"),
+            (
+                "auto.file",
+                None if auto is None else auto.file,
                 "what is chosen on it would reveal it",
                 "chose the settings",
             ),
-        }
-        for name, (paths, reveals, did) in public.items():
+        ):
             shared = _shared(paths, private if did else clients)  # the group data looks at its own
             if shared is not None:
-                yield Wrong(
-                    f"{name} names {shared!r}, which is private: {reveals}", "give public records", name
-                )
+                what = f"{name} names {shared!r}, which is private: {reveals}"
+                yield Wrong(what, "give public records", name)
             seen = _shared(paths, held_out) if did else None
             if seen is not None:
-                yield Wrong(
-                    f"{name} names {seen!r}, which is also data.evaluation: the held-out loss would be that of "
-                    f"texts that {did}",
-                    "divide the file",
-                    name,
-                    "data.evaluation",
-                )
+                what = f"{name} names {seen!r}, which is also data.evaluation: its texts {did}"
+                yield Wrong(what, "divide the file", name, "data.evaluation")
 
     def _paths_of_clients(self) -> list[str]:
         clients = [] if self.federation is None else self.federation.clients
@@ -1172,23 +995,18 @@ class Settings(Group):
         if self.federation is not None:
             raise ConfigError(
                 "these settings have a group federation, so their records stay with several owners",
-                fix="use `privlora train` (in Python `privlora.federate`), or remove the group to train in one "
-                "place",
+                fix="use `privlora train` (`privlora.federate`), or remove the group to train in one place",
             )
 
     def refuse_labels(self, what: str) -> None:
-        """Raise ConfigError for settings of a classifier, where one does not go, or of preferences. what: does not know
-        them."""
-        if self.data.chosen is not None:
-            raise ConfigError(
-                f"{what} knows texts that a model writes, and data.chosen asks for preferences",
-                fix="remove data.chosen and data.rejected, or use `privlora train`, `plan` or `evaluate`",
-            )
-        if self.data.label is not None:
-            raise ConfigError(
-                f"{what} knows texts that a model writes, and data.label asks for a classifier",
-                fix="remove data.label, or use `privlora train`, `plan`, `evaluate` or `compare`",
-            )
+        """Raise ConfigError for a classifier or preferences, where they do not go. what: does not know them."""
+        for name, asked, others in (
+            ("chosen", "preferences", "`plan` or `evaluate`"),
+            ("label", "a classifier", "`plan`, `evaluate` or `lab compare`"),
+        ):
+            if getattr(self.data, name) is not None:
+                what = f"{what} knows texts that a model writes, and data.{name} asks for {asked}"
+                raise ConfigError(what, fix=f"remove data.{name}, or use `privlora train`, {others}")
 
     def located(self) -> Settings:
         """The same settings, in which local folders of models and adapters are named from the root on."""
@@ -1210,10 +1028,6 @@ class Settings(Group):
         without["federation"] = True if self.federation is None else set(self.federation.of_other_rules)
         groups = self.model_dump(mode="json", exclude=without)
         return yaml.safe_dump(groups, sort_keys=False, allow_unicode=True, width=_ONE_LINE)
-
-
-def _value_of(settings: Settings, group: str, name: str) -> Any:
-    return getattr(getattr(settings, group), name, None)  # of a group that there may not be, too
 
 
 def _what_federations_have_not(

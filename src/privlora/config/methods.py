@@ -576,43 +576,35 @@ def wrong_for_method(
 
 
 def adds_no_noise(method: str) -> ConfigError:
-    return ConfigError(
-        f"method.name={method} adds no noise, so it cannot meet a privacy target",
-        fix=[
-            "to keep the promise write method.name: prism, or dp-adamw",
-            "to train without one write privacy.private: false, and remove target_epsilon or noise_multiplier",
-        ],
+    what = f"method.name={method} adds no noise, so it cannot meet a privacy target"
+    keep = "to keep the promise write method.name: prism, or dp-adamw"
+    without = (
+        "to train without one write privacy.private: false, and remove target_epsilon or noise_multiplier"
     )
+    return ConfigError(what, fix=[keep, without])
 
 
 def no_optimizer(method: str, optimizer: str, known: tuple[str, ...]) -> ConfigError:
-    return ConfigError(
-        f"method {method!r} has no optimizer {echoed(optimizer, known)}", fix=f"one of {', '.join(known)}"
-    )
+    what = f"method {method!r} has no optimizer {echoed(optimizer, known)}"
+    return ConfigError(what, fix=f"one of {', '.join(known)}")
 
 
 def no_setting(method: str, optimizer: str, name: str, known: Sequence[str]) -> ConfigError:
     """Of a setting that another optimizer has."""
-    return ConfigError(
-        f"optimizer {optimizer!r} of method {method!r} has no setting {name!r}",
-        why="a setting that is ignored would make two runs look different that are the same",
-        fix=f"remove it; the optimizer has {', '.join(known)}",
-    )
+    what = f"optimizer {optimizer!r} of method {method!r} has no setting {name!r}"
+    why = "a setting that is ignored would make two runs look different that are the same"
+    return ConfigError(what, why=why, fix=f"remove it; the optimizer has {', '.join(known)}")
 
 
 def cannot_clip(method: str, clipping: str, known: tuple[str, ...]) -> ConfigError:
-    return ConfigError(
-        f"method {method!r} cannot clip as clipping={clipping!r} does",
-        why="what that does to a unit is not defined in its coordinates",
-        fix=f"one of {', '.join(known)}",
-    )
+    what = f"method {method!r} cannot clip as clipping={clipping!r} does"
+    why = "what that does to a unit is not defined in its coordinates"
+    return ConfigError(what, why=why, fix=f"one of {', '.join(known)}")
 
 
 def no_unit(method: str) -> ConfigError:
     """Of a method whose learning rate cannot be in the size of the frozen weights."""
-    return ConfigError(
-        f"method.relative_rate=true cannot be used with method {method!r}",
-        why="its steps have no unit that the norm of a frozen weight could give",
-        fix="remove relative_rate, and give a learning_rate in entries; or choose another method, such as prism or "
-        "dp-adamw",
-    )
+    what = f"method.relative_rate=true cannot be used with method {method!r}"
+    why = "its steps have no unit that the norm of a frozen weight could give"
+    fix = "remove relative_rate, and give a learning_rate in entries; or choose another method, such as prism"
+    return ConfigError(what, why=why, fix=fix)

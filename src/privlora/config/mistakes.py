@@ -11,6 +11,7 @@ from typing import Any, Final, get_args
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
 
 from privlora.config.auto import AUTO, OrAuto
 from privlora.config.base import Truth, Wrong, group_in
@@ -55,16 +56,13 @@ _EXAMPLES: Final = {
     "federation.clients": "3",
     "federation.rounds": "20",
 }
+_SIZES: Final = {"steps": MOST_STEPS, "expected_batch_size": 1.0, "public_dataset_size": 10**9}
+_INSTEAD: Final = ("noise_multiplier", "target_right_guesses", "target_found", "sample_rate")
+"""Settings that are given instead of others."""
 _STAND_INS: Final[Mapping[str, Mapping[str, Any]]] = {
     "model": {"name": "model"},
     "data": {"path": "records.jsonl"},
-    "privacy": {
-        "target_epsilon": 1.0,
-        "delta": 1e-15,
-        "steps": MOST_STEPS,
-        "expected_batch_size": 1.0,
-        "public_dataset_size": 10**9,
-    },
+    "privacy": {"target_epsilon": 1.0, "delta": 1e-15, **_SIZES},
 }
 """Instead of settings that are needed, while what is wrong with the others is looked for: they contradict nothing."""
 _ARGUMENTS: Final = {
@@ -106,12 +104,11 @@ class Origin:
         >>> Origin("fine_tune", arguments={}).called(("data", "max_length")), Origin("x").called(("run",))
         ("data['max_length']", 'run')
         """
-        if self.arguments is None or place[:1] not in ((group,) for group in Settings.model_fields):
+        if self.arguments is None or not place or place[0] not in Settings.model_fields:
             return _dotted(place)
+        inner = (f"[{name!r}]" if isinstance(name, str) else f"[{echoed(name)}]" for name in place[1:])
         own = {**_ARGUMENTS, **self.arguments}.get(place)
-        first = _GROUP_ARGUMENTS.get(place[0], place[0])
-        names = (f"[{name!r}]" if isinstance(name, str) else f"[{echoed(name)}]" for name in place[1:])
-        return own or f"{first}{''.join(names)}"
+        return own or f"{_GROUP_ARGUMENTS.get(place[0], place[0])}{''.join(inner)}"
 
     def written(self, place: Place, value: Any) -> str:
         """A setting with a value, or a group with values, as it is written where the others stand.
@@ -124,12 +121,9 @@ class Origin:
         if place[:2] in self.overridden:
             return f"{_dotted(place)}={value}"
         if self.arguments is None:
-            inner = (
-                ", ".join(f"{name}: {each}" for name, each in value.items())
-                if isinstance(value, dict)
-                else ""
-            )
-            return f"{place[-1]}: {{{inner}}}" if inner else f"{place[-1]}: {value}"
+            if isinstance(value, dict):
+                value = f"{{{', '.join(f'{name}: {each}' for name, each in value.items())}}}"
+            return f"{place[-1]}: {value}"
         own = {**_ARGUMENTS, **self.arguments}
         values = value if isinstance(value, dict) else {place[-1]: value}
         shown = {name: each if each[:1].isdigit() else repr(each) for name, each in values.items()}
@@ -387,7 +381,9 @@ def _of_value(several: list[Any], origin: Origin) -> ConfigError:
     if fix is None and isinstance(given, Truth | bool) and origin.file is not None:
         fix = "YAML reads yes, no, on and off as true and false: write a number, or a word in quotes"
     if fix is None and dotted in _EXAMPLES:
-        fix = f"as {origin.written(place, _EXAMPLES[dotted])}" + f", or {AUTO}" * _is_auto(loc)
+        fix = f"as {origin.written(place, _EXAMPLES[dotted])}" + f", or {AUTO}" * (
+            OrAuto in getattr(_field(loc), "metadata", ())
+        )
     if fix is None and loc[0] in Settings.model_fields:
         fix = f"see `privlora settings {dotted}`"
     return ConfigError(f"{whose}{shown}{where}: {said}", fix=fix)
@@ -402,9 +398,8 @@ def _called(name: object, group: str = "") -> str:
 
 def _words(loc: Place) -> list[str]:
     """The words that a setting may be."""
-    group = settings_by_group().get(str(loc[0]), ())
-    annotation = _annotation(loc) if len(loc) > 1 and loc[1] in group else None
-    return [word for word in _literals(annotation) if isinstance(word, str)]
+    field = _field(loc)
+    return [] if field is None else [word for word in _literals(field.annotation) if isinstance(word, str)]
 
 
 def _literals(annotation: Any) -> Iterable[Any]:
@@ -412,40 +407,30 @@ def _literals(annotation: Any) -> Iterable[Any]:
         yield from _literals(inner) if get_args(inner) else [inner]
 
 
-def _annotation(loc: Place) -> Any:
-    kind = group_in(Settings.model_fields[loc[0]].annotation)
-    assert kind is not None
-    for name in (part for part in loc[1:] if isinstance(part, str)):
-        if name in kind.model_fields:
-            annotation = kind.model_fields[name].annotation
-            kind = group_in(annotation) or kind
-    return annotation
-
-
-def _is_auto(loc: Place) -> bool:
-    kind = group_in(Settings.model_fields[loc[0]].annotation)
-    return kind is not None and OrAuto in kind.model_fields[loc[1]].metadata
+def _field(loc: Place) -> FieldInfo | None:
+    """The innermost setting of a run that a place leads to."""
+    kind, field = (
+        group_in(Settings.model_fields[loc[0]].annotation) if loc[0] in settings_by_group() else None,
+        None,
+    )
+    for name in loc[1:]:
+        if kind is not None and name in kind.model_fields:
+            field = kind.model_fields[name]
+            kind = group_in(field.annotation) or kind
+    return field
 
 
 def _example(place: Place) -> Any:
     """A usual value of a setting, or, of a group, of those that it needs."""
     if len(place) == 1 and place[0] in Settings.model_fields:
-        of_group = {
-            each.partition(".")[2]: value
-            for each, value in _EXAMPLES.items()
-            if each.startswith(f"{place[0]}.")
-        }
-        return {
-            name: value for name, value in of_group.items() if name not in ("noise_multiplier", "sample_rate")
-        }
+        given = ((each.split("."), value) for each, value in _EXAMPLES.items())
+        return {name: value for (group, name), value in given if group == place[0] and name not in _INSTEAD}
     return _EXAMPLES.get(_dotted(place), "…")
 
 
 def _of_setting(loc: Place, kind: str = "") -> Place:
     """Without pydantic's names for the kinds of value that a setting may be, which say nothing to a user."""
-    if loc[:1] not in (
-        (group,) for group in Settings.model_fields
-    ):  # settings of another kind have no groups
+    if loc[:1] and loc[0] not in Settings.model_fields:  # settings of another kind have no groups
         kinds = ("int", "float", "str", "bool")
         return tuple(
             p for p in loc if isinstance(p, int) or (p.replace("_", "").isalnum() and p not in kinds)

@@ -87,9 +87,7 @@ _NOTHING: Final = {
 
 VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     "model.dtype": {
-        **dict.fromkeys(
-            ("float16", "fp16", "half"), "write bfloat16 or float32: gradients overflow in float16"
-        ),
+        **dict.fromkeys(("float16", "fp16", "half"), "write bfloat16 or float32: float16 overflows"),
         **dict.fromkeys(("bf16", "torch.bfloat16"), "write bfloat16"),
         **dict.fromkeys(("fp32", "torch.float32"), "write float32"),
     },
@@ -108,9 +106,7 @@ VALUES: Final[Mapping[str, Mapping[str, str]]] = {
     },
     "privacy.unit": {
         **dict.fromkeys(("example", "sample", "document", "row"), "write record"),
-        **dict.fromkeys(
-            ("person", "patient", "client", "author"), "write user, and its column in user_column"
-        ),
+        **dict.fromkeys(("person", "patient", "client", "author"), "write user, with user_column"),
     },
     "data.loss_on": {
         **dict.fromkeys(("assistant", "response", "answer"), "write completion"),

@@ -15,11 +15,10 @@ MICRO_BATCH: Final = 4096
 
 
 METRIC_AND_RULE: Final = (
-    "method.metric_power goes with federation.rule=joint alone: a metric follows the update from step to step, and "
-    "clients move from a base that stays for a round",
+    "goes with federation.rule=joint alone: clients of other rules move from a fixed base",
     "remove metric_power, or set federation.rule=joint, whose steps all clients take together",
 )
-"""Why, and how to mend it."""
+"""Why, and how to fix it."""
 
 
 class Misplaced(NamedTuple):
@@ -37,8 +36,9 @@ def misplaced(value_of: Callable[[str, str], Any], steps: int | None = None) -> 
     privacy.steps may repeat; None where that is not known.
     """
     found = []
-    for place, (wrong, what, fix) in _TABLE.items():
-        value = value_of(*place.split("."))
+    for place, wrong, why, fix in _ROWS:
+        value, shown = value_of(*place.split(".")), "=auto" if wrong is _is_auto else ""
+        what = f"{place}{shown} {why}"
         if place == "privacy.steps" and steps is not None:
             wrong = steps.__ne__ if value is not None else _given
             what = f"privacy.steps={echoed(value)}, and a client of this federation takes {steps}"
@@ -81,102 +81,75 @@ def _is_pattern(value: Any) -> bool:
     return isinstance(value, str) and value not in (*KINDS, EITHER)
 
 
+def _drawn_in_passes(value: Any) -> bool:
+    return value not in (None, "poisson")
+
+
 def _several(value: Any) -> bool:
     return value is not None and value != 1
 
 
-_TABLE: Final[Mapping[str, tuple[Callable[[Any], bool], str, str]]] = {
-    "data.chunk": (
+_NOT: Final = "does not go with a federation"
+_NO_RECORDS: Final = f"{_NOT}, whose clients have no public records"
+_RATE: Final = "remove it: the rule's own rate stands for it"
+_ROWS: Final[tuple[tuple[str, Callable[[Any], bool], str, str], ...]] = (
+    (
+        "data.chunk",
         _true,
-        "data.chunk does not go with a federation, whose clients count whole records",
-        "remove it, and divide long texts before, with privacy.unit: user",
+        f"{_NOT}, whose clients count whole records",
+        "divide long texts before, with unit: user",
     ),
-    "data.chosen": (
+    ("data.chosen", _given, f"{_NOT}, whose clients learn texts", "remove either"),
+    ("data.label", _given, f"{_NOT}, whose rules know the factors of adapters alone", "remove either"),
+    (
+        "data.chat_template",
         _given,
-        "data.chosen does not go with a federation, whose clients learn texts",
-        "remove either",
-    ),
-    "data.label": (
-        _given,
-        "data.label does not go with a federation, whose rules know the factors of adapters alone",
-        "remove either",
-    ),
-    "data.chat_template": (
-        _given,
-        "data.chat_template does not go with a federation: it is a program, and would run where the clients' records "
-        "are",
+        f"{_NOT}: it is a program, and would run where the clients' records are",
         "give all clients a base model whose tokenizer has it",
     ),
-    "adapter.target_modules": (
+    (
+        "adapter.target_modules",
         _is_pattern,
-        "adapter.target_modules is a regular expression, which could keep the machine of a client busy without end",
+        "is a regular expression, which could keep the machine of a client busy without end",
         "list the names of layers, as in [q_proj, v_proj]",
     ),
-    "privacy.steps": (
+    (
+        "privacy.steps",
         _given,
-        "privacy.steps is of a run in one place, and a federation's follows from its rounds",
+        "is of a run in one place, and a federation's follows from its rounds",
         "remove privacy.steps, which follows from rounds, clients_per_round and local_steps",
     ),
-    "privacy.expected_batch_size": (
+    (
+        "privacy.expected_batch_size",
         _is_auto,
-        "privacy.expected_batch_size=auto does not go with a federation, whose sizes are those of its rounds",
+        f"{_NOT}, whose sizes are those of its rounds",
         "give a number",
     ),
-    "privacy.clip_norm": (
+    (
+        "privacy.clip_norm",
         _is_auto,
-        "privacy.clip_norm=auto does not go with a federation, whose clients clip at one norm that they are told",
-        "give a number, or remove it: 1 stands for it",
+        f"{_NOT}, whose clients clip at one norm",
+        "give a number; 1 is the default",
     ),
-    "privacy.bands": (
-        _several,
-        "privacy.bands does not go with a federation: its noise would have to be kept from round to round, by nobody "
-        "knows whom",
-        "remove it",
-    ),
-    "privacy.sampling": (
-        lambda value: value not in (None, "poisson"),
-        "privacy.sampling does not go with a federation, whose rounds are accounted one by one",
-        "remove it",
-    ),
-    "privacy.clip_quantile": (
+    ("privacy.bands", _several, f"{_NOT}: nobody could keep its noise from round to round", "remove it"),
+    ("privacy.sampling", _drawn_in_passes, f"{_NOT}, whose rounds are accounted one by one", "remove it"),
+    ("privacy.clip_quantile", _given, f"{_NOT}: sums need one clip norm for all clients", "remove it"),
+    (
+        "privacy.max_batch_size",
         _given,
-        "privacy.clip_quantile does not go with a federation: each client would learn a clip norm of its own, and "
-        "their sums need one for all",
+        f"{_NOT}: its cost depends on each client's number of records, which nobody publishes",
         "remove it",
     ),
-    "privacy.max_batch_size": (
-        _given,
-        "privacy.max_batch_size does not go with a federation: what a cap costs depends on each client's number of "
-        "records, which nobody publishes",
-        "remove it",
-    ),
-    "method.learning_rate": (
+    ("method.learning_rate", _is_auto, _NO_RECORDS, _RATE),
+    ("method.right_weight", _is_auto, _NO_RECORDS, "give a number; 1 is the default"),
+    ("method.metric_power", bool, *METRIC_AND_RULE),
+    ("auto.all", _true, f"{_NOT}, whose clients have no texts to choose on", "remove it"),
+    ("run.report_to", _logs, "is not read in a federation, so nothing would be logged", "remove it"),
+    (
+        "run.tokens_per_micro_batch",
         _is_auto,
-        "method.learning_rate=auto does not go with a federation, whose clients have no public records",
-        "remove it: the rule's own rate stands for it",
+        f"{_NOT}: clients of one process train at once, and others on unlike machines",
+        f"give one number, such as {MICRO_BATCH}",
     ),
-    "method.right_weight": (
-        _is_auto,
-        "method.right_weight=auto does not go with a federation, whose clients have no public records",
-        "give a number, or remove it: 1 stands for it",
-    ),
-    "method.metric_power": (bool, *METRIC_AND_RULE),
-    "auto.all": (
-        _true,
-        "auto.all does not go with a federation, whose sizes are those of its rounds, and whose clients have no texts "
-        "to choose on",
-        "remove it",
-    ),
-    "run.report_to": (
-        _logs,
-        "run.report_to is not read in a federation, so nothing would be logged",
-        "remove it",
-    ),
-    "run.tokens_per_micro_batch": (
-        _is_auto,
-        "run.tokens_per_micro_batch=auto does not go with a federation: all clients have one number, on unlike "
-        "machines, and those of one process train side by side",
-        f"give one, such as {MICRO_BATCH}",
-    ),
-}
-"""``group.name`` -> whether a value of it is wrong, why, and how to mend it."""
+)
+"""``group.name``, whether a value of it is wrong, why, and how to fix it."""

@@ -41,10 +41,8 @@ def adapter_settings(given: Any, *, classifies: bool = False, problems: Together
     if peft is None or not isinstance(given, peft.PeftConfig):
         return given
     if given.peft_type != peft.PeftType.LORA:
-        raise ConfigError(
-            f"adapter is a peft.{type(given).__name__}, and adapters are LoRA's here",
-            fix="give a peft.LoraConfig, or dict(r=16, target_modules='all-linear')",
-        )
+        fix = "give a peft.LoraConfig, or dict(r=16, target_modules='all-linear')"
+        raise ConfigError(f"adapter is a peft.{type(given).__name__}, and adapters are LoRA's here", fix=fix)
     kept, problems = problems, Together()
     problems.found += _others(given, type(given)(), "SEQ_CLS" if classifies else "CAUSAL_LM")
     settings = {name: getattr(given, name) for name in _CARRIED}

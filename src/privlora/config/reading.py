@@ -38,10 +38,8 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
     """
     path = Path(path)
     if "=" in path.name and not path.exists():
-        raise ConfigError(
-            f"{path.name.partition('=')[0]!r} is a setting, and the YAML comes first",
-            fix="write the YAML, then settings, as run.yaml privacy.steps=200",
-        )
+        fix = "write the YAML, then settings, as run.yaml privacy.steps=200"
+        raise ConfigError(f"{path.name.partition('=')[0]!r} is a setting, and the YAML comes first", fix=fix)
     if path.is_dir() or path.name.lower().removesuffix(".gz").endswith(_OF_RECORDS):
         what = "a folder" if path.is_dir() else "a file of records"
         run = path.parent if path.name in PUBLIC_FOLDERS else path
@@ -68,15 +66,11 @@ def read_yaml(path: str | Path, *, quoted: bool = True) -> dict[str, Any]:
         what = type(error).__name__
         if quoted and (twice := getattr(error, "twice", None)):
             what = f"{twice} is given twice"
-        raise ConfigError(
-            f"{str(path)!r}{where} is not valid YAML ({what})",
-            fix="check colons (name: value), indentation (spaces, no tabs) and names that are given twice",
-        ) from None
+        fix = "check colons (name: value), indentation (spaces, no tabs) and names that are given twice"
+        raise ConfigError(f"{str(path)!r}{where} is not valid YAML ({what})", fix=fix) from None
     if not isinstance(content, dict):
-        raise ConfigError(
-            f"{str(path)!r} holds no settings",
-            fix="write groups such as model:, data:, privacy:, as `privlora init` does",
-        )
+        fix = "write groups such as model:, data:, privacy:, as `privlora init` does"
+        raise ConfigError(f"{str(path)!r} holds no settings", fix=fix)
     return content
 
 
@@ -141,10 +135,8 @@ def _apply(merged: dict[str, Any], override: str) -> tuple[str, str]:
     try:
         parsed = read_plain(value)
     except yaml.YAMLError:
-        raise ConfigError(
-            f"the value of override {named(key)} is not valid YAML",
-            fix="""put quotes inside those of the shell, as 'data.text="{title}"'""",
-        ) from None
+        fix = """put quotes inside those of the shell, as 'data.text="{title}"'"""
+        raise ConfigError(f"the value of override {named(key)} is not valid YAML", fix=fix) from None
     section = merged.setdefault(group, {})
     if isinstance(section, dict):  # else the file holds no group there, which is reported
         section[name] = parsed

@@ -57,12 +57,7 @@ def settings_in(kind: type[Group], place: str) -> Iterator[Setting]:
     """All of a group, each followed by those of the group or list of groups that it holds."""
     found = meanings(kind)
     for name, field in kind.model_fields.items():
-        yield Setting(
-            f"{place}.{name}",
-            kind_in_words(field),
-            default_in_yaml(field),
-            found.get(name, ""),
-        )
+        yield Setting(f"{place}.{name}", kind_in_words(field), default_in_yaml(field), found.get(name, ""))
         inner = group_in(field.annotation)
         if inner is not None:
             yield from settings_in(inner, f"{place}.{name}")

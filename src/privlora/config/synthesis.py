@@ -53,7 +53,7 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
 """Setting -> the generators that read it; of others it would be ignored."""
 
 OF_METHOD: Final[dict[str, str]] = {
-    **dict.fromkeys(("nearest", "selection", "lookahead"), "aug-pe"),
+    **dict.fromkeys(("nearest", "selection"), "aug-pe"),
     **dict.fromkeys(("requests", "answers", "dpo_learning_rate"), "popri"),
 }
 """Setting -> the method that reads it; with others it would be ignored."""
@@ -119,8 +119,6 @@ class SynthesisSettings(Group):
     """aug-pe: for how many of the nearest texts a record votes."""
     selection: Literal["rank", "probability"] = "rank"
     """aug-pe: whether the texts with the highest counts are kept, or some drawn in proportion to them."""
-    lookahead: int = Field(default=0, ge=0)
-    """aug-pe: a text stands where the mean of so many variations of it does; 0 for where it is itself."""
     requests: int = Field(default=40, ge=1)
     """popri: R, the requests that the model answers in every round."""
     answers: int = Field(default=5, ge=2)
@@ -181,20 +179,17 @@ class SynthesisSettings(Group):
         if not plain or endpoint != endpoint.strip():
             raise Wrong("it is no address", "write it as http://localhost:8000/v1")
         if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-            raise Wrong(
-                "it holds more than an address, and settings are written to disk",
-                "remove user, password and what follows ? or #; name the key's environment variable in "
-                "api_key_env",
-            )
+            fix = "remove user, password and what follows ? or #; name the key's environment variable in api_key_env"
+            raise Wrong("it holds more than an address, and settings are written to disk", fix)
         return endpoint
 
     @field_validator("api_key_env")
     @classmethod
     def _is_a_variable(cls, name: str | None) -> str | None:
         if name is not None and not _VARIABLE.fullmatch(name):  # not shown: it may be the key
+            what = "it is no name of an environment variable, and a key itself would be written to disk"
             raise Wrong(
-                "it is no name of an environment variable, and a key itself would be written to disk",
-                "export the key as OPENAI_API_KEY or another name in capitals, and give that name",
+                what, "export the key as OPENAI_API_KEY or another name in capitals, and give that name"
             )
         return name
 
@@ -221,46 +216,30 @@ class SynthesisSettings(Group):
         needs = _GENERATORS[self.generator]
         lacking = [name for name in needs if getattr(self, name) is None]
         if lacking:
-            yield Wrong(
-                f"generator={self.generator} needs {' and '.join(lacking)}",
-                "add " + ", and ".join(f"{name}: {needs[name]}" for name in lacking),
-                *lacking,
-                lacking=True,
-            )
+            what = f"generator={self.generator} needs {' and '.join(lacking)}"
+            fix = "add " + ", and ".join(f"{name}: {needs[name]}" for name in lacking)
+            yield Wrong(what, fix, *lacking, lacking=True)
         unread = {name: of for name, of in _OF.items() if self.generator not in of and name in self.given}
         if unread:
             readers = next(iter(unread.values()))
             names = [name for name, of in unread.items() if of == readers]
-            several = len(names) > 1
-            yield Wrong(
-                f"{' and '.join(names)} {'are' if several else 'is'} read for "
-                f"generator={_one_of(readers)} only, and generator is "
-                f"{self.generator}{'' if 'generator' in self.model_fields_set else ' unless it is set'}",
-                f"set generator to {_one_of(readers)}, or remove {'them' if several else 'it'}",
-                *names,
-            )
+            only = f"{' and '.join(names)} is read for generator={_one_of(readers)} only"
+            unless = "" if "generator" in self.model_fields_set else " unless it is set"
+            fix = f"set generator to {_one_of(readers)}, or remove what is not read"
+            yield Wrong(f"{only}, and generator is {self.generator}{unless}", fix, *names)
         if self.warm_start_learning_rate is not None and not self.warm_start_epochs:
-            yield Wrong(
-                "warm_start_learning_rate goes with warm_start_epochs",
-                "set how many epochs, or remove the rate",
-                "warm_start_learning_rate",
-            )
+            what = "warm_start_learning_rate goes with warm_start_epochs"
+            yield Wrong(what, "set how many epochs, or remove the rate", "warm_start_learning_rate")
         if self.source is not None and not self.publish:
             yield Wrong("source is read by privlora synthesize", "give its folder with --from", "source")
         if self.preset is not None and self.random_prompt is not None:
             yield Wrong("preset and random_prompt are two kinds of text", "remove one of them", "preset")
         if self.random_prompt is None and self.variation_prompt is not None:
-            yield Wrong(
-                "variation_prompt goes with random_prompt",
-                "add random_prompt, or remove variation_prompt",
-                "variation_prompt",
-            )
+            fix = "add random_prompt, or remove variation_prompt"
+            yield Wrong("variation_prompt goes with random_prompt", fix, "variation_prompt")
         if self.variation_prompt is not None and "{text}" not in self.variation_prompt:
-            yield Wrong(
-                "variation_prompt has no place for the text that is varied",
-                "write {text} where it belongs",
-                "variation_prompt",
-            )
+            what = "variation_prompt has no place for the text that is varied"
+            yield Wrong(what, "write {text} where it belongs", "variation_prompt")
 
 
 def _one_of(names: Sequence[str]) -> str:

@@ -138,7 +138,7 @@ def with_local_method(settings: Settings) -> Settings:
             fix="remove relative_rate and give a learning_rate in entries, or choose another rule",
         )
     if settings.method.metric_power:  # changed after they were read, which refuses it too
-        raise ConfigError(METRIC_AND_RULE[0], fix=METRIC_AND_RULE[1])
+        raise ConfigError(f"method.metric_power {METRIC_AND_RULE[0]}", fix=METRIC_AND_RULE[1])
     if settings.privacy.private and federation.privacy_model == "client" and not hides_clients(rule):
         raise ConfigError(
             f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)",

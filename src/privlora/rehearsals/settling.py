@@ -19,7 +19,7 @@ from torch import Tensor
 from privlora.accounting import Plan
 from privlora.adapters import Captured
 from privlora.config import Settings
-from privlora.config.auto import AutoSettings
+from privlora.config.auto import MOST_TEXTS, AutoSettings
 from privlora.coordinates import Coordinates
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
@@ -167,7 +167,7 @@ def public_texts(settings: Settings, tokenizer: Any, told: Told) -> Texts:
     assert auto is not None
     assert auto.file is not None
     told(_READING, 0, 1)
-    records = load_records(auto.file, format=settings.data.format, limit=auto.limit)
+    records = load_records(auto.file, format=settings.data.format, limit=MOST_TEXTS)
     read = tokenise(records, settings.data, tokenizer)
     told(_READING, 1, 1)
     return Texts(

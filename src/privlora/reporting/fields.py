@@ -82,7 +82,7 @@ _OF_SETTINGS: Final = (
     "beta1 beta2 weight_decay floor learning_rate_ratio error_feedback right_weight metric_power perturbation alpha "
     "ridge top_k hold_out beside embedding_clip residual_clip"
 )
-_VOTES: Final = "epochs nearest lookahead keep requests answers dpo_learning_rate"
+_VOTES: Final = "epochs nearest keep requests answers dpo_learning_rate"
 
 FIELDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(

@@ -30,7 +30,6 @@ class AugPE:
         selection: "rank" keeps the highest counts, of equal ones the first; "probability" draws distinct texts with
             probability proportional to their counts, and some without any where too few have one.
         fresh: fresh texts stand in the place of variations; those that are kept stay.
-        lookahead: a text stands where the mean of so many variations of it does; 0 for where it is itself.
         public: of each release's number, what draws texts by it; after a crash the same number has to draw the same,
             or texts would tell of the crash. It sees releases alone, so it may have a seed.
 
@@ -47,14 +46,13 @@ class AugPE:
         keep: int,
         variations: int = 1,
         selection: Selection = "rank",
-        lookahead: int = 0,
         fresh: bool = False,
         public: Callable[[int], np.random.Generator] = np.random.default_rng,
     ) -> None:
-        if keep < 1 or min(variations, lookahead) < 0:
+        if keep < 1 or variations < 0:
             raise ConfigError(
-                f"keep={keep}, variations={variations}, lookahead={lookahead}: one of them is too small",
-                fix="keep at least one text; the others may be 0",
+                f"keep={keep}, variations={variations}: one of them is too small",
+                fix="keep at least one text; variations may be 0",
             )
         if selection not in get_args(Selection):
             raise ConfigError(f"unknown selection {selection!r}", fix="rank or probability")
@@ -67,15 +65,11 @@ class AugPE:
         self.population = population
         self._generator, self._embed = generator, embed
         self._keep, self._variations = keep, variations
-        self._selection, self._lookahead, self._fresh = selection, lookahead, fresh
+        self._selection, self._fresh = selection, fresh
         self._public = public
 
     def propose(self) -> Floats:
-        texts = self.population.texts
-        if not self._lookahead:
-            return directions(self._embed(texts))
-        varied = [directions(self._embed(self._generator.vary(texts))) for _ in range(self._lookahead)]
-        return np.mean(varied, axis=0, dtype=np.float64)
+        return directions(self._embed(self.population.texts))
 
     def use(self, votes: Floats, number: int) -> None:
         kept = self.kept(votes, number)

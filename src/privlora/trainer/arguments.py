@@ -88,11 +88,8 @@ _NUMBERS: Final = (
     *("max_steps", "num_train_epochs", *_BATCH),
     *("warmup_steps", "eval_steps", "expected_batch_size", "public_dataset_size"),
 )
-_SCHEDULES: Final = {
-    "linear": "linear",
-    "cosine": "cosine",
-    "constant": "constant",
-    "constant_with_warmup": "constant",
+_SCHEDULES: Final = {name: name for name in ("linear", "cosine", "constant")} | {
+    "constant_with_warmup": "constant"
 }
 _LOADING: Final = ("dtype", "attn_implementation", "revision", "device_map")
 
@@ -153,11 +150,7 @@ _OF_TRAINERS: Final = {
 
 def names_for(args: Any) -> dict[tuple[Any, ...], str]:
     """Which fields of args stand for settings, by (group, name)."""
-    group_of = {"loading": "model"}
-    own: dict[tuple[Any, ...], str] = {
-        (group_of.get(group, group), here): name
-        for name, (group, here) in {**RENAMED, **_OF_TRAINERS}.items()
-    }
+    own: dict[tuple[Any, ...], str] = {place: name for name, place in {**RENAMED, **_OF_TRAINERS}.items()}
     if isinstance(args, PrivateConfig):
         own |= {("privacy", name): name for name in _PRIVACY}
     return own
@@ -173,9 +166,8 @@ def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any, *, size
     """
     problems, source = Together(), type(args).__name__
     if privacy is not None and not isinstance(privacy, Mapping):
-        problems.found.append(
-            ConfigError(f"privacy is of type {type(privacy).__name__}", fix=f"pass {_PROMISE}")
-        )
+        what = f"privacy is of type {type(privacy).__name__}"
+        problems.found.append(ConfigError(what, fix=f"pass {_PROMISE}"))
     if isinstance(args, PrivateConfig):
         given = {name: value for name, value in args.given.items() if value is not None}
     else:
@@ -199,18 +191,14 @@ def groups_of(args: Any, privacy: Mapping[str, Any] | None, method: Any, *, size
         for name in sorted(promise.keys() & beside.keys())
     ]
     if not problems.found and not {**promise, **beside}:
-        problems.found.append(
-            ConfigError("nothing says how private the run is", fix=f"give the trainer {_PROMISE}")
-        )
+        fix = f"give the trainer {_PROMISE}"
+        problems.found.append(ConfigError("nothing says how private the run is", fix=fix))
     problems.tell()
     found = Groups(method={"name": chosen} if isinstance(chosen, str) else dict(chosen or {}))
     found.privacy = {**promise, **beside}
     untold = {name: getattr(args, name) for name in _BATCH if name not in given and hasattr(args, name)}
-    for step in (
-        partial(_add_batch, untold=untold, sized=sized),
-        partial(_add_steps, sized=sized),
-        _add_others,
-    ):
+    batch, steps = partial(_add_batch, untold=untold, sized=sized), partial(_add_steps, sized=sized)
+    for step in (batch, steps, _add_others):
         problems.of(None, step, found, given, source)
     problems.tell()
     return found
@@ -238,10 +226,8 @@ def _changed(args: Any) -> dict[str, Any]:
     """Fields of TrainingArguments, or of a class made of it, that are not at their defaults."""
     kind = getattr(sys.modules.get("transformers.training_args"), "TrainingArguments", None)
     if kind is None or not isinstance(args, kind):
-        raise ConfigError(
-            f"args is of type {type(args).__name__}",
-            fix="give a PrivateConfig, or an SFTConfig together with privacy=dict(target_epsilon=3, ...)",
-        )
+        fix = "give a PrivateConfig, or an SFTConfig together with privacy=dict(target_epsilon=3, ...)"
+        raise ConfigError(f"args is of type {type(args).__name__}", fix=fix)
     default = vars(type(args)(output_dir=args.output_dir, use_cpu=args.use_cpu))
     fields = type(args).__dataclass_fields__
     changed = {k: v for k, v in vars(args).items() if k in fields and v != default.get(k)}
@@ -264,60 +250,39 @@ def _follows(changed: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _batch(given: Mapping[str, Any]) -> float:
-    """Of one process."""
-    return float(given.get(_BATCH[0], 1) * given.get(_BATCH[1], 1))
-
-
 def _add_batch(
     found: Groups, given: dict[str, Any], source: str, *, untold: Mapping[str, Any], sized: bool
 ) -> None:
     """per_device_train_batch_size x gradient_accumulation_steps, as the mean of a drawn batch. untold: those of them
     that stand at their defaults."""
-    names = [n for n in _BATCH if n in given]
+    names, told = [n for n in _BATCH if n in given], "expected_batch_size" in found.privacy
+    told = told or "sample_rate" in found.privacy
+    size, times = given.pop(_BATCH[0], None), given.pop(_BATCH[1], None)
+    whole = (size or untold.get(_BATCH[0], 1)) * (times or untold.get(_BATCH[1], 1))
+    meant = "..." if several_processes() else f"{whole:g}"
     if not names:
-        follows = sized or source == "PrivateConfig"
-        if not (follows or found.privacy.keys() & {"expected_batch_size", "sample_rate"}):
-            number = "..." if several_processes() else f"{_batch({**untold, **given}):g}"
+        if not (sized or told or source == "PrivateConfig"):
             raise ConfigError(
                 "nothing says how many records a step takes on average",
                 why=f"of {source}, what stands at its default counts as not given",
-                fix=f"give privacy=dict(expected_batch_size={number}): per_device_train_batch_size x "
-                "gradient_accumulation_steps",
+                fix=f"give privacy=dict(expected_batch_size={meant}): {' x '.join(_BATCH)}",
             )
         return
-    size = given.pop("per_device_train_batch_size", None)
-    times = given.pop("gradient_accumulation_steps", 1)
-    told = "expected_batch_size" in found.privacy or "sample_rate" in found.privacy
     if size is None and told:  # of a size that nobody set, it says nothing
         return
     if size is None or several_processes():
-        raise ConfigError(
-            f"{source}.{names[0]} does not say how large a batch is"
-            + (", which all processes share" if size is not None else " by itself"),
-            fix="give expected_batch_size: how many records a step takes on average"
-            + ("" if several_processes() else _with_default(untold, times)),
-        )
-    if told:
-        if found.privacy.get("expected_batch_size") == size * times:
-            return
+        shared = ", which all processes share" if size is not None else " by itself"
+        fix = "give expected_batch_size: how many records a step takes on average"
+        if _BATCH[0] in untold and not several_processes():
+            fix += f" (privacy=dict(expected_batch_size={meant}) where {_BATCH[0]}={untold[_BATCH[0]]:g} is meant)"
+        raise ConfigError(f"{source}.{names[0]} does not say how large a batch is{shared}", fix=fix)
+    if told and found.privacy.get("expected_batch_size") != whole:
         raise ConfigError(
             f"{source}.{names[0]} is set, and so is how many records a step takes on average",
             why="each record joins a step by chance, so one number says it",
             fix=f"leave {' and '.join(names)} out; memory is bounded by run=dict(tokens_per_micro_batch=...)",
         )
-    found.privacy["expected_batch_size"] = float(size * times)
-
-
-def _with_default(untold: Mapping[str, Any], times: float) -> str:
-    """Of a size that stands at its default, which may be meant: what an expected batch of it would be."""
-    size = untold.get(_BATCH[0])
-    if size is None:
-        return ""
-    return (
-        f" (privacy=dict(expected_batch_size={size * times:g}) where {_BATCH[0]}={size:g} is meant: it stands at its "
-        "default, which counts as not given)"
-    )
+    found.privacy["expected_batch_size"] = float(whole)
 
 
 def _add_steps(found: Groups, given: dict[str, Any], source: str, *, sized: bool) -> None:
@@ -332,29 +297,26 @@ def _add_steps(found: Groups, given: dict[str, Any], source: str, *, sized: bool
                 fix="leave one of them out",
             )
         return
-    if (sized or "steps" in found.privacy) and epochs is None and (steps is None or steps <= 0):
+    if (sized or "steps" in found.privacy) and epochs is None:
         given.pop("max_steps", None)
         return
     n, b = (found.privacy.get(name) for name in ("public_dataset_size", "expected_batch_size"))
     rate = found.privacy.get("sample_rate")
     if b is None and n and isinstance(rate, int | float):
         b = rate * n
-    wanted = epochs if epochs is not None else 3.0
+    wanted = 3.0 if epochs is None else epochs
     number = (
-        f"{max(1, round(wanted * n / b))}"
-        if n and b
-        else "epochs x public_dataset_size / expected_batch_size"
+        max(1, round(wanted * n / b)) if n and b else "epochs x public_dataset_size / expected_batch_size"
     )
-    said = f"num_train_epochs={wanted:g}" if epochs is not None else "no max_steps"
+    leave = "" if epochs is None else " and leave num_train_epochs out"
+    fix = f"set max_steps={number}{leave}, or give the trainer auto=True, which finds what is not given"
+    if sized:
+        fix = f"leave num_train_epochs out, and set auto=dict(all=True, passes={wanted:g})"
+    said = "no max_steps" if epochs is None else f"num_train_epochs={wanted:g}"
     raise ConfigError(
         f"{source} has {said}, and private training counts steps",
-        why="each step is a noisy release that epsilon pays for, and how many make an epoch depends on the private "
-        "number of records",
-        fix=f"set max_steps={number}"
-        + (" and leave num_train_epochs out" if epochs is not None else "")
-        + ", or give the trainer auto=True, which finds what is not given"
-        if not sized
-        else f"leave num_train_epochs out, and set auto=dict(all=True, passes={wanted:g})",
+        why="each step is a noisy release that epsilon pays for, and an epoch's number of them would be private",
+        fix=fix,
     )
 
 
@@ -365,10 +327,8 @@ def _translate(found: Groups, given: dict[str, Any], source: str) -> None:
     if schedule is not None:
         word = str(getattr(schedule, "value", schedule))
         if word not in _SCHEDULES:
-            raise ConfigError(
-                f"{source}.lr_scheduler_type={named(word)} is unknown here",
-                fix=f"one of {', '.join(_SCHEDULES)}",
-            )
+            what = f"{source}.lr_scheduler_type={named(word)} is unknown here"
+            raise ConfigError(what, fix=f"one of {', '.join(_SCHEDULES)}")
         found.method.setdefault("schedule", _SCHEDULES[word])
     warmup = given.pop("warmup_steps", None)
     if warmup is not None:
@@ -400,10 +360,8 @@ def _add_evaluation(found: Groups, given: dict[str, Any], source: str) -> None:
     strategy, every = given.pop("eval_strategy", None), given.pop("eval_steps", None)
     word = str(getattr(strategy, "value", strategy))
     if strategy is not None and word not in ("no", "steps"):
-        raise ConfigError(
-            f"{source}.eval_strategy={named(word)} counts what a private run does not",
-            fix="use eval_strategy='steps' and eval_steps, or leave it out: the start and the end are evaluated",
-        )
+        fix = "use eval_strategy='steps' and eval_steps, or leave it out: the start and the end are evaluated"
+        raise ConfigError(f"{source}.eval_strategy={named(word)} counts what a private run does not", fix=fix)
     if every is not None and word != "no":
         if not isinstance(every, int) and not float(every).is_integer():
             raise ConfigError(f"{source}.eval_steps is a share of all steps", fix="give a number of steps")
@@ -416,24 +374,19 @@ def _refuse_unknown(name: str, known: Collection[str]) -> None:
     """Raise ConfigError for an argument of `PrivateConfig` that is none of ``known``, with the nearest one."""
     if name in known:
         return
-    place = meant(name).place or ""
-    group, _, here = place.partition(".")
-    if name in WHY:
-        _refuse(name, "PrivateConfig")
-    if near := {place: other for other, place in RENAMED.items()}.get((group, here)) or close(
-        name, known, 0.75
-    ):
-        _refuse(name, "PrivateConfig", fix=f"{name}: did you mean {near!r}?")
-    _refuse(
-        name, "PrivateConfig", fix=f"write method=dict(name=..., {here}=...)" if group == "method" else None
-    )
+    group, _, here = (meant(name).place or "").partition(".")
+    renamed = {place: other for other, place in RENAMED.items()}
+    near = renamed.get((group, here)) or close(name, known, 0.75)
+    fix = f"write method=dict(name=..., {here}=...)" if group == "method" else None
+    if near and name not in WHY:
+        fix = f"{name}: did you mean {near!r}?"
+    _refuse(name, "PrivateConfig", None if name in WHY else fix)
 
 
 def _refuse(name: str, source: str, fix: str | None = None) -> NoReturn:
+    known = source != "PrivateConfig" or name in WHY
     raise ConfigError(
-        f"{source}.{name} is set"
-        if source != "PrivateConfig" or name in WHY
-        else f"{source} has no {named(name)}",
+        f"{source}.{name} is set" if known else f"{source} has no {named(name)}",
         why=WHY.get(name, _IGNORED_ELSE),
         fix=fix or f"leave {name} out",
     )

@@ -8,13 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from privlora.api import callbacks_of, fine_tune, resume_run
-from privlora.calling import (
-    all_auto,
-    is_loaded,
-    not_a_tokenizer,
-    records_of,
-    settings_of_call,
-)
+from privlora.calling import all_auto, is_loaded, records_of, refuse_no_tokenizer, settings_of_call
 from privlora.config import IN_MEMORY, AdapterSettings
 from privlora.consoles import err, is_wanted
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, named
@@ -117,13 +111,11 @@ class PrivateTrainer:
             else:
                 getattr(groups, name).update(more or {})
         if is_loaded(model) and processing_class is None:
-            problems.found.append(
-                ConfigError("a loaded model needs its tokenizer", fix="pass processing_class=...")
-            )
-        if (error := not_a_tokenizer("processing_class", processing_class)) is not None:
-            problems.found.append(error)
-        self._callbacks: list[Any] = problems.of([], lambda: list(callbacks_of(callbacks)))
-        self._model, self._tokenizer = model, processing_class
+            fix = "pass processing_class=..."
+            problems.found.append(ConfigError("a loaded model needs its tokenizer", fix=fix))
+        problems.of(None, refuse_no_tokenizer, processing_class, "processing_class")
+        heard: list[Any] = problems.of([], lambda: list(callbacks_of(callbacks)))
+        self._model = model
         if groups.privacy.get("private", True):
             problems.of(None, _refuse_own_records, train_dataset, eval_dataset)
         self._output = "runs/run" if groups.output is None else groups.output
@@ -132,16 +124,11 @@ class PrivateTrainer:
         self._sources = {"records": path, "evaluation": public}
         problems.of(None, _add_columns, groups, self._records)
         problems.of(None, _add_dtype, groups, model)
-        self._groups: dict[str, Any] = {
-            "privacy": groups.privacy or None,
-            "data": groups.data,
-            "adapter": peft_config,
-            "loading": groups.loading,
-            "method": {"name": "prism", **groups.method},
-            "run": groups.run,
-            "auto": auto,
-        }
-        self._show_progress = groups.show_progress
+        self._groups: dict[str, Any] = {"privacy": groups.privacy or None, "data": groups.data, "auto": auto}
+        self._groups |= {"adapter": peft_config, "loading": groups.loading, "run": groups.run}
+        self._groups["method"] = {"name": "prism", **groups.method}
+        self._handed: dict[str, Any] = {"tokenizer": processing_class, "callbacks": heard}
+        self._handed["show_progress"] = groups.show_progress
         # Now, and not only when it trains; and before torch is loaded.
         settings = settings_of_call(
             model,
@@ -198,33 +185,20 @@ class PrivateTrainer:
                 if is_over(RunFolder(Path(self._output))):
                     again = "take up what it left with train(resume_from_checkpoint=True), or give another output_dir"
                 raise RunError(error.what, why=error.why, fix=again) from None
-            if self._groups["adapter"] is None and is_wanted(self._show_progress):
+            if self._groups["adapter"] is None and is_wanted(self._handed["show_progress"]):
                 err().print(_default_adapter(self._adapter))
-            return fine_tune(
-                self._model,
-                self._given("records", self._records),
-                evaluation=self._given("evaluation", self._evaluation),
-                tokenizer=self._tokenizer,
-                output=self._output,
-                callbacks=self._callbacks,
-                show_progress=self._show_progress,
-                **self._groups,
-            )
+            given = self._given("records", self._records), self._given("evaluation", self._evaluation)
+            more = {**self._groups, **self._handed, "output": self._output}
+            return fine_tune(self._model, given[0], evaluation=given[1], **more)
         if resume_from_checkpoint is not True and Path(resume_from_checkpoint) != Path(self._output):
             raise ConfigError(
                 "resume_from_checkpoint names another folder than output_dir",
                 why="a run is one folder, and its ledger lies there",
                 fix="give train(resume_from_checkpoint=True)",
             )
-        return resume_run(
-            self._output,
-            model=self._model if is_loaded(self._model) else None,
-            tokenizer=self._tokenizer,
-            records=self._records,
-            evaluation=self._evaluation,
-            callbacks=self._callbacks,
-            show_progress=self._show_progress,
-        )
+        loaded = self._model if is_loaded(self._model) else None
+        own: dict[str, Any] = {"records": self._records, "evaluation": self._evaluation}
+        return resume_run(self._output, model=loaded, **own, **self._handed)
 
     def evaluate(self) -> dict[str, float | None]:
         """eval_loss: what the adapter loses on eval_dataset, in nats (mean over records), as it is published.
@@ -232,10 +206,8 @@ class PrivateTrainer:
         Raises ConfigError without eval_dataset, RunError before the run is over.
         """
         if self._sources["evaluation"] is None:
-            raise ConfigError(
-                "there is no eval_dataset, which is public",
-                fix="give one; `privlora evaluate RUN --data FILE` measures a finished run on other records",
-            )
+            fix = "give one; `privlora evaluate RUN --data FILE` measures a finished run on other records"
+            raise ConfigError("there is no eval_dataset, which is public", fix=fix)
         return {"eval_loss": self.result.report["evaluation"][-1]["loss_per_example"]}
 
     def save_model(self, output_dir: str | Path | None = None) -> Path:
@@ -286,10 +258,8 @@ def _copy_files(source: Path, target: Path, names: Sequence[str]) -> None:
         for name in names:
             shutil.copyfile(source / name, target / name, follow_symlinks=False)
     except OSError as error:
-        raise RunError(
-            f"cannot write {str(target)!r}: {error.strerror or type(error).__name__}",
-            fix="free space, or give a writable place",
-        ) from None
+        what = f"cannot write {str(target)!r}: {error.strerror or type(error).__name__}"
+        raise RunError(what, fix="free space, or give a writable place") from None
 
 
 def _add_columns(groups: Groups, records: Sequence[Mapping[str, Any]] | None) -> None:

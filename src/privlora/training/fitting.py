@@ -112,11 +112,11 @@ def _fitted(
         bound = "larger ones do not fit"
     say = in_one_unit(*(n for n in (sizes[tokens], room, free) if n < math.inf))
     known = free < math.inf
-    why = f"of {say(room)} that it may ({part:.0%} of {say(free)} free for it, less what else is kept)"
+    why = f"of {say(room)} that it may use"
     return Fitted(
         tokens,
-        f"micro-batches of {tokens} tokens: a step takes about {say(sizes[tokens])} at its most, "
-        f"{why if known else 'and what is free is not known'}; {bound}",
+        f"micro-batches of {tokens} tokens: a step takes at most about {say(sizes[tokens])} "
+        f"{why if known else '(what is free is not known)'}; {bound}",
     )
 
 

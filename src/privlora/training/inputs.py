@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from privlora.config import AT_CLIENTS, IN_MEMORY, ClientSettings, DataSettings, PrivacySettings, Settings
+from privlora.config.auto import MOST_TEXTS
 from privlora.config.groups import PUBLIC_TEXTS
 from privlora.data.examples import (
     OWN_WORDS,
@@ -342,7 +343,7 @@ def _public(
         public["adapter.public_text"] = texts
     auto = settings.auto
     if auto is not None and auto.file is not None:
-        public["auto.file"] = load_records(auto.file, format=settings.data.format, limit=auto.limit)
+        public["auto.file"] = load_records(auto.file, format=settings.data.format, limit=MOST_TEXTS)
     if settings.synthesis is not None and settings.synthesis.file is not None:
         public["synthesis.file"] = public_records(settings)
     return public

@@ -20,6 +20,7 @@ from urllib.request import getproxies
 from safetensors import SafetensorError, safe_open
 
 from privlora.config import DataSettings, ModelSettings, Settings
+from privlora.config.auto import MOST_TEXTS
 from privlora.config.groups import PUBLIC_TEXTS
 from privlora.data.formats import Format, read_placed
 from privlora.data.records import (
@@ -108,7 +109,7 @@ def read_files(
         ("data.evaluation", data.evaluation if evaluation is None else None, data.format, None),
     ]
     if auto is not None:
-        named.append(("auto.file", auto.file, data.format, auto.limit))
+        named.append(("auto.file", auto.file, data.format, MOST_TEXTS))
     if texts is not None:
         named.append(("synthesis.file", texts.file, "auto", None))
     if records is None or isinstance(records, Mapping):

@@ -34,7 +34,7 @@ _BAR, _BLOCKS = 12, "▁▂▃▄▅▆▇█"
 # Composing takes hundredths of a second to some tenths: beside the steps, and in no more than this part of the time.
 _ACCOUNTING_SHARE = 0.1
 _PATIENCE = 5.0  # seconds without a new live line, which may wait for its epsilon
-_FRAMES: Final = 8  # a second, of the live line's moving sign
+_FRAMES: Final = 1  # a second, of the live line's moving sign: each is a line of a terminal that is recorded
 
 
 PER_TOKEN: Final = "nats per token"
@@ -94,7 +94,7 @@ class RichObserver(Observer):
         self._progress = Progress(
             console=console
         )  # never drawn: it tells how much time public work will take
-        self._work, self._working = TaskID(0), ""
+        self._work, self._working, self._work_began, self._work_done = TaskID(0), "", 0.0, 0
         self._begun: set[str] = set()  # kinds of public work that a log has named
         self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
         self._seconds, self._timings = 0.0, 0  # a step's, in the mean of the last ones
@@ -127,7 +127,7 @@ class RichObserver(Observer):
             self._every = settings.run.log_every
         words = "NOT PRIVATE: no clipping, no noise"
         if plan is not None:
-            words = f"plan: {plan.describe()} (its words: docs/glossary.md)"
+            words = f"plan: {plan.promise()} (its words: docs/glossary.md)"
         self._console.print(words)
         if (begun := _going_on(RunFolder(Path(settings.run.output)), settings)) is not None:
             self._console.print(begun)
@@ -192,11 +192,18 @@ class RichObserver(Observer):
             with self._drawing:
                 self._show(*(() if done == total else (shown,)))
             return
-        late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
-        ends = done == total and what in self._unfinished
-        if what not in self._begun or late or ends:
+        now, begins = time.monotonic(), what not in self._begun
+        if begins or done <= self._work_done:
+            self._work_began = now
+        self._work_done = done
+        # Beside steps, and since the work before, time is theirs, too, and they are private.
+        timed = self._timed or self._timings == 0
+        late = timed and now - max(self._printed_at, self._work_began) >= _PLAIN_SECONDS
+        if begins or late or (done == total and what in self._unfinished):
             self._begun.add(what)
             (self._unfinished.discard if done == total else self._unfinished.add)(what)
+            if timed and 0 < done < total and not begins:
+                shown.append(f", about {clock((now - self._work_began) * (total - done) / done)} left")
             self._console.print(shown)
             self._printed_at = time.monotonic()
 

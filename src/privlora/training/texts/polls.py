@@ -60,7 +60,6 @@ def aug_pe(parts: Parts) -> Poll:
         keep=chosen.seeds,
         variations=chosen.variations,
         selection=chosen.selection,
-        lookahead=chosen.lookahead,
         fresh=chosen.evolution == "fresh",
         public=lambda number: counter_generator(settings.run.seed, stream=_CHOICES + number),
     )

@@ -222,7 +222,7 @@ def later_texts(chosen: SynthesisSettings, steps: int, evolve_every: int) -> int
 
 def texts_of_rounds(chosen: SynthesisSettings, rounds: int) -> int:
     """The same of a row that releases votes, on so many rounds."""
-    return rounds * (chosen.seeds * chosen.variations + chosen.lookahead * chosen.count)
+    return rounds * chosen.seeds * chosen.variations
 
 
 def refuse_unusable_texts(settings: Settings, method: Method) -> None:
