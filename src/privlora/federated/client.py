@@ -300,9 +300,7 @@ class Session:
             refuse_unlisted(request, secure=False)
             return
         federation, kind = self.federation, request.kind
-        trains = kind in plans.stages_of(federation)
-        sent = plans.tensors_of(self.settings, kind, request.round)[0] if trains else ()
-        refuse_unlisted(request, federation.secure, sent)
+        refuse_unlisted(request, federation.secure, plans.tensors_of(self.settings, kind, request.round)[0])
         if kind == "leave":
             return
         stage = request.values.get("stage", kind)
@@ -380,7 +378,20 @@ class Session:
 
     def _leave(self, request: Request) -> Reply:
         ledger = self.desk.leave(self.private)
+        if request.tensors:
+            self._keep_own_model(request)
         return Reply(self.client.name, "leave", request.round, values={"ledger": ledger})
+
+    def _keep_own_model(self, request: Request) -> None:
+        """Of a rule without a common adapter: what all share and what this client kept, as peft stores adapters."""
+        from privlora.federated.local import write_beginning
+
+        try:
+            self._refuse_broadcast(request)
+            beginning = plans.rule_of(self.federation).begin(self._asked_by_rule(request))
+            write_beginning(self.desk.own_adapter(), beginning, self.workplace, self.settings.model.name)
+        except Exception as error:  # noqa: BLE001 - the ledger is given whatever comes of it
+            _log.error("%s: its own adapter is not written: %s", self.client.name, _told(error))
 
     # --- what a server may not ask ---
 
@@ -413,7 +424,7 @@ class Session:
 
     def _groups(self, stage: str) -> list[Sizes]:
         """Of the adapter. A later stage needs no model: the factors that training kept have the same sizes."""
-        if stage == TRAINING[0]:
+        if stage != "sketch":
             return self.workplace.groups
         kept = self.desk.kept("memory")
         pairs = [(kept[f"{g}.left"].shape, kept[f"{g}.right"].shape) for g in groups_of(kept)]

@@ -209,6 +209,12 @@ class Desk:
         """What was kept, or nothing."""
         return self._read(self.root / f"{name}.safetensors", load, fix="leave this federation") or {}
 
+    def own_adapter(self) -> Path:
+        """The folder of this client's own model, which nobody else has; made."""
+        folder = self.root / "private"
+        folder.mkdir(exist_ok=True, mode=_FOLDER)
+        return folder
+
     def keep_secret(self, content: bytes | None) -> None:
         """Keys of a secure sum that is under way; None forgets them."""
         if content is None:

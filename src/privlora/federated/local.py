@@ -7,9 +7,11 @@ noise covers at each step. Where whole clients are hidden there is none between 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -17,7 +19,7 @@ from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.events import StepEvent
-from privlora.adapters.peft_files import lora_scaling
+from privlora.adapters.peft_files import CONFIG_NAME, lora_scaling
 from privlora.config import Settings
 from privlora.coordinates import (
     Coordinates,
@@ -41,6 +43,7 @@ from privlora.optimizers import learning_rate_at
 from privlora.stacked import JointAdapter, Member, Team, joined, stack_parts
 from privlora.stacked.parts import StackedNoise
 from privlora.training.assembly import Parts
+from privlora.training.files import write_atomically
 from privlora.training.inputs import Data
 from privlora.training.models import adapter_for, unchanged_afterwards
 from privlora.training.promise import sampler
@@ -176,6 +179,20 @@ def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, num
         else:
             coordinates = OneFactorCoordinates(adapter, pairs, scale, dtype, side=trains)
     return _trained_in(coordinates, settings, hyper)
+
+
+def write_beginning(folder: Path, beginning: Beginning, workplace: Workplace, base: str) -> None:
+    """Write the model that a client would train on from ``beginning`` as an adapter. base: the place of its base model.
+
+    Raises RunError where nothing can be written.
+    """
+    model, _, settings = workplace.loaded
+    last = plans.federation_of(settings).rounds
+    with unchanged_afterwards(model):
+        _parts(plans.client_settings(settings, last), model, beginning, last).write_adapter(folder)
+    config = json.loads((folder / CONFIG_NAME).read_bytes())
+    config["base_model_name_or_path"] = base  # its place, since nobody else reads it
+    write_atomically(folder / CONFIG_NAME, json.dumps(config, indent=2, sort_keys=True), mode=0o600)
 
 
 def _trained_in(coordinates: Coordinates, settings: Settings, hyper: Hyperparameters) -> Parts:

@@ -246,14 +246,21 @@ def stages_of(federation: FederationSettings) -> tuple[str, ...]:
     return ("train",) if federation.joint else rule_of(federation).stages
 
 
-def tensors_of(settings: Settings, stage: str, number: int) -> tuple[set[str], set[str]]:
-    """Names of the tensors that a client is sent in a stage of round ``number``, and that it answers; of one group."""
+def tensors_of(settings: Settings, kind: str, number: int) -> tuple[set[str], set[str]]:
+    """Names of the tensors that a client is sent in a message of round ``number``, and that it answers; of one group.
+
+    Only stages have any, and "leave" of a rule without a common adapter, which brings what the clients share.
+    """
     federation = federation_of(settings)
+    stage = "train" if kind == "leave" and not rule_in(settings)["common"] else kind
+    if stage not in stages_of(federation):
+        return set(), set()
     if federation.joint:
         parts = find_method(settings.method.name).coordinates.state_parts
         return {f"0.{name}" for name in parts}, {SUM}
     sent, answered = rule_of(federation).shapes(stage, number, [(1, 1, 1)], rule_settings(settings))
-    return set(sent), {SUM} if federation.secure else set(answered)
+    answers = {SUM} if federation.secure else set(answered)
+    return set(sent), answers if stage == kind else set()
 
 
 def client_rate(federation: FederationSettings) -> float:

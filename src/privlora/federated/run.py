@@ -131,10 +131,7 @@ def federate(
     # How many local steps are taken in a round would tell how many clients a trusted server drew.
     told = None if plans.federation_of(settings).trusted_server else observer.on_local_step
     shared = {here.run: Workplace(plans.public_settings(settings), loaded, tokenizer, told)}
-    clients = {
-        name: Client(name, here.place_of(name), records=own, workplaces=shared, limits=ANYTHING)
-        for name, own in here.records.items()
-    }
+    clients = {name: here.client(name, workplaces=shared) for name in here.records}
 
     def answer(requests: Sequence[Request]) -> Iterator[Reply]:
         for reply in answer_all(clients, requests):
@@ -239,9 +236,11 @@ class Prepared:
     workplace: Workplace
     records: Mapping[str, Records]
 
-    def place_of(self, client: str) -> Path:
-        """The folder of a client that is on this machine."""
-        return self.folder.root / CLIENTS / client
+    def client(self, name: str, **more: Any) -> Client:
+        """A client on this machine, whose owner is also the server. more: of `Client`."""
+        model = self.workplace.loaded[2].model
+        own: dict[str, Any] = {"records": self.records[name], "model": model.name, "revision": model.revision}
+        return Client(name, self.folder.root / CLIENTS / name, limits=ANYTHING, **own, **more)
 
     @property
     def run(self) -> str:

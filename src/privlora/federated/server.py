@@ -370,8 +370,7 @@ class Turn:
 
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""
-        trains = reply.kind in self.server.stages
-        names = plans.tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
+        names = plans.tensors_of(self.settings, reply.kind, self.number)[1]
         try:
             refuse_unlisted(reply, self.federation.secure, names)
         except RunError as unlisted:
@@ -526,7 +525,9 @@ class Rounds(Turn):
         """Each client's ledger, as the client gave it; without those that gave none."""
         self.exchange.names()  # waits for those that are away, as long as for an answer
         self.number = self.federation.rounds + 1
-        replies = self._send("leave", {name: {} for name in self.federation.names}, {})
+        shares = plans.tensors_of(self.settings, "leave", self.number)[0]
+        sent = self.server.tensors("train") if shares else {}
+        replies = self._send("leave", {name: {} for name in self.federation.names}, sent)
         return {reply.client: str(reply.values["ledger"]) for reply in replies}
 
     def _evaluate(self, step: int) -> None:

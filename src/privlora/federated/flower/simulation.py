@@ -22,7 +22,6 @@ from privlora.federated.flower.client_app import make_client_app
 from privlora.federated.flower.logs import without_banner
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
 from privlora.federated.history import RoundObserver
-from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange
 from privlora.federated.run import Federated, Records, prepare
 
@@ -62,17 +61,7 @@ def simulate(
     settings = settings if isinstance(settings, Settings) else load_settings(settings)
     here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
     settings = here.workplace.loaded[2]
-    places = [
-        Client(
-            name,
-            here.place_of(name),
-            records=own,
-            model=settings.model.name,
-            revision=settings.model.revision,
-            limits=ANYTHING,
-        )
-        for name, own in here.records.items()
-    ]
+    places = [here.client(name) for name in here.records]
     done: list[Federated] = []
     failed: list[PrivloraError] = []
 
