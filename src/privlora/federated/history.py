@@ -107,9 +107,8 @@ class History:
                     raise _nameless(self._path)
                 yield
         except BlockingIOError:
-            raise RunError(
-                f"another process serves the run of {str(self._path)!r}", fix="wait for it, or end it"
-            ) from None
+            what = f"another process serves the run of {str(self._path)!r}"
+            raise RunError(what, fix="wait for it, or end it") from None
 
     @property
     def begun(self) -> int:
@@ -127,11 +126,9 @@ class History:
         found: dict[int, Round] = {}
         for row in self._rows[1:]:
             number = row["step"]
-            if "answered" in row:
-                names = {name: tuple(row[name]) for name in ("asked", "answered")}
-                found[number] = Round(**{**row, **names})
-            else:
-                found[number] = Round(number, tuple(row["asked"]), (), 0, 0, STOPPED)
+            begun = asdict(Round(number, (), (), 0, 0, STOPPED))  # unless it was ended, too
+            names = {name: tuple(row.get(name, ())) for name in ("asked", "answered")}
+            found[number] = Round(**(row if "answered" in row else begun) | names)
         return list(found.values())
 
     def void_after(self, number: int) -> None:
@@ -146,11 +143,9 @@ class History:
 
 
 def _nameless(path: Path) -> RunError:
-    return RunError(
-        f"{str(path)!r} is gone, or does not begin with the name of its run",
-        why="clients know the run by that name, and have been charged for its rounds",
-        fix="restore it; or start a new federation in another folder",
-    )
+    what = f"{str(path)!r} is gone, or does not begin with the name of its run"
+    why = "clients know the run by that name, and have been charged for its rounds"
+    return RunError(what, why=why, fix="restore it; or start a new federation in another folder")
 
 
 def is_over(folder: RunFolder, settings: Settings) -> bool:

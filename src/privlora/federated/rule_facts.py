@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from privlora.config.federation import JOINT
 from privlora.federated.plans import hides_clients, joint_methods, local_methods
 from privlora.federated.rules import RULES, Rule, RuleSettings
-from privlora.federated.rules.base import Shapes, Sizes
+from privlora.federated.rules.base import Sizes
 from privlora.methods import METHODS
 
 
@@ -25,10 +24,8 @@ class Example:
     clients: int = 10
 
     def describe(self) -> str:
-        return (
-            f"{self.modules} modules of {self.rows} x {self.columns}, r = {self.rank}, p = {self.oversampling}, "
-            f"{self.clients} clients"
-        )
+        sizes = f"{self.modules} modules of {self.rows} x {self.columns}"
+        return f"{sizes}, r = {self.rank}, p = {self.oversampling}, {self.clients} clients"
 
 
 EXAMPLE: Final = Example()
@@ -72,7 +69,7 @@ def _row(rule: type[Rule], example: Example) -> dict[str, Any]:
         "secure_sums": "possible" if rule.linear else "impossible",
         "privacy_models": ["record", "client"] if hides_clients(rule) else ["record"],
         "method": usual.name,
-        "methods": _private(private),
+        "methods": [name for name in private if METHODS[name].private],
         "methods_without_privacy": without,
     }
 
@@ -98,29 +95,21 @@ def _joint(example: Example) -> dict[str, Any]:
         "secure_sums": "needed",
         "privacy_models": ["record"],
         "method": usual.name,
-        "methods": _private(joint_methods()),
+        "methods": [name for name in joint_methods() if METHODS[name].private],
         "methods_without_privacy": joint_methods(),
     }
 
 
-def _private(names: Sequence[str]) -> list[str]:
-    return [name for name in names if METHODS[name].private]
-
-
 def _formula(rule: type[Rule], way: int) -> str:
     """Numbers a module, of rounds 1, 2 and 3. way: 0 is down, 1 is up."""
-    first, second, third = (_sum(rule, way, number) for number in (1, 2, 3))
+    chosen, sizes = RuleSettings(rank=_RANK, oversampling=_WIDTH - _RANK), [(1, _ROWS, _COLUMNS)]
+    sums = []
+    for number in (1, 2, 3):
+        of_stages = [rule.shapes(stage, number, sizes, chosen, _CLIENTS)[way] for stage in rule.stages]
+        shapes = [shape[1:] for shapes in of_stages for shape in shapes.values() if 0 not in shape]
+        products = (" ".join(_LETTERS.get(size, str(size)) for size in shape) for shape in shapes)
+        sums.append(" + ".join(products) or "nothing")
+    first, second, third = sums
     if first == second == third:
         return first
     return f"{first}, then {second}, by turns" if first == third else f"{second} in round 2, more in each"
-
-
-def _sum(rule: type[Rule], way: int, number: int) -> str:
-    chosen = RuleSettings(rank=_RANK, oversampling=_WIDTH - _RANK)
-    sizes: list[Sizes] = [(1, _ROWS, _COLUMNS)]
-    found: Shapes = {}
-    for stage in rule.stages:
-        found |= rule.shapes(stage, number, sizes, chosen, _CLIENTS)[way]
-    shapes = [shape[1:] for shape in found.values() if 0 not in shape]
-    products = [" ".join(_LETTERS.get(size, str(size)) for size in shape) for shape in shapes]
-    return " + ".join(products) or "nothing"

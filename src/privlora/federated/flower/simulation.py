@@ -80,13 +80,7 @@ def simulate(
     return done[0]
 
 
-def run_apps(
-    plan: Plan,
-    places: Sequence[Client],
-    *,
-    serve: Serve | None = None,
-    workers: int = 1,
-) -> None:
+def run_apps(plan: Plan, places: Sequence[Client], *, serve: Serve | None = None, workers: int = 1) -> None:
     """Run the two apps in Flower's simulation engine until the server has finished.
 
     Args:
@@ -122,9 +116,8 @@ def run_apps(
 
 def _refuse_without_ray() -> None:
     if find_spec("ray") is None:
-        raise ConfigError(
-            "Flower's simulation engine needs ray", fix="run pip install 'flwr[simulation]==1.41.*'"
-        )
+        fix = "run pip install 'flwr[simulation]==1.41.*'"
+        raise ConfigError("Flower's simulation engine needs ray", fix=fix)
 
 
 @contextlib.contextmanager
