@@ -134,11 +134,8 @@ class Client:
                         path.unlink()
                 yield
         except BlockingIOError:
-            why, fix = (
-                "two answers to one question would both be charged",
-                "let one process answer for one client",
-            )
-            raise RunError(f"another process answers for {str(self.folder)!r}", why=why, fix=fix) from None
+            what = f"another process answers for {str(self.folder)!r}, and two answers would both be charged"
+            raise RunError(what, fix="let one process answer for one client") from None
         except OSError as error:
             what = f"cannot write {str(self.folder)!r}: {error.strerror}"
             raise RunError(what, fix="give the client a folder of its own") from None

@@ -209,17 +209,13 @@ def _drift(parts: Parts, beginnings: Sequence[Beginning], number: int) -> Callab
     control = joined(controls) if controls else {}
 
     def drift() -> Vector:
-        now = parts.coordinates.state_dict()
-        moved = {n: _pulled(now, start, control, n, pull) for n in names_of(start, names)}
-        groups = range(len(parts.adapter.groups))
-        return [tuple(moved[f"{g}.{name}"] for name in names) for g in groups]
+        now, moved = parts.coordinates.state_dict(), dict[str, Tensor]()
+        for name in names_of(start, names):
+            pulled = pull * (now[name] - start[name])
+            moved[name] = pulled + control[name].to(pulled) if name in control else pulled
+        return [tuple(moved[f"{g}.{name}"] for name in names) for g in range(len(parts.adapter.groups))]
 
     return drift
-
-
-def _pulled(now: Tensors, start: Tensors, control: Tensors, name: str, pull: float) -> Tensor:
-    found = pull * (now[name] - start[name])
-    return found + control[name].to(found) if name in control else found
 
 
 @dataclass(frozen=True)

@@ -127,9 +127,7 @@ def with_local_method(settings: Settings) -> Settings:
         return settings
     rule = rule_of(federation)
     if rule.name == "scaffold" and settings.method.relative_rate:
-        why = (
-            "its control variates are gradients, taken from how far a client came at one rate for all modules"
-        )
+        why = "its control variates are gradients: how far a client came at one rate for all modules"
         fix = "remove relative_rate and give a learning_rate in entries, or choose another rule"
         raise ConfigError("federation.rule=scaffold does not go with method.relative_rate", why=why, fix=fix)
     if settings.method.metric_power:  # changed after they were read, which refuses it too
@@ -287,11 +285,12 @@ def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int
 
 def joint_methods() -> list[str]:
     """What rule joint goes with: methods of low-rank factors."""
-    fits = {
-        n: not (m.coordinates.dense or m.public_texts or m.coordinates.forward_only)
-        for n, m in METHODS.items()
-    }
-    return [name for name, fit in fits.items() if fit]
+
+    def fits(method: Method) -> bool:
+        space = method.coordinates
+        return not (space.dense or method.public_texts or space.forward_only)
+
+    return [name for name, method in METHODS.items() if fits(method)]
 
 
 def hides_clients(rule: type[Rule]) -> bool:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.config import IN_MEMORY, ClientSettings, Settings, kept_settings
+from privlora.config import IN_MEMORY, Settings, kept_settings
 from privlora.data.partition import cut
 from privlora.data.records import as_records, load_records
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, nearest
@@ -375,11 +375,11 @@ def refuse_missing_sources(
     records, evaluation: in memory, as for `records_of`.
     """
     clients, data = plans.federation_of(settings).clients, settings.data
-    lost = [data.path == IN_MEMORY and records is None, data.evaluation == IN_MEMORY and evaluation is None]
-    if any(lost):
-        which = "evaluation" if not lost[0] else "records"
-        fix = f"go on in Python: privlora.resume_federation(root, {which}=...)"
-        raise RunError(f"this federation's {which} were in memory", fix=fix)
+    given = {"records": (data.path, records), "evaluation": (data.evaluation, evaluation)}
+    lost = [name for name, (place, held) in given.items() if place == IN_MEMORY and held is None]
+    if lost:
+        fix = f"go on in Python: privlora.resume_federation(root, {lost[0]}=...)"
+        raise RunError(f"this federation's {lost[0]} were in memory", fix=fix)
     cut_up = isinstance(clients, int)
     if cut_up and isinstance(records, Mapping):
         fix = "give a list of clients with these names, or one list of records"
@@ -397,19 +397,16 @@ def records_of(settings: Settings, records: Records | Mapping[str, Records] | No
             records = load_records(data.path, format=data.format, limit=data.limit)
         user = settings.privacy.user_column
         return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
-    found = _by_client(settings, records)
-    return {client.name: _of_one(client, found) for client in federation.clients}
-
-
-def _of_one(client: ClientSettings, found: Mapping[str, Records]) -> Records:
-    """Raises DataError that names the client."""
-    try:
-        if client.name in found:
-            return as_records(found[client.name])
-        assert client.path is not None
-        return load_records(client.path, format=client.format)
-    except DataError as error:
-        raise error.of(f"client {client.name}") from None
+    given, found = _by_client(settings, records), dict[str, Records]()
+    for client in federation.clients:
+        name, path = client.name, client.path or ""
+        try:
+            found[name] = (
+                as_records(given[name]) if name in given else load_records(path, format=client.format)
+            )
+        except DataError as error:
+            raise error.of(f"client {name}") from None
+    return found
 
 
 def _by_client(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:

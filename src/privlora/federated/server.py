@@ -452,13 +452,8 @@ class Rounds(Turn):
         rate, seed = plans.client_rate(federation), self.settings.privacy.insecure_noise_seed
         sampler = PoissonSampler(federation.size, rate, insecure_seed=seed)
         if sampler.sampling != self.ledger.plan.event.sampling:
-            why, fix = (
-                "the stated epsilon holds for what is charged",
-                "resume with the settings of the first run",
-            )
-            raise PrivacyError(
-                "clients are drawn in another way than the ledger's plan says", why=why, fix=fix
-            )
+            what = "clients are drawn in another way than the ledger's plan says, and its epsilon counts on"
+            raise PrivacyError(what, fix="resume with the settings of the first run")
         return plans.secret_participants(federation.names, sampler, federation.rounds)
 
     def _round(self, number: int, asked: list[str]) -> Round:

@@ -166,9 +166,8 @@ class Own:
             return load_data(mine, tokenizer, some, model=model)
 
         if self.records is None:
-            refuse_missing(
-                self.files, format=self.format
-            )  # a file that is there says nothing of what is in it
+            # A file that is there says nothing of what is in it.
+            refuse_missing(self.files, format=self.format)
             found = _in_files(self.name, self.files, self.format)
         else:
             found = _in_memory(self.name, self.records)
@@ -199,27 +198,29 @@ def _in_memory(name: str, records: Records) -> Records:
     except Exception as error:  # noqa: BLE001 - as in _in_files
         _log.error("%s: its records cannot be read, so it trains on none: %s", name, in_words(error))
         return []
-    kept = []
-    for item in items:
-        try:
-            kept += as_records([item])
-        except Exception as error:  # noqa: BLE001 - as in _in_files
-            _log.error("%s: what is no record counts as none: %s", name, in_words(error))
-    return kept
+    return _each(name, items, lambda item: as_records([item]))
 
 
 def _named_users(name: str, records: Records, column: str | None) -> Records:
     """With users as plain strings: a record more, whose user is a number, must not spoil all others."""
-    if column is None:
-        return records
-    found = list[Mapping[str, Any]]()
-    for record in records:
+
+    def named(record: Mapping[str, Any]) -> Records:
+        assert column is not None
         try:
-            found.append({**record, column: str(unit_value(record, column, 1))})
+            return [{**record, column: str(unit_value(record, column, 1))}]
         except DataError:
-            found.append(record)  # it counts as none where it is read
-        except Exception as error:  # noqa: BLE001 - as in _readable
-            _log.error("%s: a record whose user cannot be read counts as none: %s", name, in_words(error))
+            return [record]  # it counts as none where it is read
+
+    return records if column is None else _each(name, records, named)
+
+
+def _each(name: str, items: Sequence[Any], read: Callable[[Any], Records]) -> Records:
+    found = list[Mapping[str, Any]]()
+    for item in items:
+        try:
+            found += read(item)
+        except Exception as error:  # noqa: BLE001 - as in _in_files
+            _log.error("%s: a record that cannot be read counts as none: %s", name, in_words(error))
     return found
 
 

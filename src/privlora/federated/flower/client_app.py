@@ -126,7 +126,7 @@ def _answer(
             why = OTHER_NAME
             what = f"the server calls it {named(request.client)}, and its node config says name={named(name)}"
             raise ConfigError(
-                what, fix="start flower-supernode with the name under which its key is registered"
+                what, fix="start flower-supernode with the name that its key is registered under"
             )
         own.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Each waits for its turn: Flower starts a process a message, those of several runs at once.

@@ -103,7 +103,7 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
             _log.info("base model of the server: %s", settings.model.name)
             _log.info("clients: %s; each has %g s for an answer", ", ".join(names), told.timeout)
             _log.info(
-                "next all are asked to join; a message starts a process there, so this may take a minute"
+                "next all are asked to join: each message starts a process there, which may take a minute"
             )
             start(grid, told)
 

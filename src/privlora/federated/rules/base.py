@@ -229,9 +229,7 @@ class Rule(ABC):
         """Raises RunError, and changes nothing, unless the names and all but the last dimension are this state's."""
         for name, mine in self._state.items():
             if name not in tensors or not self._loads(name, mine, tensors[name]):
-                what = (
-                    f"the state of the rule {self.name!r} has no {name!r} of a shape like {tuple(mine.shape)}"
-                )
+                what = f"the state of the rule {self.name!r} has no {name!r} like {tuple(mine.shape)}"
                 raise RunError(what, fix="resume with the settings that the state was written with")
         self._state = {name: tensors[name].to(mine).clone() for name, mine in self._state.items()}
 

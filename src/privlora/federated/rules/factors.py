@@ -302,9 +302,7 @@ class Tan(PointRule):
     """
 
     name = "tan"
-    summary = (
-        "Averages tangent vectors at one point, cuts to rank r and keeps what was cut. Exact; two-sided."
-    )
+    summary = "Averages tangent vectors at one point, cuts to rank r, keeps what was cut. Exact; two-sided."
     reference = "PRISM's tangent space with its base fixed for a round; Vandereycken 2013 for the coordinates"
 
     _trains = "tangent"
@@ -542,9 +540,7 @@ class FedEx(OffsetRule):
     """
 
     name = "fedex"
-    summary = (
-        "FedAvg with its error added to the frozen part. Exact; broadcasts grow, the server sees all updates."
-    )
+    summary = "FedAvg, its error added to the frozen part. Exact; broadcasts grow; each update is seen."
     reference = "FedEx-LoRA (arXiv:2410.09432)"
 
     @classmethod

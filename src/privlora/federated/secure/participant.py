@@ -70,7 +70,7 @@ class Participant:
         terms = Terms.of(request)
         if terms.turn != turn:
             raise refusal(
-                "a sum for another run, round or stage than is next", "an earlier sum could be undone"
+                "a sum for another run, round or stage than is next", "earlier sums could be undone"
             )
         if identity.public(name) not in terms.roster:
             raise refusal("a roster without this client under its own keys", "its masks would not cancel")

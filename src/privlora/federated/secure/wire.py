@@ -64,11 +64,9 @@ class Terms:
         if size < FEWEST:
             raise refusal(f"a sum over {size} clients", "it would be one client's vector", "ask more clients")
         if not size / 2 < self.threshold <= size:
-            what, fix = (
-                f"a threshold of {self.threshold} for {size} clients",
-                f"set it between {size // 2 + 1} and {size}",
-            )
-            raise refusal(what, "at half or below, clients could be led to reveal two different sums", fix)
+            why = "at half or below, clients could be led to reveal two different sums"
+            fix = f"set it between {size // 2 + 1} and {size}"
+            raise refusal(f"a threshold of {self.threshold} for {size} clients", why, fix)
         keys = [key for member in self.roster for key in (member.signing, member.agreement)]
         if names != tuple(sorted(set(names))) or len(set(keys)) < len(keys):
             raise refusal("a roster with a name or a key twice", "one party would be counted as several")
