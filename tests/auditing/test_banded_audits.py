@@ -10,12 +10,11 @@ import pytest
 import torch
 from audit_cases import built
 from run_cases import StopAt
-from test_canary_run import RECORDS, audited, settings
-from tiny_models import tiny_model, tiny_tokenizer
+from test_canary_run import audited, settings
 
 from privlora.accounting.events import CyclicPoissonSampling, PoissonSampling, StepEvent
 from privlora.auditing.bounds import Floats
-from privlora.auditing.canary_run import audit_run, read_state
+from privlora.auditing.canary_run import read_state
 from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, judge_canaries
 from privlora.auditing.canary_signals import Signals
 from privlora.auditing.gradient_canaries import draw_canaries
@@ -189,14 +188,7 @@ def test_a_whole_run_is_audited_with_its_bands(
     if quarter:
         draw = NoiseSource.standard_normal
         monkeypatch.setattr(NoiseSource, "standard_normal", lambda self, shape: draw(self, shape) * 0.25)
-    found = audit_run(
-        settings(tmp_path / "a", name=name, steps=16, bands=4),
-        canaries=40,
-        confidence=SURE,
-        model=tiny_model(),
-        tokenizer=tiny_tokenizer(),
-        records=RECORDS,
-    )
+    found = audited(tmp_path / "a", name=name, steps=16, bands=4, confidence=SURE)
     assert found.violated is quarter
     assert (tmp_path / "a/private/cycles.json").exists()
 

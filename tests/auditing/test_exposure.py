@@ -61,8 +61,8 @@ def test_exposure_follows_from_the_rank(rank: int, exposure: float) -> None:
         return [-float(rank) + 0.5, *(-float(at) for at in range(1, len(candidates)))]
 
     report = measure_exposure(planted(), score)
-    assert report.secrets[0].rank == rank
-    assert report.secrets[0].exposure == pytest.approx(exposure)
+    assert report.ranks[0] == rank
+    assert report.exposures[0] == pytest.approx(exposure)
     assert report.ceiling == 4.0
 
 
@@ -89,7 +89,7 @@ def test_report_keeps_the_order_of_the_secrets() -> None:
     def score(prefix: str, candidates: Sequence[str]) -> list[float]:
         return [1.0 if prefix == secrets[1].prefix else -1.0, *[0.0] * (len(candidates) - 1)]
 
-    assert [secret.rank for secret in measure_exposure(secrets, score).secrets] == [16, 1, 16]
+    assert measure_exposure(secrets, score).ranks == (16, 1, 16)
 
 
 def test_likelihoods_equal_those_of_single_unpadded_sequences() -> None:

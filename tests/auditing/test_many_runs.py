@@ -4,15 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from audit_cases import (
-    MUTATIONS,
-    SPAN_MUTATIONS,
-    opposite,
-    playing,
-    quarter_noise,
-    realised_divisor,
-    setting,
-)
+from audit_cases import MUTATIONS, SPAN_MUTATIONS, opposite, playing, quarter_noise, realised_divisor, setting
 
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.errors import ConfigError

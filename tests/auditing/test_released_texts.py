@@ -31,6 +31,9 @@ WORDS = [
 ]
 RECORDS = [{"text": f"patient {i} had a cold."} for i in range(6)]
 CANARIES = 60
+PRIVACY = {"noise_multiplier": 12.0, "delta": 1e-3, "public_dataset_size": 6}
+# Of a model that is asked for texts.
+ASKED = {"generator": "model", "callable": None, "max_new_tokens": 12, "random_prompt": "note", "samples": 5}
 TOKENIZER = byte_tokenizer(("<pad>", "</s>"), pad_token="<pad>", eos_token="</s>")
 
 
@@ -63,13 +66,7 @@ def settings(output: Path, **groups: Any) -> Settings:
         "model": {"name": "tiny"},
         "data": {"path": "(in memory)", "max_length": 110},
         "adapter": {"r": 2},
-        "privacy": {
-            "noise_multiplier": 12.0,
-            "delta": 1e-3,
-            "steps": 1,
-            "sample_rate": 1.0,
-            "public_dataset_size": 6,
-        },
+        "privacy": {**PRIVACY, "steps": 1, "sample_rate": 1.0},
         "synthesis": {"generator": "callable", "callable": "a:b", "seeds": CANARIES, "samples": 30},
         "method": {"name": "aug-pe"},
         "run": {"output": str(output)},
@@ -273,57 +270,30 @@ def test_the_adapter_of_a_finished_run_is_trained_again_and_asked(
         model,
         RECORDS,
         tokenizer=TOKENIZER,
-        privacy={
-            "noise_multiplier": 12.0,
-            "delta": 1e-3,
-            "steps": 2,
-            "sample_rate": 0.5,
-            "public_dataset_size": 6,
-        },
+        privacy={**PRIVACY, "steps": 2, "sample_rate": 0.5},
         data={"max_length": 110},
         adapter={"r": 2},
         output=tmp_path / "run",
     )
-    asked = {
-        "generator": "model",
-        "callable": None,
-        "max_new_tokens": 12,
-        "random_prompt": "note",
-        "samples": 5,
-    }
-    chosen = settings(
-        tmp_path / "a",
-        model={"name": "unnamed"},
-        synthesis={**asked, "publish": True, "source": str(tmp_path / "run")},
-    )
+    own = {**ASKED, "publish": True, "source": str(tmp_path / "run")}
+    chosen = settings(tmp_path / "a", model={"name": "unnamed"}, synthesis=own)
     trained, writer = settings_of_audit(chosen)
     assert writer is not None
-    assert (trained.method.name, trained.privacy.steps, trained.run.output) == (
-        "prism",
-        2,
-        str(tmp_path / "a"),
-    )
+    found = (trained.method.name, trained.privacy.steps, trained.run.output)
+    assert found == ("prism", 2, str(tmp_path / "a"))
     found = audited(chosen, generator=None)
     assert found.texts == 5
     assert not found.violated
     assert read_ledger(tmp_path / "a/release/ledger.jsonl").plan.method == "prism"
-    for change, error in (
-        ({"model": {"name": "other"}}, "trained an adapter of"),
-        (
-            {"synthesis": {"generator": "callable", "callable": "a:b", "max_new_tokens": None}},
-            "asks another writer",
-        ),
-        ({"synthesis": {"source": str(tmp_path / "nowhere")}}, "no run in"),
+    another = {"generator": "callable", "callable": "a:b", "max_new_tokens": None, "random_prompt": None}
+    for name, change, error in (
+        ("other", {}, "trained an adapter of"),
+        ("unnamed", another, "asks another writer"),
+        ("unnamed", {"source": str(tmp_path / "nowhere")}, "no run in"),
     ):
-        groups = {
-            "model": {"name": "unnamed"},
-            "synthesis": {**asked, "publish": True, "source": str(tmp_path / "run")},
-        }
-        merged = {name: {**group, **change.get(name, {})} for name, group in groups.items()}
-        if "max_new_tokens" in change.get("synthesis", {}):
-            merged["synthesis"] = {k: v for k, v in merged["synthesis"].items() if k != "random_prompt"}
+        wrong = settings(tmp_path / "b", model={"name": name}, synthesis={**own, **change})
         with pytest.raises((ConfigError, RunError), match=error):
-            settings_of_audit(settings(tmp_path / "b", **merged))
+            settings_of_audit(wrong)
 
 
 def test_without_privacy_it_shows_what_the_attack_can_find(
@@ -334,13 +304,7 @@ def test_without_privacy_it_shows_what_the_attack_can_find(
         tmp_path / "a",
         method={"name": "adamw"},
         privacy={"private": False, "noise_multiplier": None, "delta": None},
-        synthesis={
-            "generator": "model",
-            "callable": None,
-            "max_new_tokens": 12,
-            "random_prompt": "note",
-            "samples": 5,
-        },
+        synthesis=ASKED,
     )
     found = audited(chosen, generator=None)
     assert found.epsilon_claimed is None

@@ -11,11 +11,11 @@ import pytest
 import torch
 from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
 from run_cases import StopAt
-from test_canary_run import RECORDS, audited, settings
+from test_canary_run import RECORDS, audited
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import read_ledger
-from privlora.auditing.canary_run import audit_run, read_state
+from privlora.auditing.canary_run import read_state
 from privlora.auditing.canary_scores import CanaryState
 from privlora.auditing.exposure import exposure_of_scores
 from privlora.auditing.page import write_audit
@@ -49,6 +49,9 @@ def test_a_canary_is_a_function_of_its_seed_and_others_differ(kind: str) -> None
     assert all((a.input_ids == b.input_ids).all() for a, b in zip(first, again, strict=True))
     assert any((a.input_ids != b.input_ids).any() for a, b in zip(first, other, strict=True))
     assert len({tuple(each.input_ids) for each in first}) == len(first)
+    for canary in first:  # as texts begin, and without special tokens
+        assert canary.input_ids[0] == tiny_tokenizer().bos_token_id
+        assert not set(canary.input_ids[1:].tolist()) & set(tiny_tokenizer().all_special_ids)
 
 
 @pytest.mark.parametrize(("kind", "secret"), [("sampled", 12), ("prefix-suffix", 6), ("new-token", 1)])
@@ -67,15 +70,6 @@ def test_the_scored_tokens_are_the_secret(kind: str, secret: int) -> None:
             logits = model(input_ids=ids[None]).logits[0, :-1].log_softmax(-1)
             by_hand = -logits[torch.arange(size - 1), ids[1:]][-secret:].mean().detach()
             assert loss == pytest.approx(float(by_hand), abs=1e-5)
-
-
-@pytest.mark.parametrize("kind", WRITTEN)
-def test_prefixes_begin_as_texts_do_and_hold_no_special_token(kind: str) -> None:
-    tokenizer = tiny_tokenizer()
-    for canary in drawn(kind):
-        if tokenizer.bos_token_id is not None:
-            assert canary.input_ids[0] == tokenizer.bos_token_id
-        assert not set(canary.input_ids[1:].tolist()) & set(tokenizer.all_special_ids)
 
 
 def test_a_temperature_makes_written_text_less_likely() -> None:
@@ -206,16 +200,8 @@ def test_without_noise_a_new_token_is_told_apart(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(
         CanaryState, "draw", lambda canaries: CanaryState(7, np.arange(canaries) % 2 == 0, np.zeros(canaries))
     )
-    chosen = settings(tmp_path / "a", steps=30, expected_batch_size=40, public_dataset_size=40)
-    method = chosen.method.model_copy(update={"learning_rate": 0.02})
-    found = audit_run(
-        chosen.model_copy(update={"method": method}),
-        canaries=20,
-        kind="new-token",
-        model=tiny_model(),
-        tokenizer=tiny_tokenizer(),
-        records=RECORDS,
-    )
+    all_drawn = {"expected_batch_size": 40, "public_dataset_size": 40}
+    found = audited(tmp_path / "a", canaries=20, kind="new-token", rate=0.02, steps=30, **all_drawn)
     assert found.area > 0.7  # 0.86 to 0.96 in fifteen such audits
 
 
@@ -228,14 +214,7 @@ def test_canaries_do_not_depend_on_the_records(
         CanaryState, "draw", lambda canaries: CanaryState(7, np.arange(canaries) % 2 == 0, np.zeros(canaries))
     )
     for name, records in (("a", RECORDS), ("b", [{"text": f"no {n} such words"} for n in range(20)])):
-        audit_run(
-            settings(tmp_path / name, steps=1),
-            canaries=20,
-            kind=kind,
-            model=tiny_model(),
-            tokenizer=tiny_tokenizer(),
-            records=records,
-        )
+        audited(tmp_path / name, canaries=20, kind=kind, steps=1, records=records)
     planted = [(tmp_path / name / "private/canaries.json").read_text() for name in ("a", "b")]
     assert planted[0] == planted[1]
 
@@ -286,20 +265,9 @@ def test_texts_of_an_audit_that_charged_nothing_are_forgotten_with_it(tmp_path: 
 
 
 def test_another_temperature_is_another_audit(tmp_path: Path) -> None:
-    def go(temperature: float | None) -> None:
-        audit_run(
-            settings(tmp_path / "a", steps=1),
-            canaries=20,
-            kind="sampled",
-            temperature=temperature,
-            model=tiny_model(),
-            tokenizer=tiny_tokenizer(),
-            records=RECORDS,
-        )
-
-    go(2.0)
+    audited(tmp_path / "a", canaries=20, kind="sampled", steps=1, temperature=2.0)
     with pytest.raises(RunError, match="another run"):
-        go(None)
+        audited(tmp_path / "a", canaries=20, kind="sampled", steps=1)
     assert "sampled at temperature 2" in (tmp_path / "a/release" / AUDIT_MARK).read_text()
 
 
@@ -318,18 +286,10 @@ def test_prefixes_are_the_beginnings_of_public_records_each_as_often_as_any(kind
 
 def test_canaries_behind_public_records_are_an_audit_of_their_own(tmp_path: Path) -> None:
     def go(public: Any) -> None:
-        audit_run(
-            settings(tmp_path / "a", steps=1),
-            canaries=20,
-            kind="prefix-suffix",
-            model=tiny_model(),
-            tokenizer=tiny_tokenizer(),
-            records=RECORDS,
-            prefixes=public,
-        )
+        audited(tmp_path / "a", canaries=20, kind="prefix-suffix", steps=1, prefixes=public)
 
     texts = [
-        f"the {word} of this lies where anybody may read it, and says little" for word in ("door", "roof")
+        f"the {each} of this lies where anybody may read it, and says little" for each in ("door", "roof")
     ]
     with pytest.raises(ConfigError, match="no public record has"):
         go([{"text": "short"}])
@@ -382,8 +342,8 @@ def test_rows_are_written_alike_in_one_batch_and_in_many(monkeypatch: pytest.Mon
 
 def test_exposure_is_the_rank_among_those_that_were_not_in() -> None:
     found = exposure_of_scores(np.array([5.0, 2.0, 0.0]), np.array([1.0, 2.0, 3.0]))
-    assert [secret.rank for secret in found.secrets] == [1, 3, 4]  # equal scores count against the secret
-    assert [secret.exposure for secret in found.secrets] == pytest.approx([2.0, np.log2(4 / 3), 0.0])
+    assert list(found.ranks) == [1, 3, 4]  # equal scores count against the secret
+    assert list(found.exposures) == pytest.approx([2.0, np.log2(4 / 3), 0.0])
     with pytest.raises(DataError, match="no canary to rank"):
         exposure_of_scores(np.zeros(0), np.ones(3))
 
@@ -411,12 +371,8 @@ def test_planted_texts_from_the_command_line(config: Path, capsys: pytest.Captur
 def test_public_prefixes_from_the_command_line(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     public = config.parent / "public.jsonl"
     public.write_text('{"text": "what anybody may read, and nobody would hide from anybody"}\n')
-    options = [
-        "privacy.steps=1",
-        "--canaries=20",
-        f"--prefixes={public}",
-        f"--output={config.parent / 'public'}",
-    ]
+    options = ["privacy.steps=1", "--canaries=20", f"--prefixes={public}"]
+    options.append(f"--output={config.parent / 'public'}")
     outcome = call(capsys, "audit", config, "--one-run", "--kind=prefix-suffix", *options, "--json")
     assert outcome.code == 0, outcome.err
     assert "behind the beginnings of public records" in Path(outcome.json["page"]).read_text()
@@ -445,10 +401,3 @@ def test_shadow_adapters_take_the_same_texts(
     assert outcome.code == 0, outcome.err
     assert outcome.json["kind"] == kind
     assert outcome.json["judged"] == 16
-
-
-def test_a_temperature_is_for_written_texts_alone(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for options in (["--one-run"], ["--one-run", "--kind=codes"], ["--shadows=20", "--kind=least-likely"]):
-        outcome = call(capsys, "audit", config, *options, "--temperature=1")
-        assert "does not go with canaries of the kind" in outcome.err
-    assert "--temperature needs --one-run" in call(capsys, "audit", config.parent, "--temperature=1").err

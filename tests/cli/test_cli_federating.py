@@ -11,6 +11,7 @@ import sys
 from collections.abc import Callable
 from math import prod
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,7 +23,6 @@ from privlora.accounting import read_ledger
 from privlora.errors import RunError
 from privlora.federated.history import Round
 from privlora.federated.progress import RoundProgress
-from privlora.federated.rule_facts import Example
 from privlora.federated.rules import RULES, RuleSettings
 from privlora.rounding import rounded_up
 
@@ -334,7 +334,7 @@ def test_the_table_of_rules(capsys: pytest.CaptureFixture[str]) -> None:
     found = call(capsys, "methods", "--rules", "--json").json
     rows = {row["name"]: row for row in found["rules"]}
     assert list(rows) == ["joint", *RULES]
-    example = Example(**found["example"])
+    example = SimpleNamespace(**found["example"])
     assert (example.modules, example.rows, example.columns, example.rank) == (64, 4096, 4096, 16)
     sizes = [(example.modules, example.rows, example.columns)]
     for name, rule in RULES.items():
@@ -352,7 +352,7 @@ def test_the_table_of_rules(capsys: pytest.CaptureFixture[str]) -> None:
     assert clients == {"fedavg", "fedprox", "ffa", "fedsvd", "rolora", "tan", "alt"}
 
 
-def _value(formula: str, example: Example) -> int:
+def _value(formula: str, example: SimpleNamespace) -> int:
     """Of a formula of the table, for all modules, in the second round."""
     formula = (
         formula.removesuffix(" in round 2, more in each").removesuffix(", by turns").split(", then ")[-1]
@@ -371,7 +371,7 @@ def _value(formula: str, example: Example) -> int:
 
 def test_formulas_and_numbers_agree(capsys: pytest.CaptureFixture[str]) -> None:
     found = call(capsys, "methods", "--rules", "--json").json
-    example = Example(**found["example"])
+    example = SimpleNamespace(**found["example"])
     for row in found["rules"]:
         assert _value(row["down"], example) == row["floats_down"], row["name"]
         assert _value(row["up"], example) == row["floats_up"], row["name"]

@@ -94,16 +94,12 @@ class Direct:
         return replies
 
     def requests(self, kind: str, number: int | None = None) -> list[Request]:
-        return [
-            m
-            for m in self.messages
-            if isinstance(m, Request) and m.kind == kind and number in (None, m.round)
-        ]
+        found = (m for m in self.messages if isinstance(m, Request) and m.kind == kind)
+        return [m for m in found if number in (None, m.round)]
 
     def replies(self, kind: str, number: int | None = None) -> list[Reply]:
-        return [
-            m for m in self.messages if isinstance(m, Reply) and m.kind == kind and number in (None, m.round)
-        ]
+        found = (m for m in self.messages if isinstance(m, Reply) and m.kind == kind)
+        return [m for m in found if number in (None, m.round)]
 
 
 class Federation:

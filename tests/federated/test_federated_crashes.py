@@ -197,6 +197,18 @@ def test_one_server_at_a_time(tmp_path: Path) -> None:
         run(settings, fresh=False)
 
 
+def test_a_history_that_vanished_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "rounds.jsonl"
+    history = History(path)
+    path.unlink()
+    with pytest.raises(RunError, match=r"is gone.*restore it"), history.locked():
+        pass
+    assert not path.exists()  # else the run would get another name
+    path.write_text('{"step": 1, "asked": []}\n')
+    with pytest.raises(RunError, match=r"name of its run.*restore it"):
+        History(path)
+
+
 class _Stop(RoundObserver):
     """Asks the server to stop after its first round."""
 

@@ -287,7 +287,7 @@ def test_runs_of_trusted_servers_count_for_an_owners_limit(tmp_path: Path) -> No
     assert first.answer(Request(NAMES[0], "leave", 3, values={"run": "r1"})).refused is None
     assert not joins(client(), trusted, "r3")
     assert not joins(client(), own, "r4")  # of another unit, which does not add up
-    with pytest.raises(PrivacyError, match="protection of another unit"):
+    with pytest.raises(PrivacyError, match="another unit than an earlier run"):
         TRUSTING.refuse_terms(own, plan_of(own), client().other_ledgers("r4"))
     assert [each.plan.unit for each in client().other_ledgers("r4")] == ["client"]
     (tmp_path / "a/r1/stated.jsonl").unlink()

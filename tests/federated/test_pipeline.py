@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -142,12 +143,7 @@ def test_messages_are_functions_of_noised_sums_and_public_numbers(
     assert len(said[0]) == len(said[1]) == (2 if rule == "fedask" else 1)
     for one, other in zip(*said, strict=True):
         assert one.refused is None
-        assert (one.client, one.kind, one.round, one.values) == (
-            other.client,
-            other.kind,
-            other.round,
-            other.values,
-        )
+        assert replace(one, tensors={}) == replace(other, tensors={})
         assert one.tensors.keys() == other.tensors.keys()
         for tensor in one.tensors:
             assert torch.equal(one.tensors[tensor], other.tensors[tensor])
@@ -225,11 +221,8 @@ def test_a_void_round_leaves_the_servers_state_as_it_was(rule: str, tmp_path: Pa
 
 
 def alike(one: States, other: States) -> bool:
-    return all(
-        torch.equal(tensor, other[group][name])
-        for group, found in one.items()
-        for name, tensor in found.items()
-    )
+    pairs = ((found, other[group]) for group, found in one.items())
+    return all(torch.equal(tensor, those[name]) for these, those in pairs for name, tensor in these.items())
 
 
 @pytest.mark.parametrize("rule", ["fedavg", "tan", "flexlora", "fedask", "flora", "scaffold"])

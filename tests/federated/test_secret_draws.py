@@ -27,12 +27,11 @@ from privlora.federated import local
 from privlora.federated.client import Session, Work
 from privlora.federated.history import ASIDE, Round, RoundObserver
 from privlora.federated.messages import REFUSED, Request
-from privlora.federated.plans import client_plan, server_plan, with_local_method
+from privlora.federated.plans import with_local_method
 from privlora.federated.progress import RoundProgress
 from privlora.federated.run import federate
 from privlora.federated.server import NOTHING_LACKED
 from privlora.federated.server import SECRET as SECRET_WORDS
-from privlora.federated.words import in_a_line, what_is_not_hidden, who_trains
 from privlora.mechanisms.updates import ClippedUpdate
 
 NAMES = [f"owner-{k}" for k in range(4)]
@@ -211,17 +210,6 @@ def test_an_answer_that_is_dropped_leaves_no_line_in_the_log(
     assert "owner-" not in caplog.text
     aside = (made.folder.private / ASIDE).read_text()
     assert "round 1: the answer of owner-0 is dropped" in aside
-
-
-def test_the_plan_says_that_the_draw_is_secret_and_promises_no_schedule() -> None:
-    settings = with_local_method(settings_of("fedavg", NAMES, federation=SECRET))
-    said = who_trains(settings)
-    assert "drawn in secret by the server" in said
-    assert "at most" not in said
-    assert said in in_a_line(settings, client_plan(settings), server_plan(settings))
-    assert "the server's secret" in what_is_not_hidden(settings)[0]
-    public = with_local_method(settings_of("fedavg", NAMES, federation={"clients_per_round": 2}))
-    assert "a client in 1 at most" in who_trains(public)
 
 
 def test_bytes_to_a_client_are_of_those_who_were_sent_something(tmp_path: Path) -> None:

@@ -16,6 +16,13 @@ from privlora.federated.plans import timetable, with_local_method
 
 NAMES = ["owner-0", "owner-1", "owner-2", "owner-3"]
 
+
+def joint_of(folder: Path, **federation: Any) -> Federation:
+    """A federation of the rule joint that can do without one of its four clients."""
+    chosen = settings_of("joint", NAMES, federation={"survivors": 3, **federation})
+    return Federation(folder, chosen, owners(4))
+
+
 SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
     "several joint steps": ("joint", {"local_steps": 2}, "does not protect what a client"),
     "shares of noise in the clear": ("joint", {"secure_aggregation": False}, "share of the noise"),
@@ -94,7 +101,7 @@ def test_clients_join_no_terms_that_cannot_protect(case: str, tmp_path: Path) ->
     ],
 )
 def test_a_client_shares_with_nobody_but_those_agreed_on(change: dict[str, Any], tmp_path: Path) -> None:
-    made = Federation(tmp_path, settings_of("joint", NAMES, federation={"survivors": 3}), owners(4))
+    made = joint_of(tmp_path)
     made.exchange.ask = lambda request: (
         replace(request, values={**request.values, **change})
         if (request.kind, request.client) == ("share", "owner-0")
@@ -109,9 +116,7 @@ def test_a_client_shares_with_nobody_but_those_agreed_on(change: dict[str, Any],
 
 def test_a_round_is_not_opened_twice_as_another_stage(tmp_path: Path) -> None:
     """After a sum of the round, "train" again, called a sketch, over its survivors with a lower threshold."""
-    made = Federation(
-        tmp_path, settings_of("joint", NAMES, federation={"survivors": 3, "rounds": 1}), owners(4)
-    )
+    made = joint_of(tmp_path, rounds=1)
     leave = made.exchange.drop
     made.exchange.drop = lambda request: request.kind == "leave"
     made.run()
@@ -126,8 +131,7 @@ def test_a_round_is_not_opened_twice_as_another_stage(tmp_path: Path) -> None:
 
 
 def test_a_client_shares_with_no_key_that_its_owner_did_not_pin(tmp_path: Path) -> None:
-    chosen = settings_of("joint", NAMES, federation={"survivors": 3, "rounds": 1})
-    made = Federation(tmp_path, chosen, owners(4))
+    made = joint_of(tmp_path, rounds=1)
     pins = {name: client.identity.public(name).fingerprint for name, client in made.clients.items()}
     made.clients["owner-0"].pins = pins
     made.clients["owner-1"].pins = {**pins, "owner-3": pins["owner-2"]}
@@ -156,9 +160,7 @@ def test_a_client_is_in_its_own_rounds_alone(
 
 def test_a_client_masks_for_the_sum_that_it_began(tmp_path: Path) -> None:
     """Its keys of one sum are of no use in another one, also where nothing else would refuse it."""
-    made = Federation(
-        tmp_path, settings_of("joint", NAMES, federation={"survivors": 3, "rounds": 2}), owners(4)
-    )
+    made = joint_of(tmp_path, rounds=2)
     made.exchange.drop = lambda request: (
         request.kind != "join" and (request.kind, request.round) != ("share", 1)
     )

@@ -41,9 +41,7 @@ Floats = NDArray[np.float64]
 # Given the probability of an event on one data set, the least that it can have on a neighbouring one.
 Floor = Callable[[float], float]
 
-LARGEST_EPSILON = (
-    100.0  # where searches end: curves beyond take long, and no attack of this size can show more
-)
+LARGEST_EPSILON = 100.0  # where searches end: no attack of this size can show more
 GRID, _POINTS = 5e-3, 64  # of the curves that are to be refuted: coarse is pessimistic, so the bound holds
 _EPSILON_GRID = 1e-3  # of the epsilon that goes with a bound, which is no finer than one in 200 itself
 
@@ -153,9 +151,11 @@ def one_run_p_value(correct: int, guesses: int, canaries: int, epsilon: float, d
 def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
     """Largest epsilon at ``delta`` that one run refutes, without any other assumption; see ``one_run_p_value``."""
     _check_confidence(confidence)
-    return largest_refuted(
-        lambda eps: one_run_p_value(correct, guesses, canaries, eps, delta) <= 1 - confidence, LARGEST_EPSILON
-    )
+
+    def refuted(epsilon: float) -> bool:
+        return one_run_p_value(correct, guesses, canaries, epsilon, delta) <= 1 - confidence
+
+    return largest_refuted(refuted, LARGEST_EPSILON)
 
 
 def one_run_refutes(floor: Floor, correct: int, guesses: int, canaries: int, confidence: float) -> bool:
@@ -296,9 +296,6 @@ def judged_errors(absent: Floats, present: Floats, pilot: int, *, threshold: flo
         sign = 1.0 if middles[1] >= middles[0] else -1.0
         # Between the two medians: the best place for equal spreads, and robust with few pilot trials.
         threshold = sign * (middles[0] + middles[1]) / 2
-    return Errors(
-        int((sign * absent[pilot:] > threshold).sum()),
-        len(absent) - pilot,
-        int((sign * present[pilot:] <= threshold).sum()),
-        len(present) - pilot,
-    )
+    absent, present = sign * absent[pilot:], sign * present[pilot:]
+    wrong = int((absent > threshold).sum()), int((present <= threshold).sum())
+    return Errors(wrong[0], len(absent), wrong[1], len(present))

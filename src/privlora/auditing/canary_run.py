@@ -20,6 +20,7 @@ from privlora.auditing.text_canaries import add_records, record_losses, room_for
 from privlora.config import IN_MEMORY, Settings
 from privlora.data.examples import Example
 from privlora.errors import ConfigError, DataError, PrivacyError
+from privlora.federated.plans import changed
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.precision import own_context
@@ -97,7 +98,7 @@ def _load(
     them."""
     given = None if isinstance(prefixes, str) else prefixes
     evaluation = prefixes if given is None else IN_MEMORY
-    settings = _with_data(run.settings, evaluation=evaluation)
+    settings = changed(run.settings, data={"evaluation": evaluation})
     try:
         data = load_data(settings, run.tokenizer, records, given, model=run.model)
     except SharedRecordsError as error:
@@ -150,13 +151,7 @@ def _as_json(example: Example, tokenizer: Any) -> dict[str, Any]:
 
 
 def _examples(content: Any) -> list[Example]:
-    return [
-        Example(np.array(each["input_ids"], np.int32), np.array(each["labels"], np.int32)) for each in content
-    ]
-
-
-def _with_data(settings: Settings, **more: Any) -> Settings:
-    return settings.model_copy(update={"data": settings.data.model_copy(update=more)})
+    return [Example(np.array(each["input_ids"], "i4"), np.array(each["labels"], "i4")) for each in content]
 
 
 def _refuse(settings: Settings, kind: str, temperature: float | None, prefixes: Any) -> None:
@@ -170,7 +165,7 @@ def _refuse(settings: Settings, kind: str, temperature: float | None, prefixes: 
         raise ConfigError(what, fix="plant texts, as --kind random-tokens")
     if isinstance(prefixes, str):
         try:
-            check_columns(_with_data(settings, path=prefixes).data)
+            check_columns(settings.data.model_copy(update={"path": prefixes}))
         except DataError as error:
             fix = "give public records in the columns of the private ones"
             raise DataError(f"--prefixes: {error.what}", why=error.why, fix=fix) from None

@@ -109,21 +109,15 @@ class CanaryState:
 
 def unreadable(path: Path, error: Exception, unknown: str) -> RunError:
     """For a file of an audit's canaries that is damaged, without which nobody knows what is ``unknown``."""
-    return RunError(
-        f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})",
-        why=f"without them nobody knows {unknown}",
-        fix="audit anew in another folder",
-    )
+    what = f"the canaries in {str(path)!r} cannot be read ({type(error).__name__})"
+    return RunError(what, why=f"without them nobody knows {unknown}", fix="audit anew in another folder")
 
 
 def other_sampling() -> ConfigError:
     """Of a run whose units are not drawn each by itself."""
-    return ConfigError(
-        "an audit needs plain Poisson sampling",
-        why="a canary could push another unit out of a truncated batch, and passes of balls in bins have no bound for "
-        "canaries yet",
-        fix="remove privacy.max_batch_size and privacy.sampling for the audit",
-    )
+    why = "a canary could push a unit out of a truncated batch, and balls in bins have no bound for canaries yet"
+    fix = "remove privacy.max_batch_size and privacy.sampling for the audit"
+    return ConfigError("an audit needs plain Poisson sampling", why=why, fix=fix)
 
 
 class CanaryMechanism(Instrument):
@@ -147,9 +141,7 @@ class CanaryMechanism(Instrument):
         super().__init__(inner)
         self._canaries, self._state, self._saved = canaries, state, saved
         self._known: Vector | None = None  # of the last batch: the records' part, which the attacker knows
-        self._drawn = torch.empty(
-            0, dtype=torch.int64
-        )  # and which canaries are in it, which no attacker knows
+        self._drawn = torch.empty(0, dtype=torch.int64)  # which canaries are in it: no attacker knows
         self._rate, self._sigma = sampling.sample_rate, inner.event.noise_multiplier
         self._turn = getattr(inner.noising.ledger, "charges", 0)
         # Poisson sampling draws each unit by itself, so drawing the canaries apart is the same law.
@@ -275,9 +267,8 @@ def judge_canaries(
         correct = right(guesses // 2)
         plain = one_run_epsilon(correct, guesses, canaries, delta, 1 - (1 - confidence) * share)
         played.append((game, correct, game.bound(correct), plain))
-    violated = signals > 1 / event.noise_multiplier or any(
-        game.refutes(correct) for game, correct, _, _ in played
-    )
+    refuted = [game.refutes(correct) for game, correct, _, _ in played]
+    violated = signals > 1 / event.noise_multiplier or any(refuted)
     game, correct, bound, _ = max(played, key=lambda each: each[2])
     most, claimed = _most([each[0] for each in played]), epsilon([(event, steps)], delta)
 
@@ -307,9 +298,8 @@ def right_guesses(state: CanaryState) -> Callable[[int], int]:
     canaries = len(state.scores)
     # Ties are broken at random, not by the order of the canaries.
     order = np.lexsort((private_generator().random(canaries), state.scores))
-    return lambda half: int(
-        state.included[order[canaries - half :]].sum() + (~state.included[order[:half]]).sum()
-    )
+    included = state.included[order]
+    return lambda half: int(included[canaries - half :].sum() + (~included[:half]).sum())
 
 
 @dataclass(frozen=True)

@@ -52,36 +52,29 @@ Scorer = Callable[[str, Sequence[str]], Sequence[float]]
 
 
 @dataclass(frozen=True)
-class SecretExposure:
-    """One secret: `rank` in 1 … R + 1 among R `references`."""
+class ExposureReport:
+    """Of each secret its rank in 1 … R + 1 among R references, in the order given. exposures, mean: in bits. chance:
+    what the mean is expected to be for a model that never saw them. ceiling: if every secret ranked first."""
 
-    rank: int
-    references: int
+    ranks: tuple[int, ...]
+    references: tuple[int, ...]
 
     @property
-    def exposure(self) -> float:
-        """In bits."""
-        return math.log2(self.references + 1) - math.log2(self.rank)
-
-
-@dataclass(frozen=True)
-class ExposureReport:
-    """Exposures in the order of the secrets given. mean: in bits. chance: what it is expected to be for a model that
-    never saw them. ceiling: what it would be if every secret ranked first."""
-
-    secrets: tuple[SecretExposure, ...]
+    def exposures(self) -> tuple[float, ...]:
+        pairs = zip(self.ranks, self.references, strict=True)
+        return tuple(math.log2(references + 1) - math.log2(rank) for rank, references in pairs)
 
     @property
     def mean(self) -> float:
-        return sum(secret.exposure for secret in self.secrets) / len(self.secrets)
+        return sum(self.exposures) / len(self.ranks)
 
     @property
     def chance(self) -> float:
-        return sum(chance_exposure(secret.references) for secret in self.secrets) / len(self.secrets)
+        return sum(map(chance_exposure, self.references)) / len(self.ranks)
 
     @property
     def ceiling(self) -> float:
-        return sum(math.log2(secret.references + 1) for secret in self.secrets) / len(self.secrets)
+        return sum(math.log2(references + 1) for references in self.references) / len(self.ranks)
 
     def to_dict(self) -> dict[str, float]:
         return {"exposure": self.mean, "chance": self.chance, "ceiling": self.ceiling}
@@ -102,7 +95,7 @@ def exposure_of_scores(members: Floats, others: Floats) -> ExposureReport:
         what = "there is no canary to rank, or none to rank it among"
         raise DataError(what, fix="draw more canaries: a coin decides for each")
     ranks = 1 + len(others) - np.searchsorted(np.sort(others), members, side="left")
-    return ExposureReport(tuple(SecretExposure(rank, len(others)) for rank in ranks.tolist()))
+    return ExposureReport(tuple(ranks.tolist()), (len(others),) * len(members))
 
 
 def measure_exposure(secrets: Sequence[PlantedSecret], score: Scorer) -> ExposureReport:
@@ -113,19 +106,17 @@ def measure_exposure(secrets: Sequence[PlantedSecret], score: Scorer) -> Exposur
     """
     if not secrets:
         raise DataError("there are no planted secrets to measure", fix="plant one before training")
-    found = list[SecretExposure]()
+    ranks = list[int]()
     for number, planted in enumerate(secrets):
         if not planted.references or planted.secret in planted.references:
             what = f"planted secret {number} has no references, or is one of them"
-            raise DataError(
-                what, fix="draw the references from the secret's distribution, without the secret"
-            )
+            raise DataError(what, fix="draw references from the secret's distribution, without the secret")
         scores = np.array(score(planted.prefix, [planted.secret, *planted.references]), np.float64)
         if np.isnan(scores).any():
             what = f"the likelihoods for planted secret {number} are not numbers"
             raise ModelError(what, why="the model has diverged")
-        found += exposure_of_scores(scores[:1], scores[1:]).secrets
-    return ExposureReport(tuple(found))
+        ranks += exposure_of_scores(scores[:1], scores[1:]).ranks
+    return ExposureReport(tuple(ranks), tuple(len(planted.references) for planted in secrets))
 
 
 def log_likelihood_scorer(model: nn.Module, tokenizer: PreTrainedTokenizerBase) -> Scorer:

@@ -203,12 +203,10 @@ def audit_federation(
     claimed = epsilon([(event, math.ceil(releases))], plan.delta) if releases else 0.0
     shares = _VIEWS if len(scores) > 1 else dict.fromkeys(scores, 1.0)
     least = max(1, math.ceil(releases))
-    views = tuple(
-        _judge(kept, stage, view, event, least, delta, 1 - (1 - confidence) * shares[view])
-        for view, kept in scores.items()
-    )
+    each = {view: 1 - (1 - confidence) * shares[view] for view in scores}
+    judged = (_judge(kept, stage, view, event, least, delta, each[view]) for view, kept in scores.items())
     return FederationAudit(
-        views=views,
+        views=tuple(judged),
         event=event,
         releases=releases,
         epsilon_claimed=claimed,
@@ -260,13 +258,9 @@ def _contributions(
     if federation_of(quiet).privacy_model == "record":
         # Others scale entries by themselves, so what they do with noise is something else.
         row = METHODS[method.name]
-        linear = [
-            (other.name, optimizer)
-            for optimizer in _LINEAR
-            for other in (row, *METHODS.values())
-            if other.coordinates is row.coordinates and optimizer in other.optimizers
-        ]
-        name, optimizer = linear[0] if linear else (row.name, row.optimizer)
+        alike = [row, *(other for other in METHODS.values() if other.coordinates is row.coordinates)]
+        pairs = [(other.name, one) for one in _LINEAR for other in alike if one in other.optimizers]
+        name, optimizer = pairs[0] if pairs else (row.name, row.optimizer)
         changes = {"name": name, "optimizer": optimizer, "clipping": method.clipping or row.clipping}
         method = method.model_copy(update={"learning_rate": 0.1, "relative_rate": False, **changes})
     quiet = quiet.model_copy(update={"privacy": privacy, "method": method})

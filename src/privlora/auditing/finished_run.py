@@ -5,6 +5,7 @@ Everything is measured twice, on the base model and with the run's adapter: only
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -95,22 +96,23 @@ class FinishedAudit:
         return {stage: each.scores for stage, each in (self.membership or {}).items()}
 
     @property
+    def _after(self) -> Membership | None:
+        return (self.membership or {}).get("after")
+
+    @property
     def epsilon_lower(self) -> float:
         """By guesses about members, 0 without any."""
-        return self.membership["after"].epsilon_lower if self.membership else 0.0
+        return self._after.epsilon_lower if self._after else 0.0
 
     @property
     def epsilon_most(self) -> float | None:
         """What guesses about members could have shown at most; None where they could have refuted the claim."""
-        if self.epsilon_claimed is None or self.membership is None:
-            return None
-        most = self.membership["after"].epsilon_most
-        return most if most < self.epsilon_claimed else None
+        most = self._after.epsilon_most if self._after else math.inf
+        return most if most < (self.epsilon_claimed or 0.0) else None
 
     @property
     def guessed(self) -> str:
-        after = self.membership["after"] if self.membership else None
-        return f"{2 * min(after.members, after.non_members) if after else 0} records"
+        return f"{2 * min(self._after.members, self._after.non_members) if self._after else 0} records"
 
     @property
     def violated(self) -> bool:
@@ -221,14 +223,12 @@ def _judge(members: Floats, non_members: Floats, delta: float, confidence: float
     half = max(1, round(_GUESSED * each))
     order = np.argsort(scores, kind="stable")
     correct = int((order[-half:] < each).sum() + (order[:half] >= each).sum())
-    epsilon, most = (
-        one_run_epsilon(right, 2 * half, 2 * each, delta, confidence) for right in (correct, 2 * half)
-    )
+    guesses = 2 * half
     return Membership(
         **vars(judge_membership(members, non_members, confidence=confidence)),
-        epsilon_lower=epsilon,
-        epsilon_most=most,
+        epsilon_lower=one_run_epsilon(correct, guesses, 2 * each, delta, confidence),
+        epsilon_most=one_run_epsilon(guesses, guesses, 2 * each, delta, confidence),
         correct=correct,
-        guesses=2 * half,
+        guesses=guesses,
         scores=(members, non_members),
     )

@@ -102,9 +102,8 @@ def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured,
     without any gradient gets the factor 0.
     """
     if mechanism.clip_norm > _LARGE / 10:
-        raise ConfigError(
-            f"clip_norm={mechanism.clip_norm:g} is too large to audit", fix=f"stay below {_LARGE / 10:g}"
-        )
+        what = f"clip_norm={mechanism.clip_norm:g} is too large to audit"
+        raise ConfigError(what, fix=f"stay below {_LARGE / 10:g}")
     captured = mechanism.coordinates.encode(captured)
     if mechanism.clipping == "spectral":
         captured = mechanism.coordinates.evened(captured).formed()
@@ -114,10 +113,8 @@ def bounded(mechanism: GaussianMechanism, captured: Captured) -> tuple[Captured,
         most = MOST_RAISED / torch.linalg.vector_norm(parts, dim=0)
         shares = (most * parts).clamp(max=len(parts) ** -0.5).nan_to_num()
         factors = torch.where(parts > 0, mechanism.clip_norm * shares / parts, 0.0)
-        p, q = (
-            [t * f[:, None, None].to(t) for t, f in zip(ts, factors, strict=True)]
-            for ts in (captured.p, captured.q)
-        )
+        both = (zip(ts, factors, strict=True) for ts in (captured.p, captured.q))
+        p, q = ([t * f[:, None, None].to(t) for t, f in pairs] for pairs in both)
         return Captured(p, q), torch.ones_like(shares[0]), shares.square().sum(dim=0)
     norms = _norms(mechanism.coordinates.norms_squared(captured), raw.sum(dim=0))
     return captured, torch.where(norms > 0, mechanism.clip_norm / norms, 0.0), torch.ones_like(norms)
@@ -158,13 +155,9 @@ def alignments(
             if not sides:
                 pulled = coordinates.pull_back(released)
                 sides = [[t for pair in pulled for t in pair[side]] for side in (0, 1)]
-            inner = torch.stack(
-                [
-                    torch.einsum("uab,ab->u", t, x.to(t.dtype)).double()
-                    for ts, xs in zip((captured.p, captured.q), sides, strict=True)
-                    for t, x in zip(ts, xs, strict=True)
-                ]
-            ).sum(dim=0)
+            pairs = zip([*captured.p, *captured.q], [*sides[0], *sides[1]], strict=True)
+            parts = [torch.einsum("uab,ab->u", t, x.to(t.dtype)).double() for t, x in pairs]
+            inner = torch.stack(parts).sum(dim=0)
         products.append((factors * inner).cpu())
         energies.append((coordinates.released_share(captured).to(whole) * whole).cpu())
     scale = mechanism.expected_batch_size / mechanism.clip_norm**2

@@ -157,9 +157,8 @@ def roc_picture(
         axes.plot(rates, bound, color=INK, linewidth=1, linestyle=(0, (4, 3)), label=label)
     for name, (members, others) in scores.items():
         curve = roc_curve(members, others)
-        wrong, right = (
-            np.maximum(each, smallest) for each in (curve.false_positive_rates, curve.true_positive_rates)
-        )
+        both = (curve.false_positive_rates, curve.true_positive_rates)
+        wrong, right = (np.maximum(each, smallest) for each in both)
         axes.step(wrong, right, where="post", color=_COLOURS[name], linewidth=1.8, label=name)
     axes.set(xscale="log", yscale="log", xlim=(smallest, 1), ylim=(smallest, 1))
     axes.set(xlabel="false positives", ylabel="true positives")

@@ -120,16 +120,12 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     settings = with_local_method(settings)
     federation, privacy = federation_of(settings), settings.privacy
     if federation.phases is not None:
-        raise ConfigError(
-            "federation.phases has rounds of several kinds, and an audit plays rounds of one",
-            fix="give the rounds, local_steps and batch size of one phase at a time, with the noise_multiplier that "
-            "`privlora plan` shows for all of them",
-        )
+        fix = "give one phase at a time, with the noise_multiplier that `privlora plan` shows for all of them"
+        raise ConfigError("federation.phases has rounds of several kinds, and an audit plays one", fix=fix)
     plan = client_plan(settings) or server_plan(settings)
     if plan is None:
-        raise ConfigError(
-            "a federation without noise claims nothing to audit", fix="set privacy.private=true"
-        )
+        what = "a federation without noise claims nothing to audit"
+        raise ConfigError(what, fix="set privacy.private=true")
     content = yaml.safe_load(settings.to_yaml())
     content["data"] = {
         "path": AT_CLIENTS,
@@ -137,22 +133,15 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
         "add_eos": settings.data.add_eos,
         "unchecked": True,
     }
-    content["federation"] |= {
+    content["federation"] |= dict.fromkeys(("clients_per_round", "column", "alpha", "weights")) | {
         "clients": [{"name": name} for name in stage.names],
         "rounds": rounds,
-        "clients_per_round": None,
         "survivors": len(stage.names) - len(stage.silent) if federation.distributed else None,
         "split": "iid",
-        "column": None,
-        "alpha": None,
-        "weights": None,
     }
-    content["privacy"] |= {
-        "target_epsilon": None,
-        "target_right_guesses": None,
-        "target_found": None,
+    targets = ("target_epsilon", "target_right_guesses", "target_found", "public_dataset_size")
+    content["privacy"] |= dict.fromkeys(targets) | {
         "noise_multiplier": plan.phases[-1][0].noise_multiplier,
-        "public_dataset_size": None,
         "sample_rate": privacy.q if sampled else 1.0,
         "expected_batch_size": max(privacy.b, 2.0 * len(stage.names)),
     }
@@ -314,9 +303,8 @@ class Rehearsal:
         replies = self._wire.send([Request(name, "join", 0, values=values) for name in self.stage.names])
         refused = [reply.client for reply in replies if reply.refused is not None]
         if refused:
-            raise RunError(
-                f"clients of the audit did not join: {', '.join(refused)}", fix="see what they logged"
-            )
+            what = f"clients of the audit did not join: {', '.join(refused)}"
+            raise RunError(what, fix="see what they logged")
         self._roster = roster_of(replies)
         plan = server_plan(self.settings)
         if plan is not None:

@@ -157,9 +157,7 @@ def audit_texts(
                 return {"public": begins, "canaries": [asdict(canary) for canary in drawn]}
 
             state = run.open(_kind(writer), canaries, plant)
-            drawn, public = run.read_texts(
-                lambda kept: ([Canary(**each) for each in kept["canaries"]], list(kept["public"]))
-            )
+            drawn, public = run.read_texts(_planted)
             included = [c.text for c, chosen in zip(drawn, state.included, strict=True) if chosen]
             run.train(parts, _with_records(data, settings, column, tokenizer, included), observer)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
@@ -178,15 +176,18 @@ def audit_texts(
     return _judge(state, drawn, texts, stated, confidence)
 
 
+def _planted(kept: Any) -> tuple[list[Canary], list[str]]:
+    return [Canary(**each) for each in kept["canaries"]], list(kept["public"])
+
+
 def _with_records(
     data: Data, settings: Settings, column: str, tokenizer: Any, included: Sequence[str]
 ) -> Data:
     """PRIVATE. The records and these texts, each a unit of its own; they vote where records do."""
     more = tokenise([{column: text} for text in included], settings.data, tokenizer)
     examples, units = add_records(data.examples, data.units, list(more))
-    return replace(
-        data, examples=examples, units=units, texts=[*data.texts, *included] if data.texts else data.texts
-    )
+    texts = [*data.texts, *included] if data.texts else data.texts
+    return replace(data, examples=examples, units=units, texts=texts)
 
 
 def _first_texts(parts: Parts, writer: Writer | None, tokenizer: Any, canaries: int) -> list[str]:
@@ -199,13 +200,12 @@ def _first_texts(parts: Parts, writer: Writer | None, tokenizer: Any, canaries: 
 
 def _generator(parts: Parts, writer: Writer, tokenizer: Any) -> ResumableGenerator:
     """The adapter as it is now, asked as ``privlora synthesize --from`` asks it."""
-    return build_generator(
-        writer.synthesis,
-        seed=writer.seed,
-        model=parts.adapter.model,
-        tokenizer=tokenizer,
-        max_tokens=parts.settings.run.max_tokens,
-    )
+    given = {
+        "model": parts.adapter.model,
+        "tokenizer": tokenizer,
+        "max_tokens": parts.settings.run.max_tokens,
+    }
+    return build_generator(writer.synthesis, seed=writer.seed, **given)
 
 
 def _judge(
@@ -234,7 +234,7 @@ def _judge(
     facts = {
         "included": len(members),
         "texts": len(texts),
-        "exposures": tuple(sorted((secret.exposure for secret in exposure.secrets), reverse=True)),
+        "exposures": tuple(sorted(exposure.exposures, reverse=True)),
         "recited": (int(found[state.included].sum()), int(found[~state.included].sum())),
         "area": area_under_curve(members, others, confidence=confidence),
     }

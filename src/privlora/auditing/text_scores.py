@@ -51,9 +51,7 @@ def draw_canaries(public: Sequence[str], count: int, seed: int, fits: Callable[[
     """
     words = sorted({word for text in public for word in text.split()})
     if len(words) < _FEWEST:
-        what = (
-            f"the public texts hold {len(words)} different words, and canaries are made of at least {_FEWEST}"
-        )
+        what = f"the public texts hold {len(words)} different words, and canaries need at least {_FEWEST}"
         raise GeneratorError(what, fix="raise synthesis.max_new_tokens, or mend the prompts or the file")
     generator, found = np.random.default_rng(seed), dict[str, Canary]()
     while len(found) < count:

@@ -160,7 +160,7 @@ Numbers of each adapted m x n module, with K clients:
 def show_rules(as_json: bool) -> None:
     """Print the table of rules, or all that is known of them as JSON."""
     with quiet_libraries():
-        from privlora.federated.rule_facts import EXAMPLE, rule_facts
+        from privlora.federated.rule_facts import EXAMPLE, EXAMPLE_IN_WORDS, rule_facts
 
         rows = rule_facts()
     table = [
@@ -170,7 +170,7 @@ def show_rules(as_json: bool) -> None:
     widths = [max(map(len, column)) for column in zip(*table, strict=True)]
     lines = ["  ".join(map(str.ljust, cells, widths)).rstrip() for cells in table]
     lines.append(
-        f"\ndown, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE.describe()}."
+        f"\ndown, up: MB of float32 that a client is sent and answers in round 2, for {EXAMPLE_IN_WORDS}."
     )
     lines.append(_NOTES)
     for row in rows:
@@ -180,7 +180,7 @@ def show_rules(as_json: bool) -> None:
             f"{row['name']}: {row['summary']}\n  down    {row['down']} a module\n  up      {row['up']} a module\n"
             f"  method  {method}\n  from    {row['reference']}"
         )
-    show({"example": vars(EXAMPLE), "rules": rows}, lines, as_json)
+    show({"example": EXAMPLE, "rules": rows}, lines, as_json)
 
 
 def _cells(row: dict[str, Any]) -> list[str]:

@@ -18,7 +18,7 @@ from privlora.names import ADAPTER_FILES
 from privlora.training.files import RunFolder, set_times
 
 if TYPE_CHECKING:
-    from privlora.config import Settings
+    from privlora.config import ModelSettings, Settings
 
 
 def export(
@@ -36,6 +36,10 @@ def export(
     if output is not None and output.exists():
         wrong = RunError(f"{str(output)!r} exists already", fix="give a new folder; nothing is written over")
         problems.found.append(wrong)
+    if run is not None and output is not None and _is_plain(run):
+        problems.tell()
+        _export_plain(run, output, merge=merge)
+        return _show(output, merge, as_json)
     if run is not None and problems.fails(finished_run, run):
         problems.tell()  # at once
     kept = ["ledger.jsonl", *((*ADAPTER_FILES, "README.md") if as_lora else ())]
@@ -52,13 +56,39 @@ def export(
         temporary = stack.enter_context(_new_folder(output))
         if merge:
             with quiet_libraries():
-                _write_merged(settings, release, report, temporary)
+                from privlora.training.classifier import head_of
+
+                _write_merged(settings.model, release, report, temporary, head_of(settings))
         for name in kept:
             if (release / name).exists():  # a run without privacy has no ledger
                 shutil.copyfile(release / name, temporary / name, follow_symlinks=False)
         _finish(report, folder, temporary)
+    _show(output, merge, as_json)
+
+
+def _show(output: Path, merge: bool, as_json: bool) -> None:
     form = "merged model" if merge else "adapter"
     show({"output": str(output), "form": form}, [f"{form} in {output}"], as_json)
+
+
+def _is_plain(folder: Path) -> bool:
+    """Whether it is an adapter's that no run released, as a client of the rule fedsa has of its own."""
+    released = RunFolder(folder).settings.exists() or (folder / "privacy_report.json").exists()
+    return (folder / ADAPTER_FILES[0]).exists() and not released
+
+
+def _export_plain(adapter: Path, output: Path, *, merge: bool) -> None:
+    """Without a report and a ledger, which such an adapter has not."""
+    from privlora.cli.evaluation import _base_of
+
+    with quiet_libraries(), _new_folder(output) as temporary:
+        if merge:
+            from privlora.config import ModelSettings
+
+            model = ModelSettings(name=_base_of(adapter), device="cpu")
+            _write_merged(model, adapter, None, temporary)
+        for name in () if merge else ADAPTER_FILES:
+            shutil.copyfile(adapter / name, temporary / name, follow_symlinks=False)
 
 
 def _settings(folder: RunFolder) -> Settings:
@@ -123,28 +153,31 @@ def _release(folder: RunFolder) -> Iterator[tuple[Path, dict[str, Any]]]:
         yield folder.release, report
 
 
-def _write_merged(settings: Settings, release: Path, report: dict[str, Any], folder: Path) -> None:
+def _write_merged(
+    settings: ModelSettings, release: Path, report: dict[str, Any] | None, folder: Path, head: Any = None
+) -> None:
+    """report: of a run; None of an adapter that no run released. head: of a classifier."""
     with loading(piped=True):
         from privlora.adapters.peft_files import merge, read_adapter
         from privlora.reporting.card import card
         from privlora.reporting.seals import CARD_NAME
         from privlora.training.base_weights import refuse_another_base, with_adapter
-        from privlora.training.classifier import head_of
         from privlora.training.models import load_model
 
-    head = head_of(settings)
     # Packed weights cannot take an update: it goes into those that they were packed from.
-    unpacked = settings.model.model_copy(update={"device": "cpu", "quantization": None})
+    unpacked = settings.model_copy(update={"device": "cpu", "quantization": None})
     factors = read_adapter(release) if head is None else {}
     model, tokenizer = load_model(unpacked, head)
-    refuse_another_base(report["adapter"], model, classifies=head is not None)
+    if report is not None:
+        refuse_another_base(report["adapter"], model, classifies=head is not None)
     if head is None:
         merge(model, factors)
     else:  # its last layers are whole in the adapter's files
         model = with_adapter(model, release, head).merge_and_unload()
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
-    (folder / CARD_NAME).write_text(card(report, merged=True), encoding="utf-8")
+    if report is not None:
+        (folder / CARD_NAME).write_text(card(report, merged=True), encoding="utf-8")
     mode = (folder / "config.json").stat().st_mode
     for path in folder.iterdir():  # safetensors lets nobody else read what it writes
         path.chmod(mode)

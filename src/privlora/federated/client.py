@@ -38,9 +38,8 @@ from privlora.federated.messages import (
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.rules.base import Sizes, groups_of
 from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
-from privlora.federated.secure import Identity, Message, Participant, encode
+from privlora.federated.secure import Identity, Message, Participant, agreed_digest, encode
 from privlora.federated.secure import Turn as Which
-from privlora.federated.secure.fixed import agreed_digest
 from privlora.federated.workplace import (
     NotReadyError,
     Own,
@@ -135,16 +134,11 @@ class Client:
                         path.unlink()
                 yield
         except BlockingIOError:
-            raise RunError(
-                f"another process answers for {str(self.folder)!r}",
-                why="two answers to one question would both be charged",
-                fix="let one process answer for one client",
-            ) from None
+            what = f"another process answers for {str(self.folder)!r}, and two answers would both be charged"
+            raise RunError(what, fix="let one process answer for one client") from None
         except OSError as error:
-            raise RunError(
-                f"cannot write {str(self.folder)!r}: {error.strerror}",
-                fix="give the client a folder of its own",
-            ) from None
+            what = f"cannot write {str(self.folder)!r}: {error.strerror}"
+            raise RunError(what, fix="give the client a folder of its own") from None
 
     def refuse(self, request: Request, error: Exception) -> Reply:
         """Whatever the error is: one that ended a trusted server's run would show that this client was drawn."""
@@ -189,11 +183,10 @@ def _alike(works: Sequence[Work]) -> list[list[Work]]:
     alike are one list."""
     found: list[list[Work]] = []
     for work in works:
-        alike = next((others for others in found if work.is_like(others[0])), None)
-        if alike is None:
-            found.append([work])
-        else:
-            alike.append(work)
+        alike = next((others for others in found if work.is_like(others[0])), [])
+        alike.append(work)
+        if len(alike) == 1:
+            found.append(alike)
     return found
 
 
@@ -300,17 +293,13 @@ class Session:
             refuse_unlisted(request, secure=False)
             return
         federation, kind = self.federation, request.kind
-        trains = kind in plans.stages_of(federation)
-        sent = plans.tensors_of(self.settings, kind, request.round)[0] if trains else ()
-        refuse_unlisted(request, federation.secure, sent)
+        refuse_unlisted(request, federation.secure, plans.tensors_of(self.settings, kind, request.round)[0])
         if kind == "leave":
             return
         stage = request.values.get("stage", kind)
         if stage not in plans.stages_of(federation) or (kind in TRAINING and stage != kind):
-            raise refusal(
-                f"a request of a stage that rule={federation.rule} does not have, in round {request.round}",
-                "a second answer of a round would be one that nothing was agreed on for",
-            )
+            what = f"a request of a stage that rule={federation.rule} does not have, in round {request.round}"
+            raise refusal(what, "nothing was agreed on for a second answer of a round")
         if not 1 <= request.round <= federation.rounds:
             raise refusal(f"a request of round {request.round}, of {federation.rounds}")
         if self.client.name not in self._asked(request.round):
@@ -346,9 +335,7 @@ class Session:
         if plans.with_local_method(settings) != settings:
             raise refusal("the server's settings leave open how clients train")
         if self.client.name not in federation.names:
-            raise ConfigError(
-                f"client {self.client.name} is not of this federation", fix="rename it, or leave"
-            )
+            raise ConfigError(f"{self.client.name} is not of this federation", fix="rename it, or leave")
         self._refuse_model(settings)
         plan = plans.client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
@@ -380,7 +367,20 @@ class Session:
 
     def _leave(self, request: Request) -> Reply:
         ledger = self.desk.leave(self.private)
+        if request.tensors:
+            self._keep_own_model(request)
         return Reply(self.client.name, "leave", request.round, values={"ledger": ledger})
+
+    def _keep_own_model(self, request: Request) -> None:
+        """Of a rule without a common adapter: what all share and what this client kept, as peft stores adapters."""
+        from privlora.federated.local import write_beginning
+
+        try:
+            self._refuse_broadcast(request)
+            beginning = plans.rule_of(self.federation).begin(self._asked_by_rule(request))
+            write_beginning(self.desk.own_adapter(), beginning, self.workplace, self.settings.model.name)
+        except Exception as error:  # noqa: BLE001 - the ledger is given whatever comes of it
+            _log.error("%s: its own adapter is not written: %s", self.client.name, _told(error))
 
     # --- what a server may not ask ---
 
@@ -389,11 +389,10 @@ class Session:
         if self.client.model is not None or self.run in self.client.workplaces:
             return
         if self.client.limits.pins_model or is_local(settings.model.name):
-            raise PrivacyError(
-                "the server names the base model, and the owner of this client has not said where it lies",
-                why="a server could name a folder of this machine, or a model of its own making",
-                fix="give the client its model, or set limits.pins_model to false for a model of the hub",
-            )
+            what = "the server names the base model, and the owner of this client has not said where it lies"
+            why = "a server could name a folder of this machine, or a model of its own making"
+            fix = "give the client its model, or set limits.pins_model to false for a model of the hub"
+            raise PrivacyError(what, why=why, fix=fix)
 
     def _asked(self, number: int) -> Sequence[str]:
         """Whom the terms let the server ask in a round."""
@@ -413,7 +412,7 @@ class Session:
 
     def _groups(self, stage: str) -> list[Sizes]:
         """Of the adapter. A later stage needs no model: the factors that training kept have the same sizes."""
-        if stage == TRAINING[0]:
+        if stage != "sketch":
             return self.workplace.groups
         kept = self.desk.kept("memory")
         pairs = [(kept[f"{g}.left"].shape, kept[f"{g}.right"].shape) for g in groups_of(kept)]
@@ -432,15 +431,9 @@ class Session:
             raise refusal(what, "each client's share of the noise is made for these numbers")
         self.desk.begin(request)
         earlier = self.desk.survivors(request.round) if stage != "train" else None
-        participant, reply = Participant.begin(
-            self.client.identity,
-            self.client.name,
-            asked,
-            turn=Which(self.run, request.round, stage),
-            pins=self.client.pins,
-            colluding=federation.colluding,
-            earlier=earlier,
-        )
+        turn, client = Which(self.run, request.round, stage), self.client
+        known: dict[str, Any] = {"pins": client.pins, "colluding": federation.colluding, "earlier": earlier}
+        participant, reply = Participant.begin(client.identity, client.name, asked, turn=turn, **known)
         self.desk.keep_secret(participant.to_bytes())
         return Reply(self.client.name, "share", request.round, values=reply)
 

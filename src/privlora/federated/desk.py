@@ -25,13 +25,13 @@ from torch import Tensor
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
 from privlora.config import AT_CLIENTS, Settings, UnboundedError, read_plain, settings_from
 from privlora.errors import PrivacyError, PrivloraError, RunError
-from privlora.federated.messages import KINDS, Request, refusal
+from privlora.federated.messages import KINDS, TRAINING, Request, refusal
 from privlora.federated.plans import server_plan
 from privlora.training.files import write_atomically
 
 _Content = TypeVar("_Content")
 _FOLDER, _FILE = 0o700, 0o600
-_STAGES = ("train", "sketch")
+_NEXT = "go on with the next round"
 _PLACES: Final[dict[str, tuple[str, ...]]] = {
     "data": ("path", "evaluation"),
     "adapter": ("init", "public_text"),
@@ -86,8 +86,7 @@ class Desk:
         try:
             text = self._settings.read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            what = f"cannot read {str(self._settings)!r} ({type(error).__name__})"
-            raise RunError(what, fix="restore it") from None
+            raise _unreadable(self._settings, error, "restore it") from None
         return read_terms(text)
 
     def open(self, settings: Settings, plan: Plan | None, *, stated: Plan | None = None) -> None:
@@ -120,11 +119,10 @@ class Desk:
         try:
             plan = server_plan(self.settings)
         except PrivloraError as error:
-            raise PrivacyError(
-                f"{str(self._settings)!r} does not say what the run released: {error.what}",
-                why="it counts for what this client may release in other runs",
-                fix="restore it; or give the client a new folder, and count that run by yourself",
-            ) from None
+            what = f"{str(self._settings)!r} does not say what the run released: {error.what}"
+            why = "it counts for what this client may release in other runs"
+            fix = "restore it; or give the client a new folder, and count that run by yourself"
+            raise PrivacyError(what, why=why, fix=fix) from None
         self._refuse_links()
         self._begin_ledger(self.stated, plan)
 
@@ -145,16 +143,12 @@ class Desk:
         self._refuse_links()
         note, place = self._note(), _place_of(request)
         if place <= note.place:
-            raise refusal(
-                f"asked again for {request.kind} of round {request.round}",
-                "two answers to one question could be taken apart, and would both be charged",
-                "go on with the next round",
-            )
+            why = "two answers to one question could be taken apart, and would both be charged"
+            raise refusal(f"asked again for {request.kind} of round {request.round}", why, _NEXT)
         if place[1] and (note.round != request.round or (note.stage, note.kind) < (0, KINDS.index("train"))):
-            raise PrivacyError(
-                f"asked for a later stage of round {request.round} without its first one",
-                why="what this client keeps is of another round, and was summed over other clients",
-                fix="go on with the next round",
+            why = "what this client keeps is of another round, and was summed over other clients"
+            raise refusal(
+                f"asked for a later stage of round {request.round} without its first one", why, _NEXT
             )
         if place[0] > note.round:
             self.keep_secret(None)  # of a sum that was never finished
@@ -173,9 +167,8 @@ class Desk:
         summary = read_ledger(self.ledger)
         hashes = summary.charge_hashes
         if summary.charges < note.charges:
-            raise _lost(
-                f"{str(self.ledger)!r} shows {summary.charges} charges, and this client answered after {note.charges}"
-            )
+            shown = f"{summary.charges} charges, and this client answered after {note.charges}"
+            raise _lost(f"{str(self.ledger)!r} shows {shown}")
         if note.charges and hashes[note.charges - 1] != note.charge:
             raise _lost(f"{str(self.ledger)!r} is not the ledger that this client's answers were charged to")
         if summary.closed and not closed:
@@ -191,11 +184,9 @@ class Desk:
         try:
             return Note(**json.loads(self._answered.read_bytes()))
         except (OSError, ValueError, TypeError) as error:
-            raise PrivacyError(
-                f"{str(self._answered)!r} is missing or damaged ({type(error).__name__})",
-                why="what this client has answered is not known any more",
-                fix="restore it, or leave this federation",
-            ) from None
+            what = f"{str(self._answered)!r} is missing or damaged ({type(error).__name__})"
+            why, fix = "what this client has answered is unknown", "restore it, or leave this federation"
+            raise PrivacyError(what, why=why, fix=fix) from None
 
     def _keep_note(self, note: Note) -> None:
         self._write(self._answered, json.dumps(asdict(note)) + "\n")
@@ -208,6 +199,12 @@ class Desk:
     def kept(self, name: str) -> dict[str, Tensor]:
         """What was kept, or nothing."""
         return self._read(self.root / f"{name}.safetensors", load, fix="leave this federation") or {}
+
+    def own_adapter(self) -> Path:
+        """The folder of this client's own model, which nobody else has; made."""
+        folder = self.root / "private"
+        folder.mkdir(exist_ok=True, mode=_FOLDER)
+        return folder
 
     def keep_secret(self, content: bytes | None) -> None:
         """Keys of a secure sum that is under way; None forgets them."""
@@ -230,7 +227,7 @@ class Desk:
             first, *names = json.loads(content)
             return [str(name) for name in names] if first == number else []
 
-        return self._read(self._survivors, read, fix="go on with the next round") or []
+        return self._read(self._survivors, read, fix=_NEXT) or []
 
     def leave(self, private: bool) -> str:
         """End: the ledger is closed, so that nothing more is released in this run; secrets go. Gives the ledger as
@@ -251,7 +248,7 @@ class Desk:
         try:
             return read(path.read_bytes())
         except (OSError, ValueError, TypeError, SafetensorError) as error:
-            raise RunError(f"{str(path)!r} is damaged ({type(error).__name__})", fix=fix) from None
+            raise _unreadable(path, error, fix) from None
 
     def _write(self, path: Path, content: str | bytes) -> None:
         write_atomically(path, content, mode=_FILE)
@@ -259,11 +256,12 @@ class Desk:
     def _refuse_links(self) -> None:
         for path in (self.root, self.ledger, self.stated):
             if path.is_symlink():
-                raise PrivacyError(
-                    f"{str(path)!r} is a link",
-                    why="two clients, or a client and its copy, could charge one ledger without knowing",
-                    fix="put the folder itself there",
-                )
+                why = "two clients, or a client and its copy, could charge one ledger without knowing"
+                raise PrivacyError(f"{str(path)!r} is a link", why=why, fix="put the folder itself there")
+
+
+def _unreadable(path: Path, error: Exception, fix: str) -> RunError:
+    return RunError(f"{str(path)!r} is damaged, or cannot be read ({type(error).__name__})", fix=fix)
 
 
 def has_begun(ledger: Path) -> bool:
@@ -280,9 +278,8 @@ def read_terms(text: str) -> Settings:
     try:
         content = read_plain(text)
     except UnboundedError as error:
-        raise RunError(
-            f"the server's settings{error.where}, hold {error.problem}", fix=f"let the server {error.fix}"
-        ) from None
+        what = f"the server's settings{error.where}, hold {error.problem}"
+        raise RunError(what, fix=f"let the server {error.fix}") from None
     except yaml.YAMLError:
         content = None
     if not isinstance(content, dict):
@@ -304,18 +301,16 @@ def _refuse_places(content: Mapping[Any, Any]) -> None:
     if not all(isinstance(one, dict) and one.get("path") is None for one in listed):
         named.append("federation.clients")
     if named:
-        what = f"the server's settings name files: {', '.join(named)}"
-        raise refusal(
-            what, "whether they are refused would tell the server which files there are on this machine"
-        )
+        why = "whether they are refused would tell the server which files there are here"
+        raise refusal(f"the server's settings name files: {', '.join(named)}", why)
 
 
 def _place_of(request: Request) -> tuple[int, int, int]:
     """When an honest server asks this. Raises PrivacyError for a stage that is not the kind's own."""
-    told = request.values.get("stage", request.kind if request.kind in _STAGES else None)
-    if told not in _STAGES or (request.kind in _STAGES and told != request.kind):
+    told = request.values.get("stage", request.kind if request.kind in TRAINING else None)
+    if told not in TRAINING or (request.kind in TRAINING and told != request.kind):
         raise refusal(f"asked for {request.kind} in an unknown stage")
-    return request.round, _STAGES.index(told), KINDS.index(request.kind)
+    return request.round, TRAINING.index(told), KINDS.index(request.kind)
 
 
 def _other_terms() -> PrivacyError:
@@ -323,8 +318,6 @@ def _other_terms() -> PrivacyError:
 
 
 def _lost(what: str) -> PrivacyError:
-    return PrivacyError(
-        what,
-        why="this client would release more than its ledger, and so its epsilon, says",
-        fix="restore the latest ledger, or leave this federation; what it released is spent",
-    )
+    why = "this client would release more than its ledger, and so its epsilon, says"
+    fix = "restore the latest ledger, or leave this federation; what it released is spent"
+    return PrivacyError(what, why=why, fix=fix)

@@ -9,7 +9,7 @@ that depends on whom it drew: epsilon counts on nobody knowing.
 from __future__ import annotations
 
 import logging
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, date, datetime, timedelta
 from math import prod
@@ -44,21 +44,17 @@ def keep_ledgers(
     Gives what each ledger says. One that cannot be right is left out. Raises RunError unless the others' statement
     covers whatever clients without one can have released: as often as they were asked.
     """
-    federation = plans.federation_of(settings)
-    answered, asked = defaultdict(list), defaultdict(list)
-    for one in history.rounds():
-        for name in one.asked:
-            asked[name].append(one.step)
-        for name in one.answered:
-            answered[name].append(one.step)
+    federation, rounds = plans.federation_of(settings), history.rounds()
 
-    def shown(rounds: list[int]) -> int:
-        return plans.charged_after(federation, settings.privacy, rounds)
+    def shown(name: str, where: str) -> int:
+        """What its ledger shows after all rounds where it was "asked", or has "answered"."""
+        within = [one.step for one in rounds if name in getattr(one, where)]
+        return plans.charged_after(federation, settings.privacy, within)
 
     found: dict[str, LedgerSummary] = {}
     for name in federation.names:
         try:
-            found[name] = _right(name, given.get(name, ""), plan, shown(answered[name]))
+            found[name] = _right(name, given.get(name, ""), plan, shown(name, "answered"))
         except PrivloraError as wrong:
             _log.warning("the ledger of %s is left out: %s", name, wrong)
     runs = Counter(summary.run_id for summary in found.values())
@@ -67,13 +63,11 @@ def keep_ledgers(
         del found[name]
     most = most_released(found) if found else None
     missing = [name for name in federation.names if name not in found]
-    least = max((shown(asked[name]) for name in missing), default=0)
+    least = max((shown(name, "asked") for name in missing), default=0)
     if most is None or found[most].charges < least:
-        raise RunError(
-            f"clients that did not give their ledgers: {', '.join(missing)}",
-            why="without them the report cannot say what was released",
-            fix="start them, then `privlora resume`",
-        )
+        what = f"clients that did not give their ledgers: {', '.join(missing)}"
+        why = "without them the report cannot say what was released"
+        raise RunError(what, why=why, fix="start them, then `privlora resume`")
     for name in found:
         write_atomically(folder.release / f"ledger-{name}.jsonl", given[name])
     write_atomically(folder.ledger, given[most])
@@ -95,11 +89,10 @@ def refuse_all_void(
     if any(one.void is None for one in rounds):
         return
     reasons = "" if own else f" ({why_void(rounds)})"
-    raise RunError(
-        f"all {len(rounds)} rounds are void{reasons}: nothing moved, so there is no adapter",
-        why=f"charged all the same: {_charged(settings, plan, given, own)}",
-        fix="see what the clients logged, mend it, and start a new federation in another folder",
-    )
+    what = f"all {len(rounds)} rounds are void{reasons}: nothing moved, so there is no adapter"
+    why = f"charged all the same: {_charged(settings, plan, given, own)}"
+    fix = "see what the clients logged, mend it, and start a new federation in another folder"
+    raise RunError(what, why=why, fix=fix)
 
 
 def _charged(
@@ -162,6 +155,7 @@ def federation_facts(
     federation = plans.federation_of(settings)
     plan = next(iter(ledgers.values())).plan if ledgers else None
     most = most_released(ledgers) if ledgers else None
+    charged = ledgers[most].events() if most else ()
     expected = server.expected(server.stages[0], 1)
     lattices = plans.lattices_of(settings, plan, expected)
     lattice = lattices[-1] if lattices else None
@@ -174,9 +168,7 @@ def federation_facts(
         "ring_bits": None if not federation.secure else FIXED_BITS if lattice is None else lattice.bits,
         "lattice": None if lattice is None else {"entries": lattice.entries, "width": lattice.width},
         "share_noise_std": None if lattice is None else lattice.noise_std(1),
-        "colluding": []
-        if most is None
-        else plans.colluding(federation, lattices, plan, ledgers[most].events()),
+        "colluding": plans.colluding(federation, lattices, plan, charged),
         "update_noise": plans.update_noise(federation, plan or own, entries),
         "clients_per_round": federation.per_round,
         **_kinds(settings),
@@ -192,46 +184,39 @@ def _kinds(settings: Settings) -> dict[str, Any]:
     federation = plans.federation_of(settings)
     if len(federation.kinds) == 1:
         return {"local_steps": federation.kinds[0].local_steps}
-    phases = [
-        {
-            "rounds": kind.rounds,
-            "local_steps": kind.local_steps,
-            "expected_batch_size": plans.round_settings(settings, number).privacy.b,
-        }
-        for kind, number in zip(federation.kinds, federation.first_rounds, strict=True)
-    ]
+    phases = []
+    for kind in federation.kinds:
+        b = plans.privacy_of(settings.privacy, kind).b
+        phases.append({"rounds": kind.rounds, "local_steps": kind.local_steps, "expected_batch_size": b})
     return {"phases": phases}
+
+
+_OF_LEDGERS = ("steps_charged", "steps_planned", "epsilon", "epsilon_planned", "delta")
+
+
+def _budget(ledger: LedgerSummary) -> tuple[float | None, ...]:
+    """In the order of ``_OF_LEDGERS``."""
+    plan, steps = ledger.plan, (ledger.charges, ledger.plan.steps)
+    if plan.insecure_noise:
+        return *steps, None, None, plan.delta
+    events = (tuple(plan.events(count)) for count in steps)
+    spent = (finite(plans.epsilon_of(each, plan.delta, plan.adjacency)) for each in events)
+    return *steps, *spent, plan.delta
 
 
 def _clients(
     settings: Settings, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
 ) -> list[dict[str, Any]]:
     """Each client's part and budget; numbers of a ledger are None for a client without one."""
-
-    def cost(ledger: LedgerSummary, steps: int) -> float | None:
-        plan = ledger.plan
-        if plan.insecure_noise:
-            return None
-        return finite(plans.epsilon_of(tuple(plan.events(steps)), plan.delta, plan.adjacency))
-
     rows = []
     federation = plans.federation_of(settings)
     secret = federation.trusted_server  # the statement counts on nobody knowing who was drawn
     for name in federation.names:
-        ledger = ledgers.get(name)
-        rows.append(
-            {
-                "name": name,
-                "weight": plans.weight_of(settings, name),
-                "rounds_asked": None if secret else sum(name in one.asked for one in rounds),
-                "rounds_answered": None if secret else sum(name in one.answered for one in rounds),
-                "steps_charged": None if ledger is None else ledger.charges,
-                "steps_planned": None if ledger is None else ledger.plan.steps,
-                "epsilon": None if ledger is None else cost(ledger, ledger.charges),
-                "epsilon_planned": None if ledger is None else cost(ledger, ledger.plan.steps),
-                "delta": None if ledger is None else ledger.plan.delta,
-            }
-        )
+        row: dict[str, Any] = {"name": name, "weight": plans.weight_of(settings, name)}
+        row["rounds_asked"] = None if secret else sum(name in one.asked for one in rounds)
+        row["rounds_answered"] = None if secret else sum(name in one.answered for one in rounds)
+        budget = _budget(ledgers[name]) if name in ledgers else (None,) * len(_OF_LEDGERS)
+        rows.append(row | dict(zip(_OF_LEDGERS, budget, strict=True)))
     return rows
 
 

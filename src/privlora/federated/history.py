@@ -91,25 +91,24 @@ class History:
             append_line(path, {"step": 0, "run": secrets.token_hex(_ID)})
             rows = read_lines(path)
         self._rows = rows
-        try:
-            self.run = str(rows[0]["run"])
-        except KeyError:
-            raise RunError(
-                f"{str(path)!r} does not begin with the name of its run",
-                fix="restore it; clients know the run by it",
-            ) from None
+        if "run" not in rows[0]:
+            raise _nameless(path)
+        self.run = str(rows[0]["run"])
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """One server serves a run at a time. Raises RunError while another one does."""
+        """One server serves a run at a time. Raises RunError while another one does, and where the file has gone."""
         try:
+            if not self._path.exists():
+                raise _nameless(self._path)
             with locked(self._path):
                 self._rows = read_lines(self._path)
+                if not self._rows:
+                    raise _nameless(self._path)
                 yield
         except BlockingIOError:
-            raise RunError(
-                f"another process serves the run of {str(self._path)!r}", fix="wait for it, or end it"
-            ) from None
+            what = f"another process serves the run of {str(self._path)!r}"
+            raise RunError(what, fix="wait for it, or end it") from None
 
     @property
     def begun(self) -> int:
@@ -127,11 +126,9 @@ class History:
         found: dict[int, Round] = {}
         for row in self._rows[1:]:
             number = row["step"]
-            if "answered" in row:
-                names = {name: tuple(row[name]) for name in ("asked", "answered")}
-                found[number] = Round(**{**row, **names})
-            else:
-                found[number] = Round(number, tuple(row["asked"]), (), 0, 0, STOPPED)
+            begun = asdict(Round(number, (), (), 0, 0, STOPPED))  # unless it was ended, too
+            names = {name: tuple(row.get(name, ())) for name in ("asked", "answered")}
+            found[number] = Round(**(row if "answered" in row else begun) | names)
         return list(found.values())
 
     def void_after(self, number: int) -> None:
@@ -143,6 +140,12 @@ class History:
     def _append(self, row: dict[str, Any]) -> None:
         append_line(self._path, row)
         self._rows.append(row)
+
+
+def _nameless(path: Path) -> RunError:
+    what = f"{str(path)!r} is gone, or does not begin with the name of its run"
+    why = "clients know the run by that name, and have been charged for its rounds"
+    return RunError(what, why=why, fix="restore it; or start a new federation in another folder")
 
 
 def is_over(folder: RunFolder, settings: Settings) -> bool:

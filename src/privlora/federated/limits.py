@@ -15,6 +15,7 @@ from privlora.accounting.accountants import within
 from privlora.accounting.ledger_format import Unit
 from privlora.config import Settings
 from privlora.errors import PrivacyError
+from privlora.federated.messages import refusal
 from privlora.federated.plans import epsilon_of, federation_of, server_plan
 
 ANY_COLUMN: Final = "*"
@@ -59,9 +60,8 @@ class Limits:
         if federation.trusted_server and not self.trusts_server:
             raise _beyond("updates that the server sees before there is noise", "trusts_server")
         if not privacy.protects and self.must_be_private:
-            raise _beyond(
-                "no noise" if not privacy.private else "noise that the server can repeat", "must_be_private"
-            )
+            noise = "noise that the server can repeat" if privacy.private else "no noise"
+            raise _beyond(noise, "must_be_private")
         if privacy.unit == "user" and self.user_column not in (ANY_COLUMN, privacy.user_column):
             raise _beyond("users told apart by a column that its owner has not named", "user_column")
         plan = plan or server_plan(settings)  # else what a trusted server says that it will release
@@ -76,9 +76,7 @@ class Limits:
         if plan.insecure_noise or self.max_epsilon == float("inf"):
             return
         if any(other.plan.unit != plan.unit for other in others):
-            raise _beyond(
-                "protection of another unit than an earlier run's, which do not add up", "max_epsilon"
-            )
+            raise _beyond("another unit than an earlier run's, with which it does not add up", "max_epsilon")
         events = [*plan.events(plan.steps)]
         for other in others:
             events += other.plan.events(other.charges if other.closed else other.plan.steps)
@@ -102,8 +100,5 @@ ANYTHING: Final = Limits(
 
 
 def _beyond(what: str, limit: str) -> PrivacyError:
-    return PrivacyError(
-        f"the terms ask for {what}",
-        why=f"the client's owner does not allow it (limits.{limit})",
-        fix="ask for other terms, or let the owner raise the limit",
-    )
+    why = f"the client's owner does not allow it (limits.{limit})"
+    return refusal(f"the terms ask for {what}", why, "ask for other terms, or let the owner raise the limit")

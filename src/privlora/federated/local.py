@@ -7,9 +7,12 @@ noise covers at each step. Where whole clients are hidden there is none between 
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +20,7 @@ from torch import Tensor
 
 from privlora.accounting import Ledger, Plan
 from privlora.accounting.events import StepEvent
-from privlora.adapters.peft_files import lora_scaling
+from privlora.adapters.peft_files import CONFIG_NAME, lora_scaling
 from privlora.config import Settings
 from privlora.coordinates import (
     Coordinates,
@@ -30,7 +33,7 @@ from privlora.data.examples import Examples
 from privlora.federated import plans
 from privlora.federated.messages import SUM
 from privlora.federated.rules import Beginning, Tensors
-from privlora.federated.rules.base import SIDES
+from privlora.federated.rules.base import SIDES, names_of
 from privlora.federated.rules.checks import refuse_foreign
 from privlora.federated.workplace import Workplace, in_words
 from privlora.geometry.fixed_rank import Point
@@ -41,6 +44,7 @@ from privlora.optimizers import learning_rate_at
 from privlora.stacked import JointAdapter, Member, Team, joined, stack_parts
 from privlora.stacked.parts import StackedNoise
 from privlora.training.assembly import Parts
+from privlora.training.files import write_atomically
 from privlora.training.inputs import Data
 from privlora.training.models import adapter_for, unchanged_afterwards
 from privlora.training.promise import sampler
@@ -109,18 +113,13 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
     if federation.privacy_model == "client":
         sigma = None  # noise is added to whole updates
     with unchanged_afterwards(model):
-        parts = stack_parts(
-            _parts(mine, model, beginnings[0], number), len(jobs), owners_of([job.data for job in jobs])
-        )
+        owners = owners_of([job.data for job in jobs])
+        parts = stack_parts(_parts(mine, model, beginnings[0], number), len(jobs), owners)
         parts.coordinates.load_state_dict(joined([beginning.state for beginning in beginnings]))
         parts.optimizer.drift = _drift(parts, beginnings, number)
-        team = Team(
-            parts,
-            end_to_end([job.data.examples for job in jobs]),
-            members_of(jobs, mine, _ledgers(jobs, settings) if sigma is not None else {}),
-            noise_multiplier=sigma,
-            learning_rate=rate,
-        )
+        examples = end_to_end([job.data.examples for job in jobs])
+        members = members_of(jobs, mine, _ledgers(jobs, settings) if sigma is not None else {})
+        team = Team(parts, examples, members, noise_multiplier=sigma, learning_rate=rate)
         told = workplace.told
         team.take(steps, None if told is None else lambda done: told(done, steps))
     tau = 0.0 if sigma is None else sigma * mine.privacy.clip_norm / mine.privacy.b
@@ -132,9 +131,8 @@ def rates(settings: Settings, number: int) -> Callable[[int], float]:
     """The learning rate of steps 1, 2, … of a round."""
     federation, hyper = plans.federation_of(settings), plans.resolved(settings)
     before, steps = federation.steps_before(number), federation.steps
-    return lambda step: learning_rate_at(
-        before + step, steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
-    )
+    shape = steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
+    return lambda step: learning_rate_at(before + step, *shape)
 
 
 def scale_of(settings: Settings) -> float:
@@ -178,6 +176,20 @@ def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, num
     return _trained_in(coordinates, settings, hyper)
 
 
+def write_beginning(folder: Path, beginning: Beginning, workplace: Workplace, base: str) -> None:
+    """Write the model that a client would train on from ``beginning`` as an adapter. base: the place of its base model.
+
+    Raises RunError where nothing can be written.
+    """
+    model, _, settings = workplace.loaded
+    last = plans.federation_of(settings).rounds
+    with unchanged_afterwards(model):
+        _parts(plans.client_settings(settings, last), model, beginning, last).write_adapter(folder)
+    config = json.loads((folder / CONFIG_NAME).read_bytes())
+    config["base_model_name_or_path"] = base  # its place, since nobody else reads it
+    write_atomically(folder / CONFIG_NAME, json.dumps(config, indent=2, sort_keys=True), mode=0o600)
+
+
 def _trained_in(coordinates: Coordinates, settings: Settings, hyper: Hyperparameters) -> Parts:
     method = find_method(settings.method.name)
     optimizer = optimizer_of(method.space, hyper, coordinates)
@@ -197,18 +209,13 @@ def _drift(parts: Parts, beginnings: Sequence[Beginning], number: int) -> Callab
     control = joined(controls) if controls else {}
 
     def drift() -> Vector:
-        now = parts.coordinates.state_dict()
-        return [
-            tuple(_pulled(now, start, control, f"{g}.{name}", pull) for name in names)
-            for g in range(len(parts.adapter.groups))
-        ]
+        now, moved = parts.coordinates.state_dict(), dict[str, Tensor]()
+        for name in names_of(start, names):
+            pulled = pull * (now[name] - start[name])
+            moved[name] = pulled + control[name].to(pulled) if name in control else pulled
+        return [tuple(moved[f"{g}.{name}"] for name in names) for g in range(len(parts.adapter.groups))]
 
     return drift
-
-
-def _pulled(now: Tensors, start: Tensors, control: Tensors, name: str, pull: float) -> Tensor:
-    found = pull * (now[name] - start[name])
-    return found + control[name].to(found) if name in control else found
 
 
 @dataclass(frozen=True)
@@ -224,11 +231,8 @@ class _InRound:
 
 def _ledgers(jobs: Sequence[Job], settings: Settings) -> dict[str, Charges]:
     """By the names of clients. settings: of the run."""
-    return {
-        job.name: _InRound(job.ledger, plans.plan_in(settings, job.ledger.plan, job.number))
-        for job in jobs
-        if job.ledger is not None
-    }
+    known = ((job, job.ledger) for job in jobs if job.ledger is not None)
+    return {job.name: _InRound(own, plans.plan_in(settings, own.plan, job.number)) for job, own in known}
 
 
 def members_of(jobs: Sequence[Job], settings: Settings, ledgers: Mapping[str, Charges]) -> list[Member]:
@@ -237,15 +241,11 @@ def members_of(jobs: Sequence[Job], settings: Settings, ledgers: Mapping[str, Ch
     for job in jobs:
         seeds = (None, None) if job.seed is None else (2 * job.seed, 2 * job.seed + 1)
         privacy = settings.privacy.model_copy(update={"insecure_noise_seed": seeds[0]})
-        member = Member(
-            units=job.data.units,
-            sampler=sampler(privacy, len(job.data.units)),
-            first=first,
-            noise=NoiseSource(seeds[1]),
+        units, noise = job.data.units, NoiseSource(seeds[1])
+        own: dict[str, Any] = {"ledger": ledgers[job.name]} if job.name in ledgers else {}
+        members.append(
+            Member(units=units, sampler=sampler(privacy, len(units)), first=first, noise=noise, **own)
         )
-        if job.name in ledgers:
-            member = replace(member, ledger=ledgers[job.name])
-        members.append(member)
         first += len(job.data.examples)
     return members
 
@@ -293,12 +293,13 @@ def _joint_parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]
     hyper = plans.resolved(settings)
     adapter = adapter_for(settings, model, dropout=settings.adapter.lora_dropout)
     space = SPACES[find_method(settings.method.name).space]
-    of_space = {name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings}
+    of_space: dict[str, Any] = {
+        name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings
+    }
     dtype = dtype_beside(model)
     # Where it starts makes no difference: the point follows.
-    start = space.start(
-        adapter, "random", seed=0, scale=scale_of(settings), dtype=dtype, subspaces=None, **of_space
-    )
+    of_space |= {"scale": scale_of(settings), "dtype": dtype, "subspaces": None}
+    start = space.start(adapter, "random", seed=0, **of_space)
     joint = JointAdapter.like(adapter, len(jobs), owners_of([job.data for job in jobs]))
     coordinates = start.stacked(joint, 1)
     refuse_foreign(jobs[0].sent, {n: tuple(t.shape) for n, t in coordinates.state_dict().items()})
@@ -313,9 +314,8 @@ def _mechanism(
     settings = parts.settings
     privacy, ledgers = settings.privacy, [job.ledger for job in jobs if job.ledger is not None]
     if not ledgers:
-        return PlainSums(
-            parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, needs_examples=True
-        )
+        b, steps = privacy.b, privacy.steps
+        return PlainSums(parts.coordinates, expected_batch_size=b, steps=steps, needs_examples=True)
     plan = plans.plan_in(run, ledgers[0].plan, jobs[0].number)
     entries = {SUM: (Layout.of(parts.coordinates).entries,)}
     lattice = plans.lattice_of(plans.federation_of(settings), plan, entries)

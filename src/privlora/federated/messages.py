@@ -102,9 +102,8 @@ def refusal(what: str, why: str | None = None, fix: str = "look at the server") 
 
 def wrong(what: str) -> RunError:
     """The server's to an answer that no honest client gives."""
-    return RunError(
-        what, why="it is dropped, and the client counts as dropped out", fix="look at that client"
-    )
+    why = "it is dropped, and the client counts as dropped out"
+    return RunError(what, why=why, fix="look at that client")
 
 
 KINDS: Final = ("join", "share", "train", "sketch", "agree", "unmask", "leave")
@@ -120,25 +119,10 @@ Phase = Literal["share", "mask", "agree", "unmask"]
 PHASES: Final[tuple[Phase, ...]] = ("share", "mask", "agree", "unmask")
 """In the order of a sum."""
 
+_KEYS: Final[Fields] = {"signing": bytes, "agreement": bytes}
 ASKED: Final[Mapping[str, Fields]] = {
-    "share": {
-        "run": str,
-        "round": int,
-        "stage": str,
-        "threshold": int,
-        "bits": int,
-        "names": str,
-        "signing": bytes,
-        "agreement": bytes,
-    },
-    "mask": {
-        "length": int,
-        "names": str,
-        "keys": bytes,
-        "seals": bytes,
-        "signatures": bytes,
-        "letters": bytes,
-    },
+    "share": {"run": str, "round": int, "stage": str, "threshold": int, "bits": int, "names": str, **_KEYS},
+    "mask": {"length": int, "names": str, **dict.fromkeys(("keys", "seals", "signatures", "letters"), bytes)},
     "agree": {"names": str},
     "unmask": {"names": str, "signers": str, "signatures": bytes},
 }
@@ -151,9 +135,7 @@ ANSWERED: Final[Mapping[str, Fields]] = {
 """The fields of a secure sum's messages, by phase; `secure.wire` says what they hold."""
 
 _RUN: Final[Fields] = {"run": str}
-_IN_SUMS: Final[dict[str, Fields]] = {
-    phase: {**_RUN, "stage": str, **listed} for phase, listed in ASKED.items()
-}
+_IN_SUMS: Final[dict[str, Fields]] = {name: {**_RUN, "stage": str, **of} for name, of in ASKED.items()}
 _OF_SUMS: Final[dict[str, Fields]] = {
     phase: {name: kind for name, kind in listed.items() if kind is not np.ndarray}  # that is the tensor SUM
     for phase, listed in ANSWERED.items()
@@ -166,8 +148,6 @@ REQUESTS: Final[Mapping[bool, Mapping[str, Fields]]] = {
     True: {"join": _JOIN, "train": _ASKED_MASKED, "sketch": _ASKED_MASKED, "leave": _RUN, **_IN_SUMS},
 }
 """The values of every request by kind, and their types; True: where sums are secure."""
-
-_KEYS: Final = {"signing": bytes, "agreement": bytes}
 
 REPLIES: Final[Mapping[bool, Mapping[str, Fields]]] = {
     False: {"join": {}, "train": {}, "sketch": {}, "leave": {"ledger": str}},
@@ -208,20 +188,15 @@ def _by_group(names: Iterable[str]) -> dict[str, frozenset[str]]:
     found: dict[str, set[str]] = {}
     for name in names:
         group, point, own = name.partition(".")
-        if point and group.isdecimal():
-            found.setdefault(group, set()).add(own)
-        else:
-            found.setdefault("", set()).add(name)
+        grouped = point and group.isdecimal()
+        found.setdefault(group if grouped else "", set()).add(own if grouped else name)
     return {group: frozenset(own) for group, own in found.items()}
 
 
 def _unlisted(message: Request | Reply, what: str) -> RunError:
     kind = message.kind if message.kind in KINDS else "an unknown kind"
-    return RunError(
-        f"{what}, in {kind} of round {message.round}",
-        why="what is not listed could hold anything, also what is private",
-        fix="use one version of privlora everywhere",
-    )
+    why, fix = "what is not listed may be private", "use one version of privlora everywhere"
+    return RunError(f"{what}, in {kind} of round {message.round}", why=why, fix=fix)
 
 
 def size(message: Request | Reply) -> int:

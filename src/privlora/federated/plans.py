@@ -42,22 +42,21 @@ from privlora.pages.numbers import finite
 from privlora.randomness import counter_generator
 from privlora.training.promise import ADJACENCY, noise_multiplier, plan_privacy
 
+_ONE = "one factor", "ffa"
 _MOVED = {
-    "both": "both factors",
-    "left": "one factor",
-    "right": "one factor",
-    "tangent": "tangent coordinates at a fixed base",
+    "both": ("both factors", "dp-adamw"),
+    "left": _ONE,
+    "right": _ONE,
+    "tangent": ("tangent coordinates at a fixed base", "prism"),
 }
-_DEFAULTS = {"both": "dp-adamw", "left": "ffa", "right": "ffa", "tangent": "prism"}
+"""What clients move, in words, and by which method unless told otherwise."""
 
 
 def federation_of(settings: Settings) -> FederationSettings:
     """Raises ConfigError for settings of a run that is no federation."""
     if settings.federation is None:
-        raise ConfigError(
-            "these settings have no group federation",
-            fix="add it, or use `privlora train` for a run in one place",
-        )
+        fix = "add it, or use `privlora train` for a run in one place"
+        raise ConfigError("these settings have no group federation", fix=fix)
     return settings.federation
 
 
@@ -116,41 +115,32 @@ def with_local_method(settings: Settings) -> Settings:
         federation = federation_of(settings)
     start = settings.adapter.init or find_method(settings.method.name).init
     if start == SPECTRAL_SPLIT:
-        raise ConfigError(
-            f"adapter.init={start} does not go with a federation",
-            why="what it takes out of the frozen weights is no part of what clients are sent",
-            fix="set adapter.init to w0-subspace or an adapter's folder, and method.name to another than prism-paper",
-        )
+        why = "what it takes out of the frozen weights is no part of what clients are sent"
+        fix = "set adapter.init to w0-subspace or an adapter's folder, and method.name to another than prism-paper"
+        raise ConfigError(f"adapter.init={start} does not go with a federation", why=why, fix=fix)
     if federation.joint:
         method = find_method(settings.method.name)
         if method.name not in joint_methods():
-            raise ConfigError(
-                f"federation.rule=joint cannot train by method.name={method.name}",
-                why="its clients would have to share a secret direction or projection, or send whole weight matrices",
-                fix="use prism, or another method of low-rank factors",
-            )
+            what = f"federation.rule=joint cannot train by method.name={method.name}"
+            why = "its clients would have to share a secret direction or projection, or send whole weight matrices"
+            raise ConfigError(what, why=why, fix="use prism, or another method of low-rank factors")
         return settings
     rule = rule_of(federation)
     if rule.name == "scaffold" and settings.method.relative_rate:
-        raise ConfigError(
-            "federation.rule=scaffold does not go with method.relative_rate",
-            why="its control variates are gradients, taken from how far a client came at one rate for all modules",
-            fix="remove relative_rate and give a learning_rate in entries, or choose another rule",
-        )
+        why = "its control variates are gradients: how far a client came at one rate for all modules"
+        fix = "remove relative_rate and give a learning_rate in entries, or choose another rule"
+        raise ConfigError("federation.rule=scaffold does not go with method.relative_rate", why=why, fix=fix)
     if settings.method.metric_power:  # changed after they were read, which refuses it too
         raise ConfigError(f"method.metric_power {METRIC_AND_RULE[0]}", fix=METRIC_AND_RULE[1])
     if settings.privacy.private and federation.privacy_model == "client" and not hides_clients(rule):
-        raise ConfigError(
-            f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)",
-            why="the noise covers one sum of clipped updates a round, and this rule needs more than that",
-            fix="fedavg, tan, alt, or another rule of one summed message",
-        )
+        what = f"federation.rule={rule.name} cannot hide whole clients (federation.privacy_model=client)"
+        why = "the noise covers one sum of clipped updates a round, and this rule needs more than that"
+        raise ConfigError(what, why=why, fix="fedavg, tan, alt, or another rule of one summed message")
     if federation.secure and not rule.linear:
-        raise ConfigError(
-            f"federation.rule={rule.name} cannot be summed securely (federation.secure_aggregation)",
-            why="its server needs each client's update, and would get their sum",
-            fix="leave secure_aggregation out, or choose a rule whose messages are summed (`privlora methods --rules`)",
-        )
+        what = f"federation.rule={rule.name} cannot be summed securely (federation.secure_aggregation)"
+        why = "its server needs each client's update, and would get their sum"
+        fix = "leave secure_aggregation out, or choose a rule whose messages are summed (`privlora methods --rules`)"
+        raise ConfigError(what, why=why, fix=fix)
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
         return changed(settings, method={"name": usual.name})
@@ -159,7 +149,7 @@ def with_local_method(settings: Settings) -> Settings:
         allowed = [name for name in fits if METHODS[name].private or not settings.privacy.private]
         raise ConfigError(
             f"federation.rule={rule.name} cannot train by method.name={method.name}",
-            why=f"its clients move {_MOVED[rule.trains(1, rule_settings(settings))]}",
+            why=f"its clients move {_MOVED[rule.trains(1, rule_settings(settings))][0]}",
             fix=f"one of {', '.join(allowed)}, or no method.name",
         )
     return settings
@@ -203,11 +193,8 @@ def plan_in(settings: Settings, plan: Plan, number: int) -> Plan:
     if len(plan.phases) == 1:
         return plan
     span = span_of(federation_of(settings), settings.privacy, number)
-    return replace(
-        plan,
-        phases=((plan.event_of(span.stop), len(span)),),
-        expected_batch_size=client_settings(settings, number).privacy.b,
-    )
+    b = client_settings(settings, number).privacy.b
+    return replace(plan, phases=((plan.event_of(span.stop), len(span)),), expected_batch_size=b)
 
 
 def public_settings(settings: Settings) -> Settings:
@@ -246,14 +233,21 @@ def stages_of(federation: FederationSettings) -> tuple[str, ...]:
     return ("train",) if federation.joint else rule_of(federation).stages
 
 
-def tensors_of(settings: Settings, stage: str, number: int) -> tuple[set[str], set[str]]:
-    """Names of the tensors that a client is sent in a stage of round ``number``, and that it answers; of one group."""
+def tensors_of(settings: Settings, kind: str, number: int) -> tuple[set[str], set[str]]:
+    """Names of the tensors that a client is sent in a message of round ``number``, and that it answers; of one group.
+
+    Only stages have any, and "leave" of a rule without a common adapter, which brings what the clients share.
+    """
     federation = federation_of(settings)
+    stage = "train" if kind == "leave" and not rule_in(settings)["common"] else kind
+    if stage not in stages_of(federation):
+        return set(), set()
     if federation.joint:
         parts = find_method(settings.method.name).coordinates.state_parts
         return {f"0.{name}" for name in parts}, {SUM}
     sent, answered = rule_of(federation).shapes(stage, number, [(1, 1, 1)], rule_settings(settings))
-    return set(sent), {SUM} if federation.secure else set(answered)
+    answers = {SUM} if federation.secure else set(answered)
+    return set(sent), answers if stage == kind else set()
 
 
 def client_rate(federation: FederationSettings) -> float:
@@ -291,11 +285,12 @@ def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int
 
 def joint_methods() -> list[str]:
     """What rule joint goes with: methods of low-rank factors."""
-    return [
-        row.name
-        for row in METHODS.values()
-        if not (row.coordinates.dense or row.public_texts or row.coordinates.forward_only)
-    ]
+
+    def fits(method: Method) -> bool:
+        space = method.coordinates
+        return not (space.dense or method.public_texts or space.forward_only)
+
+    return [name for name, method in METHODS.items() if fits(method)]
 
 
 def hides_clients(rule: type[Rule]) -> bool:
@@ -306,7 +301,7 @@ def hides_clients(rule: type[Rule]) -> bool:
 def local_methods(rule: type[Rule], chosen: RuleSettings) -> tuple[Method, list[str]]:
     """What a rule's clients train with unless told otherwise, and the names of all that they can train with."""
     # SCAFFOLD's control variates are those of plain gradient steps.
-    usual = METHODS["dp-sgd" if rule.name == "scaffold" else _DEFAULTS[rule.trains(1, chosen)]]
+    usual = METHODS["dp-sgd" if rule.name == "scaffold" else _MOVED[rule.trains(1, chosen)][1]]
     # FedASK trains one factor under privacy and both without it, so plain AdamW goes with it as well.
     return usual, [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
 
@@ -368,11 +363,9 @@ def reach(ledger: Ledger, federation: FederationSettings, privacy: PrivacySettin
     span, takes = span_of(federation, privacy, number), charges_a_round(federation, number)
     left = span.stop - max(span.start, ledger.charges)
     if left < takes:
-        raise PrivacyError(
-            f"the budget has {max(0, left)} releases left, and a round takes {takes}",
-            why="more releases than planned would exceed the stated epsilon",
-            fix="end the federation; the next one can plan more rounds",
-        )
+        what = f"the budget has {max(0, left)} releases left, and a round takes {takes}"
+        why = "more releases than planned would exceed the stated epsilon"
+        raise PrivacyError(what, why=why, fix="end the federation; the next one can plan more rounds")
     for step in range(ledger.charges + 1, span.start + 1):
         ledger.charge(ledger.plan.event_of(step))
 
@@ -457,9 +450,8 @@ def colluding(
     for count in colluding_counts(n, t):
         honest = honest_left(n, t, count)
         # Phases differ in what rounding adds alone; the least noise bounds all of them.
-        left = min(
-            replace(lattice, survivors=honest).noise_multiplier(plan.clip_norm) for lattice in lattices
-        )
+        shared = (replace(lattice, survivors=honest) for lattice in lattices)
+        left = min(each.noise_multiplier(plan.clip_norm) for each in shared)
         weaker = tuple((replace(event, noise_multiplier=left), number) for event, number in events)
         found = epsilon_of(weaker, plan.delta, plan.adjacency)
         rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})

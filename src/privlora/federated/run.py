@@ -11,7 +11,7 @@ from typing import Any, Final
 import torch
 
 from privlora.accounting import Ledger, LedgerSummary, Plan, read_ledger
-from privlora.config import IN_MEMORY, ClientSettings, Settings, kept_settings
+from privlora.config import IN_MEMORY, Settings, kept_settings
 from privlora.data.partition import cut
 from privlora.data.records import as_records, load_records
 from privlora.errors import ConfigError, DataError, PrivacyError, RunError, Together, nearest
@@ -131,10 +131,7 @@ def federate(
     # How many local steps are taken in a round would tell how many clients a trusted server drew.
     told = None if plans.federation_of(settings).trusted_server else observer.on_local_step
     shared = {here.run: Workplace(plans.public_settings(settings), loaded, tokenizer, told)}
-    clients = {
-        name: Client(name, here.place_of(name), records=own, workplaces=shared, limits=ANYTHING)
-        for name, own in here.records.items()
-    }
+    clients = {name: here.client(name, workplaces=shared) for name in here.records}
 
     def answer(requests: Sequence[Request]) -> Iterator[Reply]:
         for reply in answer_all(clients, requests):
@@ -150,10 +147,10 @@ def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
 
     Nobody is asked for anything, and no model is loaded.
     """
-    path = folder.private / ROUNDS
+    path, federation = folder.private / ROUNDS, plans.federation_of(settings)
     if not (path.exists() and (folder.release / HTML_NAME).exists()):
         return None
-    federation, history = plans.federation_of(settings), History(path)
+    history = History(path)
     try:
         report = read_report(folder.report)
     except RunError:  # of an older version, which is written anew
@@ -161,15 +158,15 @@ def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
     if not is_whole(folder, report):
         return None
     facts, statement = report["federation"], report["statement"]
-    rows = facts["clients"] if statement is not None and not federation.trusted_server else []
-    if history.begun < federation.rounds or any(row["steps_charged"] is None for row in rows):
+    if history.begun < federation.rounds:
         return None
-    if statement is not None and not folder.has_plan:
+    if statement is None:
+        return _left(folder, history, None, facts)
+    rows = [] if federation.trusted_server else facts["clients"]
+    summary = read_ledger(folder.ledger) if folder.has_plan else None
+    if summary is None or any(row["steps_charged"] is None for row in rows):
         return None
-    summary = None if statement is None else read_ledger(folder.ledger)
-    if summary is not None and summary.charges != statement["steps_charged"]:
-        return None
-    return _left(folder, history, summary, facts)
+    return _left(folder, history, summary, facts) if summary.charges == statement["steps_charged"] else None
 
 
 def going_on(folder: RunFolder, settings: Settings) -> str | None:
@@ -216,11 +213,9 @@ def serve_run(
     place, workplace = RunFolder(folder), Workplace(settings)
     fresh = not place.settings.exists()
     if not fresh and kept_settings(place.settings) != _as_kept(workplace.loaded[2]):
-        raise RunError(
-            f"{str(folder)!r} holds a run with other settings",
-            why="its clients have agreed to those, and its ledgers speak of them",
-            fix="go on with the same settings, or set run.output to another folder",
-        )
+        why = "its clients have agreed to those, and its ledgers speak of them"
+        fix = "go on with the same settings, or set run.output to another folder"
+        raise RunError(f"{str(folder)!r} holds a run with other settings", why=why, fix=fix)
     if not fresh:
         refuse_other_settings(place, _fixed(settings))
     left = None if fresh else what_it_left(place, settings)
@@ -239,9 +234,11 @@ class Prepared:
     workplace: Workplace
     records: Mapping[str, Records]
 
-    def place_of(self, client: str) -> Path:
-        """The folder of a client that is on this machine."""
-        return self.folder.root / CLIENTS / client
+    def client(self, name: str, **more: Any) -> Client:
+        """A client on this machine, whose owner is also the server. more: of `Client`."""
+        model = self.workplace.loaded[2].model
+        own: dict[str, Any] = {"records": self.records[name], "model": model.name, "revision": model.revision}
+        return Client(name, self.folder.root / CLIENTS / name, limits=ANYTHING, **own, **more)
 
     @property
     def run(self) -> str:
@@ -266,16 +263,10 @@ class Prepared:
             if evaluation is None and data.evaluation is not None:
                 evaluation = load_records(data.evaluation, format=data.format)
             rounds = Rounds(
-                settings,
-                exchange,
-                server,
-                history.run,
-                plan=plan,
-                folder=folder,
-                history=history,
-                evaluation=None if evaluation is None else tokenise(evaluation, data, tokenizer),
-                observer=RoundObserver() if observer is None else observer,
+                settings, exchange, server, history.run, plan=plan, folder=folder, history=history
             )
+            rounds.evaluation = None if evaluation is None else tokenise(evaluation, data, tokenizer)
+            rounds.observer = RoundObserver() if observer is None else observer
             ledgers = _to_the_end(rounds, own)
             released = None if own is None else read_ledger(folder.ledger)
             if settings.privacy.private:
@@ -370,11 +361,10 @@ def _refuse_forgotten(folder: RunFolder, run: str) -> None:
     """Raise PrivacyError if clients of this folder have released something in a run that its server forgot."""
     others = [path for path in (folder.root / CLIENTS).glob("*/*/ledger.jsonl") if path.parent.name != run]
     if others:
-        raise PrivacyError(
-            f"{str(others[0])!r} is of another run than {str(folder.private)!r} knows",
-            why="the clients' budget would be spent twice, and stated once",
-            fix="restore the folder's own files, or set run.output to another folder",
-        )
+        what = f"{str(others[0])!r} is of another run than {str(folder.private)!r} knows"
+        why = "the clients' budget would be spent twice, and stated once"
+        fix = "restore the folder's own files, or set run.output to another folder"
+        raise PrivacyError(what, why=why, fix=fix)
 
 
 def refuse_missing_sources(
@@ -385,19 +375,15 @@ def refuse_missing_sources(
     records, evaluation: in memory, as for `records_of`.
     """
     clients, data = plans.federation_of(settings).clients, settings.data
-    lost = [data.path == IN_MEMORY and records is None, data.evaluation == IN_MEMORY and evaluation is None]
-    if any(lost):
-        which = "evaluation" if not lost[0] else "records"
-        raise RunError(
-            f"this federation's {which} were in memory",
-            fix=f"go on in Python: privlora.resume_federation(root, {which}=...)",
-        )
+    given = {"records": (data.path, records), "evaluation": (data.evaluation, evaluation)}
+    lost = [name for name, (place, held) in given.items() if place == IN_MEMORY and held is None]
+    if lost:
+        fix = f"go on in Python: privlora.resume_federation(root, {lost[0]}=...)"
+        raise RunError(f"this federation's {lost[0]} were in memory", fix=fix)
     cut_up = isinstance(clients, int)
     if cut_up and isinstance(records, Mapping):
-        raise ConfigError(
-            "records of each client, and a number of clients to cut records into",
-            fix="give a list of clients with these names, or one list of records",
-        )
+        fix = "give a list of clients with these names, or one list of records"
+        raise ConfigError("records of each client, and a number of clients to cut records into", fix=fix)
     if not cut_up:
         _by_client(settings, records)
     check_sources(settings, records, evaluation)
@@ -411,19 +397,16 @@ def records_of(settings: Settings, records: Records | Mapping[str, Records] | No
             records = load_records(data.path, format=data.format, limit=data.limit)
         user = settings.privacy.user_column
         return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
-    found = _by_client(settings, records)
-    return {client.name: _of_one(client, found) for client in federation.clients}
-
-
-def _of_one(client: ClientSettings, found: Mapping[str, Records]) -> Records:
-    """Raises DataError that names the client."""
-    try:
-        if client.name in found:
-            return as_records(found[client.name])
-        assert client.path is not None
-        return load_records(client.path, format=client.format)
-    except DataError as error:
-        raise error.of(f"client {client.name}") from None
+    given, found = _by_client(settings, records), dict[str, Records]()
+    for client in federation.clients:
+        name, path = client.name, client.path or ""
+        try:
+            found[name] = (
+                as_records(given[name]) if name in given else load_records(path, format=client.format)
+            )
+        except DataError as error:
+            raise error.of(f"client {name}") from None
+    return found
 
 
 def _by_client(settings: Settings, records: Records | Mapping[str, Records] | None) -> dict[str, Records]:
@@ -431,10 +414,8 @@ def _by_client(settings: Settings, records: Records | Mapping[str, Records] | No
     clients = plans.federation_of(settings).clients
     assert not isinstance(clients, int)
     if records is not None and not isinstance(records, Mapping):
-        raise ConfigError(
-            "one list of records, and clients that have records of their own",
-            fix="give a mapping from each client's name to its records, or a number of clients",
-        )
+        fix = "give a mapping from each client's name to its records, or a number of clients"
+        raise ConfigError("one list of records, and clients that have records of their own", fix=fix)
     given: dict[str, Records] = dict(records or {})
     names = [client.name for client in clients]
     for name in given:
@@ -442,8 +423,6 @@ def _by_client(settings: Settings, records: Records | Mapping[str, Records] | No
             raise ConfigError("records of a client that is not of the federation", fix=nearest(name, names))
     missing = [client.name for client in clients if client.path is None and client.name not in given]
     if missing:
-        raise ConfigError(
-            f"clients without a path: {', '.join(missing)}",
-            fix="give each a path; clients on machines of their own: docs/federated-deployment.md",
-        )
+        fix = "give each a path; clients on machines of their own: docs/federated-deployment.md"
+        raise ConfigError(f"clients without a path: {', '.join(missing)}", fix=fix)
     return given

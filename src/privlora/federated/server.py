@@ -30,9 +30,9 @@ from privlora.federated.local import rates
 from privlora.federated.messages import REFUSED, SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
 from privlora.federated.rules import Pairs, Rule, Tensors
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
-from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, decode
+from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, agreed_digest, decode
 from privlora.federated.secure import Turn as Which
-from privlora.federated.secure.fixed import FIXED_BITS, agreed_digest
+from privlora.federated.secure.fixed import FIXED_BITS
 from privlora.geometry.fixed_rank import Point, Product, point_from_factors
 from privlora.mechanisms import ClippedUpdate, Layout, NoiseSource, Noising, SumMechanism
 from privlora.optimizers import IterateAverage
@@ -60,9 +60,7 @@ SECRET: Final = (
 )
 """What a trusted server's log says at the end, whatever came of it."""
 
-NOTHING_LACKED: Final = (
-    "in every round at least half of those drawn answered, and everybody who was drawn in some"
-)
+NOTHING_LACKED: Final = "in every round at least half of those drawn answered, and everybody in some"
 
 
 _DONE: Final[Mapping[str, str]] = {
@@ -100,9 +98,9 @@ class RuleParts(Parts):
 
     def as_points(self) -> list[Point]:
         """As an average asks coordinates."""
+        pairs = self.rule.factors()
         return [
-            point_from_factors(self.scale * a, b, torch.Generator(a.device).manual_seed(0))
-            for a, b in self.rule.factors()
+            point_from_factors(self.scale * a, b, torch.Generator(a.device).manual_seed(0)) for a, b in pairs
         ]
 
     def as_products(self) -> list[Product]:
@@ -192,16 +190,10 @@ class JointServer:
         """Of round ``number``: its lattice, its divisor."""
         run, plan = self.parts.settings, self._plan
         privacy = plans.round_settings(run, number).privacy
-        return SumMechanism(
-            self.parts.coordinates,
-            lattice=plans.lattice_of(
-                plans.federation_of(run),
-                None if plan is None else plans.plan_in(run, plan, number),
-                {SUM: (self._layout.entries,)},
-            ),
-            expected_batch_size=privacy.b,
-            clip_norm=privacy.clip_norm,
-        )
+        in_round = None if plan is None else plans.plan_in(run, plan, number)
+        lattice = plans.lattice_of(plans.federation_of(run), in_round, self.expected("train", number))
+        c, b = privacy.clip_norm, privacy.b
+        return SumMechanism(self.parts.coordinates, lattice=lattice, expected_batch_size=b, clip_norm=c)
 
     def states(self) -> States:
         return self.parts.states()
@@ -285,13 +277,9 @@ class Turn:
         expected = self.server.expected(stage, self.number)
         plan = None if self.plan is None else plans.plan_in(self.settings, self.plan, self.number)
         lattice = plans.lattice_of(federation, plan, expected)
-        names = tuple(sorted(asked))
-        terms = Terms(
-            Which(self.run, self.number, stage),
-            federation.threshold,
-            FIXED_BITS if lattice is None else lattice.bits,
-            tuple(self.roster[name] for name in names),
-        )
+        roster = tuple(self.roster[name] for name in sorted(asked))
+        bits = FIXED_BITS if lattice is None else lattice.bits
+        terms = Terms(Which(self.run, self.number, stage), federation.threshold, bits, roster)
         collector = Collector(terms, whole=stage != self.server.stages[0])
         sent = self.server.tensors(stage)
         agreed = agreed_digest(plans.public_settings(self.settings).to_yaml(), sent)
@@ -341,10 +329,8 @@ class Turn:
         self, kind: str, asks: Mapping[str, Message], sent: Mapping[str, Tensor], **values: Number
     ) -> Iterator[Reply]:
         """The answers to what was asked, as they come, at most one of each client."""
-        requests = [
-            Request(name, kind, self.number, sent, {"run": self.run, **values, **own})
-            for name, own in asks.items()
-        ]
+        values = {"run": self.run, **values}
+        requests = [Request(name, kind, self.number, sent, {**values, **own}) for name, own in asks.items()]
         self.down += sum(size(request) for request in requests)
         self.sent = max(self.sent, sum(bool(request.tensors) for request in requests))
         seen: set[str] = set()
@@ -370,8 +356,7 @@ class Turn:
 
     def _listed(self, reply: Reply) -> bool:
         """Whether it is an answer, and one that holds what is listed."""
-        trains = reply.kind in self.server.stages
-        names = plans.tensors_of(self.settings, reply.kind, self.number)[1] if trains else ()
+        names = plans.tensors_of(self.settings, reply.kind, self.number)[1]
         try:
             refuse_unlisted(reply, self.federation.secure, names)
         except RunError as unlisted:
@@ -460,19 +445,15 @@ class Rounds(Turn):
 
     def _participants(self) -> Iterable[list[str]]:
         """Of rounds 1, 2, …; a secret where a trusted server's ledger counts on it."""
-        federation, privacy = self.federation, self.settings.privacy
+        federation = self.federation
         if self.ledger is None:
-            names, seed = tuple(federation.names), self.settings.run.seed
-            return plans.timetable(names, federation.per_round, federation.rounds, seed)
-        sampler = PoissonSampler(
-            federation.size, plans.client_rate(federation), insecure_seed=privacy.insecure_noise_seed
-        )
+            names, public = tuple(federation.names), self.settings.run.seed
+            return plans.timetable(names, federation.per_round, federation.rounds, public)
+        rate, seed = plans.client_rate(federation), self.settings.privacy.insecure_noise_seed
+        sampler = PoissonSampler(federation.size, rate, insecure_seed=seed)
         if sampler.sampling != self.ledger.plan.event.sampling:
-            raise PrivacyError(
-                "clients are drawn in another way than the ledger's plan says",
-                why="the stated epsilon holds for what is charged",
-                fix="resume with the settings of the first run",
-            )
+            what = "clients are drawn in another way than the ledger's plan says, and its epsilon counts on"
+            raise PrivacyError(what, fix="resume with the settings of the first run")
         return plans.secret_participants(federation.names, sampler, federation.rounds)
 
     def _round(self, number: int, asked: list[str]) -> Round:
@@ -504,9 +485,8 @@ class Rounds(Turn):
         names = self.federation.names
         away = set(names) - set(self.exchange.names())
         if away:
-            raise RunError(
-                f"clients that cannot be reached: {', '.join(sorted(away))}", fix="start them, then go on"
-            )
+            shown = ", ".join(sorted(away))
+            raise RunError(f"clients that cannot be reached: {shown}", fix="start them, then go on")
         terms = plans.public_settings(self.settings).to_yaml()
         replies = list(self._send("join", {name: {} for name in names}, {}, settings=terms))
         joined = {reply.client for reply in replies}
@@ -515,18 +495,18 @@ class Rounds(Turn):
             self.missing |= dict.fromkeys(joined - set(self.roster), "its key is no key")
             joined &= set(self.roster)
         if joined != set(names):
-            shown = [f"{name} ({self.missing[name]})" for name in sorted(set(names) - joined)]
-            raise RunError(
-                f"clients that did not join: {', '.join(shown)}",
-                fix="mend what each of them said: above, or where a client on another machine logs",
-            )
+            shown = ", ".join(f"{name} ({self.missing[name]})" for name in sorted(set(names) - joined))
+            fix = "mend what each of them said: above, or where a client on another machine logs"
+            raise RunError(f"clients that did not join: {shown}", fix=fix)
         _log.info("all %d clients joined", len(names))
 
     def _leave(self) -> dict[str, str]:
         """Each client's ledger, as the client gave it; without those that gave none."""
         self.exchange.names()  # waits for those that are away, as long as for an answer
         self.number = self.federation.rounds + 1
-        replies = self._send("leave", {name: {} for name in self.federation.names}, {})
+        shares = plans.tensors_of(self.settings, "leave", self.number)[0]
+        sent = self.server.tensors("train") if shares else {}
+        replies = self._send("leave", {name: {} for name in self.federation.names}, sent)
         return {reply.client: str(reply.values["ledger"]) for reply in replies}
 
     def _evaluate(self, step: int) -> None:

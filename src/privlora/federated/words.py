@@ -6,58 +6,45 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from privlora.accounting import Plan, epsilon
-from privlora.config import PhaseSettings, Settings
+from privlora.config import Settings
 from privlora.federated.plans import colluding, federation_of, lattices_of, privacy_of, rule_in, update_noise
 from privlora.reporting import parties
 from privlora.rounding import rounded_up
 
+_WHEN_SECRET = (
+    "In which rounds each one answers is the server's secret, which epsilon counts on; whoever watches the network "
+    "learns it."
+)
 NOT_PRIVATE = "NOT PRIVATE: nothing is promised about the records"
 
 
 def who_trains(settings: Settings) -> str:
     """Clients, rounds, and how often one of them trains."""
     federation = federation_of(settings)
-    rounds = f"{federation.rounds} round{'s' * (federation.rounds != 1)}"
+    all_of_them, some = f"{federation.size} clients train together", federation.per_round
+    rounds = f"each of {federation.rounds} round{'s' * (federation.rounds != 1)}"
     if federation.trusted_server and settings.privacy.private:
-        return (
-            f"{federation.size} clients train together, {federation.per_round} of them in expectation in each of "
-            f"{rounds}, drawn in secret by the server"
-        )
-    if federation.per_round == federation.size:
-        return f"{federation.size} clients train together, all of them in each of {rounds}"
-    return (
-        f"{federation.per_round} of {federation.size} clients train together in each of {rounds}, "
-        f"a client in {federation.participations} at most"
-    )
+        return f"{all_of_them}, {some} of them in expectation in {rounds}, drawn in secret by the server"
+    if some == federation.size:
+        return f"{all_of_them}, all of them in {rounds}"
+    return f"{some} of {all_of_them} in {rounds}, a client in {federation.participations} at most"
 
 
 def how_it_is_put_together(settings: Settings) -> str:
     """The rule, the local method and the local steps."""
     federation, method = federation_of(settings), settings.method.name
+    phases = []
+    for kind in federation.kinds:
+        steps = f"{kind.local_steps} local step{'s' * (kind.local_steps != 1)}"
+        own = "" if federation.joint else f"{steps}, "
+        b = privacy_of(settings.privacy, kind).b
+        phases.append(f"{kind.rounds} round{'s' * (kind.rounds != 1)} of {own}b {b:g}")
+    alike = len(phases) == 1
+    then = "" if alike else f"; {', then '.join(phases)}"
     if federation.joint:
-        each = f"rule joint: each round is one step of {method} on a batch that is spread over the clients"
-        return f"{each}{_in_phases(settings)}"
-    if len(federation.kinds) > 1:
-        return f"rule {federation.rule}: local steps of {method}{_in_phases(settings)}"
-    return f"rule {federation.rule}: {_steps(federation.kinds[0])} of {method} in a round"
-
-
-def _steps(kind: PhaseSettings) -> str:
-    return f"{kind.local_steps} local step{'s' * (kind.local_steps != 1)}"
-
-
-def _in_phases(settings: Settings) -> str:
-    """Nothing, where all rounds are alike."""
-    federation = federation_of(settings)
-    if len(federation.kinds) == 1:
-        return ""
-    phases = [
-        f"{kind.rounds} round{'s' * (kind.rounds != 1)} of "
-        + ("" if federation.joint else f"{_steps(kind)}, ")
-        + f"b {privacy_of(settings.privacy, kind).b:g}"
-        for kind in federation.kinds
-    ]
-    return f"; {', then '.join(phases)}"
+        return f"rule joint: each round is one step of {method} on a batch spread over the clients{then}"
+    what = f"{steps} of {method} in a round" if alike else f"local steps of {method}"
+    return f"rule {federation.rule}: {what}{then}"
 
 
 def who_is_protected(settings: Settings) -> str:
@@ -67,15 +54,14 @@ def who_is_protected(settings: Settings) -> str:
         return "NOT PRIVATE: no clipping, no noise"
     if not privacy.protects:
         return "NOT PRIVATE: the noise is repeatable, so that whoever knows its seed can subtract it"
-    unit = (
-        f"any one {privacy.unit}" if federation.privacy_model == "record" else "all records of any one client"
-    )
+    whole = federation.privacy_model == "client"
+    unit = "all records of any one client" if whole else f"any one {privacy.unit}"
     # A client can take its own share of the noise off a sum, so for what it sees itself it is not one of the t.
     honest = (
         f"This holds while each sum has the noise of {federation.threshold} clients that tell it to nobody. Clients "
         "know their own noise: against them, and a server that works with them, count without it"
     )
-    if federation.privacy_model == "record" and not federation.joint:
+    if not whole and not federation.joint:
         return f"hidden: {unit}, from the server, the other clients and whoever gets the adapter"
     if federation.trusted_server:
         return f"hidden: {unit}, from the other clients and whoever gets the adapter, NOT from the server"
@@ -106,13 +92,9 @@ knows its own share of the noise; 7.100 against 2 clients that collude'
     if not rows:
         return rounded_up(spent)
     first, *others = (f"{rounded_up(row['epsilon'])} against {row['clients']}" for row in rows)
-    return "; ".join(
-        [
-            f"{rounded_up(spent)} against the server and whoever gets the adapter",
-            f"also with the server: {first[:-1]}another client, which knows its own share of the noise",
-            *(f"{other} clients that collude" for other in others),
-        ]
-    )
+    server = f"{rounded_up(spent)} against the server and whoever gets the adapter"
+    client = f"also with the server: {first[:-1]}another client, which knows its own share of the noise"
+    return "; ".join([server, client, *(f"{other} clients that collude" for other in others)])
 
 
 def what_colluding_costs(settings: Settings, plan: Plan | None) -> list[dict[str, Any]]:
@@ -159,11 +141,8 @@ def what_is_not_hidden(settings: Settings) -> list[str]:
     federation, unit = federation_of(settings), settings.privacy.unit
     secret = federation.trusted_server and settings.privacy.protects
     found = [
-        "Who takes part: names of clients and their weights. In which rounds each one answers is the server's secret, "
-        "which epsilon counts on; whoever watches the network learns it."
-        if secret
-        else "Who takes part: names of clients, their weights, in which rounds each one answers, and how long it "
-        "takes.",
+        "Who takes part: names of clients and their weights. "
+        + (_WHEN_SECRET if secret else "Also in which rounds each one answers, and how long it takes."),
         "The run's settings. Every client gets them, but for files and folders of the server.",
     ]
     if not settings.privacy.protects:

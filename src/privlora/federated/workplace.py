@@ -87,14 +87,12 @@ def refuse_missing_model(name: str) -> None:
         folder = Path(name).expanduser()
         if not folder.is_dir():
             return
-        lacking = [] if (folder / "config.json").is_file() else ["config.json"]
-        if not any(any(folder.glob(pattern)) for pattern in _TOKENIZERS):
-            lacking.append("the tokenizer's files")
+        wanted = {"config.json": ("config.json",), "the tokenizer's files": _TOKENIZERS}
+        there = {what: any(any(folder.glob(each)) for each in names) for what, names in wanted.items()}
+        lacking = [what for what, found in there.items() if not found]
         if lacking:
-            raise ModelError(
-                f"the model's folder {name!r} lacks {' and '.join(lacking)}",
-                fix="give a folder that save_pretrained wrote, of the model and of its tokenizer",
-            )
+            fix = "give a folder that save_pretrained wrote, of the model and of its tokenizer"
+            raise ModelError(f"the model's folder {name!r} lacks {' and '.join(lacking)}", fix=fix)
     except PrivloraError as problem:
         raise NotReadyError(problem, NO_MODEL) from None
 
@@ -134,24 +132,19 @@ class Own:
             return
         try:
             given = self.records
-            first = list(
-                (load_records(self.files, format=self.format, limit=1) if given is None else given)[:1]
-            )
+            read = load_records(self.files, format=self.format, limit=1) if given is None else given
+            first = list(read[:1])
             task = None if data.task is None else find_task(data.task)
             shown = [record if task is None else task_record(task, record, 1) for record in first]
-            needed = [
-                (record, column) for record in shown for column in sorted(Template(**data.columns).used)
-            ]
+            columns = sorted(Template(**data.columns).used)
+            needed = [(record, column) for record in shown for column in columns]
             needed += [(record, privacy.user_column) for record in first if privacy.user_column is not None]
             for record, column in needed:
                 value_of(record, column, 1)
         except Exception as problem:  # noqa: BLE001 - a record may raise anything; a refusal would tell of it
-            _log.error(
-                "%s joins, but its first record cannot be read as the terms say: %s. Such records count as none: a "
-                "refusal would tell the server of them. Stop the client if this is not what you meant",
-                self.name,
-                in_words(problem),
-            )
+            said = "%s joins, but its first record cannot be read as the terms say: %s. Such records count as none: a "
+            said += "refusal would tell the server of them. Stop the client if this is not what you meant"
+            _log.error(said, self.name, in_words(problem))
 
     def data(self, settings: Settings, model: Any, tokenizer: Any) -> Data:
         """Tokenised. settings: the terms.
@@ -173,9 +166,8 @@ class Own:
             return load_data(mine, tokenizer, some, model=model)
 
         if self.records is None:
-            refuse_missing(
-                self.files, format=self.format
-            )  # whether there is a file says nothing of what is in it
+            # A file that is there says nothing of what is in it.
+            refuse_missing(self.files, format=self.format)
             found = _in_files(self.name, self.files, self.format)
         else:
             found = _in_memory(self.name, self.records)
@@ -206,27 +198,29 @@ def _in_memory(name: str, records: Records) -> Records:
     except Exception as error:  # noqa: BLE001 - as in _in_files
         _log.error("%s: its records cannot be read, so it trains on none: %s", name, in_words(error))
         return []
-    kept = []
-    for item in items:
-        try:
-            kept += as_records([item])
-        except Exception as error:  # noqa: BLE001 - as in _in_files
-            _log.error("%s: what is no record counts as none: %s", name, in_words(error))
-    return kept
+    return _each(name, items, lambda item: as_records([item]))
 
 
 def _named_users(name: str, records: Records, column: str | None) -> Records:
     """With users as plain strings: a record more, whose user is a number, must not spoil all others."""
-    if column is None:
-        return records
-    found = list[Mapping[str, Any]]()
-    for record in records:
+
+    def named(record: Mapping[str, Any]) -> Records:
+        assert column is not None
         try:
-            found.append({**record, column: str(unit_value(record, column, 1))})
+            return [{**record, column: str(unit_value(record, column, 1))}]
         except DataError:
-            found.append(record)  # it counts as none where it is read
-        except Exception as error:  # noqa: BLE001 - as in _readable
-            _log.error("%s: a record whose user cannot be read counts as none: %s", name, in_words(error))
+            return [record]  # it counts as none where it is read
+
+    return records if column is None else _each(name, records, named)
+
+
+def _each(name: str, items: Sequence[Any], read: Callable[[Any], Records]) -> Records:
+    found = list[Mapping[str, Any]]()
+    for item in items:
+        try:
+            found += read(item)
+        except Exception as error:  # noqa: BLE001 - as in _in_files
+            _log.error("%s: a record that cannot be read counts as none: %s", name, in_words(error))
     return found
 
 

@@ -11,8 +11,7 @@ Facts = Mapping[str, Any]  # report["federation"]
 
 NO_COMMON_ADAPTER = (
     "rule {rule} has no common adapter: what is released is the shared right factors (lora_A) and does nothing by "
-    "itself; a client's own model has √(lora_alpha / r) times the left factors that it keeps (memory.safetensors in "
-    "its folder) as lora_B"
+    "itself; a client's own model is the adapter that it keeps in its own folder (RUN/private)"
 )
 MOST_NAMED: Final = 8
 """Clients that released nothing in a sentence; the page and the JSON have all of them."""

@@ -252,8 +252,8 @@ def test_with_tls_nothing_is_insecure(tmp_path: Path, settings: Settings) -> Non
         ({"app": None}, "no text 'app'"),
         ({"app": "../app-1"}, "cannot name an app"),
         ({"app": "app-2"}, "has no server/settings.yaml"),
-        ({"timeout": 0}, "no number of seconds"),
-        ({"timeout": None}, "no number of seconds"),
+        ({"timeout": 0}, "no time in seconds"),
+        ({"timeout": None}, "no time in seconds"),
     ],
 )
 def test_run_configs(tmp_path: Path, settings: Settings, changed: dict, says: str) -> None:

@@ -18,13 +18,7 @@ from flwr.supercore.inflatable.inflatable_utils import inflate_object_from_conte
 from torch import Tensor
 
 from privlora.errors import RunError
-from privlora.federated.flower.records import (
-    DTYPES,
-    message_type,
-    packed,
-    read_reply,
-    read_request,
-)
+from privlora.federated.flower.records import DTYPES, message_type, packed, read_reply, read_request
 from privlora.federated.messages import KINDS, Number, Reply, Request
 
 NAMES = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)

@@ -45,11 +45,8 @@ def test_drop_outs_of_many(clients):
     draws = np.random.default_rng(clients)
     check(clients, [PHASES] * clients)
     for _ in range(4):
-        check(
-            clients,
-            draws.choice(PHASES + 1, clients, p=[0.08] * 4 + [0.68]),
-            bits=int(draws.choice([32, 64])),
-        )
+        leaves = draws.choice(PHASES + 1, clients, p=[0.08] * 4 + [0.68])
+        check(clients, leaves, bits=int(draws.choice([32, 64])))
 
 
 @pytest.mark.parametrize("phase", range(PHASES))

@@ -133,7 +133,7 @@ def test_a_client_that_is_said_to_have_dropped_to_half_of_the_clients():
         with pytest.raises(PrivacyError, match="fewer than 3 clients signed"):
             federation.person(name).unmask(unmasking(federation, without, signed | both))
     enough = {name: signed[name] for name in ("c00", "c01", "c04")}
-    with pytest.raises(PrivacyError, match="another list of survivors than this client signed"):
+    with pytest.raises(PrivacyError, match="survivors that this client did not sign"):
         federation.person("c00").unmask(unmasking(federation, without, enough))
 
 
@@ -293,10 +293,10 @@ def flipped(field, at):
         (swapped, "shares from client c01 were changed"),
         (flipped("letters", 0), "shares from client c01 were changed"),
         (flipped("letters", -1), "shares from client c02 were changed"),
-        (flipped("keys", 40), "key of client c01 is not signed"),
-        (flipped("seals", 40), "key of client c01 is not signed"),
-        (flipped("signatures", 70), "key of client c01 is not signed"),
-        (lambda request: request | {"signatures": bytes(192)}, "is not signed"),
+        (flipped("keys", 40), "key that client c01 did not sign"),
+        (flipped("seals", 40), "key that client c01 did not sign"),
+        (flipped("signatures", 70), "key that client c01 did not sign"),
+        (lambda request: request | {"signatures": bytes(192)}, "did not sign"),
         (lambda request: request | {"names": "c00,c01,c09"}, "another roster"),
         (lambda request: request | {"names": "c01,c02"}, "another roster"),
     ],
@@ -350,7 +350,7 @@ def test_keys_of_another_sum_are_not_taken():
         later.terms = Terms(**terms, roster=first.terms.roster)
         later.vectors["c00"] = later.draw(0)
         later.begin("c00", later.terms.request())
-        with pytest.raises(PrivacyError, match="not signed by it for this sum"):
+        with pytest.raises(PrivacyError, match="did not sign"):
             later.answer_mask("c00", old)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from privlora.errors import RunError
-from privlora.federated.secure import decode, digest_of, encode
+from privlora.federated.secure import agreed_digest, decode, encode
 from privlora.federated.secure.fixed import LIMIT, fraction_of
 from privlora.ranges import MOST_CLIENTS
 
@@ -69,17 +69,15 @@ def test_the_digest_sees_every_bit_that_was_sent():
     changed = sent["Q"].clone()
     changed.view(torch.int32)[1, 2] ^= 1
     others = [
-        digest_of({"Q": changed}),
-        digest_of({"Q": sent["Q"].double()}),
-        digest_of({"Q": sent["Q"].reshape(3, 2)}),
-        digest_of({"Q": sent["Q"].t()}),
-        digest_of({"P": sent["Q"]}),
-        digest_of(sent | {"R": torch.zeros(0)}),
-        digest_of({}),
-        digest_of(sent, {"seed": 1}),
-        digest_of(sent, {"seed": 2}),
-        digest_of(sent, {"seed": 1.0}),
+        agreed_digest("", {"Q": changed}),
+        agreed_digest("", {"Q": sent["Q"].double()}),
+        agreed_digest("", {"Q": sent["Q"].reshape(3, 2)}),
+        agreed_digest("", {"Q": sent["Q"].t()}),
+        agreed_digest("", {"P": sent["Q"]}),
+        agreed_digest("", sent | {"R": torch.zeros(0)}),
+        agreed_digest("", {}),
+        agreed_digest("1", sent),
     ]
-    assert len({digest_of(sent), *others}) == len(others) + 1
-    assert digest_of(sent) == digest_of({"Q": sent["Q"].clone()}, {})
-    assert digest_of({"h": torch.ones(3, dtype=torch.bfloat16), "s": torch.tensor(1)})
+    assert len({agreed_digest("", sent), *others}) == len(others) + 1
+    assert agreed_digest("", sent) == agreed_digest("", {"Q": sent["Q"].clone()})
+    assert agreed_digest("", {"h": torch.ones(3, dtype=torch.bfloat16), "s": torch.tensor(1)})

@@ -69,15 +69,8 @@ def test_every_client_has_keys_of_its_own():
 
 
 def test_digests_of_parts_that_read_alike_differ():
-    lists = [
-        ("a", "b", "c"),
-        ("a", "bc"),
-        ("a", b"b", "c"),
-        ("a", "b", "c", ""),
-        ("ab", "c"),
-        ("a", 1),
-        ("a", "1"),
-    ]
+    lists = [("a", "b", "c"), ("a", "bc"), ("a", b"b", "c"), ("a", "b", "c", ""), ("ab", "c")]
+    lists += [("a", 1), ("a", "1")]
     assert len({digest(*parts) for parts in lists}) == len(lists)
 
 

@@ -73,18 +73,15 @@ def write_app(
     """
     target = Path(folder).resolve()
     if not APP_NAME.fullmatch(target.name):
-        raise ConfigError(
-            f"{named(target.name)} cannot name a Flower app", fix="use lower-case letters, digits and dashes"
-        )
+        what = f"{named(target.name)} cannot name a Flower app"
+        raise ConfigError(what, fix="use lower-case letters, digits and dashes")
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise RunError(f"{str(target)!r} is there already", fix="give an empty folder, or a new one")
     if not re.fullmatch(r"\S+:\d+", superlink):
         raise ConfigError(f"superlink={named(superlink)} has no port", fix="write host:port")
     if root_certificates is not None and not Path(root_certificates).is_file():
-        raise ConfigError(
-            f"root_certificates={str(root_certificates)!r} is no file",
-            fix="make the authority's certificate first: docs/federated-deployment.md, step 1",
-        )
+        fix = "make the authority's certificate first: docs/federated-deployment.md, step 1"
+        raise ConfigError(f"root_certificates={str(root_certificates)!r} is no file", fix=fix)
     own = _of_server(settings)
     refuse_unknown_model(own.model.name)
     client_plan(own)
@@ -136,9 +133,8 @@ def _write(target: Path, contents: Mapping[str, str]) -> None:
         temporary.chmod(0o755)  # mkdtemp lets nobody else in
         os.rename(temporary, target)  # takes the place of an empty folder, and of nothing else
     except OSError as error:
-        raise RunError(
-            f"cannot write {str(target)!r}: {error.strerror}", fix="give a writable place"
-        ) from None
+        what = f"cannot write {str(target)!r}: {error.strerror}"
+        raise RunError(what, fix="give a writable place") from None
     finally:
         if temporary is not None and temporary.exists():
             shutil.rmtree(temporary)

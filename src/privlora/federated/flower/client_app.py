@@ -59,25 +59,20 @@ def client_of(config: Mapping[str, Any]) -> Client:
             """'name="…" folder="/…" data="/…" model="/…"'; see docs/federated-deployment.md""",
         )
     own = dict(node)
-    folder, limits = (
-        Path(own.pop("folder")),
-        Limits(**{limit.name: own.pop(limit.name) for limit in fields(Limits)}),
-    )
+    folder, limits = Path(own.pop("folder")), {limit.name: own.pop(limit.name) for limit in fields(Limits)}
     if not folder.is_absolute():
         raise ConfigError("folder in the node config is relative", fix="give an absolute path")
-    pins = None if own["pins"] is None else _pins(Path(own["pins"]))
-    return Client(folder=folder, path=own.pop("data"), limits=limits, **{**own, "pins": pins})
+    own["pins"] = None if own["pins"] is None else _pins(Path(own["pins"]))
+    return Client(folder=folder, path=own.pop("data"), limits=Limits(**limits), **own)
 
 
 def _pins(path: Path) -> dict[str, str]:
     try:
         return TypeAdapter(dict[str, str]).validate_json(path.read_bytes(), strict=True)
     except (OSError, ValueError) as error:
-        raise ConfigError(
-            f"pins in the node config cannot be read ({type(error).__name__})",
-            why="without them the server says who takes part in a secure sum",
-            fix='give the path of a file {"NAME": "FINGERPRINT", …}',
-        ) from None
+        what = f"pins in the node config cannot be read ({type(error).__name__})"
+        why = "without them the server says who takes part in a secure sum"
+        raise ConfigError(what, why=why, fix='give the path of a file {"NAME": "FINGERPRINT", …}') from None
 
 
 MakeClient = Callable[[Client], Any]
@@ -119,21 +114,19 @@ def _answer(
 ) -> Reply:
     name, why = "", BAD_CONFIG
     try:
-        # One of a simulation is as new as in a process of its own.
-        own = (
-            client_of(config)
-            if places is None
-            else replace(places[int(config["partition-id"])], workplaces={})
-        )
+        if places is None:
+            own = client_of(config)
+        else:  # of a simulation: as new as in a process of its own
+            own = replace(places[int(config["partition-id"])], workplaces={})
         name, why = own.name, REFUSED
         request = read_request(message)
         if request.kind == NAME:
             return Reply(name, NAME, 0)
         if request.client != name:
             why = OTHER_NAME
+            what = f"the server calls it {named(request.client)}, and its node config says name={named(name)}"
             raise ConfigError(
-                f"the server calls it {named(request.client)}, and its node config says name={named(name)}",
-                fix="start flower-supernode with the name under which its key is registered",
+                what, fix="start flower-supernode with the name that its key is registered under"
             )
         own.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         # Each waits for its turn: Flower starts a process a message, those of several runs at once.

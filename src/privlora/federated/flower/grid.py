@@ -152,11 +152,8 @@ class GridExchange:
             if self.invited is not None and name not in self.invited:
                 who = f"{self._who(node)} is no client of this federation"
                 self._once(logging.WARNING, f"{who}, and is not asked; {nearest(name, sorted(self.invited))}")
-        return {
-            name: node
-            for node, name in named.items()
-            if count[name] == 1 and (self.invited is None or name in self.invited)
-        }
+        invited = set(count) if self.invited is None else self.invited
+        return {name: node for node, name in named.items() if count[name] == 1 and name in invited}
 
     def _tell(self, level: int, node: int, asked: Request | None, what: str) -> None:
         """Log what is wrong with an answer, or say it aside. asked: what it is to."""
@@ -221,7 +218,5 @@ def _is_public(node: int, name: str) -> bool:
     """Whether a client may be called so."""
     fits = re.fullmatch(NAME_PATTERN, name) is not None
     if not fits:
-        _log.warning(
-            "node %d: %s is no public name of up to 64 letters, digits, ., - and _", node, named(name)
-        )
+        _log.warning("node %d: %s is no name of up to 64 letters, digits, ., - and _", node, named(name))
     return fits

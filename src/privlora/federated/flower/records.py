@@ -76,9 +76,8 @@ def packed(message: Request | Reply, arrays: Arrays | None = None) -> RecordDict
         if id(tensor) not in written:
             written[id(tensor)] = _array(name, tensor)
         tensors[name] = written[id(tensor)]
-    return RecordDict(
-        {"about": _config(about), "tensors": ArrayRecord(tensors), "values": _config(message.values)}
-    )
+    values = _config(message.values)
+    return RecordDict({"about": _config(about), "tensors": ArrayRecord(tensors), "values": values})
 
 
 def _config(values: Mapping[str, Number]) -> ConfigRecord:

@@ -59,9 +59,7 @@ class Plan:
     def __post_init__(self) -> None:
         federation_of(self.settings)
         if type(self.timeout) not in (int, float) or not 0 < self.timeout < float("inf"):
-            raise ConfigError(
-                f"timeout={named(self.timeout)} is no number of seconds", fix="give one above 0"
-            )
+            raise ConfigError(f"timeout={named(self.timeout)} is no time in seconds", fix="give one above 0")
 
     @classmethod
     def read(cls, config: Mapping[str, Value], environment: Mapping[str, str] = os.environ) -> Plan:
@@ -72,10 +70,8 @@ class Plan:
         """
         settings = _own_settings(_text(config, "app"), environment)
         if _text(config, "settings") != told_to_clients(settings).to_yaml():
-            raise ConfigError(
-                f"the settings in the run config do not follow from {OWN_SETTINGS}",
-                fix="write the app anew (`privlora train CONFIG --write-app`)",
-            )
+            what = f"the settings in the run config do not follow from {OWN_SETTINGS}"
+            raise ConfigError(what, fix="write the app anew (`privlora train CONFIG --write-app`)")
         return cls(settings, config.get("timeout"))  # type: ignore[arg-type]
 
 
@@ -107,7 +103,7 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
             _log.info("base model of the server: %s", settings.model.name)
             _log.info("clients: %s; each has %g s for an answer", ", ".join(names), told.timeout)
             _log.info(
-                "next all of them are asked to join; every message starts a process there, so this may take a minute"
+                "next all are asked to join: each message starts a process there, which may take a minute"
             )
             start(grid, told)
 
@@ -149,13 +145,10 @@ def serve_aloud(settings: Settings, exchange: Exchange, folder: Path) -> Federat
     try:
         done = serve_run(settings, exchange, folder, observer=Told(settings))
     except Interrupted as stop:
-        raise RunError(
-            f"the server was stopped after round {stop.step}, which is saved",
-            fix="start it again with `flwr run`; it goes on where it was",
-        ) from None
-    promise = (
-        "NOT PRIVATE" if done.epsilon is None else f"at most ε {rounded_up(done.epsilon)} (δ {done.delta:g})"
-    )
+        what = f"the server was stopped after round {stop.step}, which is saved"
+        raise RunError(what, fix="start it again with `flwr run`; it goes on where it was") from None
+    spent = None if done.epsilon is None else rounded_up(done.epsilon)
+    promise = "NOT PRIVATE" if spent is None else f"at most ε {spent} (δ {done.delta:g})"
     _log.info("the run is over: adapter, report and ledgers lie in %s; %s", done.release, promise)
     return done
 
@@ -170,30 +163,22 @@ def _own_settings(app: str, environment: Mapping[str, str]) -> Settings:
         raise ConfigError(f"app={named(app)} cannot name an app", fix="write the app anew")
     apps = environment.get(APPS)
     if not apps:
-        raise ConfigError(
-            f"the server does not know where its apps lie: {APPS} is not set",
-            fix=f"start flower-superlink with {APPS}=/THE/FOLDER/ABOVE/THE/APP",
-        )
+        fix = f"start flower-superlink with {APPS}=/THE/FOLDER/ABOVE/THE/APP"
+        raise ConfigError(f"the server does not know where its apps lie: {APPS} is not set", fix=fix)
     path = Path(apps) / app / OWN_SETTINGS
     if not path.is_file():
-        raise ConfigError(
-            f"app {app!r} has no {OWN_SETTINGS} on the server's machine",
-            fix=f"put the app's folder into the one that {APPS} names",
-        )
+        fix = f"put the app's folder into the one that {APPS} names"
+        raise ConfigError(f"app {app!r} has no {OWN_SETTINGS} on the server's machine", fix=fix)
     settings = load_settings(path)
     if not Path(settings.run.output).is_absolute():
-        raise ConfigError(
-            f"run.output={settings.run.output!r} is relative, and Flower runs apps in a folder of its own",
-            fix="give an absolute path",
-        )
+        what = f"run.output={settings.run.output!r} is relative, and Flower runs apps in a folder of its own"
+        raise ConfigError(what, fix="give an absolute path")
     return settings
 
 
 def _text(config: Mapping[str, Value], key: str) -> str:
     value = config.get(key)
     if not isinstance(value, str):
-        raise ConfigError(
-            f"the run config has no text {key!r}",
-            fix=f"set {key} under [tool.flwr.app.config] or --run-config",
-        )
+        fix = f"set {key} under [tool.flwr.app.config] or --run-config"
+        raise ConfigError(f"the run config has no text {key!r}", fix=fix)
     return value

@@ -22,7 +22,6 @@ from privlora.federated.flower.client_app import make_client_app
 from privlora.federated.flower.logs import without_banner
 from privlora.federated.flower.server_app import Plan, Serve, make_server_app
 from privlora.federated.history import RoundObserver
-from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import Exchange
 from privlora.federated.run import Federated, Records, prepare
 
@@ -62,17 +61,7 @@ def simulate(
     settings = settings if isinstance(settings, Settings) else load_settings(settings)
     here = prepare(settings, records=records, evaluation=evaluation, fresh=fresh)
     settings = here.workplace.loaded[2]
-    places = [
-        Client(
-            name,
-            here.place_of(name),
-            records=own,
-            model=settings.model.name,
-            revision=settings.model.revision,
-            limits=ANYTHING,
-        )
-        for name, own in here.records.items()
-    ]
+    places = [here.client(name) for name in here.records]
     done: list[Federated] = []
     failed: list[PrivloraError] = []
 
@@ -91,13 +80,7 @@ def simulate(
     return done[0]
 
 
-def run_apps(
-    plan: Plan,
-    places: Sequence[Client],
-    *,
-    serve: Serve | None = None,
-    workers: int = 1,
-) -> None:
+def run_apps(plan: Plan, places: Sequence[Client], *, serve: Serve | None = None, workers: int = 1) -> None:
     """Run the two apps in Flower's simulation engine until the server has finished.
 
     Args:
@@ -133,9 +116,8 @@ def run_apps(
 
 def _refuse_without_ray() -> None:
     if find_spec("ray") is None:
-        raise ConfigError(
-            "Flower's simulation engine needs ray", fix="run pip install 'flwr[simulation]==1.41.*'"
-        )
+        fix = "run pip install 'flwr[simulation]==1.41.*'"
+        raise ConfigError("Flower's simulation engine needs ray", fix=fix)
 
 
 @contextlib.contextmanager

@@ -91,7 +91,5 @@ def check_rank(groups: Groups, rank: int) -> None:
     """Raises ModelError if some group has no ``rank`` orthonormal columns."""
     for _, m, n in groups:
         if rank > min(m, n):
-            raise ModelError(
-                f"rank {rank} exceeds min(m, n) = {min(m, n)} of a {m} x {n} weight",
-                fix=f"set the adapter's rank to at most {min(m, n)}",
-            )
+            what = f"rank {rank} exceeds min(m, n) = {min(m, n)} of a {m} x {n} weight"
+            raise ModelError(what, fix=f"set the adapter's rank to at most {min(m, n)}")

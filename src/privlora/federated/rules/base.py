@@ -229,10 +229,8 @@ class Rule(ABC):
         """Raises RunError, and changes nothing, unless the names and all but the last dimension are this state's."""
         for name, mine in self._state.items():
             if name not in tensors or not self._loads(name, mine, tensors[name]):
-                raise RunError(
-                    f"the state of the rule {self.name!r} has no {name!r} of a shape like {tuple(mine.shape)}",
-                    fix="resume with the settings that the state was written with",
-                )
+                what = f"the state of the rule {self.name!r} has no {name!r} like {tuple(mine.shape)}"
+                raise RunError(what, fix="resume with the settings that the state was written with")
         self._state = {name: tensors[name].to(mine).clone() for name, mine in self._state.items()}
 
     def _loads(self, name: str, mine: Tensor, other: Tensor) -> bool:
@@ -274,10 +272,8 @@ def part_shapes(groups: Groups, rank: int, parts: Sequence[str] = SIDES["both"])
 
 def copied(tensors: Mapping[str, Tensor], dtype: torch.dtype | None = None) -> Tensors:
     """Contiguous, as files and messages want them, and shared with nobody, so that a client may train them in place."""
-    return {
-        name: t.detach().to(dtype or t.dtype, copy=True, memory_format=torch.contiguous_format)
-        for name, t in tensors.items()
-    }
+    form = torch.contiguous_format
+    return {n: t.detach().to(dtype or t.dtype, copy=True, memory_format=form) for n, t in tensors.items()}
 
 
 def differences(start: Mapping[str, Tensor], end: Mapping[str, Tensor], sides: Sequence[str]) -> Tensors:

@@ -77,11 +77,8 @@ def _grown(name: str, shape: tuple[int, ...], groups: Groups, asked: Asked) -> t
     if part not in OFFSET:
         whole = (*shape[:-1], asked.settings.rank)
         return whole if not shape[-1] and name in sent and tuple(sent[name].shape) == whole else shape
-    ranks = [
-        tensor.shape[-1]
-        for offset in OFFSET
-        if (tensor := sent.get(f"{group}.{offset}")) is not None and tensor.ndim == len(shape)
-    ]
+    both = [sent[name] for offset in OFFSET if (name := f"{group}.{offset}") in sent]
+    ranks = [tensor.shape[-1] for tensor in both if tensor.ndim == len(shape)]
     _, m, n = groups[int(group)]
     # Both sides have one rank, and a product needs no more columns than its smaller side.
     return (*shape[:-1], min([*ranks, m, n]))

@@ -131,9 +131,8 @@ class Scaffold(FedAvg):
         for name, moved in list(message.items()):
             own = controls[name].to(moved)
             # A client that took no step has learnt nothing of its gradient.
-            change = (
-                -asked.sent[f"{name}_control"].to(moved) - moved / travelled if travelled > 0 else 0 * own
-            )
+            common = asked.sent[f"{name}_control"].to(moved)
+            change = -common - moved / travelled if travelled > 0 else 0 * own
             message[f"{name}_control"], keep[f"{name}_control"] = change, own + change
         return message, keep
 
@@ -185,9 +184,8 @@ class FedSa(FactorRule):
         state, kept = copied(asked.sent), asked.kept
         for name, sent in asked.sent.items():
             if name.endswith(".left"):
-                state[name] = (
-                    kept[name].to(sent).clone() if name in kept else padded(sent, asked.settings.rank)
-                )
+                own = kept.get(name, padded(sent, asked.settings.rank))
+                state[name] = own.to(sent, copy=True)
         return Beginning(state=state)
 
     @classmethod
@@ -304,9 +302,7 @@ class Tan(PointRule):
     """
 
     name = "tan"
-    summary = (
-        "Averages tangent vectors at one point, then cuts to rank r and keeps what was cut. Exact; two-sided."
-    )
+    summary = "Averages tangent vectors at one point, cuts to rank r, keeps what was cut. Exact; two-sided."
     reference = "PRISM's tangent space with its base fixed for a round; Vandereycken 2013 for the coordinates"
 
     _trains = "tangent"
@@ -382,10 +378,8 @@ class FedAsk(Rule):
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         """Raises RunError for a sketch without a basis, which no client can have been sent."""
         if stage == SKETCH and not self._bases:
-            raise RunError(
-                "a sketch came before the first stage of the round was closed",
-                fix="close 'train' before 'sketch' is answered",
-            )
+            fix = "close 'train' before 'sketch' is answered"
+            raise RunError("a sketch came before the first stage of the round was closed", fix=fix)
         super().add(stage, message, weight)
 
     def close(self, stage: str) -> None:
@@ -447,11 +441,9 @@ def _second(sent: Mapping[str, Tensor], kept: Mapping[str, Tensor]) -> Tensors:
         left, right = kept[f"{g}.left"], kept[f"{g}.right"]
         Q = sent[f"{g}.Q"].to(left.device, torch.float64)
         if not orthonormal(Q):
-            raise RunError(
-                "the basis that the server sent is not orthonormal",
-                why="with a basis of its own choice a server can tell one client's sketch from the others' sum",
-                fix="leave this federation unless the server explains it",
-            )
+            why = "with a basis of its own choice a server can tell one client's sketch from the others' sum"
+            fix = "leave this federation unless the server explains it"
+            raise RunError("the basis that the server sent is not orthonormal", why=why, fix=fix)
         message[f"{g}.P"] = (right.double() @ (left.double().mT @ Q)).to(right.dtype).contiguous()
     return message
 
@@ -475,10 +467,8 @@ class StackingRule(Rule):
         weights = torch.tensor([weight for _, weight in answers], dtype=torch.float64)
         weights /= weights.sum()
         for g in range(len(self.groups)):
-            left, right = (
-                torch.stack([message[f"{g}.{side}"].double() for message, _ in answers])
-                for side in SIDES["both"]
-            )
+            names = (f"{g}.{side}" for side in SIDES["both"])
+            left, right = (torch.stack([message[name].double() for message, _ in answers]) for name in names)
             self._merge(g, left, right, weights.to(left.device))
 
     @abstractmethod
@@ -498,13 +488,10 @@ class FlexLora(StackingRule):
         check_rank(self.groups, settings.rank)
 
     def _merge(self, g: int, left: Tensor, right: Tensor, weights: Tensor) -> None:
-        name = f"{g}.right"
-        root = weights.sqrt()
-        point = thin(
-            _side_by_side(self._state[f"{g}.left"] + left, root),
-            _side_by_side(self._state[name] + right, root),
-        )
-        self._state[f"{g}.left"], self._state[name] = balanced(point, self.settings.rank, self._state[name])
+        root, (old, name) = weights.sqrt(), (f"{g}.{side}" for side in SIDES["both"])
+        moved = self._state[old] + left, self._state[name] + right
+        point = thin(*(_side_by_side(side, root) for side in moved))
+        self._state[old], self._state[name] = balanced(point, self.settings.rank, self._state[name])
 
 
 class OffsetRule(StackingRule):
@@ -553,9 +540,7 @@ class FedEx(OffsetRule):
     """
 
     name = "fedex"
-    summary = (
-        "FedAvg whose error is added to the frozen part. Exact; broadcasts grow, the server sees each update."
-    )
+    summary = "FedAvg, its error added to the frozen part. Exact; broadcasts grow; each update is seen."
     reference = "FedEx-LoRA (arXiv:2410.09432)"
 
     @classmethod
@@ -577,10 +562,9 @@ class FedEx(OffsetRule):
             self._state[name] = self._state[name] + torch.einsum("klmr,k->lmr", moved, weights)
 
     def factors(self) -> Pairs:
-        return [
-            (torch.cat([left, more_left], dim=-1), torch.cat([right, more_right], dim=-1))
-            for (left, right), (more_left, more_right) in zip(super().factors(), self._offsets(), strict=True)
-        ]
+        pairs = zip(super().factors(), self._offsets(), strict=True)
+        wider = (zip(own, more, strict=True) for own, more in pairs)
+        return [(torch.cat(left, dim=-1), torch.cat(right, dim=-1)) for left, right in wider]
 
 
 class Flora(OffsetRule):

@@ -6,7 +6,7 @@
 import privlora.federated.secure.packages  # noqa: F401 - refuses where they are missing
 from privlora.federated.messages import PHASES, Phase
 from privlora.federated.secure.collector import Collector
-from privlora.federated.secure.fixed import decode, digest_of, encode
+from privlora.federated.secure.fixed import agreed_digest, decode, encode
 from privlora.federated.secure.keys import Identity, PublicIdentity
 from privlora.federated.secure.participant import Participant
 from privlora.federated.secure.wire import Message, Terms, Turn, least_threshold
@@ -21,8 +21,8 @@ __all__ = [
     "PublicIdentity",
     "Terms",
     "Turn",
+    "agreed_digest",
     "decode",
-    "digest_of",
     "encode",
     "least_threshold",
 ]

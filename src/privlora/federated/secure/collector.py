@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from privlora.errors import RunError
-from privlora.federated.messages import ANSWERED, Phase
+from privlora.federated.messages import ANSWERED, Phase, wrong
 from privlora.federated.secure import masks, shares, wire
 from privlora.federated.secure.keys import KEY, SIGNATURE, public_key
 from privlora.federated.secure.shares import LETTER, SEED
@@ -76,13 +76,11 @@ class Collector:
             "seals": b"".join(one.seal for one in shown),
             "signatures": b"".join(one.signature for one in shown),
         }
-        return {
-            name: {
-                **same,
-                "letters": b"".join(self._letters[one.name][name] for one in shown if one.name != name),
-            }
-            for name in sorted(self._asked)
-        }
+
+        def letters(name: str) -> bytes:
+            return b"".join(self._letters[one.name][name] for one in shown if one.name != name)
+
+        return {name: {**same, "letters": letters(name)} for name in sorted(self._asked)}
 
     def ask_agreement(self) -> dict[str, Message]:
         """The request "agree" for each client whose vector came."""
@@ -182,9 +180,8 @@ class Collector:
         lost = self._whole and phase in ("share", "mask") and len(self._replied) < len(self.terms.names)
         need = len(self.terms.names) if lost else self.terms.threshold
         if len(self._replied) < need:
-            raise self._void(
-                f"{len(self._replied)} of {len(self.terms.names)} clients {_DOES[phase]}, {need} have to"
-            )
+            said = f"{len(self._replied)} of {len(self.terms.names)} clients"
+            raise self._void(f"{said} {_DOES[phase]}, {need} have to")
 
     def _seed_of(self, name: str) -> bytes:
         if name in self._own:
@@ -206,16 +203,10 @@ class Collector:
     def _void(self, because: str) -> RunError:
         self._phase = None
         turn = self.terms.turn
-        return RunError(
-            f"the secure sum of stage {turn.stage!r} in round {turn.round} is void: {because}",
-            why="a sum over fewer clients would say more of each",
-            fix="go on with the next round; no client answers twice in one",
-        )
+        what = f"the secure sum of stage {turn.stage!r} in round {turn.round} is void: {because}"
+        fix = "go on with the next round; no client answers twice in one"
+        return RunError(what, why="a sum over fewer clients would say more of each", fix=fix)
 
 
 def _wrong(name: str, what: str) -> RunError:
-    return RunError(
-        f"client {name} {what}",
-        why="its reply is dropped, and it counts as dropped out",
-        fix="look at that client",
-    )
+    return wrong(f"client {name} {what}")

@@ -19,8 +19,6 @@ from privlora.errors import RunError
 from privlora.federated.secure.keys import digest
 from privlora.federated.secure.masks import Vector, check_vector, ring_type
 
-Number = bytes | str | int | float
-
 FIXED_BITS: Final = 64
 """Of the ring of such updates."""
 
@@ -42,12 +40,19 @@ def fraction_of(clients: int) -> int:
 
 
 def agreed_digest(terms: str, sent: Mapping[str, Tensor]) -> bytes:
-    """32 bytes: all that a client's answer follows from next to its records. terms: `public_settings` as YAML.
+    """32 bytes: all that a client's answer follows from next to its records, to the last bit.
+
+    terms: `public_settings` as YAML. sent: tensors of any dtype, by name.
 
     Masks depend on it. A client whose terms differ in anything, such as what sums are divided by, rounds to another
     lattice, and its noise would be too small or too large for the others'.
     """
-    return digest_of(sent, {"terms": terms})
+    parts: list[bytes | str | int] = []
+    for name in sorted(sent):
+        tensor = sent[name].detach().cpu().contiguous()
+        entries = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).digest()
+        parts += [name, str(tensor.dtype), ",".join(map(str, tensor.shape)), entries]
+    return digest("sent", len(sent), *parts, "terms", terms)
 
 
 def encode(tensors: Mapping[str, Tensor], clients: int) -> Vector:
@@ -62,14 +67,11 @@ def encode(tensors: Mapping[str, Tensor], clients: int) -> Vector:
             values = piece.double().numpy()
             # "Not within" rather than "beyond", so that NaN is refused too.
             if not (np.abs(values) <= LIMIT).all():
-                raise RunError(
-                    f"an entry for a secure sum is not a number, or is beyond {LIMIT:g}",
-                    why="it would wrap around and spoil the sum of all clients",
-                    fix="lower the learning rate or the noise",
-                )
-            vector[low : low + len(piece)] = (
-                np.rint(values * 2.0**fraction).astype(np.int64).astype(vector.dtype)
-            )
+                what = f"an entry for a secure sum is not a number, or is beyond {LIMIT:g}"
+                why = "it would wrap around and spoil the sum of all clients"
+                raise RunError(what, why=why, fix="lower the learning rate or the noise")
+            whole = np.rint(values * 2.0**fraction).astype(np.int64)
+            vector[low : low + len(piece)] = whole.astype(vector.dtype)
             low += len(piece)
     return vector
 
@@ -81,15 +83,3 @@ def decode(vector: Vector, shapes: Mapping[str, tuple[int, ...]], clients: int) 
     numbers = torch.from_numpy(vector.view(np.int64).astype(np.float64) * 2.0 ** -fraction_of(clients))
     parts = zip(sizes, numbers.split(list(sizes.values())), strict=True)
     return {name: part.reshape(shapes[name]).clone() for name, part in parts}
-
-
-def digest_of(tensors: Mapping[str, Tensor], values: Mapping[str, Number] | None = None) -> bytes:
-    """32 bytes that stand for what a server sent: named tensors of any dtype, to the last bit, and plain values."""
-    parts: list[bytes | str | int] = []
-    for name in sorted(tensors):
-        tensor = tensors[name].detach().cpu().contiguous()
-        entries = hashlib.sha256(tensor.reshape(-1).view(torch.uint8).numpy().data).digest()
-        parts += [name, str(tensor.dtype), ",".join(map(str, tensor.shape)), entries]
-    for name, value in sorted((values or {}).items()):
-        parts += [name, value.hex() if isinstance(value, float) else value]
-    return digest("sent", len(tensors), *parts)

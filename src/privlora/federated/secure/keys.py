@@ -58,15 +58,11 @@ def exchange(private: bytes, public: bytes) -> bytes:
     Raises PrivacyError for a public key of small order, with which everybody knows the secret.
     """
     try:
-        return X25519PrivateKey.from_private_bytes(private).exchange(
-            X25519PublicKey.from_public_bytes(public)
-        )
+        theirs = X25519PublicKey.from_public_bytes(public)
+        return X25519PrivateKey.from_private_bytes(private).exchange(theirs)
     except ValueError:
-        raise PrivacyError(
-            "a public key gives a secret that everybody knows",
-            why="masks made from it would hide nothing",
-            fix="find out who made that key, and leave that client out",
-        ) from None
+        why, fix = "masks made from it would hide nothing", "find its maker, and leave that client out"
+        raise PrivacyError("a public key gives a secret that everybody knows", why=why, fix=fix) from None
 
 
 def public_key(private: bytes) -> bytes:
@@ -82,11 +78,8 @@ def new_key() -> bytes:
 def check_name(name: str) -> str:
     """The name of a client as it may stand in messages: 1 to 64 of letters, digits, '.', '_', '-'. Raises RunError."""
     if not re.fullmatch(NAME_PATTERN, name):
-        raise RunError(
-            "a client's name is not 1 to 64 letters, digits, '.', '_' or '-'",
-            why="names are signed and listed",
-            fix="rename the client",
-        )
+        what = "a client's name is not 1 to 64 letters, digits, '.', '_' or '-'"
+        raise RunError(what, why="names are signed and listed", fix="rename the client")
     return name
 
 
@@ -101,11 +94,8 @@ class PublicIdentity:
     def __post_init__(self) -> None:
         check_name(self.name)
         if len(self.signing) != KEY or len(self.agreement) != KEY:
-            raise RunError(
-                f"the keys of client {self.name} do not have {KEY} bytes each",
-                why="it can neither be told from others nor share a secret with them",
-                fix="look at what that client sent when it joined",
-            )
+            what = f"the keys of client {self.name} do not have {KEY} bytes each"
+            raise RunError(what, fix="look at what that client sent when it joined")
 
     @property
     def fingerprint(self) -> str:
@@ -143,11 +133,8 @@ class Identity:
         except OSError as error:
             raise RunError(f"the keys {path} cannot be read: {error.strerror}", fix="join again") from None
         if mode & 0o077:
-            raise RunError(
-                f"others may read the keys {path}",
-                why="whoever has them can pass for this client",
-                fix="delete the file and join again under a new identity",
-            )
+            fix = "delete the file and join again under a new identity"
+            raise RunError(f"others may read the keys {path}", why="they can pass for this client", fix=fix)
         if len(data) != 2 * KEY:
             raise RunError(f"the keys {path} are damaged", fix="delete the file and join again")
         return cls(data[:KEY], data[KEY:])
@@ -168,15 +155,13 @@ class Identity:
             finally:
                 half.unlink(missing_ok=True)
         except OSError as error:
-            raise RunError(
-                f"the keys {path} cannot be written: {error.strerror}", fix="use the client's own folder"
-            ) from None
+            what = f"the keys {path} cannot be written: {error.strerror}"
+            raise RunError(what, fix="use the client's own folder") from None
 
     def public(self, name: str) -> PublicIdentity:
         """What this client tells the server when it joins under ``name``."""
-        return PublicIdentity(
-            name, self._signing.public_key().public_bytes_raw(), public_key(self._agreement)
-        )
+        signing = self._signing.public_key().public_bytes_raw()
+        return PublicIdentity(name, signing, public_key(self._agreement))
 
     def sign(self, message: bytes) -> bytes:
         """A signature (64 bytes) of ``message``, which is a digest of this module."""

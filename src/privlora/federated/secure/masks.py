@@ -41,11 +41,8 @@ def check_vector(vector: object, bits: int, length: int) -> Vector:
         and vector.flags.c_contiguous
     )
     if not right:
-        raise RunError(
-            f"a vector does not hold {length} integers modulo 2^{bits}",
-            why="masks cancel in vectors of one length only",
-            fix="make it with encode",
-        )
+        what = f"a vector does not hold {length} integers modulo 2^{bits}"
+        raise RunError(what, why="masks cancel in vectors of one length only", fix="make it with encode")
     return vector  # type: ignore[return-value]
 
 

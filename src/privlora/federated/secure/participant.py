@@ -28,6 +28,7 @@ from privlora.federated.secure.shares import LETTER, Share
 from privlora.federated.secure.wire import FEWEST, Announcement, Message, Terms, Turn, least_threshold
 
 Stand = Literal["shared", "masked", "agreed", "over"]
+_DIFFERENCE = "the difference of both sums belongs to those who left, so give up the round"
 
 
 class Participant:
@@ -69,7 +70,7 @@ class Participant:
         terms = Terms.of(request)
         if terms.turn != turn:
             raise refusal(
-                "a sum for another run, round or stage than is next", "a sum that was before could be undone"
+                "a sum for another run, round or stage than is next", "earlier sums could be undone"
             )
         if identity.public(name) not in terms.roster:
             raise refusal("a roster without this client under its own keys", "its masks would not cancel")
@@ -101,8 +102,8 @@ class Participant:
     def mask(self, request: Message, vector: masks.Vector, sent: bytes) -> Message:
         """Answer "mask": 128 k + 64 (k - 1) bytes come, k names, and 32 bytes and the vector go.
 
-        vector: (length,) uint32 or uint64; masked in place, and for no other sum. sent: 32 bytes, ``digest_of`` all
-        tensors that this client got from the server for this sum: clients that got others do not cancel its masks.
+        vector: (length,) uint32 or uint64; masked in place, and for no other sum. sent: ``agreed_digest`` of all that
+        this client got from the server for this sum: clients that got others do not cancel its masks.
         Raises PrivacyError for keys and shares that are not of this sum; RunError for a vector of another length.
         """
         with self._answering("shared"):
@@ -141,9 +142,7 @@ class Participant:
         with self._answering("agreed"):
             read = wire.fields("unmask", request, ASKED)
             if read["names"] != ",".join(self.survivors):
-                raise refusal(
-                    "another list of survivors than this client signed", "two lists reveal two sums"
-                )
+                raise refusal("survivors that this client did not sign", "two lists reveal two sums")
             self._check_signatures(read)
             dropped = [name for name in self._sharers if name not in self.survivors]
             reply: Message = {
@@ -165,9 +164,7 @@ class Participant:
     def _answering(self, stand: Stand) -> Iterator[None]:
         """Requests come in order and once; one that is refused ends the sum for this client."""
         if self._stand != stand:
-            raise refusal(
-                "a request of a secure sum came twice or out of order", "two answers would undo a mask"
-            )
+            raise refusal("a request of a sum came twice or out of order", "two answers would undo a mask")
         try:
             yield
         except PrivloraError:
@@ -179,18 +176,13 @@ class Participant:
         if not set(names) <= set(self.terms.names) or self.name not in names:
             raise refusal("keys of another roster than this client shared with", "its masks would not cancel")
         if len(names) < self.terms.threshold or (self._whole and names != self.terms.names):
-            raise refusal(
-                f"a sum with {len(names)} clients left", "fewer clients than agreed would hide each"
-            )
+            raise refusal(f"a sum with {len(names)} clients left", "fewer than agreed would hide each")
         keys, seals = (wire.pieces(read, field, KEY, len(names)) for field in ("keys", "seals"))
         signatures = wire.pieces(read, "signatures", SIGNATURE, len(names))
         shown = [Announcement(*one) for one in zip(names, keys, seals, signatures, strict=True)]
         for one in shown:
             if not one.genuine(self.terms):
-                raise refusal(
-                    f"the key of client {one.name} is not signed by it for this sum",
-                    "whoever made it could undo masks",
-                )
+                raise refusal(f"a key that client {one.name} did not sign", "its maker could undo masks")
         if len(set(keys)) < len(keys):
             raise refusal("two clients with one key", "one party would be counted as several")
         if keys[names.index(self.name)] != public_key(self._key):
@@ -207,17 +199,11 @@ class Participant:
 
     def _check_survivors(self, survivors: Sequence[str]) -> None:
         if not set(survivors) <= set(self._sharers) or self.name not in survivors:
-            raise refusal(
-                "survivors that are not of this sum", "the sum would hold other vectors than it should"
-            )
+            raise refusal("survivors that are not of this sum", "it would hold other vectors than it should")
         if len(survivors) < self.terms.threshold:
             raise refusal(f"a sum over {len(survivors)} clients", "fewer clients than agreed would hide each")
         if self._whole and tuple(survivors) != self.terms.names:
-            raise refusal(
-                "a later sum of the same round without all clients of the earlier one",
-                "the difference of both sums belongs to those who left",
-                "give up the round",
-            )
+            raise refusal("a later sum of the round without all clients of the earlier one", _DIFFERENCE)
 
     def _check_signatures(self, read: Message) -> None:
         signers = wire.name_list(read["signers"])
@@ -228,10 +214,8 @@ class Participant:
             for signer, signature in zip(signers, signatures, strict=True)
         )
         if not right or len(signers) < self.terms.threshold:
-            raise refusal(
-                f"fewer than {self.terms.threshold} clients signed the list of survivors",
-                "other clients may have been shown another list",
-            )
+            what = f"fewer than {self.terms.threshold} clients signed the list of survivors"
+            raise refusal(what, "other clients may have been shown another list")
 
     # --- keys of letters ---
 
@@ -242,9 +226,8 @@ class Participant:
 
     def _letter_from(self, sender: Announcement) -> bytes:
         # The server may come to know the sender's key of this sum; it never knows the second secret.
-        secret = self._identity.agree(sender.key) + self._identity.agree(
-            self.terms.member(sender.name).agreement
-        )
+        long_term = self.terms.member(sender.name).agreement
+        secret = self._identity.agree(sender.key) + self._identity.agree(long_term)
         return derive(secret, digest("letter", self.terms.digest, sender.name, self.name, sender.key))
 
     # --- between processes ---
@@ -275,19 +258,14 @@ class Participant:
             terms = Terms.of(read)
             made = cls(identity, state["name"], terms, whole=state["whole"])
             made._stand = state["stand"]
-            made._key, made._seed, made._context = (
-                bytes.fromhex(state[part]) for part in ("key", "seed", "context")
-            )
+            secrets = (bytes.fromhex(state[part]) for part in ("key", "seed", "context"))
+            made._key, made._seed, made._context = secrets
             made._sharers, made.survivors = tuple(state["sharers"]), tuple(state["survivors"])
-            made._held = {
-                name: Share.from_bytes(bytes.fromhex(share)) for name, share in state["held"].items()
-            }
+            held = {name: bytes.fromhex(share) for name, share in state["held"].items()}
+            made._held = {name: Share.from_bytes(share) for name, share in held.items()}
         except (ValueError, KeyError, TypeError, AttributeError, PrivloraError):
-            raise RunError(
-                "what a client kept of a secure sum is damaged",
-                why="it cannot answer in this sum any more",
-                fix="delete it; the client counts as dropped out of this sum and joins the next",
-            ) from None
+            fix = "delete it; the client counts as dropped out of this sum and joins the next"
+            raise RunError("what a client kept of a secure sum is damaged", fix=fix) from None
         return made
 
 
@@ -296,21 +274,13 @@ def _check_company(
 ) -> None:
     least = max(least_threshold(len(terms.roster), colluding), colluding + FEWEST)
     if terms.threshold < least:
-        raise refusal(
-            f"a threshold of {terms.threshold} of {len(terms.roster)} clients, {colluding} of which may collude",
-            "the server and they could unmask one client's vector",
-            f"set it to {least} at least, or ask more clients",
-        )
+        what = f"a threshold of {terms.threshold} of {len(terms.roster)} clients, {colluding} of which may collude"
+        fix = f"set it to {least} at least, or ask more clients"
+        raise refusal(what, "the server and they could unmask one client's vector", fix)
     if earlier is not None and terms.names != tuple(earlier):
-        raise refusal(
-            "a later sum of the same round over other clients than the earlier one",
-            "the difference of both sums belongs to those who left",
-            "give up the round",
-        )
-    for member in terms.roster if pins is not None else ():
+        raise refusal("a later sum of the round over other clients than the earlier one", _DIFFERENCE)
+    for member in terms.roster:
         if pins is not None and pins.get(member.name) != member.fingerprint:
-            raise refusal(
-                f"client {member.name} does not have the fingerprint that is pinned",
-                "the server may have put keys of its own in its place",
-                "compare fingerprints with its owner",
-            )
+            what = f"client {member.name} does not have the fingerprint that is pinned"
+            why, fix = "the server may have sent keys of its own", "compare fingerprints with its owner"
+            raise refusal(what, why, fix)

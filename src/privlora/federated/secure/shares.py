@@ -48,11 +48,9 @@ def new_seed() -> bytes:
 
 def split(seed: bytes, key: bytes, threshold: int, holders: int) -> list[Share]:
     """Shares of a seed (16 bytes) and a private key (32 bytes) for holders 0, 1, …; ``threshold`` give both back."""
-    parts = [
-        [share for _, share in Shamir.split(threshold, holders, secret, False)]
-        for secret in (seed, key[:SEED], key[SEED:])
-    ]
-    return [Share(first, low + high) for first, low, high in zip(*parts, strict=True)]
+    whole = (seed, key[:SEED], key[SEED:])
+    parts = (Shamir.split(threshold, holders, secret, False) for secret in whole)
+    return [Share(one, low + high) for (_, one), (_, low), (_, high) in zip(*parts, strict=True)]
 
 
 def join_seed(shares: Mapping[int, bytes], threshold: int) -> bytes:
@@ -77,8 +75,6 @@ def unseal(letter: bytes, key: bytes, sender: str) -> Share:
     try:
         return Share.from_bytes(ChaCha20Poly1305(key).decrypt(_NONCE, letter, None))
     except InvalidTag:
-        raise PrivacyError(
-            f"the shares from client {sender} were changed, or are not from this sum",
-            why="shares of another sum could undo masks",
-            fix="stop, and find out who changed them",
-        ) from None
+        what = f"the shares from client {sender} were changed, or are not from this sum"
+        why, fix = "shares of another sum could undo masks", "stop, and find out who changed them"
+        raise PrivacyError(what, why=why, fix=fix) from None

@@ -64,11 +64,9 @@ class Terms:
         if size < FEWEST:
             raise refusal(f"a sum over {size} clients", "it would be one client's vector", "ask more clients")
         if not size / 2 < self.threshold <= size:
-            raise refusal(
-                f"a threshold of {self.threshold} for {size} clients",
-                "unless it is above half, the clients could be led to reveal two different sums",
-                f"set it between {size // 2 + 1} and {size}",
-            )
+            why = "at half or below, clients could be led to reveal two different sums"
+            fix = f"set it between {size // 2 + 1} and {size}"
+            raise refusal(f"a threshold of {self.threshold} for {size} clients", why, fix)
         keys = [key for member in self.roster for key in (member.signing, member.agreement)]
         if names != tuple(sorted(set(names))) or len(set(keys)) < len(keys):
             raise refusal("a roster with a name or a key twice", "one party would be counted as several")
@@ -104,12 +102,8 @@ class Terms:
         """Inverse of ``request``. Raises PrivacyError as the constructor does, RunError for a damaged message."""
         read = fields("share", request, ASKED)
         names = name_list(read["names"])
-        members = zip(
-            names,
-            pieces(read, "signing", KEY, len(names)),
-            pieces(read, "agreement", KEY, len(names)),
-            strict=True,
-        )
+        keys = (pieces(read, kind, KEY, len(names)) for kind in ("signing", "agreement"))
+        members = zip(names, *keys, strict=True)
         turn = Turn(read["run"], read["round"], read["stage"])
         roster = tuple(PublicIdentity(*member) for member in members)
         return cls(turn, read["threshold"], read["bits"], roster)
@@ -163,11 +157,9 @@ def fields(phase: Phase, message: Message, table: Mapping[str, Fields]) -> Messa
 
 def damaged(what: str) -> RunError:
     """Of a message that cannot be read."""
-    return RunError(
-        f"a message of a secure sum ({what}) does not have the fields and sizes that it should",
-        why="it is dropped, and its sender counts as dropped out",
-        fix="use one version of privlora everywhere",
-    )
+    what = f"a message of a secure sum ({what}) does not have the fields and sizes that it should"
+    why, fix = "it is dropped, and its sender counts as dropped out", "use one version of privlora everywhere"
+    return RunError(what, why=why, fix=fix)
 
 
 def blob(message: Message, name: str, size: int) -> bytes:
