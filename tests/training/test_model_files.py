@@ -40,7 +40,7 @@ def test_files_that_lack_or_are_cut_short_are_told_together(model: Path) -> None
             refuse_damaged_weights(settings)
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n")
     (model / "tokenizer.json").unlink()
-    refused(model, "a pointer of git LFS", "`git lfs pull`", "its tokenizer: ", "and the tokenizer's files")
+    refused(model, "a pointer of git LFS", "`git lfs pull`", "its tokenizer: ", "the tokenizer's files too")
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "GPT2Tokenizer", "GemmaTokenizer"])
@@ -76,11 +76,10 @@ def test_a_model_that_is_nowhere() -> None:
     assert files_of(ModelSettings(name="nobody/nothing")) is None
 
 
-def test_a_gguf_file_is_refused_with_the_command_that_makes_a_folder_of_it(tmp_path: Path) -> None:
+def test_a_gguf_file_is_refused_with_the_way_to_make_a_folder_of_it(tmp_path: Path) -> None:
     file = tmp_path / "base.gguf"
     file.write_bytes(b"GGUF")
     for name in (file, tmp_path):  # the file, or the folder that holds it
         with pytest.raises(ModelError, match="GGUF file") as caught:
             refuse_no_model(ModelSettings(name=str(name)))
-        assert "python -c" in str(caught.value)
         assert f'gguf_file="{file.name}"' in str(caught.value)

@@ -10,6 +10,7 @@ import re
 from typing import Any
 
 import pytest
+from promises import promise
 from rich.console import Console
 
 from privlora.accounting import Plan, PoissonSampling, StepEvent, epsilon
@@ -197,15 +198,9 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
     ],
 )
 def test_units_of_held_out_losses(data: dict[str, Any], unit: str) -> None:
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2, "expected_batch_size": 2}
-    settings = settings_from(
-        {
-            "model": {"name": "m"},
-            "data": {"path": "x.jsonl", **data},
-            "privacy": {**privacy, "public_dataset_size": 9},
-        },
-        source="s",
-    )
+    groups = {"model": {"name": "m"}, "data": {"path": "x.jsonl", **data}}
+    privacy = promise(steps=2, batch=2, records=9, noise_multiplier=1.0)
+    settings = settings_from({**groups, "privacy": privacy}, source="s")
     assert progress.unit_of(settings) == unit
 
 

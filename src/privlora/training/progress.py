@@ -117,17 +117,16 @@ class RichObserver(Observer):
         every = self._every or max(1, report.steps // _LINES)
         now, last = time.monotonic(), report.step == report.steps
         late = self._timed and now - self._printed_at >= _PLAIN_SECONDS
-        plain = last or (
-            not self._live.is_started and (self._timings == 1 or report.step % every == 0 or late)
-        )
-        if plain or now >= self._account_again_at:
+        live = self._live.is_started
+        plain = last or (not live and (self._timings == 1 or report.step % every == 0 or late))
+        if plain or (live and now >= self._account_again_at):
             self._known = report.step, spent(self._plan, report.step) or 0.0
             ended = time.monotonic()
             self._account_again_at = ended + (ended - now) / _ACCOUNTING_SHARE
         if plain:
             self._console.print(Text("  ").join([self._line(report), *self._private_part()]))
             self._printed_at = time.monotonic()
-        if self._live.is_started:
+        if live:
             bar, losses = bar_of(report.step, report.steps), losses_drawn(self._losses)
             lines = (self._line(report, short=short, bare=bare) for short, bare in _SHORTER)
             self._layouts = layouts(bar, losses, *lines)
