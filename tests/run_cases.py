@@ -231,3 +231,28 @@ def assert_same(before: dict[str, Any], after: dict[str, Any]) -> None:
             assert torch.equal(value, after[key])
         else:
             assert value == after[key], key
+
+
+def failing(call: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
+    """``call``, except that its ``at``-th call fails before or after it did its work."""
+    count = [0]
+
+    def wrapped(*args: Any, **options: Any) -> Any:
+        count[0] += 1
+        if count[0] == at and not after:
+            raise OSError(28, "No space left on device")
+        result = call(*args, **options)
+        if count[0] == at:
+            raise OSError(28, "No space left on device")
+        return result
+
+    return wrapped
+
+
+@contextmanager
+def no_space_at(step: int) -> Iterator[None]:
+    """Inside, a run ends for want of room on the disk once this step is charged, before the optimizer moves."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Optimizer, "step", failing(Optimizer.step, step, after=False))
+        with pytest.raises(OSError, match="No space"):
+            yield

@@ -116,7 +116,7 @@ def predicted(case: Case) -> dict[str, float]:
     """The part of ``measured`` that needs no step, and the micro-batch that it is of."""
     import torch
 
-    from privlora.training.peak import StepMemory
+    from privlora.training.fitting import StepMemory
 
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)

@@ -207,7 +207,6 @@ def train_and_publish(
                 if logger not in services:
                     logger.end(rows)
             summary = read_ledger(folder.ledger) if settings.privacy.private else None
-            folder.hide_settings()
             if settings.synthesis is not None and settings.synthesis.publish:
                 run_id = NO_RUN if summary is None else summary.run_id
                 texts = final_texts(parts, folder, run_id, observer.on_texts)

@@ -21,7 +21,7 @@ from privlora.rehearsals import trials
 from privlora.rehearsals.trials import Noise, Texts
 from privlora.rounding import rounded_up
 from privlora.training.assembly import Parts
-from privlora.training.peak import Peak, StepMemory
+from privlora.training.fitting import Peak, StepMemory
 
 BEGUN = [LOADING]
 """What a plan says in pipes before what takes long."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
+from promises import promise
 from run_cases import PUBLIC, RECORDS, Bench
 from test_publication import MORNING, NIGHT, Clock, ruled_by
 
@@ -40,13 +41,7 @@ def filed(
             bench.model,
             records,
             tokenizer=bench.tokenizer,
-            privacy={
-                "noise_multiplier": 1.0,
-                "delta": 1e-3,
-                "steps": 3,
-                "sample_rate": 0.2,
-                "public_dataset_size": 30,
-            },
+            privacy=promise(steps=3, records=30, noise_multiplier=1.0, sample_rate=0.2),
             adapter={"r": 2},
             data={"max_length": 40},
             evaluation=PUBLIC,

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from banded_cases import (
     seen,
     watched,
 )
+from promises import promise
 from rank_cases import together
 from run_cases import (
     PRIVACY,
@@ -32,20 +34,22 @@ from run_cases import (
     check_after_crash,
     check_finished,
     edit_settings,
+    failing,
     in_a_child,
+    no_space_at,
     side_log,
 )
 
 from privlora.accounting import CyclicPoissonSampling, calibrate_noise_multiplier, epsilon, read_ledger
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.api import resume_run
-from privlora.config import PrivacySettings, checked
+from privlora.config import PrivacySettings, Settings, checked, settings_from
 from privlora.data.sampling import CyclicPoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
-from privlora.mechanisms import NoiseSource
-from privlora.optimizers import Optimizer
+from privlora.rehearsals.choosing import rows_of_choice, rows_to_advise_on
 from privlora.training.cycles import noise_of_bands, planned_sampling
 from privlora.training.loop import Interrupted
+from privlora.training.promise import plan_privacy
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -60,6 +64,12 @@ def bench() -> Bench:
         CyclicPoissonSampling(q, BANDS), STEPS, PRIVACY["target_epsilon"], PRIVACY["delta"]
     )
     return Bench()
+
+
+def stopped(bench: Bench, folder: Path) -> None:
+    """After its fifth step."""
+    with pytest.raises(Interrupted):
+        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
 
 
 @pytest.mark.parametrize("method", [FLAT, "prism", "ffa"])
@@ -83,8 +93,7 @@ def test_a_run_from_start_to_end(method: str, bench: Bench, tmp_path: Path) -> N
 def test_an_interrupted_run_takes_back_the_same_noise(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     with watched(tmp_path / "seen"):
-        with pytest.raises(Interrupted):
-            bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+        stopped(bench, folder)
         bench.resume(folder)
     steps = seen(tmp_path / "seen")
     assert begins(folder, steps) == [1]
@@ -109,19 +118,9 @@ def test_noise_of_turning_coordinates_goes_on_as_well(bench: Bench, tmp_path: Pa
 def test_a_step_that_was_charged_and_lost_begins_the_noise_anew(bench: Bench, tmp_path: Path) -> None:
     """And shifts nobody's turn."""
     folder = tmp_path / "run"
-    step, calls = Optimizer.step, [0]
-
-    def fails(self: Optimizer, release: Any, rate: float) -> None:
-        calls[0] += 1
-        if calls[0] == 6:
-            raise OSError(28, "No space left on device")
-        step(self, release, rate)
-
     with watched(tmp_path / "seen"):
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Optimizer, "step", fails)
-            with pytest.raises(OSError, match="No space"):
-                bench.start(folder, method=FLAT, privacy=BANDED)
+        with no_space_at(6):
+            bench.start(folder, method=FLAT, privacy=BANDED)
         bench.resume(folder)
     steps = seen(tmp_path / "seen")
     assert begins(folder, steps) == [1, 7]
@@ -167,16 +166,14 @@ def test_kill_9_at_random_moments(bench: Bench, tmp_path: Path) -> None:
 @pytest.mark.parametrize("damage", ["gone", "torn", "other"])
 def test_without_its_classes_a_run_does_not_go_on(damage: str, bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    stopped(bench, folder)
     path = folder / "private/cycles.json"
     content = json.loads(path.read_text())
+    text = path.read_text()
+    other = json.dumps({**content, "coefficients": content["coefficients"][:2]})
+    path.write_text({"gone": "", "torn": text[:20], "other": other}[damage])
     if damage == "gone":
         path.unlink()
-    elif damage == "torn":
-        path.write_text(path.read_text()[:20])
-    else:
-        path.write_text(json.dumps({**content, "coefficients": content["coefficients"][:2]}))
     with pytest.raises(PrivacyError, match="gone or damaged"):
         bench.resume(folder)
     assert read_ledger(folder / "release/ledger.jsonl").charges == 5
@@ -184,8 +181,7 @@ def test_without_its_classes_a_run_does_not_go_on(damage: str, bench: Bench, tmp
 
 def test_coefficients_that_were_changed_are_refused(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    stopped(bench, folder)
     path = folder / "private/cycles.json"
     path.write_text(json.dumps({**json.loads(path.read_text()), "coefficients": [1.0, 0.9, 0.8]}))
     with pytest.raises(PrivacyError, match="norm"):
@@ -195,8 +191,7 @@ def test_coefficients_that_were_changed_are_refused(bench: Bench, tmp_path: Path
 @pytest.mark.parametrize("bands", [1, 4])
 def test_other_bands_than_the_plans_are_refused(bands: int, bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    stopped(bench, folder)
     edit_settings(folder, "privacy", {"bands": bands}, unseen=True)
     with pytest.raises(PrivacyError, match="the plan has 3"):
         bench.resume(folder)
@@ -205,8 +200,7 @@ def test_other_bands_than_the_plans_are_refused(bands: int, bench: Bench, tmp_pa
 def test_records_in_another_order_are_refused(bench: Bench, tmp_path: Path) -> None:
     """A unit's class follows from its place: in another one it could join twice within a cycle."""
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        bench.start(folder, method=FLAT, privacy=BANDED, observer=StopAt(5))
+    stopped(bench, folder)
     given: dict[str, Any] = {"model": bench.model, "tokenizer": bench.tokenizer}
     with pytest.raises(PrivacyError, match="another order"):
         resume_run(folder, records=[*RECORDS[1:], RECORDS[0]], **given)
@@ -217,18 +211,8 @@ def test_records_in_another_order_are_refused(bench: Bench, tmp_path: Path) -> N
 def test_no_noise_is_kept_of_a_run_that_is_over(bench: Bench, tmp_path: Path) -> None:
     """Its last step was charged and lost: the noise that was kept, of the step before, is in what is released."""
     folder = tmp_path / "run"
-    step, calls = Optimizer.step, [0]
-
-    def fails(self: Optimizer, *given: Any) -> None:
-        calls[0] += 1
-        if calls[0] == STEPS:
-            raise OSError(28, "No space left on device")
-        step(self, *given)
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Optimizer, "step", fails)
-        with pytest.raises(OSError, match="No space"):
-            bench.start(folder, method=FLAT, privacy=BANDED, run={"checkpoint_every": 1})
+    with no_space_at(STEPS):
+        bench.start(folder, method=FLAT, privacy=BANDED, run={"checkpoint_every": 1})
     assert kept_noise(folder)
     bench.resume(folder)
     assert (folder / "release/adapter_model.safetensors").exists()
@@ -237,8 +221,7 @@ def test_no_noise_is_kept_of_a_run_that_is_over(bench: Bench, tmp_path: Path) ->
 
 def test_classes_of_another_run_are_refused(bench: Bench, tmp_path: Path) -> None:
     for name in ("one", "other"):
-        with pytest.raises(Interrupted):
-            bench.start(tmp_path / name, method=FLAT, privacy=BANDED, observer=StopAt(5))
+        stopped(bench, tmp_path / name)
     other = (tmp_path / "other/private/cycles.json").read_bytes()
     (tmp_path / "one/private/cycles.json").write_bytes(other)
     with pytest.raises(PrivacyError, match="gone or damaged"):
@@ -248,11 +231,8 @@ def test_classes_of_another_run_are_refused(bench: Bench, tmp_path: Path) -> Non
 def test_a_start_that_failed_makes_room(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
 
-    def fails(self: NoiseSource, *_: Any) -> None:
-        raise OSError(28, "No space left on device")
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(CyclicPoissonSampler, "draw", fails)
+        patch.setattr(CyclicPoissonSampler, "draw", failing(CyclicPoissonSampler.draw, 1, after=False))
         with pytest.raises(OSError, match="No space"):
             bench.start(folder, method=FLAT, privacy=BANDED)
     first = json.loads((folder / "private/cycles.json").read_text())["key"]
@@ -277,12 +257,7 @@ def test_two_processes_draw_charge_and_take_back_in_the_first(bench: Bench, tmp_
 def test_users_are_dealt_whole(bench: Bench, tmp_path: Path) -> None:
     """A class holds users, with all that is theirs."""
     folder = tmp_path / "run"
-    privacy = {
-        **BANDED,
-        "unit": "user",
-        "user_column": "text",
-        "max_records_per_user": 2,
-    }
+    privacy = {**BANDED, "unit": "user", "user_column": "text", "max_records_per_user": 2}
     with watched(tmp_path / "seen"):
         bench.start(folder, method=FLAT, privacy=privacy)
     check_turns(folder, seen(tmp_path / "seen"))
@@ -340,3 +315,45 @@ def test_methods_that_project_afresh_are_refused(method: str, bench: Bench, tmp_
     with pytest.raises((ConfigError, RunError), match="bands"):
         bench.start(tmp_path / "run", method=method, privacy=BANDED)
     assert not (tmp_path / "run").exists()
+
+
+NUMBERS = promise(steps=6, batch=6, records=30, target_epsilon=4.0, bands=3)
+
+
+def settings_of(tmp_path: Path, **groups: Any) -> Settings:
+    records = tmp_path / "records.jsonl"
+    records.write_text('{"text": "one"}\n')
+    given = {
+        "model": {"name": "tiny"},
+        "data": {"path": str(records), "text": "text"},
+        "privacy": NUMBERS,
+        "run": {"output": str(tmp_path / "run")},
+    }
+    return settings_from({**given, **groups}, source="test")
+
+
+@pytest.mark.parametrize(
+    ("what", "groups"),
+    [
+        (rows_of_choice, {"method": {"name": "auto"}}),
+        (rows_to_advise_on, {}),
+        (plan_privacy, {"method": {"name": "aug-pe"}, "synthesis": {"generator": "model"}}),
+        (plan_privacy, {"method": {"name": "projected"}}),
+        (plan_privacy, {"method": {"name": "dp-zo"}}),
+        (plan_privacy, {"method": {"name": "prism", "metric_power": 1.0}}),
+    ],
+    ids=["auto", "advice", "votes", "projections", "direction", "metric"],
+)
+def test_what_has_independent_noise_alone_refuses_bands(
+    what: Callable[[Settings], Any], groups: dict[str, Any], tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=r"privacy\.bands"):
+        what(settings_of(tmp_path, **groups))
+    assert not (tmp_path / "run").exists()
+
+
+def test_federations_refuse_bands(tmp_path: Path) -> None:
+    federation = {"rule": "tan", "rounds": 2, "local_steps": 2, "clients": 2}
+    numbers = {name: value for name, value in NUMBERS.items() if name != "steps"}
+    with pytest.raises(ConfigError, match=r"privacy\.bands does not go with a federation"):
+        settings_of(tmp_path, privacy=numbers, federation=federation)

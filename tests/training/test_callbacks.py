@@ -16,11 +16,7 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import settings_from
 from privlora.errors import ConfigError, RunError
-from privlora.training.callbacks import (
-    Callbacks,
-    PublicEvent,
-    Several,
-)
+from privlora.training.callbacks import Callbacks, PublicEvent, Several
 from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer, StepReport, refuse_no_observer
 
@@ -258,22 +254,6 @@ def test_an_observer_is_one_by_its_class_and_can_be_called() -> None:
 
     with pytest.raises(ConfigError, match=r"observer\.on_step takes other arguments"):
         refuse_no_observer(Short())
-
-
-def test_an_empty_observer_is_one(bench: Bench, tmp_path: Path) -> None:
-    class Steps(Observer, list[int]):
-        def on_step(self, report: StepReport) -> None:
-            self.append(report.step)
-
-    heard = Steps()
-    tune(bench, tmp_path / "run", observer=heard)
-    assert heard == list(range(1, PRIVACY["steps"] + 1))
-
-
-def test_a_wrong_observer_is_refused_before_anything(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="fail after a step that is charged"):
-        fine_tune("no-such-model", RECORDS, privacy=PRIVACY, observer=print, output=tmp_path / "run")
-    assert not (tmp_path / "run").exists()
 
 
 def test_private_losses_end_at_the_observer() -> None:

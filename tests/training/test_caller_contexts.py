@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from promises import promise
 from run_cases import RECORDS as OF_LETTERS
 from test_ranks import ROWS, groups_of
 from tiny_models import PUBLIC_TEXTS, tiny_model, tiny_tokenizer
@@ -22,14 +23,9 @@ from privlora.evaluation import evaluate_next_token
 from privlora.precision import own_context
 from privlora.training.files import RunFolder
 
-PROMISE: dict[str, Any] = {
-    "noise_multiplier": 1.0,
-    "delta": 1e-4,
-    "steps": 2,
-    "expected_batch_size": 6,
-    "public_dataset_size": 30,
-    "insecure_noise_seed": 3,
-}
+PROMISE: dict[str, Any] = promise(
+    steps=2, batch=6, records=30, noise_multiplier=1.0, delta=1e-4, insecure_noise_seed=3
+)
 RECORDS, PUBLIC = private_records(30, seed=1), private_records(4, seed=2)
 
 pytestmark = pytest.mark.usefixtures("quick_reports")

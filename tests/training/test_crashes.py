@@ -22,8 +22,10 @@ from run_cases import (
     assert_same,
     check_after_crash,
     check_finished,
+    failing,
     fingerprint,
     in_a_child,
+    no_space_at,
     releases,
     side_log,
 )
@@ -35,6 +37,7 @@ from privlora.accounting import Ledger, PoissonSampling, calibrate_noise_multipl
 from privlora.errors import RunError
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.optimizers import IterateAverage, Optimizer
+from privlora.training.files import RunFolder
 from privlora.training.loop import Interrupted
 
 METHODS = [{"name": "prism", "averaging": 0.9}, {"name": "dp-adamw", "averaging": 0.9}]
@@ -154,22 +157,6 @@ def test_kill_9_around_every_kind_of_system_call(bench: Bench, tmp_path: Path) -
             check_finished(folder, log, bench.continue_or_start(folder))
 
 
-def failing(call: Callable[..., Any], at: int, after: bool) -> Callable[..., Any]:
-    """``call``, except that its ``at``-th call fails before or after it did its work."""
-    count = [0]
-
-    def wrapped(*args: Any, **options: Any) -> Any:
-        count[0] += 1
-        if count[0] == at and not after:
-            raise OSError(28, "No space left on device")
-        result = call(*args, **options)
-        if count[0] == at:
-            raise OSError(28, "No space left on device")
-        return result
-
-    return wrapped
-
-
 # Owner, attribute, and which call of it fails.
 PLACES: list[tuple[Any, str, int]] = [
     (privlora.accounting.ledger.Ledger, "charge", 5),
@@ -229,10 +216,8 @@ def test_an_exception_anywhere(
 def test_a_crash_leaves_no_gap_in_what_is_published(bench: Bench, tmp_path: Path) -> None:
     """The step whose update was lost is evaluated as well, with what is left."""
     folder = tmp_path / "run"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Optimizer, "step", failing(Optimizer.step, 6, False))
-        with pytest.raises(OSError, match="No space"):
-            bench.start(folder, evaluation=PUBLIC, run={"evaluate_every": 3})
+    with no_space_at(6):
+        bench.start(folder, evaluation=PUBLIC, run={"evaluate_every": 3})
     bench.resume(folder, PUBLIC)
     rows = (folder / "release/evaluations.jsonl").read_text().splitlines()
     assert [json.loads(row)["step"] for row in rows] == [0, 3, 6, 9, STEPS]
@@ -289,3 +274,14 @@ def test_resuming_continues_from_the_checkpoint(bench: Bench, tmp_path: Path) ->
         patch.setattr(privlora.training.loop, "load", spy)
         bench.resume(folder)
     assert [int(step) for step in seen] == [5]
+
+
+def test_a_release_is_not_replaced_by_an_untrained_adapter(tmp_path: Path) -> None:
+    bench = Bench()
+    bench.start(tmp_path / "run", privacy={**PRIVACY, "steps": 2})
+    folder = RunFolder(tmp_path / "run")
+    trained = (folder.release / "adapter_model.safetensors").read_bytes()
+    folder.checkpoint.unlink()
+    with pytest.raises(RunError, match=r"finished, and its checkpoint is gone"):
+        bench.resume(tmp_path / "run")
+    assert (folder.release / "adapter_model.safetensors").read_bytes() == trained

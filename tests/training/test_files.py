@@ -115,14 +115,6 @@ def test_a_torn_last_line_is_skipped_and_then_cut(torn: str, tmp_path: Path) -> 
     assert [row["step"] for row in read_lines(path)] == [1, 2, 3]
 
 
-def test_a_file_of_one_torn_line(tmp_path: Path) -> None:
-    path = tmp_path / "lines"
-    path.write_text('{"st')
-    append_line(path, {"step": 1})
-    assert read_lines(path) == [{"step": 1}]
-    assert read_lines(tmp_path / "none") == []
-
-
 def test_what_is_private_is_so_wherever_its_folder_is_copied_to(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
     folder.create()
@@ -238,21 +230,6 @@ def test_what_protects_nobody_lies_elsewhere(tmp_path: Path) -> None:
     (folder.release / "adapter_model.safetensors").write_text("")
     with pytest.raises(RunError, match="not empty"):
         folder.create()
-
-
-def test_settings_of_an_older_version_are_found_and_moved(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    old = folder.release / "config.resolved.yaml"
-    old.write_text("x: 1")
-    assert folder.settings == old
-    with pytest.raises(RunError, match="holds a run already"):
-        folder.refuse_if_used()
-    for _ in range(2):
-        folder.hide_settings()
-        assert folder.settings == folder.private / "config.resolved.yaml"
-        assert folder.settings.read_text() == "x: 1"
-        assert not old.exists()
 
 
 def test_all_files_get_one_time(tmp_path: Path) -> None:

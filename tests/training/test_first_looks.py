@@ -161,15 +161,6 @@ def broken_at(path: Path, line: int) -> str:
     return str(path)
 
 
-def test_lines_of_all_files_are_told_together_and_none_is_shown(model: Path, tmp_path: Path) -> None:
-    private, public = broken_at(tmp_path / "a.jsonl", 19), broken_at(tmp_path / "b.jsonl", 3)
-    with pytest.raises(DataError) as caught:
-        read(run_of(model, {"path": private, "evaluation": public}))
-    for words in (f"{private}, line 19: this is not JSON", f"{public}, line 3: this is not JSON"):
-        assert words in str(caught.value)
-    assert "Ada of" not in str(caught.value)
-
-
 @pytest.mark.parametrize("where", ["public_text", "auto", "synthesis"])
 def test_every_file_that_a_run_reads_is_read_to_its_end(where: str, model: Path, tmp_path: Path) -> None:
     data, broken = {"path": broken_at(tmp_path / "a.jsonl", 19)}, broken_at(tmp_path / "b.jsonl", 20)

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from promises import promise
 from run_cases import Bench, StopAt
 from tiny_models import tiny_llama
 
@@ -18,11 +19,10 @@ from privlora.mechanisms import CorrelatedNoise, band_coefficients
 from privlora.training import fitting
 from privlora.training.assembly import build_parts
 from privlora.training.cycles import kept_bytes
-from privlora.training.fitting import with_micro_batches
+from privlora.training.fitting import Peak, StepMemory, with_micro_batches
 from privlora.training.footprint import free_but_for_own, free_bytes
 from privlora.training.loop import Interrupted
 from privlora.training.models import adapter_for
-from privlora.training.peak import Peak, StepMemory
 
 CPU = torch.device("cpu")
 MIB = 2**20
@@ -34,13 +34,7 @@ def settings(tokens: Any = "auto", **groups: Any) -> Settings:
         "data": {"path": "(in memory)", "max_length": 64},
         "adapter": {"r": 4},
         "method": {"name": "prism"},
-        "privacy": {
-            "steps": 3,
-            "noise_multiplier": 1.0,
-            "delta": 1e-6,
-            "public_dataset_size": 100_000,
-            "expected_batch_size": 5000,
-        },
+        "privacy": promise(steps=3, batch=5000, records=100_000, noise_multiplier=1.0, delta=1e-6),
         "run": {"tokens_per_micro_batch": tokens},
     }
     return settings_from({**given, **groups}, source="test")

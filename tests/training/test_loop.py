@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from promises import promise
 from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, StopAt, edit_settings, releases, side_log
 
 import privlora.training.loop
@@ -137,13 +138,7 @@ def test_what_a_crash_lost_is_told_on_the_screen_alone(bench: Bench, tmp_path: P
 
 @pytest.mark.parametrize("method", ["prism", "dp-adamw"])
 def test_empty_batches_are_full_steps(method: str, bench: Bench, tmp_path: Path) -> None:
-    privacy = {
-        "noise_multiplier": 1.0,
-        "delta": 1e-5,
-        "steps": 20,
-        "sample_rate": 1e-9,
-        "expected_batch_size": 4,
-    }
+    privacy = promise(steps=20, batch=4, noise_multiplier=1.0, delta=1e-5, sample_rate=1e-9)
     with side_log(tmp_path / "log"):
         columns = {"max_length": 40, "unchecked": True}  # 30 records for a public 4e9
         result = bench.start(tmp_path / "run", method=method, privacy=privacy, data=columns)

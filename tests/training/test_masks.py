@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
+from promises import promise
 from run_cases import PRIVACY
 from test_crashes import in_a_child
 from tiny_models import VOCAB, tiny_model, tiny_tokenizer
@@ -25,14 +26,7 @@ from privlora.training.observer import Observer, StepReport
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
 CLIP_NORM = 1e-3  # every record is clipped
-EVERYBODY = {
-    "noise_multiplier": 1.0,
-    "delta": 1e-3,
-    "steps": 1,
-    "sample_rate": 1.0,
-    "expected_batch_size": 40,
-    "clip_norm": CLIP_NORM,
-}
+EVERYBODY = promise(steps=1, batch=40, noise_multiplier=1.0, sample_rate=1.0, clip_norm=CLIP_NORM)
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with {'a ' * (i % 11)}cold."} for i in range(40)]
 
 

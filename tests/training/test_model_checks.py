@@ -12,6 +12,7 @@ import pytest
 import torch
 import transformers as hf
 from cli_cases import save_tiny_model
+from promises import promise
 from run_cases import PRIVACY, assert_same, fingerprint
 from tiny_models import FAMILIES, VOCAB, set_checkpointing, tiny_model, tiny_tokenizer
 
@@ -232,13 +233,7 @@ def test_a_model_that_does_not_run_or_has_no_numbers() -> None:
 
 
 def settings(**groups: dict[str, Any]) -> Any:
-    privacy = {
-        "noise_multiplier": 1.0,
-        "delta": 1e-4,
-        "steps": 2,
-        "sample_rate": 0.1,
-        "expected_batch_size": 4,
-    }
+    privacy = promise(steps=2, batch=4, noise_multiplier=1.0, delta=1e-4, sample_rate=0.1)
     base = {"model": {"name": "m"}, "data": {"path": "x.txt", "max_length": 40}, "adapter": {"r": 2}}
     return settings_from({**base, "privacy": privacy, **groups})
 

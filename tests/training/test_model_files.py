@@ -40,7 +40,7 @@ def test_files_that_lack_or_are_cut_short_are_told_together(model: Path) -> None
             refuse_damaged_weights(settings)
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n")
     (model / "tokenizer.json").unlink()
-    refused(model, "a pointer of git LFS", "`git lfs pull`", "its tokenizer: ", "and the tokenizer's files")
+    refused(model, "a pointer of git LFS", "`git lfs pull`", "its tokenizer: ", "the tokenizer's files too")
 
 
 @pytest.mark.parametrize("kind", ["LlamaTokenizer", "GPT2Tokenizer", "GemmaTokenizer"])

@@ -10,19 +10,23 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from tiny_models import VOCAB, tiny_llama, tiny_model
+from promises import promise
+from tiny_models import VOCAB, set_checkpointing, tiny_llama, tiny_model
 from torch.profiler import profile
 
 from privlora.accounting import Ledger
+from privlora.adapters import LowRankAdapter
 from privlora.cli.memory import estimate_memory
 from privlora.config import PrivacySettings, Settings, settings_from
+from privlora.data.batching import micro_batches
 from privlora.data.examples import Example, Examples
 from privlora.data.units import Units
 from privlora.methods import find_row
 from privlora.training.assembly import build_parts, build_step
+from privlora.training.fitting import StepMemory, largest_batch, saved_bytes
+from privlora.training.footprint import gradient_bytes, row_tokens, token_bytes
 from privlora.training.inputs import Data
 from privlora.training.models import adapter_for, unchanged_afterwards
-from privlora.training.peak import StepMemory, largest_batch, saved_bytes
 from privlora.training.promise import plan_privacy
 
 CPU = torch.device("cpu")
@@ -40,13 +44,7 @@ def settings(method: str = "dp-adamw", length: int = 32, **groups: Any) -> Setti
         "data": {"path": "(in memory)", "max_length": length},
         "adapter": {"r": 4, "init": "random"},
         "method": {"name": method, **groups.pop("of_method", {})},
-        "privacy": {
-            "steps": 3,
-            "noise_multiplier": 1.0,
-            "delta": 1e-4,
-            "public_dataset_size": 4000,
-            "expected_batch_size": 400,
-        },
+        "privacy": promise(steps=3, batch=400, records=4000, noise_multiplier=1.0, delta=1e-4),
     }
     return settings_from({**given, **groups}, source="test")
 
@@ -128,12 +126,6 @@ def test_below_float32_rows_count_as_they_are_padded() -> None:
     assert longer > 1.2 * shorter
 
 
-def test_the_worst_fill_a_micro_batch() -> None:
-    """Two rows of 256 tokens take more than one of 300."""
-    model = wide_llama(max_position_embeddings=512)
-    assert StepMemory(settings(length=300), model, CPU).peak(512).rows > 1
-
-
 def test_rows_of_users_go_through_together() -> None:
     model = wide_llama()
     given = settings(
@@ -198,3 +190,33 @@ def test_eager_attention_keeps_its_weights() -> None:
         for kind in ("sdpa", "eager")
     )
     assert eager == 4 * fused == 6 * 4 * 4
+
+
+@pytest.mark.parametrize(("dtype", "times"), [(torch.float32, 1), (torch.bfloat16, 2), (torch.float64, 1)])
+def test_a_row_takes_what_r_tokens_take(dtype: torch.dtype, times: int) -> None:
+    adapter = LowRankAdapter(tiny_llama().to(dtype), rank=4)
+    assert row_tokens(adapter) == 4 * times
+
+
+def test_gradients_are_counted_as_they_are_captured() -> None:
+    adapter = LowRankAdapter(tiny_llama(), rank=4)
+    assert gradient_bytes(adapter) == 4 * sum(4 * (site.m + site.n) for site in adapter.sites)
+    adapter.columns = (slice(2), slice(3, None))
+    assert gradient_bytes(adapter) == 4 * sum(2 * site.m + site.n for site in adapter.sites)
+
+
+def test_with_checkpoints_a_token_takes_less_and_a_row_more_tokens() -> None:
+    model = tiny_llama(num_hidden_layers=8)
+    adapter = LowRankAdapter(model, rank=4)
+    whole = token_bytes(model)
+    set_checkpointing(model, reentrant=False)
+    assert token_bytes(model) == whole // 8 + 4 * 8 * 16
+    assert row_tokens(adapter) == -(-4 * whole // token_bytes(model))
+
+
+def test_short_rows_are_as_many_as_their_gradients_allow() -> None:
+    examples = Examples([Example([1, 2], [-100, 2])] * 100, pad_token_id=0)
+    for beside, most in ((0, 50), (2, 50), (10, 10), (100, 1), (1000, 1)):
+        found = [b.unit_count for b in micro_batches(range(100), examples, max_tokens=100, row_tokens=beside)]
+        assert max(found) == most
+        assert sum(found) == 100

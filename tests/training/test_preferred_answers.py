@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from counting_ledger import CountingLedger
+from promises import promise
 from tiny_models import VOCAB, everything_in_double, tiny_model, tiny_tokenizer
 from torch.func import functional_call
 
@@ -44,13 +45,7 @@ BETA = 0.3
 
 
 def settings_of(privacy: Mapping[str, Any] = {}, **groups: Mapping[str, Any]) -> Settings:
-    own = {
-        "noise_multiplier": 1.0,
-        "delta": 1e-5,
-        "steps": 2,
-        "expected_batch_size": 2,
-        "public_dataset_size": 5,
-    }
+    own = promise(steps=2, batch=2, records=5, noise_multiplier=1.0, delta=1e-5)
     data = {"path": "x.jsonl", **COLUMNS, "dpo_beta": BETA, "max_length": 40, **groups.pop("data", {})}
     return settings_from(
         {"model": {"name": "m"}, "privacy": own | dict(privacy), "data": data, **groups}, source="test"

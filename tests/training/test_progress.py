@@ -7,11 +7,10 @@ import functools
 import io
 import math
 import re
-from collections.abc import Callable
-from concurrent.futures import Executor, Future
 from typing import Any
 
 import pytest
+from promises import promise
 from rich.console import Console
 
 from privlora.accounting import Plan, PoissonSampling, StepEvent, epsilon
@@ -72,79 +71,30 @@ def test_a_log_shows_what_was_spent() -> None:
     assert "after" not in "".join(lines.values())
 
 
-class Beside(Executor):
-    """An accountant who works when asked to, or at once, in the thread of the test."""
+def test_a_live_line_names_the_step_of_its_epsilon(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Composing takes a twentieth of the time at most; the last step has its own."""
+    now, asked = [0.0], list[int]()
 
-    def __init__(self) -> None:
-        self.asked, self.at_once = list[Callable[[], Any]](), False
-
-    def submit(self, function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Future[Any]:
-        found: Future[Any] = Future()
-        self.asked.append(lambda: found.set_result(function(*args, **kwargs)))
-        if self.at_once:
-            self.work()
-        return found
-
-    def work(self) -> None:
-        while self.asked:
-            self.asked.pop(0)()
-
-
-@pytest.fixture
-def beside(monkeypatch: pytest.MonkeyPatch) -> Beside:
-    found = Beside()
-    monkeypatch.setattr(progress, "accountant", lambda: found)
-    return found
-
-
-def test_a_live_line_has_the_epsilon_of_its_own_step(monkeypatch: pytest.MonkeyPatch, beside: Beside) -> None:
-    """Composing takes a tenth of the time at most, beside the steps; a line waits for its epsilon, for a while."""
-    now = [0.0]
-    asked: list[int] = []
-
-    def slow(events: list[tuple[StepEvent, int]], delta: float, **options: Any) -> float:
+    def slow(plan: Plan, step: int) -> float:
         now[0] += 1.0
-        asked.append(events[0][1])
-        return epsilon(events, delta, **options)
+        asked.append(step)
+        return epsilon([(EVENT, step)], 1e-5)
 
-    monkeypatch.setattr(progress, "epsilon", slow)
+    monkeypatch.setattr(progress, "spent", slow)
     monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
     with RichObserver(console, plan(30)) as observer:
         for step in range(1, 31):
             now[0] += 4.0
             observer.on_step(StepReport(step, 30, 2e-4, 4.0))
-            assert asked == [each for each in asked if each < step or step == 30]  # no step waits for it
-            beside.work()
-    assert asked == [1, 4, 7, 10, 13, 16, 19, 22, 25, 28, 30]
+    assert asked == [1, 6, 11, 16, 21, 26, 30]
     assert isinstance(console.file, io.StringIO)
-    lines = re.findall(
-        r"step (\d+)/30  (?:ε ([\d.]+) \((?:δ 1e-05|step (\d+))\)  )?lr", console.file.getvalue()
-    )
+    lines = re.findall(r"step (\d+)/30  ε ([\d.]+) \((?:δ 1e-05|step (\d+))\)  lr", console.file.getvalue())
     for step, number, known in lines:
-        assert number in ("", spent(int(known or step)).split()[1])
-        assert int(known or step) <= int(step)
-    assert {int(step) for step, number, known in lines if number and not known} == set(asked)
-    assert {step for step, number, _ in lines if not number} <= {"1"}  # of which nothing was known yet
-    assert len({step for step, *_ in lines}) > 15  # no line stands there for longer than two steps
-
-
-def test_a_line_keeps_its_own_epsilon_when_steps_go_on_meanwhile(
-    monkeypatch: pytest.MonkeyPatch, beside: Beside
-) -> None:
-    """What is composed for step 3 is drawn beside step 3, also where step 4 was taken before it was known."""
-    monkeypatch.setattr(progress, "_ACCOUNTING_SHARE", math.inf)
-    console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=120)
-    with RichObserver(console, plan(9)) as observer:
-        for step in range(1, 9):
-            observer.on_step(StepReport(step, 9, 2e-4, 0.5))
-            if step % 3 == 1:
-                beside.work()
-    assert isinstance(console.file, io.StringIO)
-    lines = re.findall(r"step (\d+)/9  ε ([\d.]+)", console.file.getvalue())
-    assert len(lines) > 1
-    assert {number for _, number in lines} == {spent(int(step)).split()[1] for step, _ in lines}
-    assert all(number == spent(int(step)).split()[1] for step, number in lines)
+        assert number == spent(int(known or step)).split()[1]
+        assert int(known or step) == max(each for each in asked if each <= int(step))
+    assert {int(step) for step, _, known in lines if not known} == set(asked)
+    assert {int(step) for step, *_ in lines} == set(range(1, 31))
 
 
 def test_releases_before_training_count() -> None:
@@ -211,69 +161,39 @@ def test_without_privacy_no_epsilon_is_shown(run: Plan | None) -> None:
 
 @pytest.mark.parametrize("width", [80, 100, 120, 160])
 @pytest.mark.parametrize("steps", [40, 20_000, 1_000_000])
-def test_a_live_line_is_never_cut(
-    width: int, steps: int, monkeypatch: pytest.MonkeyPatch, beside: Beside
-) -> None:
-    """Step, its epsilon once that is known, rate and time left stand on every live line; bar, losses, delta and before
-    that the last epsilon that is known where there is room. 80 columns are a terminal's usual width."""
-    now = [0.0]
-
-    def slow(*_: Any, **__: Any) -> float:
-        now[0] += 1000.0
-        return 12.344
-
-    monkeypatch.setattr(progress, "epsilon", slow)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
+def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Step, rate and time left stand on every live line; bar, losses, delta and before that the epsilon of an earlier
+    step where there is room. 80 columns are a terminal's usual width."""
+    monkeypatch.setattr(progress, "spent", lambda *_: 12.344)
+    monkeypatch.setattr(progress.time, "monotonic", lambda: 0.0)
     console = Console(file=io.StringIO(), force_terminal=True, color_system=None, width=width)
     first = steps // 2
     with RichObserver(console, plan(steps)) as observer:
         for loss in (3.0, 2.5, 2.25):
             observer.on_evaluation(0, loss)
-        for step in range(first, first + 3):
-            observer.on_step(StepReport(step, steps, 2.5e-4, 3.5))
-            beside.work()
-            now[0] += 20_000.0
+        observer.on_step(StepReport(first, steps, 2.5e-4, 3.5))
+        observer._account_again_at = math.inf
+        observer.on_step(StepReport(first + 1, steps, 2.5e-4, 3.5))
         observer.on_public_work("writing public texts", 38, 200)
-        observer.on_private_loss(first + 3, 1.25)
-        observer.on_step(StepReport(first + 3, steps, 2.5e-4, 3.5))
-        beside.work()
+        observer.on_private_loss(first + 2, 1.25)
+        observer.on_step(StepReport(first + 2, steps, 2.5e-4, 3.5))
         observer.on_public_work("writing public texts", 38, 200)
     assert isinstance(console.file, io.StringIO)
     shown = re.sub("\x1b\\[[0-9?]*[A-Za-z]", "", console.file.getvalue()).replace("\r", "\n").splitlines()
     lines = [line for line in shown if "step " in line and "/" in line and "held-out" not in line]
     assert lines.pop() == lines[-1]  # as it is taken away
     assert all(len(line) <= width for line in shown if "held-out" not in line)
-    own = [
-        first,
-        first,
-        first + 1,
-        first + 1,
-        first + 2,
-        first + 2,
-        first + 2,
-        first + 3,
-        first + 3,
-        first + 3,
-    ]
-    waiting = [line for line in lines if "(step " in line]  # with the last that is known
-    for line in waiting:
-        step, known = re.findall(r"step (\d+)/.* ε 12\.35 \(step (\d+)\)  lr", line)[0]
-        assert int(step) == int(known) + 1
-    counted = len(waiting), sum("ε 12.35" in line for line in lines)
-    assert counted == (3, 9) if width >= 120 else counted[1] == counted[0] + 6
-    for line, step in zip(lines, own, strict=True):
+    for line, step in zip(lines, [first, first + 1, first + 1, first + 2, first + 2], strict=True):
         assert f"step {step}/{steps}  " in line
-        assert "  lr 0.00025  3.5 s/step  ETA " in line
-        assert f"ETA {progress.clock(3.5 * (steps - step))}" in line
+        assert f"  lr 0.00025  3.5 s/step  ETA {progress.clock(3.5 * (steps - step))}" in line
+    assert "ε 12.35" in lines[0]
+    if width >= 120:
+        assert "  ε 12.35 (δ 1e-05)  lr" in lines[0]
+        assert f"  ε 12.35 (step {first})  lr" in lines[1]
     for said in ("PRIVATE training loss 1.2500", "38 of 200"):
         assert any(said in line for line in shown)
     if width == 160:
-        assert all("━" in line and "loss █" in line for line in lines[:3])
-        assert all(
-            "(δ 1e-05)" in line
-            for line in lines
-            if "ε" in line and line not in waiting and "PRIVATE" not in line
-        )
+        assert all("━" in line and "loss █" in line for line in lines[:2])
 
 
 def test_the_private_loss_is_marked() -> None:
@@ -303,15 +223,9 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
     ],
 )
 def test_units_of_held_out_losses(data: dict[str, Any], unit: str) -> None:
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2, "expected_batch_size": 2}
-    settings = settings_from(
-        {
-            "model": {"name": "m"},
-            "data": {"path": "x.jsonl", **data},
-            "privacy": {**privacy, "public_dataset_size": 9},
-        },
-        source="s",
-    )
+    groups = {"model": {"name": "m"}, "data": {"path": "x.jsonl", **data}}
+    privacy = promise(steps=2, batch=2, records=9, noise_multiplier=1.0)
+    settings = settings_from({**groups, "privacy": privacy}, source="s")
     assert progress.unit_of(settings) == unit
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import shutil
 import signal
 import sys
 import tempfile
@@ -181,33 +180,6 @@ def test_no_text_holds_a_time_of_day_or_a_place(tmp_path: Path) -> None:
 )
 def test_the_search_would_find_one(text: str) -> None:
     assert TIME_OF_DAY.search(text)
-
-
-@pytest.mark.usefixtures("quick_reports")
-def test_a_run_of_an_older_version_is_resumed_and_its_settings_are_hidden(
-    bench: Bench, tmp_path: Path
-) -> None:
-    root = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        bench.start(root, observer=Stops((5,)))
-    old = root / "release" / "config.resolved.yaml"
-    shutil.move(root / "private" / old.name, old)
-    assert RunFolder(root).settings == old
-    bench.resume(root)
-    assert not old.exists()
-    assert (root / "private" / old.name).exists()
-    assert read_ledger(root / "release/ledger.jsonl").closed
-
-
-@pytest.mark.usefixtures("quick_reports")
-def test_a_non_private_run_of_an_older_version_goes_on_where_it_was(bench: Bench, tmp_path: Path) -> None:
-    root = tmp_path / "run"
-    privacy = {k: v for k, v in PRIVACY.items() if k != "target_epsilon"} | {"private": False}
-    with pytest.raises(Interrupted):
-        bench.start(root, method="adamw", privacy=privacy, observer=Stops((5,)))
-    (root / "not-private").rename(root / "release")
-    assert bench.resume(root).release == root / "release"
-    assert {path.name for path in root.iterdir()} == {"release", "private"}
 
 
 @pytest.mark.usefixtures("quick_reports")

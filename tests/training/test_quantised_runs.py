@@ -145,17 +145,9 @@ def test_methods_of_dense_updates_are_refused_before_there_is_a_run(
     with pytest.raises(ConfigError, match=r"model\.quantization does not go with.*dense update"):
         train(folder, tmp_path / "run", "4bit", method=method)
     model, tokenizer = load_model(ModelSettings(name=str(folder), dtype="float32", quantization="4bit"))
+    groups = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, "method": method}
     with pytest.raises(PrivloraError, match=r"quantised|needs float32 layers"):  # in the caller's hands
-        fine_tune(
-            model,
-            RECORDS,
-            tokenizer=tokenizer,
-            privacy=PRIVACY,
-            adapter={"r": 2},
-            data={"max_length": 40},
-            method=method,
-            output=tmp_path / "run",
-        )
+        fine_tune(model, RECORDS, tokenizer=tokenizer, output=tmp_path / "run", **groups)
     assert not (tmp_path / "run").exists()
 
 
@@ -206,50 +198,6 @@ def test_planned_bytes_are_those_of_the_loaded_model(folder: Path, packing: str)
         size += sum(t.numel() * t.element_size() for t in tensors.values())
     planned = estimate_memory(settings, METHODS["prism"], tiny_model())
     assert planned["weight_bytes"] == size
-
-
-def test_planned_gradients_are_fewer_where_activations_are_computed_again() -> None:
-    planned = {}
-    model = tiny_model()
-    for kind in ("none", "reentrant", "non-reentrant"):
-        content = {
-            "model": {"name": "m", "gradient_checkpointing": kind},
-            "data": {"path": "x.jsonl", "max_length": 40},
-            "privacy": {**PRIVACY, "public_dataset_size": 900, "expected_batch_size": 500},
-            "adapter": {"r": 4},
-            "run": {"tokens_per_micro_batch": 400},
-        }
-        planned[kind] = estimate_memory(settings_from(content), METHODS["prism"], model)[
-            "gradient_bytes_at_most"
-        ]
-    assert planned["reentrant"] == planned["non-reentrant"] < planned["none"]
-    assert not model.is_gradient_checkpointing
-
-
-@pytest.mark.parametrize("given", ["8bits", 4, "nf4", {"load_in_4bit": True}], ids=str)
-def test_other_packings_are_refused(given: Any) -> None:
-    content = {
-        "model": {"name": "m", "quantization": given},
-        "data": {"path": "x.jsonl"},
-        "privacy": PRIVACY,
-    }
-    with pytest.raises(ConfigError, match=r"model\.quantization.*4bit"):
-        settings_from(content)
-
-
-@pytest.mark.parametrize(
-    ("group", "name"), [("model", "load_in_4bit"), ("run", "load_in_8bit"), (None, "load_in_4bit")]
-)
-def test_settings_of_from_pretrained_in_another_place_are_told_where_they_go(
-    group: str | None, name: str
-) -> None:
-    content: dict[str, Any] = {"model": {"name": "m"}, "data": {"path": "x.jsonl"}, "privacy": PRIVACY}
-    if group is None:
-        content[name] = True
-    else:
-        content[group] = {**content.get(group, {}), name: True}
-    with pytest.raises(ConfigError, match=r"it is called model\.quantization here"):
-        settings_from(content)
 
 
 @without_reports

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from promises import promise
 from rank_cases import ended, found_together, start_together, together
 from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, check_after_crash, check_finished, side_log
 from safetensors.torch import load_file
@@ -32,20 +33,13 @@ from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, VOTE_METHODS, build
 from privlora.training.checkpoint import read_mark
 from privlora.training.observer import Observer, StepReport
-from privlora.training.ranks import OneProcess, Ranks, RankStopped, deal
+from privlora.training.ranks import Ranks, RankStopped, deal
 from privlora.training.shared_step import SharedStep
 from privlora.training.step import Step
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
-REPEATABLE = {
-    "noise_multiplier": 0.5,
-    "delta": 1e-3,
-    "steps": 3,
-    "expected_batch_size": 12,
-    "public_dataset_size": 30,
-    "insecure_noise_seed": 5,
-}
+REPEATABLE = promise(steps=3, batch=12, records=30, noise_multiplier=0.5, insecure_noise_seed=5)
 USERS = [{**record, "who": f"user {i % 11}"} for i, record in enumerate(RECORDS)]
 
 
@@ -199,15 +193,6 @@ def test_units_are_dealt_whole_once_and_evenly() -> None:
             loads = [sum(weights[n] for n in share) for share in shares]
             assert max(loads) - min(loads) <= max(weights, default=0)
             assert deal(weights, size) == shares
-
-
-def test_one_process_is_all_there_is() -> None:
-    alone = OneProcess()
-    tensor = torch.ones(2)
-    assert (alone.first, alone.size, alone.rank) == (True, 1, 0)
-    assert (alone.same(lambda: 3), alone.each(lambda: 4), alone.dealt(lambda: [[1, 2]])) == (3, 4, [1, 2])
-    assert (alone.gathered(5), alone.any(True), alone.any(False)) == ([5], True, False)
-    assert alone.add(tensor) is tensor
 
 
 def test_what_processes_tell_each_other(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from privlora.data.units import Grouping
 from privlora.errors import DataError, PrivloraError
 from privlora.federated.run import records_of
 from privlora.training.inputs import load_all, load_clients
-from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
+from privlora.training.preflight import check_of, refuse_unusable, refuse_unusable_files
 
 SECRET = "Zanzibar"
 
@@ -61,37 +61,30 @@ def test_five_places_and_five_mistakes_are_told(tmp_path: Path) -> None:
     assert said(path) == ["FILE, lines 1, 2, 3, 4, 5 and more: this is not JSON"]
 
 
+CHAT = {"messages": "chat"}
+TURN = {"role": "user", "content": None}
+CLASSES: dict[str, Any] = {"label": "y", "labels": ["u", "v"]}
+
+
 @pytest.mark.parametrize(
     ("data", "row", "what"),
     [
-        (
-            {"messages": "chat"},
-            {"chat": [{"role": SECRET}]},
-            "line 2: message 1 of column 'chat' has no known role",
-        ),
-        ({"messages": "chat"}, {"chat": SECRET}, "line 2: column 'chat' is not a list of messages"),
-        (
-            {"messages": "chat"},
-            {"chat": [{"role": "user", "content": None}]},
-            "line 2: message 1 of column 'chat' has no content",
-        ),
+        (CHAT, {"chat": [{"role": SECRET}]}, "line 2: message 1 of column 'chat' has no known role"),
+        (CHAT, {"chat": SECRET}, "line 2: column 'chat' is not a list of messages"),
+        (CHAT, {"chat": [TURN]}, "line 2: message 1 of column 'chat' has no content"),
         (
             {"prompt": "{a}{b}", "completion": "c"},
             {"a": SECRET, "b": 4, "c": ""},
             "line 2: column 'b' holds int",
         ),
+        (CLASSES, {"text": "", "y": SECRET}, "line 2: the label in column 'y' is none"),
         (
-            {"label": "y", "labels": ["u", "v"]},
+            {**CLASSES, "labels": 2},
             {"text": "", "y": SECRET},
-            "line 2: the label in column 'y' is none",
+            "lines 1, 2, 3: the label in column 'y' is none of the",
         ),
         (
-            {"label": "y", "labels": 2},
-            {"text": "", "y": SECRET},
-            "lines 1, 2, 3: the label in column 'y' is none of the numbers of data.labels",
-        ),
-        (
-            {"label": "y", "labels": "score"},
+            {**CLASSES, "labels": "score"},
             {"text": "", "y": SECRET},
             "line 2: the label in column 'y' is not a",
         ),
@@ -175,13 +168,8 @@ def run_of(tmp_path: Path, path: str | None, **groups: Any) -> Settings:
     steps = {} if "federation" in groups else {"steps": 3}
     run = {"output": str(tmp_path / "run")}
     data = {**({} if path is None else {"path": path}), **groups.pop("data", {})}
-    content = {
-        "model": {"name": "nobody"},
-        "data": data,
-        "privacy": {**privacy, **steps},
-        "run": run,
-        **groups,
-    }
+    privacy |= steps
+    content = {"model": {"name": "nobody"}, "data": data, "privacy": privacy, "run": run, **groups}
     return settings_from(content)
 
 

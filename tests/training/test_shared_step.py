@@ -23,17 +23,17 @@ from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.identity import refuse_unlike_processes
-from privlora.training.ranks import OneProcess, RankStopped, deal
+from privlora.training.ranks import Ranks, RankStopped, deal
 from privlora.training.shared_step import SharedStep
 
 
-class Watched(OneProcess):
+class Watched(Ranks):
     """One of two processes: notes what it is asked for, in order, and what it gives."""
 
     size = 2
 
     def __init__(self, rank: int = 0, lost_at: str = "") -> None:
-        self.rank, self.first, self._lost_at = rank, rank == 0, lost_at
+        self.rank, self._lost_at = rank, lost_at
         self.asked: list[str] = []
         self.added: list[torch.Tensor] = []
         self.told: dict[str, object] = {}

@@ -8,7 +8,7 @@ A ledger is a file of JSON lines. Line 1 is the plan; then come
 `event` is a fingerprint of the plan's event at this step, `salt` 64 fresh random bits, `prev` the SHA-256 of the line
 before: an edited, removed or inserted line breaks the chain and the ledger is refused, and copies that were continued
 apart differ from there on. The chain has no key, and no end mark before the "close" line: by itself it does not find a
-file rewritten as a whole, cut at its end, or replaced by an older copy; the files beside it do (`training.evidence`).
+file rewritten as a whole, cut at its end, or replaced by an older copy; the files beside it do (`training.checkpoint`).
 
 A ledger is public: it holds no private count, only the plan and how many steps of it were taken, and no clock but the
 day it was begun on. How long a step took, or how often a run had to be resumed, depends on private records.

@@ -17,7 +17,7 @@ from privlora.mechanisms import Mechanism
 from privlora.rehearsals.settling import settled
 from privlora.training.assembly import Parts
 from privlora.training.files import AUDIT_MARK, AUDITED, RunFolder, write_atomically
-from privlora.training.fitting import in_default_micro_batches, with_micro_batches
+from privlora.training.fitting import in_micro_batches, with_micro_batches
 from privlora.training.inputs import Data, check_sources, fitted
 from privlora.training.loop import finish_training
 from privlora.training.models import check_model, given_or_loaded
@@ -59,7 +59,7 @@ class Rerun:
         if usual:
             settings, _ = with_micro_batches(settings, model, next(model.parameters()).device)
         else:
-            settings = in_default_micro_batches(settings)
+            settings = in_micro_batches(settings, settings.run.max_tokens)
         return cls(settings, asked, model, tokenizer)
 
     @property

@@ -19,7 +19,7 @@ from privlora.consoles import err, loading, out, saying
 from privlora.errors import ConfigError
 from privlora.pages.numbers import finite
 from privlora.training.files import RunFolder, refuse_no_run, refuse_unfinished
-from privlora.training.ranks import OneProcess, Ranks, refuse_several, several_processes
+from privlora.training.ranks import Ranks, refuse_several, several_processes
 
 
 class Stopped(Exception):
@@ -58,7 +58,7 @@ def refuse_alone(command: str) -> None:
 def processes() -> Iterator[Ranks]:
     """Those that this one was started with; torch is imported only where there are several."""
     if not several_processes():
-        yield OneProcess()
+        yield Ranks()
         return
     from privlora.training.torch_ranks import joined
 

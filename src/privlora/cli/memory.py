@@ -11,9 +11,8 @@ from privlora.config import Settings
 from privlora.errors import ConfigError
 from privlora.methods import Method
 from privlora.training.cycles import bands_to_come, kept_bytes
-from privlora.training.fitting import Fitted, with_micro_batches
+from privlora.training.fitting import Fitted, StepMemory, weight_bytes, with_micro_batches
 from privlora.training.footprint import resident_bytes
-from privlora.training.peak import StepMemory, weight_bytes
 from privlora.training.preflight import device_of
 
 
@@ -46,7 +45,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> dict[str,
         kept_noise_bytes: of correlated noise, that of the steps before and the bases in which it is given, at most; 0
             where noise is independent.
         cache_bytes: keys and values of a batch of texts that the model writes; 0 where it writes none.
-        peak: of a private step, activations and all (training.peak); None for methods without one.
+        peak: of a private step, activations and all (training.fitting); None for methods without one.
         resident_bytes: what Python and its packages hold in this process, before any weight; a run's hold somewhat more
             on top of model and step. 0 where that is not known.
         device: the kind of device that the peak is of.

@@ -273,7 +273,6 @@ class Prepared:
                 refuse_all_void(settings, history, plan, ledgers, released)
             found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
             summary = read_ledger(folder.ledger) if found else released
-            folder.hide_settings()
             facts = federation_facts(settings, server, history.rounds(), found)
             with server.parts.exported() as asked, server.parts.adapter:
                 said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)

@@ -15,8 +15,7 @@ from privlora.data.templates import parse
 from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, RecordError, Together, in_one
 from privlora.starting.survey import Survey
-from privlora.training.preflight import are_read_twice
-from privlora.training.record_looks import Check, check_of, refuse_unusable_files
+from privlora.training.preflight import Check, are_read_twice, check_of, refuse_unusable_files
 
 _LONGER = 4  # than every other column, of the one that must be the text
 

@@ -25,7 +25,7 @@ from privlora.data.records import (
 )
 from privlora.data.rendering import ROLES, speaks_by_calls, with_role
 from privlora.errors import DataError
-from privlora.training.record_looks import refuse_unusable_files
+from privlora.training.preflight import refuse_unusable_files
 
 SAMPLE: Final = 200
 """Records that are kept, from the first on, to count the tokens of."""

@@ -38,16 +38,14 @@ from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.precision import own_context
 from privlora.randomness import private_generator
-from privlora.training.classifier import refuse_other_rows
 from privlora.training.cycles import Cycles, bands_of, bands_to_come, cycle_of
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, tokenise
 from privlora.training.misfits import (
+    refuse_clashes,
     refuse_missing_texts,
     refuse_unsettled,
     refuse_unused_texts,
-    refuse_what_votes_have_not,
-    refuse_without_gradients,
 )
 from privlora.training.models import adapter_for, set_checkpointing
 from privlora.training.promise import sampler
@@ -122,10 +120,8 @@ class Parts(TrainState):
                 for name in (WEIGHTS_NAME, CONFIG_NAME):
                     write_atomically(folder / name, (Path(temporary) / name).read_bytes())
         except (OSError, SafetensorError) as error:
-            raise RunError(
-                f"cannot write the adapter into {str(folder)!r}: {error}",
-                fix="free space or permissions, then go on with `privlora resume` or `privlora lab compare`",
-            ) from None
+            what = f"cannot write the adapter into {str(folder)!r}: {error}"
+            raise RunError(what, fix="free space or permissions, then `privlora resume`") from None
 
 
 class PublicStart:
@@ -163,14 +159,14 @@ class PublicStart:
 
     def texts(self, settings: Settings, model: torch.nn.Module, method: Method) -> SyntheticTexts:
         """New ones for a run, not yet written."""
-        evolving = method.public_texts == "evolving"
+        gradients = method.releases == "gradients"
         return SyntheticTexts(
             settings,
             model,
             self._tokenizer,
-            evolving=evolving and method.releases == "gradients",
+            evolving=method.public_texts == "evolving" and gradients,
             own=self._generator,
-            distinct=method.releases == "gradients",  # votes go to as many texts in every round
+            distinct=gradients,  # votes go to as many texts in every round
         )
 
     def ballot(self, settings: Settings, model: torch.nn.Module, adapter: LowRankAdapter) -> Ballot:
@@ -194,11 +190,8 @@ def build_parts(
     """
     refuse_unsettled(settings)
     method = find_row(settings.method.name)
-    refuse_other_rows(settings, method)
-    refuse_without_gradients(settings, method)
+    refuse_clashes(settings, method)
     votes = method.releases == "votes"
-    if votes:
-        refuse_what_votes_have_not(settings, method)
     if method.tunes_writer:
         refuse_without_trl()
     own = None
@@ -207,11 +200,9 @@ def build_parts(
         own = public.texts(settings, model, method)
     if texts is None and own is None:
         refuse_missing_texts(method)
-    lora = settings.adapter
-    privacy = settings.privacy
-    hyper = method.resolve(
-        settings.method, lora.init, privacy.steps, private=privacy.private, bands=bands_to_come(privacy)
-    )
+    lora, privacy, max_tokens = settings.adapter, settings.privacy, settings.run.max_tokens
+    bands, private = bands_to_come(privacy), privacy.private
+    hyper = method.resolve(settings.method, lora.init, privacy.steps, private=private, bands=bands)
     set_checkpointing(model, settings.model.gradient_checkpointing)
     subspaces = None
     if hyper.init == PUBLIC_GRADIENT and public is not None:
@@ -231,7 +222,6 @@ def build_parts(
         subspaces=subspaces,
         relative_rate=hyper.relative_rate,
     )
-    max_tokens = settings.run.max_tokens
     if texts is not None:
         lean_on(texts, coordinates, optimizer, max_tokens)
     elif own is not None:
@@ -311,22 +301,16 @@ def build_step(
     """
     settings = parts.settings
     if parts.ballot is not None:
-        raise ConfigError(
-            f"method {parts.method.name!r} releases {parts.method.called} and takes no private steps",
-            fix="choose a method that releases gradients",
-        )
+        what = f"method {parts.method.name!r} releases {parts.method.called} and takes no private steps"
+        raise ConfigError(what, fix="choose a method that releases gradients")
     draws: PoissonSampler | CyclicPoissonSampler | BallsInBinsSampler = sampler(
         settings.privacy, len(data.units)
     )
-    before = 0 if ledger is None else _plan_of(ledger).before_training
-    bands = 1 if ledger is None else bands_of(_plan_of(ledger))
+    plan = ledger if isinstance(ledger, Plan) or ledger is None else ledger.plan
+    before, bands = (0, 1) if plan is None else (plan.before_training, bands_of(plan))
     if settings.privacy.bands not in ("auto", bands):
-        raise PrivacyError(
-            f"privacy.bands={settings.privacy.bands}, and the plan has {bands}",
-            why="the stated epsilon holds for the plan only",
-            fix="resume with the settings of the first run",
-        )
-    if ledger is not None and cycle_of(_plan_of(ledger)) > 1:
+        raise _other_plan(f"privacy.bands={settings.privacy.bands}, and the plan has {bands}")
+    if ledger is not None and plan is not None and cycle_of(plan) > 1:
         if isinstance(ledger, Plan):  # what draws and releases is another process
             cycles = Cycles.drawn(ledger, data)
             correlated = CorrelatedNoise(cycles.coefficients, parts.coordinates) if bands > 1 else None
@@ -336,8 +320,8 @@ def build_step(
                 why="dealt anew, a unit could join twice in a cycle of steps that is paid for once",
                 fix="take those of training.cycles",
             )
-        draws = _in_cycles(settings.privacy, ledger, cycles, len(data.units))
-    mechanism = _mechanism(parts, ledger, done, draws.sampling, correlated)
+        draws = _in_cycles(settings.privacy, ledger, plan, cycles, len(data.units))
+    mechanism = _mechanism(parts, ledger, plan, done, draws.sampling, correlated)
     return Step(
         state=parts,
         mechanism=mechanism if instrument is None else instrument(mechanism),
@@ -350,10 +334,14 @@ def build_step(
     )
 
 
+def _other_plan(what: str) -> PrivacyError:
+    why = "the stated epsilon holds for the plan only"
+    return PrivacyError(what, why=why, fix="resume with the settings of the first run")
+
+
 def _in_cycles(
-    privacy: PrivacySettings, ledger: Ledger | Plan, cycles: Cycles, units: int
+    privacy: PrivacySettings, ledger: Ledger | Plan, plan: Plan, cycles: Cycles, units: int
 ) -> CyclicPoissonSampler | BallsInBinsSampler:
-    plan = _plan_of(ledger)
     cycle, bands = cycle_of(plan), bands_of(plan)
 
     def charged() -> int:
@@ -372,10 +360,6 @@ def _in_cycles(
     return CyclicPoissonSampler(units, rate, bands, key=cycles.key, charged=charged, insecure_seed=seed)
 
 
-def _plan_of(ledger: Ledger | Plan) -> Plan:
-    return ledger if isinstance(ledger, Plan) else ledger.plan
-
-
 class _LedgerElsewhere:
     """Of a process that has only a part of each batch."""
 
@@ -390,20 +374,16 @@ class _LedgerElsewhere:
 def _mechanism(
     parts: Parts,
     ledger: Ledger | Plan | None,
+    plan: Plan | None,
     done: int,
     sampling: Sampling,
-    correlated: CorrelatedNoise | None = None,
+    correlated: CorrelatedNoise | None,
 ) -> Mechanism:
     privacy = parts.settings.privacy
-    if ledger is None:
+    if plan is None or ledger is None:
         return MeanMechanism(parts.coordinates, expected_batch_size=privacy.b, steps=privacy.steps, done=done)
-    plan = _plan_of(ledger)
     if (plan.unit, plan.insecure_noise) != (privacy.unit, privacy.insecure_noise_seed is not None):
-        raise PrivacyError(
-            "the privacy unit or the kind of noise is not what was planned",
-            why="the stated epsilon holds for the plan only",
-            fix="resume with the settings of the first run",
-        )
+        raise _other_plan("the privacy unit or the kind of noise is not what was planned")
     return GaussianMechanism(
         parts.coordinates,
         clip_norm=plan.clip_norm,

@@ -34,9 +34,13 @@ def weights_of(model: torch.nn.Module, *, classifies: bool = False) -> str | Non
         return _REMEMBERED[model]
     if _is_packed(model):
         return None
-    named = _parameters(model, classifies)
-    told = [f"{name} {tuple(tensor.shape)} {_digest(tensor)}\n" for name, tensor in named.items()]
-    return sha256("".join(told).encode()).hexdigest()
+    whole = sha256()
+    for name, tensor in _parameters(model, classifies).items():
+        own = sha256()
+        for piece in _pieces(tensor):
+            own.update(piece.contiguous().view(torch.uint8).numpy().data)
+        whole.update(f"{name} {tuple(tensor.shape)} {own.hexdigest()}\n".encode())
+    return whole.hexdigest()
 
 
 # Of models whose weights no longer lie here as a whole.
@@ -78,12 +82,8 @@ def refuse_other_weights(settings: ModelSettings, model: Any, *, classifies: boo
     others: list[str] = []
     for file in files.weights:
         with safe_open(file, "pt") as stored:
-            names = [name for name in stored.keys() if name.removeprefix(prefix) in named]  # noqa: SIM118
-            others += [
-                name
-                for name in names
-                if not _same(named[name.removeprefix(prefix)], stored.get_tensor(name), packed)
-            ]
+            pairs = ((name, named.get(name.removeprefix(prefix))) for name in stored.keys())  # noqa: SIM118
+            others += [n for n, t in pairs if t is not None and not _same(t, stored.get_tensor(n), packed)]
     if others:
         raise ModelError(
             f"the loaded model is not the one of its name, {settings.name!r}: {len(others)} of its weights are others, "
@@ -111,10 +111,8 @@ def with_adapter(model: Any, adapter: Path, head: Head | None = None) -> Any:
     try:
         return PeftModel.from_pretrained(model, str(adapter))
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise ModelError(
-            f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}",
-            fix="give the base model it was trained on, or restore its files",
-        ) from None
+        what = f"the adapter in {str(adapter)!r} does not load on this base model: {reason_of(error)}"
+        raise ModelError(what, fix="give the base model it was trained on, or restore its files") from None
 
 
 def _is_packed(model: torch.nn.Module) -> bool:
@@ -135,13 +133,6 @@ def _parameters(model: torch.nn.Module, classifies: bool) -> dict[str, Tensor]:
 def _pieces(tensor: Tensor) -> Iterator[Tensor]:
     for piece in tensor.reshape(-1).split(_PIECE):
         yield (piece.bfloat16() if piece.is_floating_point() else piece).cpu()
-
-
-def _digest(tensor: Tensor) -> str:
-    found = sha256()
-    for piece in _pieces(tensor):
-        found.update(piece.contiguous().view(torch.uint8).numpy().data)
-    return found.hexdigest()
 
 
 def _same(one: Tensor, other: Tensor, packed: bool) -> bool:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, Final, Literal
 
@@ -70,9 +71,8 @@ def checked_callbacks(callbacks: Any) -> list[Any]:
     if callbacks is None:
         return []
     if isinstance(callbacks, str | bytes | Mapping) or not isinstance(callbacks, Sequence):
-        raise ConfigError(
-            f"callbacks is of type {type(callbacks).__name__}", fix="give a list, as callbacks=[f]"
-        )
+        what = f"callbacks is of type {type(callbacks).__name__}"
+        raise ConfigError(what, fix="give a list, as callbacks=[f]")
     return [_checked(one, number) for number, one in enumerate(callbacks)]
 
 
@@ -90,28 +90,22 @@ def _checked(callback: Any, number: int) -> Any:
             ) from error
     if trainer is None or not isinstance(callback, trainer):
         if not callable(callback) or isinstance(callback, type):
-            raise ConfigError(
-                f"{name} is {_kind(callback)}",
-                fix="give a function of one argument (an event), or a transformers.TrainerCallback",
-            )
+            is_class = isinstance(callback, type)
+            shown = f"the class {callback.__name__}" if is_class else f"of type {type(callback).__name__}"
+            fix = "give a function of one argument (an event), or a transformers.TrainerCallback"
+            raise ConfigError(f"{name} is {shown}", fix=fix)
         if not _takes(callback, 1):
-            raise ConfigError(
-                f"{name} cannot be called with one argument",
-                fix="let it take one: an event with public numbers",
-            )
+            fix = "let it take one: an event with public numbers"
+            raise ConfigError(f"{name} cannot be called with one argument", fix=fix)
         return callback
     kind = type(callback)
     _refuse_integrations(name, kind)
     for method in CALLED:
-        if not _takes(getattr(callback, method), 3, **_extras(method)):
+        more: dict[str, Any] = {"on_log": {"logs": {}}, "on_evaluate": {"metrics": {}}}.get(method, {})
+        if not _takes(getattr(callback, method), 3, **more):
             raise ConfigError(f"{name}: {kind.__name__}.{method} cannot be called", fix=_NOT_GIVEN)
-    idle = [
-        method
-        for method in dir(trainer)
-        if method.startswith("on_")
-        and method not in CALLED
-        and getattr(kind, method, None) is not getattr(trainer, method)
-    ]
+    others = (method for method in dir(trainer) if method.startswith("on_") and method not in CALLED)
+    idle = [each for each in others if getattr(kind, each, None) is not getattr(trainer, each)]
     if idle:
         _log.warning("%s: %s is never called: %s", name, ", ".join(idle), _NEVER_CALLED)
     return callback
@@ -127,14 +121,6 @@ def _refuse_integrations(name: str, kind: type) -> None:
                 "batch that was drawn",
                 fix="use run.report_to, which logs public numbers alone",
             )
-
-
-def _extras(method: str) -> dict[str, Any]:
-    return {"on_log": {"logs": {}}, "on_evaluate": {"metrics": {}}}.get(method, {})
-
-
-def _kind(value: Any) -> str:
-    return f"the class {value.__name__}" if isinstance(value, type) else f"of type {type(value).__name__}"
 
 
 def _takes(function: Any, arguments: int, **named: Any) -> bool:
@@ -247,15 +233,14 @@ class Callbacks(Observer):
 
         numbers = (self._step, self._steps, self._rate, self._clip_norm, loss, self._plan, stop)
         for callback in self._callbacks:
-            if not hasattr(callback, method):
-                name = getattr(callback, "__name__", type(callback).__name__)
-                self._guarded(f"callback {name}", callback, PublicEvent(kind, *numbers))
-                if asked:
-                    self._stop()
-            elif method == "on_evaluate":
-                self._call(callback, method, metrics={"eval_loss": loss, "step": self._step})
-            else:
-                self._call(callback, method)
+            if hasattr(callback, method):
+                evaluated = {"metrics": {"eval_loss": loss, "step": self._step}}
+                self._call(callback, method, **(evaluated if method == "on_evaluate" else {}))
+                continue
+            name = getattr(callback, "__name__", type(callback).__name__)
+            self._guarded(f"callback {name}", callback, PublicEvent(kind, *numbers))
+            if asked:
+                self._stop()
 
     def _call(self, callback: Any, method: str, **more: Any) -> None:
         """One method of a TrainerCallback; what it does to its arguments reaches nobody but its control."""
@@ -269,10 +254,8 @@ class Callbacks(Observer):
             eval_steps=self._run.run.evaluation_interval(self._steps),
             log_history=[dict(row) for row in self._logs],
         )
-        arguments = (public_arguments(self._run), state, self._control)
-        given = self._guarded(
-            f"callback {type(callback).__name__}.{method}", getattr(callback, method), *arguments, **more
-        )
+        name, heard = f"callback {type(callback).__name__}.{method}", getattr(callback, method)
+        given = self._guarded(name, heard, public_arguments(self._run), state, self._control, **more)
         if given is not None:
             self._control = given
         if getattr(self._control, "should_training_stop", False):
@@ -316,16 +299,13 @@ class Several(Observer):
     """An observer that gives others all that it hears, in their order."""
 
     def __init__(self, observers: Sequence[Observer]) -> None:
-        def each(method: str) -> Callable[..., None]:
-            def heard(*arguments: Any) -> None:
-                for observer in observers:
-                    getattr(observer, method)(*arguments)
-
-            return heard
+        def hear(method: str, *arguments: Any) -> None:
+            for observer in observers:
+                getattr(observer, method)(*arguments)
 
         for method in vars(Observer):
             if method.startswith("on_"):
-                setattr(self, method, each(method))
+                setattr(self, method, partial(hear, method))
 
 
 @contextmanager

@@ -7,10 +7,11 @@ noise of the last steps, which the next ones take back: PRIVATE, as is the folde
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
@@ -19,8 +20,9 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from privlora.errors import RunError
-from privlora.training.files import IDENTITY, replace_atomically
+from privlora.accounting import LedgerSummary
+from privlora.errors import PrivacyError, RunError
+from privlora.training.files import IDENTITY, RunFolder, read_lines, replace_atomically
 
 NO_RUN: Final = "non-private"
 """A non-private run has no ledger; its checkpoints belong to it all the same."""
@@ -52,8 +54,7 @@ def save_checkpoint(path: Path, parts: Mapping[str, Mapping[str, Tensor]], mark:
                 there = there.clone()  # parts may share tensors, which safetensors refuses
             written.add(place)
             tensors[f"{part}/{name}"] = there
-    known = {"step": str(mark.step), "run_id": mark.run_id, "charge": mark.charge}
-    known["identity"] = digest_of(path.with_name(IDENTITY))
+    known = asdict(mark) | {"step": str(mark.step), "identity": digest_of(path.with_name(IDENTITY))}
     metadata = {name: value for name, value in known.items() if value is not None}
 
     def write(half: Path) -> None:
@@ -111,3 +112,46 @@ def _opened(path: Path) -> Iterator[Any]:
             why="the charged steps behind it stay charged",
             fix="remove it to restart from the beginning with the remaining budget",
         ) from None
+
+
+def refuse_lost_charges(folder: RunFolder, ledger: LedgerSummary | None) -> None:
+    """Raise PrivacyError if a file of the run proves a release that ``ledger`` does not show; None: there is none.
+
+    By itself a ledger cannot tell that it was cut, replaced by an older copy, or comes from a copy of the run that went
+    on apart. The files next to it can: each says after how many releases it was written.
+    """
+    hashes = () if ledger is None else ledger.charge_hashes
+    before = 0 if ledger is None else ledger.plan.before_training
+    for path, releases, charge in _proofs(folder, before, None if ledger is None else ledger.run_id):
+        if releases > len(hashes):
+            raise PrivacyError(
+                f"{folder.ledger} shows {len(hashes)} releases, but {path} was written after {releases}",
+                why="the run would release more than its ledger, and so its epsilon, says",
+                fix="restore the run's latest ledger; without it no epsilon can be stated",
+            )
+        if charge is not None and hashes[releases - 1] != charge:
+            raise PrivacyError(
+                f"{folder.ledger} and {path} come from copies of the run that went on apart",
+                why="neither copy's ledger shows what both released",
+                fix="resume each copy with its own files; `privlora budget` composes the ledgers of both",
+            )
+
+
+def _proofs(folder: RunFolder, before: int, run_id: str | None) -> Iterator[tuple[Path, int, str | None]]:
+    """Files of the run, each with a number of releases that must have happened before it was written, and the hash of
+    the ledger's line that charged the last of them, where it is known.
+
+    before: releases of the phases before training, whose steps evaluations count from 1.
+    """
+    if folder.checkpoint.exists():
+        mark = read_mark(folder.checkpoint)
+        yield folder.checkpoint, mark.step, mark.charge if mark.run_id == run_id else None
+    losses = read_lines(folder.private_losses)  # one line for each release
+    yield folder.private_losses, len(losses), None
+    for row in losses:
+        yield folder.private_losses, row["step"], row.get("charge")
+    for row in read_lines(folder.evaluations):
+        yield folder.evaluations, before + row["step"], None
+    with suppress(OSError, ValueError, KeyError, TypeError):  # one that cannot be read is written anew
+        report = json.loads(folder.report.read_text(encoding="utf-8"))
+        yield folder.report, int(report["statement"]["steps_charged"]), None

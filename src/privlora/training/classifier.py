@@ -13,8 +13,7 @@ from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.config import Settings
 from privlora.data.examples import pad_token
-from privlora.errors import ConfigError, ModelError
-from privlora.methods import Method
+from privlora.errors import ModelError
 
 _STD = 0.02  # of new weights, where a configuration does not say (initializer_range)
 
@@ -68,13 +67,10 @@ def fill_new_weights(model: torch.nn.Module, missing: Iterable[str], seed: int) 
 def head_name(model: torch.nn.Module, outputs: int) -> str:
     """The linear layer that gives the logits of the classes. Raises ModelError where it cannot be told."""
     base = f"{getattr(model, 'base_model_prefix', '') or ' '}."
-    found = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, torch.nn.Linear)
-        and module.out_features == outputs
-        and not name.startswith(base)
-    ]
+    linear = (
+        (n, m) for n, m in model.named_modules() if isinstance(m, torch.nn.Linear) and not n.startswith(base)
+    )
+    found = [name for name, module in linear if module.out_features == outputs]
     if not found:
         raise ModelError(
             f"{type(model).__name__} has no linear layer with {outputs} outputs behind its text model",
@@ -89,37 +85,12 @@ def headed(body: LowRankAdapter, outputs: int) -> HeadedAdapter:
     name = head_name(body.model, outputs)
     head = LowRankAdapter(body.model, rank=outputs, target_modules=[name])
     for part in (body, head):
-        part.pooled = frozenset(site.name for site in part.sites if not _in_block(site.name))
+        # Outside of the blocks that every token passes, whose names have a number.
+        outside = (s.name for s in part.sites if not any(each.isdigit() for each in s.name.split(".")))
+        part.pooled = frozenset(outside)
     return HeadedAdapter(body, head)
-
-
-def _in_block(name: str) -> bool:
-    """Whether a module belongs to one of the blocks that every token passes."""
-    return any(part.isdigit() for part in name.split("."))
 
 
 def padded_as(model: Any, tokenizer: Any) -> None:
     """Tell the model by which token texts are filled up: classifiers of decoders find a text's last token by it."""
     model.config.get_text_config().pad_token_id = pad_token(tokenizer)
-
-
-def refuse_other_rows(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for a row, or a way of training, that labels or preferences do not go with."""
-    labels, chosen = settings.data.label is not None, settings.data.chosen is not None
-    space, row = method.coordinates, f"method {method.name!r}"
-    unfit = {
-        row: method.releases == "votes"
-        or method.public_texts
-        or space.dense
-        or (labels and space.forward_only),
-        "the group synthesis": labels and settings.synthesis is not None,
-        "adapter.public_text": settings.adapter.public_text is not None,
-        "model.dropout": chosen
-        and settings.model.dropout,  # the reference would be another one at every step
-        "model.fully_shard": settings.model.fully_shard,
-    }
-    for what in (what for what, is_unfit in unfit.items() if is_unfit and (labels or chosen)):
-        raise ConfigError(
-            f"{what} does not go with data.{'label' if labels else 'chosen'}",
-            fix="choose prism, dp-adamw or another method that takes gradients of two factors, or remove the setting",
-        )

@@ -12,12 +12,7 @@ from typing import TYPE_CHECKING
 
 from privlora.accounting import Adjacency, Ledger, Plan
 from privlora.accounting.calibration import calibrate_noise_multiplier
-from privlora.accounting.events import (
-    BallsInBinsSampling,
-    CyclicPoissonSampling,
-    PoissonSampling,
-    Sampling,
-)
+from privlora.accounting.events import BallsInBinsSampling, CyclicPoissonSampling, PoissonSampling, Sampling
 from privlora.adapters import LowRankAdapter
 from privlora.config import PrivacySettings
 from privlora.data.sampling import classes_of

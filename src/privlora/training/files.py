@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from privlora.disk import sync_folder
 from privlora.errors import RunError
@@ -37,6 +37,18 @@ AUDITED = "AUDIT, not for release: "
 
 
 @dataclass(frozen=True)
+class _In:
+    """A file or folder of a run, by its name in one of the run's rooms."""
+
+    room: Literal["release", "private"]
+    name: str
+
+    def __get__(self, folder: RunFolder, _: type) -> Path:
+        place: Path = getattr(folder, self.room)
+        return place / self.name
+
+
+@dataclass(frozen=True)
 class RunFolder:
     """RUN/release is safe to publish; RUN/private never is. A run that protects nobody has RUN/not-private instead."""
 
@@ -44,7 +56,7 @@ class RunFolder:
 
     @property
     def release(self) -> Path:
-        """What may be published; of a run that protects nobody, not-private/. Runs of old versions used release/."""
+        """What may be published; of a run that protects nobody, not-private/."""
         open_place = self.root / "not-private"
         return open_place if open_place.exists() else self.root / "release"
 
@@ -52,89 +64,38 @@ class RunFolder:
     def private(self) -> Path:
         return self.root / PRIVATE_FOLDER
 
-    @property
-    def settings(self) -> Path:
-        """In private/, because they name the files of the records. Old versions wrote them into release/."""
-        old = self.root / "release" / SETTINGS_FILE
-        return old if old.exists() else self.private / SETTINGS_FILE
-
-    @property
-    def ledger(self) -> Path:
-        return self.release / _LEDGER
-
-    @property
-    def checkpoint(self) -> Path:
-        return self.private / "checkpoint.safetensors"
-
-    @property
-    def private_losses(self) -> Path:
-        return self.private / "training_loss.jsonl"
-
-    @property
-    def data_summary(self) -> Path:
-        return self.private / "data_summary.json"
-
-    @property
-    def measured(self) -> Path:
-        """What an interrupted start had measured for a choice."""
-        return self.private / "measured.json"
-
-    @property
-    def profile(self) -> Path:
-        """A folder: where the time of steps went."""
-        return self.private / "profile"
-
-    @property
-    def identity(self) -> Path:
-        return self.private / IDENTITY
-
-    @property
-    def cycles(self) -> Path:
-        """Of a run whose noise is correlated: what units are dealt to classes by."""
-        return self.private / "cycles.json"
-
-    @property
-    def evaluations(self) -> Path:
-        return self.release / "evaluations.jsonl"
-
-    @property
-    def metrics(self) -> Path:
-        """Public numbers step by step, where run.report_to has jsonl."""
-        return self.release / "metrics.jsonl"
-
-    @property
-    def report(self) -> Path:
-        return self.release / _REPORT
-
-    @property
-    def seal(self) -> Path:
-        """The SHA-256 that the report gives for itself, where nobody writes who is handed the release."""
-        return self.private / "report.sha256"
-
-    @property
-    def choice(self) -> Path:
-        """Why the run took its row, where method.name stood for several."""
-        return self.release / "choice.json"
-
-    @property
-    def sampled(self) -> Path:
-        """Texts that are written so far, of a run that releases them."""
-        return self.private / "texts.safetensors"
-
-    @property
-    def texts(self) -> Path:
-        """The texts that a run released, one a line; other runs have none."""
-        return self.release / "synthetic.jsonl"
+    ledger = _In("release", _LEDGER)
+    report = _In("release", _REPORT)
+    evaluations = _In("release", "evaluations.jsonl")
+    # Public numbers step by step, where run.report_to has jsonl.
+    metrics = _In("release", "metrics.jsonl")
+    # Why the run took its method, where method.name stood for several.
+    choice = _In("release", "choice.json")
+    # The texts that a run released, one a line; other runs have none.
+    texts = _In("release", "synthetic.jsonl")
+    # They name the files of the records.
+    settings = _In("private", SETTINGS_FILE)
+    identity = _In("private", IDENTITY)
+    checkpoint = _In("private", "checkpoint.safetensors")
+    private_losses = _In("private", "training_loss.jsonl")
+    data_summary = _In("private", "data_summary.json")
+    # What an interrupted start had measured for a choice.
+    measured = _In("private", "measured.json")
+    # A folder: where the time of steps went.
+    profile = _In("private", "profile")
+    # Of a run whose noise is correlated: what units are dealt to classes by.
+    cycles = _In("private", "cycles.json")
+    # The SHA-256 that the report gives for itself, where nobody writes who is handed the release.
+    seal = _In("private", "report.sha256")
+    # Texts that are written so far, of a run that releases them.
+    sampled = _In("private", "texts.safetensors")
+    # Of an audit of one run: which were among the records.
+    canaries = _In("private", "canaries.safetensors")
 
     @property
     def is_audit(self) -> bool:
         """Whether canaries are among the run's records, so that nothing of it may be published."""
         return (self.release / AUDIT_MARK).exists() or self.canaries.exists()
-
-    @property
-    def canaries(self) -> Path:
-        """Of an audit of one run: which were among the records."""
-        return self.private / "canaries.safetensors"
 
     @property
     def has_plan(self) -> bool:
@@ -210,20 +171,6 @@ class RunFolder:
         except OSError as error:
             raise self._uncreated(error) from None
 
-    def hide_settings(self) -> None:
-        """Move the settings of an old version's run to where they are not published."""
-        target = self.private / SETTINGS_FILE
-        if self.settings == target:
-            return
-        try:
-            self.private.mkdir(mode=0o700, exist_ok=True)
-            os.replace(self.settings, target)
-        except OSError as error:
-            raise RunError(
-                f"cannot move {str(self.settings)!r} to {str(target)!r}: {error.strerror}",
-                fix="give permission, then `privlora resume`",
-            ) from None
-
     def remove_leftovers(self) -> None:
         """Remove the temporary files that a killed process left. Only while the run's ledger is open, and so locked.
 
@@ -238,10 +185,11 @@ class RunFolder:
                 try:
                     path.unlink()
                 except OSError as error:
-                    raise RunError(
+                    what, fix = (
                         f"cannot remove {str(path)!r}: {error.strerror}",
-                        fix="give permission, then `privlora resume`",
-                    ) from None
+                        "give permission, then resume",
+                    )
+                    raise RunError(what, fix=fix) from None
 
 
 def _is_there(path: Path) -> bool:
@@ -261,38 +209,29 @@ def refuse_no_run(folder: RunFolder) -> None:
 
 def no_run(root: Path) -> RunError:
     """The error where a folder holds no run. It names the run's folder where ``root`` is a part of it, as release/."""
-    made = "`privlora train` made"
     above = root.resolve().parent if root.name in ("", "..") else root.parent
-    run = RunFolder(above)
-    parts = (*PUBLIC_FOLDERS, PRIVATE_FOLDER)
-    if root.resolve().name in parts and _is_run(run):
+    if root.resolve().name in (*PUBLIC_FOLDERS, PRIVATE_FOLDER) and _is_run(RunFolder(above)):
         return RunError(f"{str(root)!r} is a part of a run", fix=f"give the run's folder, {str(above)!r}")
+    fix = "give the folder that `privlora train` made, which run.output names"
     if root.is_file():
-        return RunError(
-            f"{str(root)!r} is a file, and a run is a folder",
-            fix=f"give the folder that {made}; in the YAML it is run.output",
-        )
-    near = near_run(root)
-    fix = f"give the folder that {made}, which run.output names" if near is None else _meant(near)
-    return RunError(f"no run in {str(root)!r}", fix=_one_of(runs_below(root)) or fix)
+        return RunError(f"{str(root)!r} is a file, and a run is a folder", fix=fix)
+    if (near := near_run(root)) is not None:
+        fix = _meant(near)
+    elif runs := _runs_below(root):
+        more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
+        fix = f"give one of the runs in it: {', '.join(runs[:_SHOWN])}{more}"
+    return RunError(f"no run in {str(root)!r}", fix=fix)
 
 
-def runs_below(folder: Path) -> list[str]:
+def _runs_below(folder: Path) -> list[str]:
     """The runs that lie in a folder, with those first that are not finished; [] where it cannot be read."""
     try:
-        runs = [run for each in sorted(folder.glob("*/")) if _is_run(run := RunFolder(each))]
-        return [str(run.root) for run in sorted(runs, key=lambda run: not _goes_on(run))]
+        runs = sorted(
+            filter(_is_run, map(RunFolder, sorted(folder.glob("*/")))), key=lambda run: not _goes_on(run)
+        )
+        return [f"{run.root}{' (not finished)' * _goes_on(run)}" for run in runs]
     except (OSError, ValueError):
         return []
-
-
-def _one_of(runs: list[str]) -> str | None:
-    """What is said of runs below the folder that was given; None where there are none."""
-    if not runs:
-        return None
-    shown = [f"{each} (not finished)" if _goes_on(RunFolder(Path(each))) else each for each in runs[:_SHOWN]]
-    more = f" and {len(runs) - _SHOWN} more" if len(runs) > _SHOWN else ""
-    return f"give one of the runs in it: {', '.join(shown)}{more}"
 
 
 def _goes_on(folder: RunFolder) -> bool:
@@ -309,7 +248,7 @@ _SHOWN: Final = 5  # runs
 
 
 def near_run(folder: Path) -> str | None:
-    """The run beside a folder that is not there, or in runs/, whose name is nearest. Only the local disk is asked."""
+    """The run next to a folder that is not there, or in runs/, whose name is nearest. Only the local disk is asked."""
     try:
         if folder.exists():
             return None
@@ -354,12 +293,9 @@ def release_at(path: Path) -> Path:
     with contextlib.suppress(OSError):  # a name that no system takes
         refuse_unfinished(RunFolder(path))
     near = near_run(path)
-    raise RunError(
-        f"there is no release in {str(path)!r}{', which is a file' * _is_file(path)}",
-        fix=f"give the folder that holds {_REPORT} and {_LEDGER}, or that of its run"
-        if near is None
-        else _meant(near),
-    )
+    fix = f"give the folder that holds {_REPORT} and {_LEDGER}, or that of its run"
+    what = f"there is no release in {str(path)!r}{', which is a file' * _is_file(path)}"
+    raise RunError(what, fix=fix if near is None else _meant(near))
 
 
 def _is_file(path: Path) -> bool:
@@ -406,10 +342,8 @@ def replace_atomically(path: Path, write: Callable[[Path], object]) -> None:
         sync_folder(path.parent)
     except OSError as error:
         half.unlink(missing_ok=True)
-        raise RunError(
-            f"cannot write {str(path)!r}: {error.strerror or error}",
-            fix="free space or permissions, then `privlora resume`",
-        ) from None
+        what = f"cannot write {str(path)!r}: {error.strerror or error}"
+        raise RunError(what, fix="free space or permissions, then `privlora resume`") from None
 
 
 def temporary_files(folder: Path) -> list[Path]:

@@ -13,10 +13,7 @@ from privlora.adapters.lowrank import checkpoints
 from privlora.adapters.targets import feature_sizes, output_layer
 
 # By the controllers that a line of /proc/self/cgroup names: the files of a group's limit and use, of version 2 and 1.
-_GROUPS = {
-    "": ("memory.max", "memory.current"),
-    "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes"),
-}
+_GROUPS = {"": ("memory.max", "memory.current"), "memory": ("memory.limit_in_bytes", "memory.usage_in_bytes")}
 
 
 def gradient_bytes(adapter: LowRankAdapter) -> int:
@@ -107,15 +104,14 @@ def _left_in_groups(root: Path) -> float:
 
 def _left_in(group: Path, limit: str, usage: str) -> float:
     try:
-        most, used = ((group / name).read_text(encoding="ascii").strip() for name in (limit, usage))
-        lines = (group / "memory.stat").read_text(encoding="ascii").splitlines()
+        most, used, lines = (
+            (group / name).read_text(encoding="ascii") for name in (limit, usage, "memory.stat")
+        )
     except OSError:
         return math.inf
-    if most == "max":
+    if most.strip() == "max":
         return math.inf
-    stat = dict(line.split(" ", 1) for line in lines)
+    stat = dict(line.split(" ", 1) for line in lines.splitlines())
     # Cached files are given back when memory is needed, those that were read twice too: else private ones would count.
-    cached = sum(
-        int(stat.get(f"total_{name}", stat.get(name, "0"))) for name in ("inactive_file", "active_file")
-    )
+    cached = sum(int(stat.get(f"total_{n}", stat.get(n, 0))) for n in ("inactive_file", "active_file"))
     return max(0.0, float(int(most) - int(used) + cached))

@@ -104,22 +104,17 @@ def refuse_other_settings(folder: RunFolder, settings: Mapping[str, Any]) -> Non
     if "method.name" in others:  # from which the rest of them follows
         others = {p: v for p, v in others.items() if p == "method.name" or not p.startswith(_OF_ROWS)}
     others = dict(sorted(others.items(), key=lambda item: item[0] != "method.relative_rate"))
-    told = [
-        f"{place} was {_shown(value)} and is {_shown(settings[place])}"
-        if _shown(value) != _shown(settings[place])
-        else f"{place} is {_LONG}"
-        for place, value in others.items()
-    ]
+    told, mend = list[str](), list[str]()
+    for place, value in others.items():
+        was, now = _shown(value), _shown(settings[place])
+        told.append(f"{place} is {_LONG}" if was == now else f"{place} was {was} and is {now}")
+        mend.append(place if was == _LONG else f"{place}: {was}")
     private = any(place.startswith(("privacy.", "data.")) for place in others)
     raise (PrivacyError if private else RunError)(
         f"settings that were planned when the run began are other ones now: {'; '.join(told)}",
         why="its ledger and its report speak of one set of settings, for all of its steps",
         fix=[
-            *(
-                f"write {place}{' as it was' if _shown(value) == _LONG else f': {_shown(value)}'} again, in "
-                f"{folder.settings}"
-                for place, value in others.items()
-            ),
+            f"write {', '.join(mend)} as it was, in {folder.settings}",
             "or begin another run with the new ones, in another run.output, at a cost of its own",
         ],
     )
@@ -245,22 +240,18 @@ def _without_it(folder: RunFolder) -> list[str]:
     ]
     if folder.ledger.exists():
         ways.append(
-            "what this run has spent stays spent, on the same records too: `privlora budget` adds the ledgers of both "
-            f"up, so keep {folder.ledger}"
+            f"what this run has spent stays spent: `privlora budget` adds ledgers up, so keep {folder.ledger}"
         )
     if folder.report.exists():
-        ways.append(
-            f"what it released already stays valid as it is, and rests on {folder.release} alone: `privlora verify "
-            f"{folder.release}`"
-        )
+        ways.append(f"what it released already stays valid as it is: `privlora verify {folder.release}`")
     return ways
 
 
 def _whose(kept: Identity, found: Identity) -> str:
     """The clients whose records are others, where it is not all of them."""
     others = [name for name, digest in found.clients.items() if kept.clients.get(name) != digest]
-    told = kept.clients and 0 < len(others) < len(found.clients)
-    return f" of client {', '.join(others)}" if told else ""
+    some = kept.clients and 0 < len(others) < len(found.clients)
+    return f" of client {', '.join(others)}" if some else ""
 
 
 def _all_of_model(model: torch.nn.Module) -> str:
@@ -268,11 +259,8 @@ def _all_of_model(model: torch.nn.Module) -> str:
     if model in _REMEMBERED:
         return _REMEMBERED[model][1]
     config: Any = getattr(model, "config", None)
-    kind = (
-        {}
-        if config is None
-        else config.to_dict() | {"attention": getattr(config, "_attn_implementation", None)}
-    )
+    kind = {} if config is None else config.to_dict()
+    kind["attention"] = getattr(config, "_attn_implementation", None)
     kind.pop("_name_or_path", None)  # each machine has its own
     found = sha256(f"{type(model).__name__} {json.dumps(kind, sort_keys=True, default=str)}".encode())
     for name, tensor in (*model.named_parameters(), *model.named_buffers()):

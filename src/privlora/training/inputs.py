@@ -14,36 +14,26 @@ import torch
 from privlora.config import AT_CLIENTS, IN_MEMORY, ClientSettings, DataSettings, PrivacySettings, Settings
 from privlora.config.auto import MOST_TEXTS
 from privlora.config.groups import PUBLIC_TEXTS
-from privlora.data.examples import (
-    OWN_WORDS,
-    Examples,
-    Template,
-    build_examples,
-    have_shared_tokens,
-)
+from privlora.data.examples import OWN_WORDS, Examples, Template, build_examples, have_shared_tokens
 from privlora.data.labelled import build_labelled
 from privlora.data.preferences import build_preferences
-from privlora.data.records import (
-    as_records,
-    content_hash,
-    iterate_records,
-    load_records,
-    text_of,
-)
+from privlora.data.records import as_records, content_hash, iterate_records, load_records, text_of
 from privlora.data.summary import DataSummary, refuse_implausible, summarise
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.units import Grouping, Units, group_units
 from privlora.errors import DataError, PrivacyError, Together
 from privlora.methods import VOTE_METHODS
-from privlora.training.model_checks import (
-    positions_of,
-    refuse_unknown_tokens,
+from privlora.training.model_checks import positions_of, refuse_unknown_tokens
+from privlora.training.preflight import (
+    are_read_twice,
+    check_of,
+    read_files,
+    refuse_unusable,
+    refuse_unusable_files,
 )
-from privlora.training.preflight import are_read_twice, read_files
 from privlora.training.preflight import check_sources as check_sources
 from privlora.training.promise import sampler
 from privlora.training.public_form import public_records, record_template, text_column
-from privlora.training.record_looks import check_of, refuse_unusable, refuse_unusable_files
 
 
 @dataclass
@@ -117,7 +107,11 @@ def load_data(
         evaluation = load_records(data.evaluation, format=data.format)
     evaluation = [] if evaluation is None else as_records(evaluation)
     public = _public(settings, evaluation) if privacy.private and not all_public else {}
-    hashes = _hashes(public, data)
+    columns = _columns(data)
+    hashes: dict[str, Set[bytes]] = {
+        name: {found for record in _of_tasks(given, data) if (found := content_hash(record, columns))}
+        for name, given in public.items()
+    }
     held_out = tokenise(evaluation, data, tokenizer)
     tokens = {
         name: held_out if given is evaluation else tokenise(given, data, tokenizer)
@@ -126,7 +120,7 @@ def load_data(
     _refuse_chosen_on(hashes, tokens)
     if records is None:
         records = iterate_records(data.path, format=data.format, limit=data.limit)
-    loaded = _Reader(settings, tokenizer, hashes).read(records, held_out)
+    loaded = _read(settings, tokenizer, hashes, records, held_out)
     loaded.public = evaluation
     if whose is not None:
         whose(loaded)
@@ -194,22 +188,6 @@ def refuse_all_unusable(
     problems.tell()
 
 
-def _hashes(public: Mapping[str, Sequence[Mapping[str, Any]]], data: DataSettings) -> dict[str, Set[bytes]]:
-    """Of what public records hold, by the setting that names them."""
-    columns = _columns(data)
-    return {
-        name: {found for record in _of_tasks(given, data) if (found := content_hash(record, columns))}
-        for name, given in public.items()
-    }
-
-
-def _refuse_shared(content: bytes, public: Mapping[str, Set[bytes]], columns: Set[str]) -> None:
-    """Raise PrivacyError if a private record's hash is that of a public one."""
-    for name, hashes in public.items():
-        if content in hashes:
-            raise _shared(name, f"in {', '.join(sorted(columns))}")
-
-
 def _refuse_chosen_on(hashes: Mapping[str, Set[bytes]], tokens: Mapping[str, Examples]) -> None:
     """Raise DataError where evaluation records are among those that choose settings. All of them are public."""
     chosen, held_out = "auto.file", "data.evaluation"
@@ -234,46 +212,42 @@ def _refuse_unaccounted(privacy: PrivacySettings, units: int) -> None:
     sampler(privacy, units)  # refuses more units than the cap was accounted for, before the run exists
 
 
-class _Reader:
+def _read(
+    settings: Settings,
+    tokenizer: Any,
+    hashes: Mapping[str, Set[bytes]],
+    records: Iterable[Mapping[str, Any]],
+    held_out: Examples,
+) -> Data:
     """Private records on their way from where they lie to tokens. They pass by one after the other; what else is asked
-    of them is asked then: whose they are, whether they are public, what votes."""
+    of them is asked then: whose they are, whether they are public, what votes.
 
-    def __init__(self, settings: Settings, tokenizer: Any, public: Mapping[str, Set[bytes]]) -> None:
-        """public: content hashes of public records, by the setting that names them."""
-        self._settings, self._tokenizer, self._public = settings, tokenizer, public
-        self._columns = _columns(settings.data)
-        self._votes = text_column(settings.data) if settings.method.name in VOTE_METHODS else None
-        self._texts: list[str] = []
+    hashes: of the contents of public records, by the setting that names them. Raises DataError, and PrivacyError for
+    what is public.
+    """
+    data, grouping, texts = settings.data, Grouping(settings.privacy.user_column), list[str]()
+    columns = _columns(data)
+    votes = text_column(data) if settings.method.name in VOTE_METHODS else None
 
-    def read(self, records: Iterable[Mapping[str, Any]], held_out: Examples) -> Data:
-        """Raises DataError, and PrivacyError for what is public."""
-        grouping = Grouping(self._settings.privacy.user_column)
-        examples = _build(self._passing(records, grouping), self._settings.data, self._tokenizer)
-        unit_of_record = grouping.unit_of_record()
-        if examples.chunks is not None:
-            unit_of_record = np.repeat(unit_of_record, examples.chunks)
-        bounded = self._settings.privacy.unit == "user" or self._settings.data.chunk
-        units = Units(unit_of_record, self._settings.rows_of_a_unit if bounded else None)
-        return Data(examples, units, held_out, self._texts)
-
-    def _passing(
-        self, records: Iterable[Mapping[str, Any]], grouping: Grouping
-    ) -> Iterator[Mapping[str, Any]]:
-        """The records as they are tokenised."""
+    def passing() -> Iterator[Mapping[str, Any]]:
         for number, record in enumerate(records, start=1):
             grouping.add(record, number)
-            shown = _of_task(record, number, self._settings.data)
-            if self._public:
-                content = content_hash(shown, self._columns)
-                if content is not None:
-                    _refuse_shared(content, self._public, self._columns)
-            if self._votes is not None:
-                self._texts.append(text_of(shown, self._votes, number))
+            shown = _of_task(record, number, data)
+            content = content_hash(shown, columns) if hashes else None
+            for name, public in hashes.items():
+                if content in public:
+                    raise _shared(name, f"in {', '.join(sorted(columns))}")
+            if votes is not None:
+                texts.append(text_of(shown, votes, number))
             yield shown
 
-
-def _listed(path: str | list[str]) -> list[str]:
-    return [path] if isinstance(path, str) else path
+    examples = _build(passing(), data, tokenizer)
+    unit_of_record = grouping.unit_of_record()
+    if examples.chunks is not None:
+        unit_of_record = np.repeat(unit_of_record, examples.chunks)
+    bounded = settings.privacy.unit == "user" or data.chunk
+    units = Units(unit_of_record, settings.rows_of_a_unit if bounded else None)
+    return Data(examples, units, held_out, texts)
 
 
 def load_clients(
@@ -294,11 +268,10 @@ def load_clients(
     try:
         return load_all(settings, tokenizer, union, evaluation, whose=whose)
     except DataError:
-        if settings.federation is None or isinstance(
-            settings.federation.clients, int
-        ):  # parts of one owner's records
+        clients = None if settings.federation is None else settings.federation.clients
+        if clients is None or isinstance(clients, int):  # parts of one owner's records
             raise
-        for client in settings.federation.clients:
+        for client in clients:
             try:
                 _load_alone(settings, tokenizer, client, records[client.name])
             except DataError as error:
@@ -311,10 +284,11 @@ def _load_alone(
 ) -> None:
     """Raise DataError for what is wrong with these records by themselves; public numbers are of all clients."""
     data, privacy = settings.data, settings.privacy
-    if client.path is not None and are_read_twice(paths := _listed(client.path)):
-        refuse_unusable_files(
-            paths, client.format, None, check_of(data, Grouping(privacy.user_column), tokenizer)
-        )
+    if client.path is not None and are_read_twice(
+        paths := [client.path] if isinstance(client.path, str) else client.path
+    ):
+        check = check_of(data, Grouping(privacy.user_column), tokenizer)
+        refuse_unusable_files(paths, client.format, None, check)
     refuse_unusable(records, check_of(data, Grouping(privacy.user_column), tokenizer))
     units = group_units(records, privacy.user_column)
     found = summarise(tokenise(records, data, tokenizer), len(units))
@@ -334,16 +308,12 @@ def _public(
     settings: Settings, evaluation: Sequence[Mapping[str, Any]]
 ) -> dict[str, Sequence[Mapping[str, Any]]]:
     """The records that count as public, by the setting that names them."""
-    lora = settings.adapter
-    public: dict[str, Sequence[Mapping[str, Any]]] = {}
-    if evaluation:
-        public["data.evaluation"] = evaluation
+    lora, auto, form = settings.adapter, settings.auto, settings.data.format
+    public: dict[str, Sequence[Mapping[str, Any]]] = {"data.evaluation": evaluation} if evaluation else {}
     if lora.public_text is not None:
-        texts = load_records(lora.public_text, format=settings.data.format, limit=PUBLIC_TEXTS)
-        public["adapter.public_text"] = texts
-    auto = settings.auto
+        public["adapter.public_text"] = load_records(lora.public_text, format=form, limit=PUBLIC_TEXTS)
     if auto is not None and auto.file is not None:
-        public["auto.file"] = load_records(auto.file, format=settings.data.format, limit=MOST_TEXTS)
+        public["auto.file"] = load_records(auto.file, format=form, limit=MOST_TEXTS)
     if settings.synthesis is not None and settings.synthesis.file is not None:
         public["synthesis.file"] = public_records(settings)
     return public
@@ -372,28 +342,26 @@ def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer
 
 
 def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
-    classes = data.classes
+    classes, template, length = data.classes, Template(**data.columns), data.max_length
     if classes is not None:
         pair = None if data.pair is None else Template(text=data.pair)
-        return build_labelled(
-            records, Template(**data.columns), pair, classes, tokenizer, max_length=data.max_length
-        )
+        return build_labelled(records, template, pair, classes, tokenizer, max_length=length)
     if data.rejected_columns is not None:
         return build_preferences(
             records,
-            Template(**data.columns),
+            template,
             Template(**data.rejected_columns),
             tokenizer,
-            max_length=data.max_length,
+            max_length=length,
             add_eos=data.add_eos,
             beta=data.beta,
             truncation_mode=data.truncation_mode,
         )
     return build_examples(
         records,
-        Template(**data.columns),
+        template,
         tokenizer,
-        max_length=data.max_length,
+        max_length=length,
         loss_on=data.loss_on,
         add_eos=data.add_eos,
         chunk=data.chunk,
@@ -414,6 +382,6 @@ def _of_task(record: Mapping[str, Any], number: int, data: DataSettings) -> Mapp
 
 def _columns(data: DataSettings) -> frozenset[str]:
     """Those that say what a record is; its label does not."""
+    forms = [data.columns, *([] if data.rejected_columns is None else [data.rejected_columns])]
     pair = frozenset[str]() if data.pair is None else Template(text=data.pair).used
-    others = frozenset[str]() if data.rejected_columns is None else Template(**data.rejected_columns).used
-    return Template(**data.columns).used | pair | others
+    return pair.union(*(Template(**each).used for each in forms))

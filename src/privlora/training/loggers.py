@@ -97,12 +97,8 @@ class Service:
             with redirect_stdout(sys.stderr):  # what they say is no result
                 self._send(rows, self._folder, self._label)
         except Exception as error:  # noqa: BLE001 - code of others raises anything
-            _log.warning(
-                "%s did not take the run's numbers (%s: %s); they are in Result.history",
-                self.name,
-                type(error).__name__,
-                reason_of(error),
-            )
+            told = "%s did not take the run's numbers (%s: %s); they are in Result.history"
+            _log.warning(told, self.name, type(error).__name__, reason_of(error))
 
 
 def _to_wandb(rows: Rows, folder: RunFolder, label: str | None) -> None:
@@ -153,10 +149,8 @@ def refuse_missing_loggers(report_to: Sequence[str]) -> None:
     """Raise ConfigError for one whose package is not installed; nothing is imported."""
     for name in report_to:
         if name in _NEEDS and find_spec(name) is None:
-            raise ConfigError(
-                f"run.report_to={name} needs the package {name}",
-                fix=f"pip install 'privlora[{name}]', or remove it",
-            )
+            fix = f"pip install 'privlora[{name}]', or remove it"
+            raise ConfigError(f"run.report_to={name} needs the package {name}", fix=fix)
 
 
 def loggers(report_to: Sequence[str], folder: RunFolder, label: str | None) -> list[Logger]:

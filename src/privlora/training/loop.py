@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from math import isfinite, log
-from typing import Any, Final
+from typing import Final
 
 import torch
 
@@ -22,13 +22,12 @@ from privlora.mechanisms import CorrelatedNoise, Mechanism
 from privlora.pages.numbers import finite
 from privlora.stages import CHECKPOINT, EVALUATION, PROCESSES, listener, stage
 from privlora.training.assembly import Parts, build_step
-from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, save_checkpoint
+from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, refuse_lost_charges, save_checkpoint
 from privlora.training.cycles import kept_cycles
-from privlora.training.evidence import refuse_lost_charges
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
 from privlora.training.observer import Observer, StepReport
-from privlora.training.ranks import OneProcess, Ranks, RankStopped
+from privlora.training.ranks import Ranks, RankStopped
 from privlora.training.shared_step import SharedStep
 from privlora.training.stopping import stop_on_signal
 from privlora.training.texts.voting import take_votes
@@ -38,10 +37,6 @@ _log = logging.getLogger(__name__)
 
 _LATEST: Final = 600.0  # s from one checkpoint to the next, where steps take long
 _NOISE: Final = "noise"  # PRIVATE part of a checkpoint, of runs with privacy.bands
-
-
-def _steps(first: int, last: int) -> str:
-    return f"step {first} was" if first == last else f"steps {first} to {last} were"
 
 
 class Interrupted(Exception):
@@ -72,7 +67,7 @@ def train(
     charged, so the number of releases never exceeds the plan. Raises Interrupted (after saving) on a signal.
     """
     privacy, run = parts.settings.privacy, parts.settings.run
-    ranks = ranks or OneProcess()
+    ranks = ranks or Ranks()
     run_id, observer = NO_RUN, Observer() if observer is None else observer
     if parts.texts is not None:
         parts.texts.tell, parts.texts.warn = observer.on_public_work, observer.on_warning
@@ -90,8 +85,9 @@ def train(
             fix="make the releases of the earlier phases first",
         )
     if done > saved and parts.ballot is None:
+        lost = f"step {done} was" if done == saved + 1 else f"steps {saved + 1} to {done} were"
         observer.on_warning(
-            f"{_steps(saved + 1, done)} charged and not saved when the run broke off: they count for epsilon and train "
+            f"{lost} charged and not saved when the run broke off: they count for epsilon and train "
             "nothing. run.checkpoint_every bounds how many that may be"
         )
     if not saved:
@@ -130,9 +126,8 @@ def train(
         kept, saved_at = step, time.monotonic()
 
     if noise is not None and 0 < saved < done == privacy.steps:
-        save(
-            saved
-        )  # the last step was lost, and no later checkpoint drops what earlier ones kept of the noise
+        # The last step was lost, and no later checkpoint drops what earlier ones kept of the noise.
+        save(saved)
     with stop_on_signal() as stop:
 
         def agree(step: int) -> bool:
@@ -160,8 +155,9 @@ def train(
             shown = observer if run.show_private_loss else Observer()
             _keep_private_loss(folder, mark(step), losses, one.halved, shown)
             seconds = time.perf_counter() - started
-            rate, clip_norm = parts.learning_rate(step), _clip_norm(parts)
-            observer.on_step(StepReport(step, privacy.steps, rate, seconds, clip_norm))
+            clip_norm = privacy.clip_norm if parts.adaptive is None else parts.adaptive.value
+            rate, shown_norm = parts.learning_rate(step), clip_norm if privacy.private else None
+            observer.on_step(StepReport(step, privacy.steps, rate, seconds, shown_norm))
             last = step == privacy.steps
             stopping = agree(step)
             late = time.monotonic() - saved_at >= _LATEST
@@ -206,13 +202,6 @@ def train_beside(parts: Parts, data: Data, ranks: Ranks) -> None:
             if stopping and step < steps:
                 raise Interrupted(step)
     wait()
-
-
-def _clip_norm(parts: Parts) -> float | None:
-    privacy = parts.settings.privacy
-    if not privacy.private:
-        return None
-    return privacy.clip_norm if parts.adaptive is None else parts.adaptive.value
 
 
 def _evaluated(settings: Settings, step: int) -> bool:
@@ -359,7 +348,7 @@ def _evaluate(parts: Parts, data: Data, folder: RunFolder, step: int, observer: 
     parts.coordinates.install()
     append_line(folder.evaluations, {"step": step, **finite(result.to_dict())})
     observer.on_evaluation(step, result.loss_per_example)
-    if not isfinite(result.loss_per_example) and not any(map(_astray, before)):
+    if not isfinite(result.loss_per_example) and all(row["loss_per_example"] is not None for row in before):
         mend = (
             "stop, and begin a new run at a smaller method.learning_rate" if step else "check the base model"
         )
@@ -376,23 +365,16 @@ def _worse_than_guessing(parts: Parts, loss: float) -> str | None:
     data, tokens = parts.settings.data, getattr(parts.adapter.model.config, "vocab_size", None)
     if data.label is not None or data.chosen is not None or not isinstance(tokens, int) or tokens < 2:
         return None
-    guessing = log(tokens)
-    if not loss > guessing + _CLEARLY:
+    if not loss > log(tokens) + _CLEARLY:
         return None
     return (
         f"the base model answers the public records worse than guessing does ({loss:.2f} nats a token; one of {tokens} "
-        f"tokens at random has {guessing:.2f}), as with a tokenizer of another model; steps go on, and each costs its "
-        "epsilon. Fix: stop, and check model.name, its tokenizer files and the records"
+        f"tokens at random has {log(tokens):.2f}), as with a tokenizer of another model; steps go on, and each costs "
+        "its epsilon. Fix: stop, and check model.name, its tokenizer files and the records"
     )
 
 
 _CLEARLY: Final = 0.5  # nats, by which small and untrained models may be worse
-
-
-def _astray(row: Mapping[str, Any]) -> bool:
-    """Whether an evaluation found a loss that is not finite; older versions wrote NaN for it."""
-    loss = row.get("loss_per_example")
-    return not isinstance(loss, int | float) or not isfinite(loss)
 
 
 def _keep_private_loss(

@@ -13,89 +13,93 @@ from privlora.mechanisms import UNADAPTED
 from privlora.methods import SPACES, Method, find_row, refuse_hopeless_rate
 from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
 from privlora.optimizers.paper import no_start_at_zero
-from privlora.training.classifier import refuse_other_rows
 
 
 def refuse_misfits(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for settings that do not go with a row, as far as no model is needed to tell."""
-    privacy = settings.privacy
+    """Raise ConfigError for settings that do not go with a method, as far as no model is needed to tell."""
+    privacy, kind = settings.privacy, method.coordinates
     if privacy.private and not method.private:
         raise adds_no_noise(method.name)
-    refuse_other_rows(settings, method)
-    refuse_without_gradients(settings, method)
-    if method.releases == "votes":
-        refuse_what_votes_have_not(settings, method)
-    if method.coordinates.dense and settings.model.quantization is not None:
-        raise _clash(
-            "model.quantization", method, "set no quantization", "it adds a dense update to packed weights"
-        )
-    _refuse_dropout(settings, method)
-    if (method.coordinates.dense or method.coordinates.forward_only) and privacy.bands != 1:
-        why = "each step has a projection or a direction of its own, so that no noise would be taken back"
-        raise _clash(f"privacy.bands={privacy.bands}", method, "set privacy.bands=1", why)
-    if method.coordinates.dense and privacy.sampling != "poisson":
-        why = "a bound for projections is of Poisson sampling"
-        raise _clash(f"privacy.sampling={privacy.sampling}", method, "remove privacy.sampling", why)
+    refuse_clashes(settings, method)
+    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
+    clipping, quantile = settings.method.clipping or method.clipping, privacy.clip_quantile is not None
+    odd, dropped = kind.dense or kind.forward_only, settings.adapter.lora_dropout
+    split = method.tunes_writer and hyper.init == SPECTRAL_SPLIT
+    packed, passes = settings.model.quantization is not None, privacy.sampling != "poisson"
+    for wrong, setting, why in (
+        (kind.dense and packed, "model.quantization", "it adds a dense update to packed weights"),
+        (dropped and (odd or method.public_texts), "adapter.lora_dropout", "it would compare unlike masks"),
+        (odd and privacy.bands != 1, f"privacy.bands={privacy.bands}", "no step could take noise back"),
+        (kind.dense and passes, f"privacy.sampling={privacy.sampling}", "its bound is of Poisson sampling"),
+        (quantile and method.charges_projections, "privacy.clip_quantile", "the count is not projected"),
+        (split, f"adapter.init={hyper.init}", "it tunes the model with all of its weights"),
+    ):
+        if wrong:
+            raise _clash(setting, method, why)
     if settings.method.metric_power and privacy.bands != 1:
         raise ConfigError(
             f"privacy.bands={privacy.bands} does not go with method.metric_power={settings.method.metric_power:g}",
             fix=["remove metric_power", "or remove bands, which bring little in large batches"],
         )
-    clipping = settings.method.clipping or method.clipping
-    if privacy.clip_quantile is not None and clipping in UNADAPTED:
+    if quantile and clipping in UNADAPTED:
         raise ConfigError(
             f"privacy.clip_quantile does nothing beside {clipping} clipping, which scales gradients to one norm",
             fix="remove clip_quantile, or set method.clipping=flat",
         )
-    if privacy.clip_quantile is not None and method.charges_projections:
-        why = "the count of norms is not projected, so the projection's event would not cover it"
-        raise _clash("privacy.clip_quantile", method, "remove clip_quantile", why)
     refuse_hopeless_rate(settings)
-    hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps)
     rule = SPACES[method.space].optimizers[hyper.optimizer]
-    if method.tunes_writer and hyper.init == SPECTRAL_SPLIT:
-        why = "its rounds tune the model as it is, without what that start takes out of the weights"
-        raise _clash(f"adapter.init={hyper.init}", method, "remove adapter.init", why)
     if not rule.leaves_zero and hyper.init in (RANDOM, W0_SUBSPACE, PUBLIC_GRADIENT):
         raise no_start_at_zero()
-    if privacy.clip_quantile is not None and hyper.settings.get("hold_out"):
-        raise ConfigError(
-            f"privacy.clip_quantile does not go with method.hold_out={hyper.settings['hold_out']:g}",
-            fix="remove clip_quantile, or set method.hold_out=0",
-        )
+    if quantile and hyper.settings.get("hold_out"):
+        what = f"privacy.clip_quantile does not go with method.hold_out={hyper.settings['hold_out']:g}"
+        raise ConfigError(what, fix="remove clip_quantile, or set method.hold_out=0")
 
 
-def _clash(setting: str, method: Method, fix: str, why: str) -> ConfigError:
+def _clash(setting: str, method: Method, why: str) -> ConfigError:
     return ConfigError(
         f"{setting} does not go with method {method.name!r}",
         why=why,
-        fix=f"{fix}, or choose another method, such as prism or dp-adamw",
+        fix="remove the setting, or choose another method, such as prism or dp-adamw",
     )
 
 
-def _refuse_dropout(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for the adapter's dropout with a row whose coordinates are built on an adapter without it."""
-    kind = method.coordinates
-    if settings.adapter.lora_dropout and (kind.dense or kind.forward_only or method.public_texts):
-        why = "two things that it compares would be thinned out by different masks, or a whole layer by one"
-        raise _clash("adapter.lora_dropout", method, "set adapter.lora_dropout=0", why)
+def refuse_clashes(settings: Settings, method: Method) -> None:
+    """Raise ConfigError, also without privacy, for what does not go with labels and preferences, with losses that are
+    compared instead of gradients, and with votes."""
+    _refuse_on_answers(settings, method)
+    chosen = settings.synthesis
+    if method.coordinates.forward_only and settings.model.dropout:
+        raise _clash("model.dropout", method, "both losses would be those of other masks")
+    if method.coordinates.forward_only and chosen is not None and chosen.warm_start_epochs:
+        why = "one direction a step learns next to nothing of public texts; adapter.init may name an adapter that did"
+        raise _clash("synthesis.warm_start_epochs", method, why)
+    if method.releases == "votes":
+        _refuse_on_votes(settings, method)
 
 
-def refuse_without_gradients(settings: Settings, method: Method) -> None:
-    """Raise ConfigError where losses are compared in the place of gradients, for what does not go with that."""
-    if not method.coordinates.forward_only:
-        return
-    if settings.model.dropout:
-        why = "both losses would be those of other masks, and differ by these and not along the direction"
-        raise _clash("model.dropout", method, "remove model.dropout", why)
-    if settings.synthesis is not None and settings.synthesis.warm_start_epochs:
-        why = "a few epochs of one direction a step learn next to nothing of public texts"
-        fix = "start from an adapter that was trained on them (adapter.init)"
-        raise _clash("synthesis.warm_start_epochs", method, fix, why)
+def _refuse_on_answers(settings: Settings, method: Method) -> None:
+    labels, chosen = settings.data.label is not None, settings.data.chosen is not None
+    space = method.coordinates
+    unfit = {
+        f"method {method.name!r}": method.releases == "votes"
+        or method.public_texts
+        or space.dense
+        or (labels and space.forward_only),
+        "the group synthesis": labels and settings.synthesis is not None,
+        "adapter.public_text": settings.adapter.public_text is not None,
+        # The reference would be another one at every step.
+        "model.dropout": chosen and settings.model.dropout,
+        "model.fully_shard": settings.model.fully_shard,
+    }
+    for what in (what for what, is_unfit in unfit.items() if is_unfit and (labels or chosen)):
+        raise ConfigError(
+            f"{what} does not go with data.{'label' if labels else 'chosen'}",
+            fix="choose prism, dp-adamw or another method that takes gradients of two factors, or remove the setting",
+        )
 
 
-def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
-    """Raise ConfigError for settings of gradients, where votes are released and they would be ignored."""
+def _refuse_on_votes(settings: Settings, method: Method) -> None:
+    """Raise ConfigError for settings of gradients, which would be ignored."""
     privacy, called = settings.privacy, method.called
     if not privacy.private:
         raise ConfigError(
@@ -112,11 +116,8 @@ def refuse_what_votes_have_not(settings: Settings, method: Method) -> None:
         "method.clipping": settings.method.clipping is not None,
     }
     for name in (name for name, is_given in given.items() if is_given):
-        raise ConfigError(
-            f"{name} does not go with method {method.name!r}, which releases {called} of norm 1",
-            why="it would have no effect",
-            fix=f"remove {name}",
-        )
+        what = f"{name} does not go with method {method.name!r}, which releases {called} of norm 1"
+        raise ConfigError(what, fix=f"remove {name}, which would have no effect")
 
 
 def refuse_missing_texts(method: Method) -> None:
@@ -135,7 +136,7 @@ def refuse_unused_texts(settings: Settings) -> None:
     chosen, method = settings.synthesis, find_row(settings.method.name)
     if chosen is None:
         return
-    refuse_settings_of_others(chosen, method)
+    _refuse_settings_of_others(chosen, method)
     if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
         raise ConfigError(
             f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "
@@ -156,7 +157,7 @@ def refuse_unused_texts(settings: Settings) -> None:
         )
 
 
-def refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
+def _refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
     """Raise ConfigError for settings that another method reads, or that leave this one without effect."""
     for name in sorted(chosen.given & OF_METHOD.keys()):
         if OF_METHOD[name] != method.name:
@@ -165,9 +166,8 @@ def refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None
                 fix=f"remove it, or set method.name={OF_METHOD[name]}",
             )
     if not chosen.epochs and not method.tunes_writer:
-        raise ConfigError(
-            f"synthesis.epochs=0 trains no adapter of method {method.name!r}", fix="set at least 1"
-        )
+        what = f"synthesis.epochs=0 trains no adapter of method {method.name!r}"
+        raise ConfigError(what, fix="set at least 1")
     if method.tunes_writer and chosen.generator != "model":
         raise ConfigError(
             f"method {method.name!r} tunes the model that writes, and generator={chosen.generator} asks another writer",
@@ -186,10 +186,8 @@ def texts_evolve(settings: Settings) -> bool:
 def refuse_unsettled(settings: Settings) -> None:
     """Raise ConfigError for settings of which something is left to rehearsals that nobody has held."""
     if settings.auto is not None and settings.auto.choose:
-        raise ConfigError(
-            f"{settings.auto.places} is auto, and nothing chooses it here",
-            fix=f"give a number; `privlora train` chooses {settings.auto.chosen_on}, and its report says what",
-        )
+        fix = f"give a number; `privlora train` chooses {settings.auto.chosen_on}, and its report says what"
+        raise ConfigError(f"{settings.auto.places} is auto, and nothing chooses it here", fix=fix)
 
 
 def refuse_unrehearsed(settings: Settings) -> None:
@@ -198,16 +196,12 @@ def refuse_unrehearsed(settings: Settings) -> None:
         return
     row, names = find_row(settings.method.name), settings.auto.places
     if row.releases != "gradients" or row.public_texts or not row.private or row.charges_projections:
-        raise ConfigError(
-            f"{names} cannot be auto with method {row.name!r}",
-            fix="give a number, or a method that adds noise to gradients, such as prism or dp-adamw",
-        )
+        fix = "give a number, or a method that adds noise to gradients, such as prism or dp-adamw"
+        raise ConfigError(f"{names} cannot be auto with method {row.name!r}", fix=fix)
     if "right_weight" in settings.auto.choose:
         optimizer = row.choose_optimizer(settings.method.optimizer)
         if "right_weight" not in row.settings_of(optimizer):
             raise no_setting(row.name, optimizer, "right_weight", row.settings_of(optimizer))
     if row.coordinates.forward_only and settings.auto.file is None:
-        raise ConfigError(
-            f"{names} cannot be auto with method {row.name!r} and no auto.file",
-            fix="give a number, or leave it out for the method's own; or public records as auto.file",
-        )
+        fix = "give a number, or leave it out for the method's own; or public records as auto.file"
+        raise ConfigError(f"{names} cannot be auto with method {row.name!r} and no auto.file", fix=fix)

@@ -20,7 +20,7 @@ from privlora.errors import DataError, ModelError, reason_of
 from privlora.evaluation.batches import rotary_kinds, stretched_by_length
 from privlora.losses import class_logits, label_logits, label_states
 from privlora.names import UNUSED
-from privlora.training.reach import ROWS, TOKENS, place_of
+from privlora.training.reach import ROWS, TOKENS, noting_inputs, place_of
 
 _HALF = 4
 # Below float32 the width of a micro-batch is a multiple of this: kernels take sums over tokens in blocks of that size.
@@ -39,7 +39,7 @@ _ROUNDING: Final = {torch.float64: 1e-6, torch.float32: 1e-3, torch.bfloat16: 0.
 _OUTLIERS: Final = 0.5
 
 _LEAVE_OUT: Final = (
-    "exclude it with adapter.exclude_modules, or set adapter.target_modules=all-linear, which leaves it out"
+    "exclude it with adapter.exclude_modules, or set adapter.target_modules=all-linear, which does"
 )
 
 # In names of classes whose modules send tokens to parts of the model.
@@ -48,17 +48,13 @@ _ROUTING: Final = re.compile("Router|MoE|Moe|MOE|Experts")
 
 def refuse_float16(model: torch.nn.Module, stored: bool = False) -> None:
     """Raise ModelError for a model with float16 weights. stored: whether its files hold such, if it has no weights."""
+    fix = "set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))"
     own = ((module, p) for module in model.modules() for p in module.parameters(recurse=False))
     if stored or any(p.dtype == torch.float16 and bits(module) != 4 for module, p in own):
-        raise ModelError(
-            "the model is stored in float16, whose gradients overflow",
-            fix="set model.dtype to bfloat16 or float32 (of a loaded model: model.to(torch.bfloat16))",
-        )
+        raise ModelError("the model is stored in float16, whose gradients overflow", fix=fix)
     if any(bits(module) == 4 and computes_in(module) == torch.float16 for module in model.modules()):
-        raise ModelError(
-            "the model's packed weights compute in float16, whose gradients overflow",
-            fix="load it with bnb_4bit_compute_dtype bfloat16 or float32",
-        )
+        what = "the model's packed weights compute in float16, whose gradients overflow"
+        raise ModelError(what, fix="load it with bnb_4bit_compute_dtype bfloat16 or float32")
 
 
 def refuse_adapted(model: torch.nn.Module) -> None:
@@ -172,39 +168,23 @@ def refuse_coupled(adapter: LowRankAdapter, tokenizer: Any) -> None:
 
     adapter: detached; its model is in evaluation mode, and is not changed.
     """
-    known = torch.tensor(_ordinary_tokens(adapter.model, tokenizer))
-    pad = pad_token(tokenizer)
-    generator = torch.Generator().manual_seed(0)
-    index = torch.randint(len(known), (ROWS + 1, TOKENS), generator=generator)
-    others = index + torch.randint(1, max(2, len(known)), index.shape, generator=generator)
-    tokens, other_tokens = known[index], known[others % len(known)]
-
-    def logits(rows: Tensor, lengths: Tensor) -> Tensor:
-        mask = torch.arange(TOKENS) < lengths[:, None]
-        return _logits(adapter, torch.where(mask, rows, pad), mask.long())
-
-    rows = tokens[:ROWS]
+    probe = _Probe(adapter, tokenizer)
     with _rows_come_first(adapter):
-        first = logits(rows, _LENGTHS)
-    later = logits(torch.cat([rows[:, :_HALF], other_tokens[:ROWS, _HALF:]], dim=1), _LENGTHS)
-    order = torch.tensor([2, ROWS, 0])  # the last row drawn takes the place of row 1
-    moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])])
-
-    shortest = int(_LENGTHS.min())
+        first = probe.logits(probe.tokens[:ROWS], _LENGTHS)
+    later = probe.logits(
+        torch.cat([probe.tokens[:ROWS, :_HALF], probe.others[:ROWS, _HALF:]], dim=1), _LENGTHS
+    )
+    shortest, rounding = int(_LENGTHS.min()), _rounding(adapter.model)
     change = _distance(later, first)[:, :shortest]
-    rounding = _rounding(adapter.model)
     allowed = rounding * float(change[:, _HALF:].median())
     # A true dependence shows in every row; what rounding can do to one (another expert) it does not do to all.
     if float(change[:, :_HALF].amin(dim=0).max()) > allowed:
         raise _not_causal()
-    company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
-    if float(company[:, :shortest].amin(dim=0).max()) > allowed:
+    if float(probe.moved(first)[:, :shortest].amin(dim=0).max()) > allowed:
         raise _coupled("a record's logits depend on the records beside it")
-    mask = torch.arange(TOKENS) < _LENGTHS[:, None]
-    leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
-    if leaked > rounding:
+    if _leaked(adapter, probe.filled, probe.mask) > rounding:
         raise _coupled("the gradient of a record's loss reaches the records beside it")
-    _refuse_other_labels(adapter, torch.where(mask, rows, pad), mask, first, allowed)
+    _refuse_other_labels(adapter, probe.filled, probe.mask, first, allowed)
 
 
 def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
@@ -213,29 +193,43 @@ def refuse_coupled_texts(adapter: LowRankAdapter, tokenizer: Any) -> None:
 
     adapter: detached; its model is in evaluation mode, and pads by the tokenizer's token.
     """
-    known, pad = torch.tensor(_ordinary_tokens(adapter.model, tokenizer)), pad_token(tokenizer)
-    generator = torch.Generator().manual_seed(0)
-    tokens = known[torch.randint(len(known), (ROWS + 1, TOKENS), generator=generator)]
-
-    def logits(rows: Tensor, lengths: Tensor, width: int = TOKENS) -> Tensor:
-        mask = torch.arange(width) < lengths[:, None]
-        filled = torch.nn.functional.pad(rows, (0, width - TOKENS), value=pad)
-        return _logits(adapter, torch.where(mask, filled, pad), mask.long())
-
-    rows = tokens[:ROWS]
+    probe = _Probe(adapter, tokenizer)
     with _rows_come_first(adapter):
-        first = logits(rows, _LENGTHS)
-    other = logits(tokens[[1, 2, ROWS]], _LENGTHS[torch.tensor([1, 2, 0])])
-    order = torch.tensor([2, ROWS, 0])
-    moved = logits(tokens[order], _LENGTHS[torch.tensor([2, 1, 0])], TOKENS + _HALF)
+        first = probe.logits(probe.tokens[:ROWS], _LENGTHS)
+    other = probe.logits(probe.tokens[[1, 2, ROWS]], _LENGTHS[torch.tensor([1, 2, 0])])
     rounding = _rounding(adapter.model)
     # As a part of what other tokens in the same row do to its logits.
     allowed = rounding * float(_distance(other[:2], first[:2]).median())
-    company = torch.stack([_distance(moved[place], first[row]) for row, place in _KEPT])
-    mask = torch.arange(TOKENS) < _LENGTHS[:, None]
-    leaked = _leaked(adapter, torch.where(mask, rows, pad), mask)
-    if float(company.max()) > allowed or leaked > rounding:
+    company = float(probe.moved(first, TOKENS + _HALF).max())
+    if company > allowed or _leaked(adapter, probe.filled, probe.mask) > rounding:
         raise _coupled("a record's logits depend on the records beside it, or on how far it is filled up")
+
+
+class _Probe:
+    """Rows of random tokens for a model. tokens, others: (rows + 1, tokens), which differ everywhere. filled, mask: the
+    first rows as they are padded."""
+
+    def __init__(self, adapter: LowRankAdapter, tokenizer: Any) -> None:
+        self._adapter, self._pad = adapter, pad_token(tokenizer)
+        known = torch.tensor(_ordinary_tokens(adapter.model, tokenizer))
+        generator = torch.Generator().manual_seed(0)
+        index = torch.randint(len(known), (ROWS + 1, TOKENS), generator=generator)
+        others = index + torch.randint(1, max(2, len(known)), index.shape, generator=generator)
+        self.tokens, self.others = known[index], known[others % len(known)]
+        self.mask = torch.arange(TOKENS) < _LENGTHS[:, None]
+        self.filled = torch.where(self.mask, self.tokens[:ROWS], self._pad)
+
+    def logits(self, rows: Tensor, lengths: Tensor, width: int = TOKENS) -> Tensor:
+        """Of rows of such lengths, filled up to ``width``."""
+        mask = torch.arange(width) < lengths[:, None]
+        rows = torch.nn.functional.pad(rows, (0, width - TOKENS), value=self._pad)
+        return _logits(self._adapter, torch.where(mask, rows, self._pad), mask.long())
+
+    def moved(self, first: Tensor, width: int = TOKENS) -> Tensor:
+        """How far logits of `_KEPT` rows are from ``first`` in other places, next to a row that was not there."""
+        order = torch.tensor([2, ROWS, 0])  # the last row drawn takes the place of row 1
+        found = self.logits(self.tokens[order], _LENGTHS[torch.tensor([2, 1, 0])], width)
+        return torch.stack([_distance(found[place], first[row]) for row, place in _KEPT])
 
 
 def _coupled(how: str) -> ModelError:
@@ -347,18 +341,9 @@ def _frozen_head(model: torch.nn.Module) -> Iterator[None]:
 @contextmanager
 def _rows_come_first(adapter: LowRankAdapter) -> Iterator[None]:
     """Raise ModelError, after the forward pass inside, if an adapted layer's input is not (rows, tokens, features)."""
-    shapes: dict[str, list[tuple[int, ...]]] = {site.name: [] for site in adapter.sites}
     pooled = frozenset[str]().union(*(part.pooled for part in adapter.parts))
-
-    def keep(name: str) -> Any:
-        return lambda _, args: shapes[name].append(tuple(args[0].shape) if args else ())
-
-    handles = [site.module.register_forward_pre_hook(keep(site.name)) for site in adapter.sites]
-    try:
+    with noting_inputs({site.name: site.module for site in adapter.sites}) as shapes:
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
     refuse_places(shapes, pooled)
 
 
@@ -370,10 +355,7 @@ def refuse_places(shapes: Mapping[str, Sequence[tuple[int, ...]]], pooled: Colle
     for name, seen in shapes.items():
         wrong = place_of(seen, (2,) if name in pooled else (3,))
         if wrong == UNUSED:
-            raise ModelError(
-                f"module {name!r} is not used when the model reads text",
-                fix=_LEAVE_OUT,
-            )
+            raise ModelError(f"module {name!r} is not used when the model reads text", fix=_LEAVE_OUT)
         if wrong is not None:
             raise ModelError(
                 f"module {name!r} gets input of shape {seen[0]} for {ROWS} rows of {TOKENS} tokens",
@@ -407,10 +389,8 @@ def _logits(
         let_go(held)
     known = logits.shape[:1] if len(adapter.parts) > 1 else logits.shape[:2]
     if known != ids.shape[: len(known)] or bool(logits.isnan().any()):
-        raise ModelError(
-            f"the model gives no numbers for every token (logits of shape {tuple(logits.shape)})",
-            fix="use a causal language model, and check that its weights are finite",
-        )
+        what = f"the model gives no numbers for every token (logits of shape {tuple(logits.shape)})"
+        raise ModelError(what, fix="use a causal language model, and check that its weights are finite")
     return logits
 
 
@@ -470,13 +450,9 @@ def positions_of(model: Any) -> int | None:
         return None
     kinds = rotary_kinds(config)
     originals = [each.get("original_max_position_embeddings") for each in kinds]
-    original = min([positions, *(n for n in (*originals, _original(config)) if n)])
+    own = getattr(config, "original_max_position_embeddings", None)
+    original = min([positions, *(n for n in (*originals, own) if isinstance(n, int) and n)])
     if stretched_by_length(config):
         return original
     factors = [each["factor"] for each in kinds if each.get("factor")]
     return max([positions, *(int(original * factor) for factor in factors)])
-
-
-def _original(config: Any) -> int | None:
-    value = getattr(config, "original_max_position_embeddings", None)
-    return value if isinstance(value, int) else None

@@ -34,29 +34,11 @@ from privlora.errors import (
     in_one_line,
     reason_of,
 )
+from privlora.training import model_checks as checks
+from privlora.training import preflight
 from privlora.training.base_weights import refuse_other_weights
 from privlora.training.classifier import Head, fill_new_weights, head_name, head_of, headed, padded_as
 from privlora.training.inputs import fitted
-from privlora.training.model_checks import (
-    public_logits,
-    refuse_adapted,
-    refuse_coupled,
-    refuse_coupled_texts,
-    refuse_encoder,
-    refuse_float16,
-    refuse_out_of_reach,
-    refuse_places,
-    refuse_too_short,
-)
-from privlora.training.preflight import (
-    device_of,
-    files_of,
-    in_float16,
-    model_source,
-    or_near_folder,
-    refuse_damaged_weights,
-    refuse_encoder_decoder,
-)
 from privlora.training.ranks import Ranks
 from privlora.training.reach import inputs_of_layers, left_out
 
@@ -68,8 +50,8 @@ def load_model(settings: ModelSettings, head: Head | None = None, tokenizer: Any
     """The base model and its tokenizer, or the one that is given; with ``head`` as a classifier. Raises ModelError in
     one line for whatever cannot be loaded."""
     refuse_missing(settings)
-    source, dtype = model_source(settings), _DTYPES.get(settings.dtype, "auto")
-    options, device = dict[str, Any](), device_of(settings)
+    source, dtype = preflight.model_source(settings), _DTYPES.get(settings.dtype, "auto")
+    options, device = dict[str, Any](), preflight.device_of(settings)
     if settings.attn_implementation is not None:
         options["attn_implementation"] = settings.attn_implementation
     if settings.packing is not None:
@@ -77,19 +59,13 @@ def load_model(settings: ModelSettings, head: Head | None = None, tokenizer: Any
     if settings.quantization is not None or settings.device_map is not None:
         # Packed as they are read, where they are to lie: weights are never whole in memory.
         options["device_map"] = settings.device_map or {"": device}
-    refuse_damaged_weights(settings)
+    preflight.refuse_damaged_weights(settings)
     tokenizer = load_tokenizer(settings) if tokenizer is None else tokenizer
     _read_config(settings, head)
-    try:
+    asked = [f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None]
+    with _explained(settings, f"{''.join(asked)}{_GIVE}"):
         model = _from_files(source | {"dtype": dtype} | options, head)
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise _cannot_load(
-            settings,
-            error,
-            "".join(f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None)
-            + "give a local folder with config.json and safetensors, or a hub name that can be reached",
-        ) from None
-    refuse_float16(model)
+    checks.refuse_float16(model)
     hold(model)
     return model if "device_map" in options else model.to(device), tokenizer
 
@@ -109,18 +85,16 @@ def _refuse_other_loading(settings: ModelSettings, model: Any) -> None:
     """Raise ConfigError for settings of how a model is loaded that a caller's model does not follow."""
     packed = {bits(module) for module in model.modules()} - {None}
     attends = getattr(getattr(model, "config", None), "_attn_implementation", None)
-    for name, asked, follows in (
-        ("quantization", settings.quantization, lambda asked: packed == {int(asked[0])}),
-        ("attn_implementation", settings.attn_implementation, lambda asked: attends == asked),
-    ):
-        if asked is not None and not follows(asked):
-            raise ConfigError(
-                f"model.{name} is set, and the model does not follow it",
-                fix="load the model that way yourself, or give its folder or name instead of the model",
-            )
+    asked, attention = settings.quantization, settings.attn_implementation
+    others = ["model.quantization"] * (asked is not None and packed != {int(asked[0])})
+    others += ["model.attn_implementation"] * (attention not in (None, attends))
+    for name in others:
+        fix = "load the model that way yourself, or give its folder or name instead of the model"
+        raise ConfigError(f"{name} is set, and the model does not follow it", fix=fix)
 
 
 _ASKED = ("attn_implementation", "device_map", "quantization")
+_GIVE = "give a local folder with config.json and safetensors, or a hub name that can be reached"
 
 
 def _refuse_offloaded(model: torch.nn.Module) -> None:
@@ -132,10 +106,8 @@ def _refuse_offloaded(model: torch.nn.Module) -> None:
             fix="use more or larger devices, model.quantization, or a device_map without cpu and disk beside others",
         )
     if any(p.is_inference() for p in model.parameters()):
-        raise ModelError(
-            "the model was made inside torch.inference_mode, and has no gradients",
-            fix="load it outside of torch.inference_mode, or give its folder or name",
-        )
+        what = "the model was made inside torch.inference_mode, and has no gradients"
+        raise ModelError(what, fix="load it outside of torch.inference_mode, or give its folder or name")
 
 
 def refuse_missing(settings: ModelSettings, model: Any = None) -> None:
@@ -143,15 +115,13 @@ def refuse_missing(settings: ModelSettings, model: Any = None) -> None:
 
     Nothing is loaded. model: its skeleton, if there is one, whose configuration may say that its folder is packed.
     """
-    device = torch.device(device_of(settings))
+    device = torch.device(preflight.device_of(settings))
     packed = settings.quantization is not None or bool(model is not None and packing_of(settings, model))
     if packed and find_spec("bitsandbytes") is None:
+        asked = settings.quantization is not None
         raise ConfigError(
-            "model.quantization needs the package bitsandbytes"
-            if settings.quantization is not None
-            else f"the packed weights of {settings.name!r} need the package bitsandbytes",
-            fix="pip install 'privlora[quant]'"
-            + (", or remove model.quantization" if settings.quantization is not None else ""),
+            f"{'model.quantization' if asked else 'this packed model'} needs the package bitsandbytes",
+            fix=f"pip install 'privlora[quant]'{', or remove model.quantization' * asked}",
         )
     if settings.attn_implementation == "flex_attention" and device.type == "cpu":
         raise ConfigError(
@@ -174,25 +144,13 @@ def packing_of(settings: ModelSettings, model: Any) -> Mapping[str, Any]:
 
 def load_tokenizer(settings: ModelSettings) -> Any:
     """The base model's tokenizer alone. Raises ModelError in one line."""
-    source = model_source(settings)
-    try:
+    source = preflight.model_source(settings)
+    give = f"{_GIVE}; a folder has the tokenizer's files too"
+    with _explained(settings, preflight.or_near_folder(settings.name, give), ", its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise _cannot_load(
-            settings,
-            error,
-            or_near_folder(
-                settings.name,
-                "give a local folder with config.json, safetensors and the tokenizer's files, or a hub name that "
-                "can be reached",
-            ),
-            ", its tokenizer",
-        ) from None
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
-        raise ModelError(
-            f"cannot load model {settings.name!r}: it has no tokenizer.json (nor other tokenizer files)",
-            fix="copy the tokenizer files of the base model into it",
-        )
+        what = f"cannot load model {settings.name!r}: it has no tokenizer.json (nor other tokenizer files)"
+        raise ModelError(what, fix="copy the tokenizer files of the base model into it")
     return tokenizer
 
 
@@ -213,8 +171,8 @@ def given_or_loaded(
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
     refuse_kernel(getattr(model, "config", None))
-    refuse_adapted(model)  # a folder with an adapter is loaded with it
-    refuse_float16(model)
+    checks.refuse_adapted(model)  # a folder with an adapter is loaded with it
+    checks.refuse_float16(model)
     _refuse_offloaded(model)
     if given is not None:
         refuse_other_weights(settings, given, classifies=head is not None)
@@ -228,18 +186,19 @@ def look_at_model(settings: Settings, tokenizer: Any = None) -> tuple[Settings, 
     that are damaged or cannot be read, lengths, token ids, targets, rank and dtype that its configuration rules out.
     """
     problems = Together()
-    problems.of(None, refuse_damaged_weights, settings.model)
+    problems.of(None, preflight.refuse_damaged_weights, settings.model)
     own = tokenizer if tokenizer is not None else problems.of(None, load_tokenizer, settings.model)
-    skeleton = (
-        None if own is None else problems.of(None, load_skeleton, settings.model, None, head_of(settings))
-    )
+    head, skeleton = head_of(settings), None
+    if own is not None:
+        skeleton = problems.of(None, load_skeleton, settings.model, None, head)
     if skeleton is not None:
         settings = fitted(settings, skeleton)
         length = settings.data.max_length
-        problems.of(None, lambda: refuse_out_of_reach(skeleton, own, max_length=length))
+        problems.of(None, lambda: checks.refuse_out_of_reach(skeleton, own, max_length=length))
         if settings.model.dtype == "auto" and not packing_of(settings.model, skeleton):
-            files = files_of(settings.model)
-            problems.of(None, refuse_float16, skeleton, files is not None and in_float16(files))
+            files = preflight.files_of(settings.model)
+            stored = files is not None and preflight.in_float16(files)
+            problems.of(None, checks.refuse_float16, skeleton, stored)
         try:
             loadable_adapter(settings, skeleton)
         except PrivloraError as error:
@@ -255,16 +214,16 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> L
     Raises ModelError or PrivacyError: targets or rank that do not fit, records longer than its positions, token ids
     beyond its vocabulary, rows that are coupled, or predictions from later tokens.
     """
-    refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
+    checks.refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
     adapter = loadable_adapter(settings, model)
     with unchanged_afterwards(model):
         model.eval()
         if head_of(settings) is None:
-            refuse_coupled(adapter, tokenizer)
+            checks.refuse_coupled(adapter, tokenizer)
         else:
             padded_as(model, tokenizer)
-            refuse_coupled_texts(adapter, tokenizer)
-        refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
+            checks.refuse_coupled_texts(adapter, tokenizer)
+        checks.refuse_too_short(adapter, tokenizer, max_length=settings.data.max_length)
     return adapter
 
 
@@ -276,7 +235,7 @@ def refuse_other_logits(settings: Settings, model: torch.nn.Module, ranks: Ranks
     adapter = adapter_for(settings, model)
     with unchanged_afterwards(model):
         model.eval()
-        told = ranks.gathered(public_logits(adapter))
+        told = ranks.gathered(checks.public_logits(adapter))
     allowed = _COARSE if adapter.reduced_precision else _FINE
 
     def compare() -> None:
@@ -303,25 +262,23 @@ def load_skeleton(settings: ModelSettings, attention: str | None = None, head: H
         with torch.device("meta"):
             return auto.from_config(config, attn_implementation=attention, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        if attention is not None:
-            raise ModelError(
-                f"model {settings.name!r} cannot have attn_implementation={attention} here: {reason_of(error)}",
-                fix="set model.attn_implementation to sdpa or eager, or install what it needs",
-            ) from None
-        raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
+        if attention is None:
+            raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
+        raise ModelError(
+            f"model {settings.name!r} cannot have attn_implementation={attention} here: {reason_of(error)}",
+            fix="set model.attn_implementation to sdpa or eager, or install what it needs",
+        ) from None
 
 
 def _read_config(settings: ModelSettings, head: Head | None) -> Any:
     """The model's configuration. Raises ModelError for one that cannot be read, is an encoder's with a decoder, or
     whose attention is fetched code."""
-    options = model_source(settings) | ({} if head is None else head.options())
-    try:
+    options = preflight.model_source(settings) | ({} if head is None else head.options())
+    with _explained(settings, "check its config.json", ", its configuration"):
         config = AutoConfig.from_pretrained(**options, trust_remote_code=False)
-    except Exception as error:  # noqa: BLE001 - as above
-        raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
     refuse_kernel(config)
     if head is None:
-        refuse_encoder_decoder(settings.name, config.to_dict())
+        preflight.refuse_encoder_decoder(settings.name, config.to_dict())
     return config
 
 
@@ -337,6 +294,15 @@ def refuse_kernel(config: Any) -> None:
         refuse_kernel(getattr(config, part, None))
 
 
+@contextmanager
+def _explained(settings: ModelSettings, fix: str, part: str = "") -> Iterator[None]:
+    """Raises ModelError for what a loader raises inside."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
+        raise _cannot_load(settings, error, fix, part) from None
+
+
 def _cannot_load(settings: ModelSettings, error: Exception, fix: str, part: str = "") -> ModelError:
     """The error for what a loader raised; for a model that needs code of its own files, which never runs, that."""
     folder, told = Path(settings.name).expanduser(), in_one_line(str(error)) or reason_of(error)
@@ -345,10 +311,7 @@ def _cannot_load(settings: ModelSettings, error: Exception, fix: str, part: str 
         if not folder.is_dir():
             place = Path(str(try_to_load_from_cache(settings.name, file, revision=settings.revision)))
         if place.is_file() and b'"auto_map"' in place.read_bytes():
-            told, part = (
-                f"it cannot do without the code that its {file} names as auto_map, which is never run",
-                "",
-            )
+            part, told = "", f"it needs the code that its {file} names as auto_map, which is never run"
             fix = "take a model that transformers knows by itself: code of a model's files would see private records"
     return ModelError(f"cannot load model {settings.name!r}{part}: {told}", fix=fix)
 
@@ -371,13 +334,14 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
         (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
         for module in model.modules()
     ]
-    held, padding = hold(model), _padding(model)
+    config = _text_config(model)
+    held, padding = hold(model), getattr(config, "pad_token_id", None)
     try:
         yield
     finally:
         let_go(held)
-        if padding is not None:
-            padding[0].pad_token_id = padding[1]
+        if hasattr(config, "pad_token_id"):
+            config.pad_token_id = padding
         for module, values, hooks in before:
             for name in names:
                 if name in values:
@@ -388,11 +352,9 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
             module._forward_hooks.update(hooks)
 
 
-def _padding(model: Any) -> tuple[Any, int | None] | None:
-    """Where a model's configuration names the padding token, and which it is."""
+def _text_config(model: Any) -> Any:
     whole: Any = getattr(model, "config", None)
-    config: Any = whole.get_text_config() if hasattr(whole, "get_text_config") else None
-    return (config, config.pad_token_id) if hasattr(config, "pad_token_id") else None
+    return whole.get_text_config() if hasattr(whole, "get_text_config") else None
 
 
 def adapter_for(settings: Settings, model: torch.nn.Module, dropout: float = 0.0) -> LowRankAdapter:
@@ -415,12 +377,14 @@ def loadable_adapter(settings: Settings, model: torch.nn.Module) -> LowRankAdapt
     """`adapter_for` a model with or without weights. Raises ModelError for one that could be trained and not loaded, or
     whose layers are not given the rows of records."""
     if head_of(settings) is None:
-        refuse_encoder(model)
+        checks.refuse_encoder(model)
     adapter = adapter_for(settings, model)
     refuse_unloadable(adapter)
     inputs = inputs_of_layers(model)
     pooled = frozenset[str]().union(*(part.pooled for part in adapter.parts))
-    refuse_places({site.name: inputs[site.name] for site in adapter.sites if site.name in inputs}, pooled)
+    checks.refuse_places(
+        {site.name: inputs[site.name] for site in adapter.sites if site.name in inputs}, pooled
+    )
     return adapter
 
 
@@ -436,7 +400,5 @@ def set_checkpointing(model: Any, kind: str) -> None:
         try:
             enable(arguments)
         except ValueError as error:
-            raise ModelError(
-                f"this model has no gradient checkpointing ({error})",
-                fix="set model.gradient_checkpointing=none",
-            ) from None
+            what = f"this model has no gradient checkpointing ({error})"
+            raise ModelError(what, fix="set model.gradient_checkpointing=none") from None

@@ -1,5 +1,6 @@
 """One look before a run begins, without torch: at its folder, the model's, the files that settings name, and the first
-record's columns. All that is wrong is raised together. Records are read later, once (`privlora.training.inputs`)."""
+record's columns. All that is wrong is raised together. Records are read later, once (`privlora.training.inputs`); where
+one cannot be used, all of those are looked for here. Errors name files, lines and columns, never contents."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ import json
 import re
 import shlex
 import socket
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice, takewhile
 from pathlib import Path
@@ -22,21 +23,39 @@ from safetensors import SafetensorError, safe_open
 from privlora.config import DataSettings, ModelSettings, Settings
 from privlora.config.auto import MOST_TEXTS
 from privlora.config.groups import PUBLIC_TEXTS
-from privlora.data.formats import Format, read_placed
+from privlora.data.examples import Template
+from privlora.data.formats import PLACE, Format, Record, read_placed
 from privlora.data.records import (
     HUB,
+    SHOWN,
     TABLES,
+    as_records,
     files_in,
     has_column,
     is_data_file_name,
+    iterate_records,
     local_file,
     missing_column,
+    no_records,
+    places,
     refuse_missing,
     shared_columns,
+    text_of,
 )
+from privlora.data.rendering import Renderer, holds_turns, messages_of
 from privlora.data.tasks import find_task, labelled_record, task_record
 from privlora.data.templates import fields_of
-from privlora.errors import ConfigError, DataError, ModelError, PrivloraError, Together, in_one, named
+from privlora.data.units import Grouping
+from privlora.errors import (
+    ConfigError,
+    DataError,
+    ModelError,
+    PrivloraError,
+    RecordError,
+    Together,
+    in_one,
+    named,
+)
 from privlora.names import HUB_NAME
 from privlora.training.files import RunFolder
 from privlora.training.ranks import own_device
@@ -113,12 +132,8 @@ def read_files(
     if texts is not None:
         named.append(("synthesis.file", texts.file, "auto", None))
     if records is None or isinstance(records, Mapping):
-        there = records or {}
-        named += [
-            (f"client {each.name}", each.path, each.format, None)
-            for each in clients
-            if each.name not in there
-        ]
+        away = (each for each in clients if each.name not in (records or {}))
+        named += [(f"client {each.name}", each.path, each.format, None) for each in away]
     for setting, path, form, limit in named:
         if path is not None:
             yield setting, [path] if isinstance(path, str) else path, form, limit
@@ -199,9 +214,8 @@ def _lacking(
         (task_record if data.label is None else labelled_record)(find_task(data.task), record, 1)
     else:
         kinds = {kind: getattr(data, kind) for kind in _KINDS} | {"text": data.columns["text"]}
-        setting_of = {
-            name: f"data.{kind}" for kind, form in kinds.items() if form for name in fields_of([form])
-        }
+        given = ((kind, form) for kind, form in kinds.items() if form)
+        setting_of = {name: f"data.{kind}" for kind, form in given for name in fields_of([form])}
         named = [(setting, name) for name, setting in sorted(setting_of.items())]
     named += [] if owner is None else [("privacy.user_column", owner)]
     lacking = [(setting, name) for setting, name in named if not has_column(record, name)]
@@ -230,9 +244,8 @@ def device_of(settings: ModelSettings) -> str:
     try:
         torch.empty(0, device=name)
     except (RuntimeError, AssertionError):
-        raise ConfigError(
-            f"model.device={named(name)} is not available here", fix="use auto or cpu"
-        ) from None
+        what = f"model.device={named(name)} is not available here"
+        raise ConfigError(what, fix="use auto or cpu") from None
     return name
 
 
@@ -253,15 +266,13 @@ def refuse_no_model(settings: ModelSettings) -> None:
     host = urlsplit(constants.ENDPOINT).hostname
     if isinstance(kept, str) or host is None:
         return
-    why = f"the hub ({host}) cannot be reached"
-    if constants.HF_HUB_OFFLINE:
-        why = "HF_HUB_OFFLINE is set, so that the hub is not asked"
-    elif getproxies():
-        return
-    else:
+    why = "HF_HUB_OFFLINE is set, so that the hub is not asked"
+    if not constants.HF_HUB_OFFLINE:
         with contextlib.suppress(OSError):
-            socket.getaddrinfo(host, None)
+            if not getproxies():
+                socket.getaddrinfo(host, None)
             return
+        why = f"the hub ({host}) cannot be reached"
     raise ModelError(
         f"cannot load model {settings.name!r}: it is no local folder, the hub's cache here does not have it, and {why}",
         fix=or_near_folder(settings.name, "give a local folder, or fetch the model where there is a network"),
@@ -303,13 +314,13 @@ def _refuse_other_folder(folder: Path, name: str) -> None:
     inside = sorted(each.parent for each in folder.glob("*/config.json"))
     if run.settings.exists() or run.ledger.exists():
         what = "it is a run of privlora"
-        fix = (
-            f"name its base model; to train on top of what it learnt, `privlora export {name} NEW --merge` and name "
-            f"NEW; to go on with it, `privlora resume {name}`"
-        )
+        fix = f"name its base model, or what `privlora export {name} NEW --merge` wrote; or `privlora resume {name}`"
     elif adapter.is_file():
-        base = _base_of(adapter)
-        what = f"the folder holds an adapter already{f', of {base}' if base else ''}, and no base model"
+        base = ""
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            told = json.loads(adapter.read_text("utf-8"))["base_model_name_or_path"]
+            base = f", of {named(told.removeprefix('path/to/'), longest=200)}" if told else ""
+        what = f"the folder holds an adapter already{base}, and no base model"
         fix = f"name the base model; to start from the adapter, set adapter.init={name}"
     elif packed:
         what, fix = f"{what}, but a GGUF file", _unpacked(packed[0])
@@ -343,14 +354,6 @@ def _unpacked(file: Path) -> str:
         f"name the model's original folder, or make one of this file, {new!r}: `pip install gguf`, then "
         f"`python -c {shlex.quote('; '.join(lines))}`"
     )
-
-
-def _base_of(adapter: Path) -> str | None:
-    try:
-        base = json.loads(adapter.read_text(encoding="utf-8"))["base_model_name_or_path"]
-    except (OSError, ValueError, KeyError, TypeError):
-        return None
-    return named(base.removeprefix("path/to/"), longest=200) if isinstance(base, str) and base else None
 
 
 def near_folder(name: str) -> str | None:
@@ -447,3 +450,104 @@ def refuse_encoder_decoder(name: str, config: Mapping[str, Any]) -> None:
             f"cannot train model {name!r}: it is an encoder with a decoder ({config.get('model_type', 'of no type')})",
             fix="use a decoder-only model, as those of Llama, Qwen or Gemma are",
         )
+
+
+Check = Callable[[Mapping[str, Any], int], None]
+"""Raises DataError for a record, with this number (from 1), that cannot be used."""
+
+
+def check_of(data: DataSettings, units: Grouping | None = None, tokenizer: Any = None) -> Check:
+    """What can be told of a record by itself: columns, texts, messages, answers and labels; with a tokenizer also that
+    the chat template takes it. units: takes each record in, and tells whose it is."""
+    columns = [each for each in (data.columns, data.rejected_columns) if each is not None]
+    chats = [each["messages"] for each in columns if each["messages"] is not None]
+    given = {each[kind] for each in columns for kind in ("text", "prompt", "completion")} | {data.pair}
+    forms = sorted(form for form in given if form is not None)
+    task = None if data.task is None else find_task(data.task)
+    classes, renders = data.classes, list[Renderer]()
+    if tokenizer is not None and task is None and data.label is None:
+        loss_on = data.loss_on if data.rejected_columns is None else "completion"
+        renders = [Renderer(Template(**each), tokenizer, loss_on) for each in columns]
+
+    def check(record: Mapping[str, Any], number: int) -> None:
+        if units is not None:
+            units.add(record, number)
+        if task is not None:
+            (task_record if classes is None else labelled_record)(task, record, number)
+            return
+        for name in chats:
+            messages_of(record, number, name)
+        for form in forms:
+            if data.label is None and form != data.text and holds_turns(record, form):
+                messages_of(record, number, form)
+                continue
+            for name in fields_of([form]):
+                text_of(record, name, number)
+        if classes is not None:
+            classes.answer_of(record, number)
+        for render in renders:
+            render(record, number)
+
+    return check
+
+
+def refuse_unusable_files(paths: Sequence[str], form: Format, limit: int | None, check: Check | None) -> None:
+    """Read local files to their end, or up to ``limit`` records, and raise DataError for all that cannot be read or
+    does not pass ``check``, by its lines. Nothing is kept. check: None to look at no record."""
+    if not _refuse(_placed(paths, form), limit, check):
+        raise no_records(paths)
+
+
+def refuse_unusable(records: Any, check: Check) -> None:
+    """The same of a list of records in memory."""
+    _refuse((("", "record", number, each) for number, each in enumerate(as_records(records), 1)), None, check)
+
+
+def _placed(paths: Iterable[str], form: Format) -> Iterator[tuple[str, str, int, Record | DataError]]:
+    """Of each record its file, what is counted there, and its number in that; of those of a hub their own numbers."""
+    for path in paths:
+        if path.startswith(HUB):
+            for number, record in enumerate(iterate_records(path), start=1):
+                yield path, "record", number, record
+            continue
+        file, format = local_file(path, form, look=True)
+        for place, found in read_placed(file, format):
+            yield str(file), PLACE[format], place, found
+
+
+def _refuse(
+    placed: Iterable[tuple[str, str, int, Mapping[str, Any] | DataError]],
+    limit: int | None,
+    check: Check | None,
+) -> int:
+    """How many records there are, all fit. Else raises DataError of all mistakes: each by its words, with the first
+    places where it is found, and whether there are more."""
+    kinds, number = dict[tuple[Any, ...], tuple[DataError, list[str]]](), 0
+    for file, counted, place, record in placed:
+        error, kind = None, counted if place else ""
+        if isinstance(record, DataError):
+            error = record
+        else:
+            number, kind, place = number + 1, counted, place or number + 1
+            try:
+                if check is not None:
+                    check(record, number)
+            except DataError as unfit:
+                error = unfit
+        if error is not None:
+            what = error.bare if isinstance(error, RecordError) else error.what
+            key = file, kind, what, error.why, error.fixes
+            if key in kinds or len(kinds) <= SHOWN:
+                where = kinds.setdefault(key, (error, []))[1]
+                where += [str(place)] * (len(where) <= SHOWN)
+        if number == limit:
+            break
+    told = list[DataError]()
+    for (file, kind, what, *_), (error, where) in list(kinds.items())[:SHOWN]:
+        at = [file] * bool(file) + [places(kind, where[:SHOWN], len(where) - SHOWN)] * bool(kind)
+        told.append(DataError(f"{', '.join(at)}: {what}", why=error.why, fix=error.fixes))
+    if len(kinds) > SHOWN:
+        told.append(DataError("other records have other mistakes", fix="mend these first"))
+    if told:
+        raise in_one(told)
+    return number

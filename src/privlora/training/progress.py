@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 import math
-import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from pathlib import Path
 from types import TracebackType
-from typing import Final, NamedTuple, Self
+from typing import Final, Self
 
 from rich.console import Console
 from rich.live import Live
 from rich.progress import Progress, TaskID, TimeRemainingColumn
+from rich.spinner import Spinner
 from rich.text import Text
 
-from privlora.accounting import Plan, epsilon, read_ledger
-from privlora.config import PrivacySettings, Settings
+from privlora.accounting import Plan, read_ledger
+from privlora.config import Settings
 from privlora.data.summary import DataSummary
 from privlora.methods import find_row
 from privlora.pages.numbers import duration
@@ -25,17 +24,17 @@ from privlora.rounding import rounded_up, to_one_digit
 from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder
 from privlora.training.observer import Observer, StepReport
+from privlora.training.public_rows import spent
 from privlora.training.takeover import OVER, is_over
 
 _LINES = 10  # plain lines of a run
 _PLAIN_SECONDS = 30.0  # a log without a line for longer looks dead
 _SMOOTHING = 0.9
 _BAR, _BLOCKS = 12, "▁▂▃▄▅▆▇█"
-# Composing takes hundredths of a second to some tenths: beside the steps, and in no more than this part of the time.
-_ACCOUNTING_SHARE = 0.1
-_PATIENCE = 5.0  # seconds without a new live line, which may wait for its epsilon
-_FRAMES: Final = 1  # a second, of the live line's moving sign: each is a line of a terminal that is recorded
-
+_ACCOUNTING_SHARE = 0.05  # of the time, at most, composes epsilon for live lines
+# A second, of the live line's moving sign: each is a line of a terminal that is recorded. Its columns.
+_FRAMES, _SIGN = 1, 2
+_SHORTER = (False, False), (True, False), (True, True)  # (short, bare), see `RichObserver._line`
 
 PER_TOKEN: Final = "nats per token"
 
@@ -49,25 +48,11 @@ _ROUNDED: Final = 0.1  # how far a rounded number of units may be from theirs wi
 _MOST: Final = 0.5  # share of records that repeat others
 
 
-class _Shown(NamedTuple):
-    """A step with what its line says of it. seconds: of a step, smoothed, PRIVATE like the loss."""
-
-    report: StepReport
-    seconds: float
-    private_loss: float | None
-
-
-def accountant() -> Executor:
-    """Who composes epsilon beside the steps."""
-    return ThreadPoolExecutor(max_workers=1, thread_name_prefix="privlora-epsilon")
-
-
 class RichObserver(Observer):
     """A run on a rich console; a context manager around it.
 
-    Epsilon is what the steps so far have cost, exactly, rounded up: on every line that of its own step. For a live line
-    it is composed in another thread, so that no step waits; the line appears once it is known. Where that takes longer
-    than a few seconds, one with the last epsilon that is known, and its step, stands there meanwhile.
+    Epsilon is what the steps so far have cost, exactly, rounded up. A log has that of each line's own step. A live line
+    has the last one that is known, with its step, since composing one takes up to some tenths of a second.
 
     Args:
         console: where to write, for example ``Console(stderr=True)``.
@@ -88,36 +73,25 @@ class RichObserver(Observer):
         self._untrained: float | None = None  # the loss before the first step
         self._plan = plan
         self._live = Live(console=console, refresh_per_second=_FRAMES, transient=True)
+        self._sign = Spinner("dots", style="dim")
         self._private_loss: float | None = None
-        self._loss_drawn: float | None = None  # the private loss of the live line
         self._layouts = list[Text]()  # of the last step's live line, from the fullest to the shortest
-        self._progress = Progress(
-            console=console
-        )  # never drawn: it tells how much time public work will take
+        self._progress = Progress(console=console)  # never drawn: it tells how long public work will take
         self._work, self._working, self._work_began, self._work_done = TaskID(0), "", 0.0, 0
         self._begun: set[str] = set()  # kinds of public work that a log has named
         self._unfinished: set[str] = set()  # of these, whose last line is not the last of its work
         self._seconds, self._timings = 0.0, 0  # a step's, in the mean of the last ones
-        self._printed_at = time.monotonic()
-        self._accountant: Executor | None = None
-        self._accounted: Future[None] | None = None
-        self._account_again_at = self._drawn_at = self._printed_at
-        self._newest = _Shown(StepReport(0, 1, None, 0.0), 0.0, None)
-        self._drawn = _Shown(StepReport(0, 1, None, 0.0), 0.0, None)  # in the live line
-        self._known: tuple[int, float] | None = None  # the last step whose epsilon was composed, and that
-        self._drawing = threading.RLock()
+        self._printed_at = self._account_again_at = time.monotonic()
+        self._known = 0, 0.0  # the last step whose epsilon was composed, and that
 
     def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.start()
-            self._accountant = accountant()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._accountant is not None:
-            self._accountant.shutdown(cancel_futures=True)
         self._live.stop()
 
     def on_plan(self, plan: Plan | None, settings: Settings) -> None:
@@ -139,29 +113,25 @@ class RichObserver(Observer):
     def on_step(self, report: StepReport) -> None:
         """Show the step: public numbers, and the private loss if it was given."""
         self._timings += 1
-        newest_counts = max(
-            1 - _SMOOTHING, 1 / self._timings
-        )  # the first of few must not weigh more than others
-        self._seconds += newest_counts * (report.seconds - self._seconds)
-        if self._live.is_started:
-            self._newest = newest = _Shown(report, self._seconds, self._private_loss)
-            if report.step == report.steps:
-                spent = self._spending(report)
-                self._console.print(self._with_private_loss(self._line(report, self._seconds, spent)))
-                self._draw(newest, spent)
-            elif not self._promises:
-                self._draw(newest, None)
-            else:
-                self._account()
-                if not self._layouts or time.monotonic() - self._drawn_at >= _PATIENCE:
-                    self._draw(newest, None)
-            return
+        weight = max(1 - _SMOOTHING, 1 / self._timings)  # the first of few must not weigh more than others
+        self._seconds += weight * (report.seconds - self._seconds)
         every = self._every or max(1, report.steps // _LINES)
-        late = self._timed and time.monotonic() - self._printed_at >= _PLAIN_SECONDS
-        if self._timings == 1 or report.step % every == 0 or report.step == report.steps or late:
-            line = self._line(report, self._seconds, self._spending(report))
-            self._console.print(self._with_private_loss(line))
+        now, last = time.monotonic(), report.step == report.steps
+        late = self._timed and now - self._printed_at >= _PLAIN_SECONDS
+        live = self._live.is_started
+        plain = last or (not live and (self._timings == 1 or report.step % every == 0 or late))
+        if plain or (live and now >= self._account_again_at):
+            self._known = report.step, spent(self._plan, report.step) or 0.0
+            ended = time.monotonic()
+            self._account_again_at = ended + (ended - now) / _ACCOUNTING_SHARE
+        if plain:
+            self._console.print(Text("  ").join([self._line(report), *self._private_part()]))
             self._printed_at = time.monotonic()
+        if live:
+            bar, losses = bar_of(report.step, report.steps), losses_drawn(self._losses)
+            lines = (self._line(report, short=short, bare=bare) for short, bare in _SHORTER)
+            self._layouts = layouts(bar, losses, *lines)
+            self._show()
 
     def on_evaluation(self, step: int, loss: float) -> None:
         """Show the held-out loss, which is public."""
@@ -189,8 +159,7 @@ class RichObserver(Observer):
             self._progress.update(self._work, completed=done, total=total)
             left = TimeRemainingColumn(compact=True).render(self._progress.tasks[-1])
             shown = Text("  ").join([bar_of(done, total), shown, Text("left ").append_text(left)])
-            with self._drawing:
-                self._show(*(() if done == total else (shown,)))
+            self._show(*(() if done == total else (shown,)))
             return
         now, begins = time.monotonic(), what not in self._begun
         if begins or done <= self._work_done:
@@ -234,111 +203,39 @@ class RichObserver(Observer):
         """Where the trace is, for whoever may see the records."""
         self._console.print(f"PRIVATE, where the time of a step went: {trace}")
 
-    @property
-    def _promises(self) -> bool:
-        return self._plan is not None and not self._plan.insecure_noise
-
-    def _spending(self, report: StepReport) -> float | None:
-        """Epsilon after the step; None where nothing is promised."""
-        if self._plan is None or not self._promises:
-            return None
-        taken = self._plan.before_training + report.step
-        return epsilon(self._plan.events(taken), self._plan.delta, adjacency=self._plan.adjacency)
-
-    def _account(self) -> None:
-        """Compose for the newest step beside the next ones, unless that is going on or took too much time lately."""
-        busy = self._accounted is not None and not self._accounted.done()
-        if self._accountant is not None and not busy and time.monotonic() >= self._account_again_at:
-            self._accounted = self._accountant.submit(self._draw_with_epsilon, self._newest)
-
-    def _draw_with_epsilon(self, shown: _Shown) -> None:
-        started = time.monotonic()
-        spent = self._spending(shown.report)
-        ended = time.monotonic()
-        self._account_again_at = ended + (ended - started) / _ACCOUNTING_SHARE
-        if spent is not None:
-            self._known = shown.report.step, spent
-        self._draw(shown, spent)
-
-    def _draw(self, shown: _Shown, spent: float | None) -> None:
-        """The live line of a step. Where a later one stands there, that one again, with what is known by now."""
-        with self._drawing:
-            if shown.report.step < self._drawn.report.step:
-                if self._drawn.report.step == self._drawn.report.steps:
-                    return  # the last one has its own epsilon
-                shown, spent = self._drawn, None
-            self._drawn = shown
-            report, self._loss_drawn = shown.report, shown.private_loss
-            line = self._line(report, shown.seconds, spent, known=self._known)
-            bar, losses = bar_of(report.step, report.steps), losses_drawn(self._losses)
-            short = self._line(report, shown.seconds, spent, short=True, known=self._known)
-            bare = self._line(report, shown.seconds, spent, short=True, known=None)
-            self._layouts = [*layouts(bar, losses, line, short), *([bare] if spent is None else [])]
-            self._drawn_at = time.monotonic()
-            self._show()
-
-    def _line(
-        self,
-        report: StepReport,
-        seconds: float,
-        spent: float | None,
-        *,
-        short: bool = False,
-        known: tuple[int, float] | None = None,
-    ) -> Text:
-        """Step, epsilon, learning rate and time left. spent: None where it is not known or nothing is promised; known:
-        an earlier step and its epsilon, for its place; short: in fewer words, without delta, which the plan says."""
+    def _line(self, report: StepReport, *, short: bool = False, bare: bool = False) -> Text:
+        """Step, epsilon, learning rate and time left. short: without delta, which the plan says; bare: without the
+        epsilon of an earlier step."""
         word = "round" if report.learning_rate is None else "step"
-        line = Text(f"{word} {report.step}/{report.steps}")
-        if not self._promises:
+        line, (step, epsilon) = Text(f"{word} {report.step}/{report.steps}"), self._known
+        if self._plan is None or self._plan.insecure_noise:
             line.append("  NOT PRIVATE", style="bold red")
-        elif self._plan is not None and spent is not None:
+        elif step == report.step:
             delta = "" if short else f" (δ {self._plan.delta:g})"
-            line.append(f"  ε {_rounded_up(spent)}{delta}", style="bold")
-        elif known is not None:
-            line.append(f"  ε {_rounded_up(known[1])} (step {known[0]})")
-        rate = "" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}"
-        line.append(rate)
-        if self._timed:
-            line.append(pace(seconds, word, report.steps - report.step))
+            line.append(f"  ε {math.ceil(epsilon * 100) / 100:.2f}{delta}", style="bold")
+        elif not bare:
+            line.append(f"  ε {math.ceil(epsilon * 100) / 100:.2f} (step {step})")
+        line.append("" if report.learning_rate is None else f"  lr {report.learning_rate:.2g}")
+        line.append(pace(self._seconds, word, report.steps - report.step) if self._timed else "")
         return line
 
-    def _with_private_loss(self, line: Text) -> Text:
-        found = self._private_part(self._private_loss)
-        return line if found is None else Text("  ").join([line, found])
-
-    def _private_part(self, loss: float | None) -> Text | None:
-        return None if loss is None else Text(f"PRIVATE training loss {loss:.4f}", style="magenta")
+    def _private_part(self) -> list[Text]:
+        loss = self._private_loss
+        return [] if loss is None else [Text(f"PRIVATE training loss {loss:.4f}", style="magenta")]
 
     def _show(self, *more: Text) -> None:
-        """The last step's line as ``fitting`` has it. more: shown beside it, or below where there is no room."""
-        beside = [part for part in (self._private_part(self._loss_drawn), *more) if part is not None]
-        line = fitting(self._layouts, self._console.width - _Moving.CELLS, beside)
-        self._live.update(_Moving(line), refresh=True)
+        """The last step's line behind a moving sign, since a step may take minutes. more: shown next to it, or below
+        where there is no room."""
+        line = fitting(self._layouts, self._console.width - _SIGN, [*self._private_part(), *more])
+        self._sign.update(text=line)
+        self._live.update(self._sign, refresh=True)
 
 
-class _Moving:
-    """A line behind a sign that moves by itself, since a step may take minutes; it tells nothing else of the step."""
-
-    CELLS: Final = 2
-    _SIGNS: Final = "⠋⠙⠹⠸⠼⠴⠦⠧⠇⠏"
-
-    def __init__(self, line: Text) -> None:
-        self._line = line
-
-    def __rich__(self) -> Text:
-        sign = self._SIGNS[int(time.monotonic() * _FRAMES) % len(self._SIGNS)]
-        return Text.assemble((f"{sign} ", "dim"), self._line)
-
-
-def _rounded_up(spent: float) -> str:
-    return f"{math.ceil(spent * 100) / 100:.2f}"
-
-
-def layouts(bar: Text, losses: Text, line: Text, short: Text) -> list[Text]:
+def layouts(bar: Text, losses: Text, line: Text, *shorter: Text) -> list[Text]:
     """A live line, from the fullest to the shortest."""
     fullest = (bar, losses, line) if losses else (bar, line)
-    return [Text("  ").join(parts) for parts in (fullest, (bar, line), (bar, short), (short,))]
+    less = (bar, shorter[0]), *((each,) for each in shorter)
+    return [Text("  ").join(parts) for parts in (fullest, (bar, line), *less)]
 
 
 def fitting(layouts: Sequence[Text], width: int, beside: Sequence[Text] = ()) -> Text:
@@ -415,22 +312,14 @@ def tell_records(shown_on: Console, summary: DataSummary, settings: Settings) ->
             "less: remove copies, or protect people (privacy.unit: user)",
             style="bold yellow",
         )
-    if (share := _times_the_public(summary, privacy)) is not None:
-        shown_on.print(
-            f"PRIVATE, too: these are {share:.2f} times {_public(privacy)}. Epsilon holds; beside the noise, steps "
-            f"weigh {share:.2f} times what was planned. Mend the file, or that number, if one of them is wrong"
-        )
-
-
-def _times_the_public(summary: DataSummary, privacy: PrivacySettings) -> float | None:
-    """None where that is one by a rounding such as that of `privlora init`, to one digit."""
     share = summary.units / privacy.n
-    told = abs(share - 1) > _ROUNDED and to_one_digit(summary.units) != privacy.n
-    return share if told else None
-
-
-def _public(privacy: PrivacySettings) -> str:
-    return f"the {privacy.n:g} {privacy.unit}s that group privacy says (public_dataset_size)"
+    # A rounding such as that of `privlora init`, to one digit, needs no word.
+    if abs(share - 1) > _ROUNDED and to_one_digit(summary.units) != privacy.n:
+        shown_on.print(
+            f"PRIVATE, too: these are {share:.2f} times the {privacy.n:g} {privacy.unit}s of public_dataset_size. "
+            f"Epsilon holds; next to the noise, steps weigh {share:.2f} times what was planned. Mend the file, or that "
+            "number, if one of them is wrong"
+        )
 
 
 def _going_on(folder: RunFolder, settings: Settings) -> str | None:

@@ -43,7 +43,6 @@ def refuse_formless(settings: Settings) -> None:
         if chosen.column != "text":
             raise ConfigError(
                 "synthesis.column names one text, and data describes records of several parts",
-                why="public records are read as the private ones are, in the same columns",
                 fix="remove synthesis.column, and name the columns of synthesis.file as data does",
             )
     elif chosen.random_prompt is None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from privlora.errors import ConfigError, RunError
 
@@ -24,68 +24,48 @@ class RankStopped(RunError):
     """Another process stopped, and says itself why."""
 
 
-class Ranks(Protocol):
-    """The processes of a run. Every one has to call the same methods in the same order."""
+class Ranks:
+    """The processes of a run; by itself, one that trains alone. Every process has to call the same methods in the same
+    order."""
 
-    rank: int
-    size: int
+    rank = 0
+    size = 1
 
     @property
     def first(self) -> bool:
         """Whether this is the one that draws, charges and writes."""
+        return self.rank == 0
 
     def same(self, make: Callable[[], T]) -> T:
         """What ``make`` gives in the first process, where alone it is called."""
+        return make()
 
     def each(self, make: Callable[[], T]) -> T:
         """What ``make`` gives here; raised everywhere if it fails anywhere."""
+        return make()
 
     def dealt(self, shares: Callable[[], Sequence[T]]) -> T:
         """The share of this process, of those that ``shares`` gives in the first one, one a process."""
-
-    def gathered(self, value: T) -> list[T]:
-        """In the first process the values of all, by rank; elsewhere its own alone."""
-
-    def add(self, tensor: Tensor) -> Tensor:
-        """In the first process the sum of all processes' tensors of one shape; elsewhere nothing that is of use."""
-
-    def any(self, flag: bool) -> bool:
-        """Whether it is true in any process."""
-
-    def copied(self, tensors: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
-        """Those of the first process, on the CPU, to the bit."""
-
-    def refuse_unlike(self, what: str, value: object, *, why: str, fix: str) -> None:
-        """Raise PrivacyError unless ``value`` is equal in all processes."""
-
-
-class OneProcess:
-    """A process that trains alone."""
-
-    rank, size, first = 0, 1, True
-
-    def same(self, make: Callable[[], T]) -> T:
-        return make()
-
-    def each(self, make: Callable[[], T]) -> T:
-        return make()
-
-    def dealt(self, shares: Callable[[], Sequence[T]]) -> T:
         return shares()[0]
 
     def gathered(self, value: T) -> list[T]:
+        """In the first process the values of all, by rank; elsewhere its own alone."""
         return [value]
 
     def add(self, tensor: Tensor) -> Tensor:
+        """In the first process the sum of all processes' tensors of one shape; elsewhere nothing that is of use."""
         return tensor
 
     def any(self, flag: bool) -> bool:
+        """Whether it is true in any process."""
         return flag
 
     def copied(self, tensors: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+        """Those of the first process, on the CPU, to the bit; of a process that trains alone where they are."""
         return tensors()
 
-    def refuse_unlike(self, what: str, value: object, *, why: str, fix: str) -> None: ...
+    def refuse_unlike(self, what: str, value: object, *, why: str, fix: str) -> None:
+        """Raise PrivacyError unless ``value`` is equal in all processes."""
 
 
 def deal(weights: Sequence[int], shares: int) -> list[list[int]]:

@@ -6,8 +6,8 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -79,11 +79,11 @@ def coverage(adapter: LowRankAdapter) -> dict[str, Any]:
     }
 
 
-def place_of(shapes: Sequence[tuple[int, ...]], widths: Sequence[int] = (3,), rows: int = ROWS) -> str | None:
-    """What is wrong with a layer that was given inputs of these shapes in a pass of so many rows; None: nothing."""
+def place_of(shapes: Sequence[tuple[int, ...]], widths: Sequence[int]) -> str | None:
+    """What is wrong with a layer that was given inputs of these shapes in a pass of `ROWS` rows; None: nothing."""
     if not shapes:
         return UNUSED
-    return MIXED if any(len(each) < min(widths) or each[0] != rows for each in shapes) else None
+    return MIXED if any(len(each) < min(widths) or each[0] != ROWS for each in shapes) else None
 
 
 def _unfit(model: torch.nn.Module) -> Mapping[str, str]:
@@ -92,9 +92,8 @@ def _unfit(model: torch.nn.Module) -> Mapping[str, str]:
         found = dict.fromkeys(peft_refuses(model, names), REFUSED)
         for name, shapes in inputs_of_layers(model).items():
             # Of a classifier, layers behind the pooled text are given one state a row.
-            wrong = place_of(
-                shapes, (2,) if shapes and len(shapes[0]) == 2 and shapes[0][0] == ROWS else (3,)
-            )
+            pooled = bool(shapes) and len(shapes[0]) == 2 and shapes[0][0] == ROWS
+            wrong = place_of(shapes, (2,) if pooled else (3,))
             if wrong is not None and name in names:
                 found.setdefault(name, wrong)
         _UNFIT[model] = found
@@ -110,21 +109,38 @@ def inputs_of_layers(model: torch.nn.Module) -> Inputs:
 
 
 def _inputs(model: Any) -> Inputs:
-    def noting(shapes: list[tuple[int, ...]]) -> Any:
-        return lambda _, args: shapes.append(tuple(args[0].shape) if args else ())
-
     try:
         skeleton = _skeleton(model)
-        found: Inputs = {name: [] for name in linear_layers(skeleton)}
-        for name, shapes in found.items():
-            skeleton.get_submodule(name).register_forward_pre_hook(noting(shapes))
-        with warnings.catch_warnings(), torch.no_grad(), torch.device("meta"), _Answers():
+        layers = {name: skeleton.get_submodule(name) for name in linear_layers(skeleton)}
+        with (
+            noting_inputs(layers) as found,
+            warnings.catch_warnings(),
+            torch.no_grad(),
+            torch.device("meta"),
+            _Answers(),
+        ):
             warnings.simplefilter("ignore")
             ids = torch.zeros(ROWS, TOKENS, dtype=torch.int64)
             skeleton(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=False)
     except Exception:  # noqa: BLE001 - models are anybody's code; a pass with their weights says what is wrong
         return {}
     return found
+
+
+@contextmanager
+def noting_inputs(layers: Mapping[str, torch.nn.Module]) -> Iterator[Inputs]:
+    """The shapes of what these layers, by their names, are given inside."""
+    found: Inputs = {name: [] for name in layers}
+
+    def noting(name: str) -> Any:
+        return lambda _, args: found[name].append(tuple(args[0].shape) if args else ())
+
+    handles = [layer.register_forward_pre_hook(noting(name)) for name, layer in layers.items()]
+    try:
+        yield found
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 def _skeleton(model: Any) -> Any:

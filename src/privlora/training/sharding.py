@@ -57,10 +57,8 @@ def shard(model: Any, mesh: Any) -> None:
 
     blocks = _blocks(model)
     if not blocks:
-        raise ModelError(
-            "this model has no blocks that repeat, so its weights cannot be spread block by block",
-            fix="set model.fully_shard=false",
-        )
+        what = "this model has no blocks that repeat, so its weights cannot be spread block by block"
+        raise ModelError(what, fix="set model.fully_shard=false")
     model.requires_grad_(False)
     for block in (*blocks, model):
         fully_shard(block, mesh=mesh)
@@ -73,55 +71,27 @@ def refuse_in_several(settings: Settings, *, given: bool) -> None:
 
 
 def wrong_in_several(settings: Settings, *, given: bool) -> Iterator[tuple[str, str]]:
-    """(what several processes cannot do together, how to mend it), for all that is asked of them."""
-    name, model = settings.method.name, settings.model
-    method = METHODS.get(name)
-    spread = "model.fully_shard is set, and"
-    unspread = ", or set model.fully_shard=false"
+    """What several processes cannot do together, and how to mend it. given: whether the caller gives the model."""
+    model, name = settings.model, settings.method.name
+    kind = METHODS[name].coordinates if name in METHODS else None
+    if name in VOTE_METHODS:
+        yield f"method {name!r} asks for votes, in one process", "start one process, or choose another method"
+    if model.device_map is not None:
+        what = "model.device_map spreads the base over the devices of one process, and each takes those of the others"
+        yield what, "start one process, or set model.fully_shard instead of model.device_map"
+    dense, forward = (False, False) if kind is None else (kind.dense, kind.forward_only)
+    auto = settings.auto is not None and bool(settings.auto.choose)
+    another = "choose another method"
     for wrong, what, fix in (
-        (
-            name in VOTE_METHODS,
-            f"method {name!r} asks for votes, in one process",
-            "start one process, or choose a method that releases gradients",
-        ),
-        (
-            model.device_map is not None,
-            "model.device_map spreads the base over the devices of one process, and each takes those of the others",
-            "start one process, or set model.fully_shard in the place of model.device_map",
-        ),
-        (
-            model.fully_shard and given,
-            f"{spread} a model that was given is not taken apart",
-            f"give its folder{unspread}",
-        ),
-        (
-            model.fully_shard and model.quantization is not None,
-            f"{spread} packed weights are not taken apart",
-            f"remove model.quantization{unspread}",
-        ),
-        (
-            model.fully_shard and method is not None and method.coordinates.dense,
-            f"{spread} method {name!r} changes whole weights",
-            f"choose another method{unspread}",
-        ),
-        (
-            model.fully_shard and method is not None and method.coordinates.forward_only,
-            f"{spread} method {name!r} takes passes without a way back, as many as there are units",
-            f"choose another method{unspread}",
-        ),
-        (
-            model.fully_shard and settings.synthesis is not None,
-            f"{spread} public texts are written and gone through by one process",
-            f"remove the group synthesis{unspread}",
-        ),
-        (
-            model.fully_shard and settings.auto is not None and bool(settings.auto.choose),
-            f"{spread} what is auto is found by one process, which would wait for the others",
-            f"give a number in the place of auto{unspread}",
-        ),
+        (given, "a model that was given is not taken apart", "give its folder"),
+        (model.quantization is not None, "packed weights are not taken apart", "remove model.quantization"),
+        (dense, f"method {name!r} changes whole weights", another),
+        (forward, f"method {name!r} takes passes without a way back, one or more a unit", another),
+        (settings.synthesis is not None, "one process writes public texts", "remove the group synthesis"),
+        (auto, "what is auto is found by one process, which would wait for the others", "give a number"),
     ):
-        if wrong:
-            yield what, fix
+        if wrong and model.fully_shard:
+            yield f"model.fully_shard: {what}", f"{fix}, or set model.fully_shard=false"
 
 
 def is_sharded(model: torch.nn.Module) -> bool:
@@ -155,8 +125,7 @@ class Passes:
 
 def _blocks(model: torch.nn.Module) -> list[torch.nn.Module]:
     """The members of the longest list of modules of one class that is in no other such list."""
-    lists = [
-        m for m in model.modules() if isinstance(m, torch.nn.ModuleList) and len({type(b) for b in m}) == 1
-    ]
+    modules = (m for m in model.modules() if isinstance(m, torch.nn.ModuleList))
+    lists = [m for m in modules if len({type(block) for block in m}) == 1]
     longest = max(lists, key=lambda m: sum(p.numel() for p in m.parameters()), default=None)
     return list(longest) if longest is not None and len(longest) > 1 else []

@@ -88,11 +88,7 @@ class TrainState:
 
     @own_context()
     def move_to(
-        self,
-        point: Mapping[str, Tensor],
-        *,
-        memory: Memory = "transported",
-        noise_std: float = 0.0,
+        self, point: Mapping[str, Tensor], *, memory: Memory = "transported", noise_std: float = 0.0
     ) -> None:
         """Go on from another point, such as an average over clients: ``point`` is ``coordinates.state_dict()`` there.
 

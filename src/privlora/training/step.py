@@ -71,14 +71,12 @@ class Step:
     _tokens: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
+        own = self.mechanism.coordinates is self.state.coordinates
+        draws = self.draw is None or callable(self.draw)
         for what, fits, fix in (
-            (
-                "the mechanism",
-                self.mechanism.coordinates is self.state.coordinates,
-                "make it on state.coordinates",
-            ),
+            ("the mechanism", own, "make it on state.coordinates"),
             ("examples", isinstance(self.examples, Examples), "give what build_examples returned"),
-            ("draw", self.draw is None or callable(self.draw), "give a function, such as sampler.draw"),
+            ("draw", draws, "give a function, such as sampler.draw"),
         ):
             if not fits:
                 raise ConfigError(f"{what} of a step is not what it needs", fix=fix)

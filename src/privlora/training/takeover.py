@@ -40,11 +40,9 @@ def is_over(folder: RunFolder) -> bool:
 
 def finished(folder: RunFolder, *, kind: str = "run") -> RunError:
     """The error where another one is to begin in the folder of a run that is over."""
-    results = (
-        f"its results are in {folder.release}: report.html says what was promised"
-        if folder.report.exists()
-        else f"`privlora resume {folder.root}` writes what it leaves"
-    )
+    results = f"`privlora resume {folder.root}` writes what it leaves"
+    if folder.report.exists():
+        results = f"its results are in {folder.release}: report.html says what was promised"
     return RunError(
         f"{str(folder.root)!r} holds a {kind} already, and that is finished",
         why="no step of it is left, and what was charged must not be forgotten",
@@ -52,9 +50,9 @@ def finished(folder: RunFolder, *, kind: str = "run") -> RunError:
     )
 
 
-def refuse_if_spent(folder: RunFolder, also: Sequence[Path] = (), go_on: str | None = None) -> None:
+def refuse_if_spent(folder: RunFolder) -> None:
     """Raise the errors of ``make_room``; changes nothing."""
-    with _failed_start(folder, also, go_on):
+    with _failed_start(folder, (), None):
         return
 
 
@@ -103,7 +101,7 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
         if of_a_run is not None:
             raise RunError(
                 f"{str(folder.root)!r} holds no ledger, and {str(of_a_run)!r}, which a run left",
-                why="what was charged for it must not be forgotten, and would lie beside another run's release",
+                why="what was charged for it must not be forgotten",
                 fix="restore the ledger, move that run away, or give another folder",
             )
         yield []
@@ -111,20 +109,17 @@ def _failed_start(folder: RunFolder, also: Sequence[Path], go_on: str | None) ->
     if not ledger.exists():
         raise RunError(
             f"{used}, and no ledger that shows that nothing was released",
-            why="nothing tells either whether a process still works there",
             fix=[*ways, "or remove that folder, if nothing was trained in it and no process works there"],
         )
     with ExitStack() as held:
         try:
             charges = held.enter_context(locked_charges(ledger))
         except RunError as error:
-            raise RunError(
-                f"{used}: {error.what}", why=error.why, fix=f"{error.fix}; or give another folder"
-            ) from None
+            fix = f"{error.fix}; or give another folder"
+            raise RunError(f"{used}: {error.what}", why=error.why, fix=fix) from None
         if charges:
-            raise RunError(
-                f"{used}: its ledger shows charges", why="what was charged must not be forgotten", fix=ways
-            )
+            why = "what was charged must not be forgotten"
+            raise RunError(f"{used}: its ledger shows charges", why=why, fix=ways)
         more = _not_of_a_start(folder, left)
         if more is not None:
             raise RunError(

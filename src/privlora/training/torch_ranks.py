@@ -13,7 +13,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from privlora.errors import ConfigError, PrivacyError, PrivloraError, RunError
-from privlora.training.ranks import OneProcess, Ranks, RankStopped, several_processes
+from privlora.training.ranks import Ranks, RankStopped, several_processes
 
 T = TypeVar("T")
 
@@ -35,13 +35,11 @@ def joined() -> Iterator[Ranks]:
         return
     begun = dist.is_available() and dist.is_initialized()
     if _joined is None and not begun and not several_processes():
-        yield OneProcess()
+        yield Ranks()
         return
     if _joined is not None and not _joined.open:
-        raise RunError(
-            "an earlier run of these processes failed in one of them, and they have parted",
-            fix="start the processes again; `privlora resume` goes on with the run",
-        )
+        what = "an earlier run of these processes failed in one of them, and they have parted"
+        raise RunError(what, fix="start the processes again; `privlora resume` goes on with the run")
     _joined = _joined or _join()
     _joined.waited_for = True
     try:
@@ -55,10 +53,8 @@ def joined() -> Iterator[Ranks]:
 
 def _join() -> TorchRanks:
     if not (dist.is_available() and dist.is_gloo_available()):
-        raise ConfigError(
-            "this build of torch cannot join several processes",
-            fix="install torch with gloo, or start one process",
-        )
+        what = "this build of torch cannot join several processes"
+        raise ConfigError(what, fix="install torch with gloo, or start one process")
     try:
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=_RENDEZVOUS)
@@ -73,7 +69,7 @@ def _join() -> TorchRanks:
 _joined: TorchRanks | None = None
 
 
-class TorchRanks:
+class TorchRanks(Ranks):
     """Those of a gloo group of torch.distributed; tensors cross by way of the CPU, whatever they are computed on."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:
@@ -92,10 +88,6 @@ class TorchRanks:
             dist.destroy_process_group(group)
         del group
         gc.collect()  # its connections end with the object, which errors and cycles keep alive
-
-    @property
-    def first(self) -> bool:
-        return self.rank == 0
 
     def same(self, make: Callable[[], T]) -> T:
         held = [make() if self.first else None]

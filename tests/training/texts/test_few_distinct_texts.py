@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from promises import promise
 from run_cases import StopAt
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -18,13 +19,7 @@ from privlora.reporting.tables import method_table
 from privlora.training.files import RunFolder
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
-PRIVACY = {
-    "noise_multiplier": 1.0,
-    "delta": 1e-3,
-    "steps": 2,
-    "expected_batch_size": 30,
-    "public_dataset_size": 30,
-}
+PRIVACY = promise(steps=2, batch=30, records=30, noise_multiplier=1.0)
 
 quickly = pytest.mark.usefixtures("quick_reports")
 

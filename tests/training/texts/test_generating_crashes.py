@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from promises import promise
 from run_cases import in_a_child
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
@@ -33,13 +34,7 @@ RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in ran
 STEPS = 3
 SETTINGS: dict[str, Any] = {
     # Everybody is in each batch, so that nothing but the noise is drawn.
-    "privacy": {
-        "noise_multiplier": 1.0,
-        "delta": 1e-3,
-        "steps": STEPS,
-        "expected_batch_size": 6,
-        "public_dataset_size": 6,
-    },
+    "privacy": promise(steps=STEPS, batch=6, records=6, noise_multiplier=1.0),
     "adapter": {"r": 2, "target_modules": ["q_proj"]},
     "data": {"max_length": 40},
     "method": {"name": "pe-sgd", "learning_rate": 0.05},

@@ -7,24 +7,19 @@ from typing import Any
 
 import pytest
 import torch
+from promises import promise
 from run_cases import PUBLIC, Bench
 from torch import Tensor
 
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier, read_ledger
 from privlora.adapters.peft_files import read_adapter
 from privlora.errors import ConfigError
-from privlora.training.texts import polls
+from privlora.training.texts import voting
 from privlora.training.texts.preferences import PreferenceTuner
 from privlora.training.texts.warm_start import train_on_texts
 
 ROUNDS = 2
-PRIVACY = {
-    "noise_multiplier": 1.0,
-    "delta": 1e-3,
-    "steps": ROUNDS,
-    "expected_batch_size": 30,
-    "public_dataset_size": 30,
-}
+PRIVACY = promise(steps=ROUNDS, batch=30, records=30, noise_multiplier=1.0)
 SYNTHESIS = {
     "requests": 3,
     "answers": 3,
@@ -97,7 +92,7 @@ def test_the_adapter_is_what_preferences_tuned_or_has_learnt_its_texts(
         assert len(parts.texts.texts) == SYNTHESIS["seeds"]
         train_on_texts(parts, epochs)
 
-    monkeypatch.setattr(polls, "train_on_texts", noted)
+    monkeypatch.setattr(voting, "train_on_texts", noted)
     start(bench, tmp_path / "learnt", REPEATED)
     (first, at_first), (_, at_second) = tuned
     assert first
@@ -139,7 +134,7 @@ def test_a_crash_while_the_last_texts_are_learnt_changes_nothing(
         raise Killed
 
     with monkeypatch.context() as patch:
-        patch.setattr(polls, "train_on_texts", cut_off)
+        patch.setattr(voting, "train_on_texts", cut_off)
         with pytest.raises(Killed):
             start(bench, tmp_path / "cut", REPEATED)
     bench.resume(tmp_path / "cut", PUBLIC)

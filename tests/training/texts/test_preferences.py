@@ -21,7 +21,6 @@ from privlora.methods import METHODS, build
 from privlora.optimizers import IterateAverage
 from privlora.synthesis.popri import Preference
 from privlora.training.state import States, TrainState
-from privlora.training.texts import preferences
 from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
 
 CHOICES = [
@@ -267,9 +266,3 @@ def test_a_request_that_would_be_cut_is_refused(chat: bool) -> None:
     for request, room in (("a" * 55, 10), ("a" * 33, 500)):
         with pytest.raises(ConfigError, match="a request for texts"):
             tuner.refuse_long(["a", request], room)
-
-
-def test_without_trl_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(preferences, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'privlora\[trl\]'"):
-        PreferenceTuner(state_of(tiny_model()), tiny_tokenizer(), SETTINGS)

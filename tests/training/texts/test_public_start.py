@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from promises import promise
 from run_cases import Bench, StopAt, assert_same, fingerprint
 from safetensors.torch import load_file
 from tiny_models import VOCAB, set_checkpointing, tiny_model, tiny_tokenizer, uneven_examples
@@ -197,13 +198,7 @@ def settings(folder: Path, name: str = "prism", /, **groups: Any) -> Settings:
         {
             "model": {"name": "tiny"},
             "data": {"path": str(folder / "private.jsonl"), "max_length": 40},
-            "privacy": {
-                "noise_multiplier": 1.0,
-                "delta": 1e-3,
-                "steps": 2,
-                "expected_batch_size": 6,
-                "public_dataset_size": 30,
-            },
+            "privacy": promise(steps=2, batch=6, records=30, noise_multiplier=1.0),
             "adapter": {
                 "r": 2,
                 "init": PUBLIC_GRADIENT,

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from promises import promise
 from run_cases import StopAt
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
@@ -24,13 +25,7 @@ from privlora.training.observer import Observer, StepReport
 from privlora.training.step import Step
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
-PRIVACY: dict[str, Any] = {
-    "noise_multiplier": 1.0,
-    "delta": 1e-3,
-    "steps": 4,
-    "expected_batch_size": 6,
-    "public_dataset_size": 30,
-}
+PRIVACY: dict[str, Any] = promise(steps=4, batch=6, records=30, noise_multiplier=1.0)
 NOT_PRIVATE = {"private": False, "steps": 4, "expected_batch_size": 6, "public_dataset_size": 30}
 K, L = 3, 2
 # Whether texts that differ by a number are near copies depends on the model's state, and so on noise.
@@ -77,6 +72,11 @@ def tune(model: Any, output: Path, **options: Any) -> Any:
     )
 
 
+def go_on(output: Path, model: Any, generator: Any = None) -> Any:
+    given = {"model": model, "tokenizer": tiny_tokenizer(), "records": RECORDS}
+    return resume_run(output, **given, **({} if generator is None else {"generator": generator}))
+
+
 def weights(output: Path, released: str = "release") -> dict[str, torch.Tensor]:
     return load_file(output / released / "adapter_model.safetensors")
 
@@ -103,10 +103,8 @@ def test_published_texts_are_chosen_and_varied_by_the_last_release_too(tmp_path:
     _, first, *later = notes.asked
     assert [len(texts) for texts in (first, *later)] == [K * (L - 1)] * (PRIVACY["steps"] + 1)  # type: ignore[arg-type]
     found = RunFolder(tmp_path / "run").texts.read_text(encoding="utf-8")
-    kept, varied = (
-        later[-1],
-        [f"{text[:20]} came back with {len(notes.asked) * 10 + i}" for i, text in enumerate(later[-1])],
-    )
+    kept, number = later[-1], len(notes.asked) * 10
+    varied = [f"{text[:20]} came back with {number + i}" for i, text in enumerate(kept)]
     assert {json.loads(line)["text"] for line in found.splitlines()} == {*kept, *varied}
 
 
@@ -146,7 +144,7 @@ def test_a_signal_while_texts_are_written_charges_no_step_more(
     with pytest.raises(Interrupted) as stopped:
         tune(model, output, generator=Stopped(model), run={"checkpoint_every": 1})
     assert stopped.value.step == charged == read_ledger(RunFolder(output).ledger).charges
-    resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
+    go_on(output, model, Notes(model))
     assert read_ledger(RunFolder(output).ledger).charges == PRIVACY["steps"]
 
 
@@ -178,13 +176,8 @@ class StopInLastStep(Observer):
 def test_a_signal_in_the_last_step_publishes_the_run(tmp_path: Path) -> None:
     """Its texts are written, and its report looks at the span again, after all steps."""
     model = tiny_model()
-    tune(
-        model,
-        tmp_path / "run",
-        generator=Notes(model),
-        synthesis={**SYNTHESIS, "publish": True},
-        observer=StopInLastStep(),
-    )
+    publish = {**SYNTHESIS, "publish": True}
+    tune(model, tmp_path / "run", generator=Notes(model), synthesis=publish, observer=StopInLastStep())
     assert RunFolder(tmp_path / "run").texts.exists()
 
 
@@ -218,7 +211,7 @@ def test_a_generator_that_fails_loses_nothing(tmp_path: Path, fails_at: int) -> 
     again.asked = (
         [0, 0, 0] if fails_at == 4 else []
     )  # it numbers its texts by what the checkpoint has of them
-    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=again)
+    go_on(tmp_path / "run", model, again)
     whole, resumed = (weights(tmp_path / name, "not-private") for name in ("whole", "run"))
     assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
@@ -230,9 +223,7 @@ def test_a_failure_before_a_step_charges_nothing(tmp_path: Path) -> None:
         tune(model, tmp_path / "run", generator=Notes(model, fails_at=4))
     ledger = read_ledger(RunFolder(tmp_path / "run").ledger)
     assert ledger.charges == 2
-    result = resume_run(
-        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
-    )
+    result = go_on(tmp_path / "run", model, Notes(model))
     ledger = read_ledger(RunFolder(tmp_path / "run").ledger)
     assert ledger.charges == result.steps == PRIVACY["steps"]
 
@@ -243,7 +234,7 @@ def test_a_generator_in_memory_has_to_be_given_again(tmp_path: Path) -> None:
     with pytest.raises(GeneratorError):
         tune(model, tmp_path / "run", generator=Notes(model, fails_at=4))
     with pytest.raises(PrivloraError, match="generator was in memory"):
-        resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
+        go_on(tmp_path / "run", model)
 
 
 @quickly
@@ -261,14 +252,8 @@ def test_the_model_itself_writes(tmp_path: Path) -> None:
     words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
     written = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
-        tune(
-            tiny_model(),
-            tmp_path / name,
-            synthesis={**SYNTHESIS, **words},
-            method={"name": "pe-sgd-fix", "learning_rate": 0.05},
-            privacy=NOT_PRIVATE,
-            run={"seed": seed},
-        )
+        options = {"method": {"name": "pe-sgd-fix", "learning_rate": 0.05}, "privacy": NOT_PRIVATE}
+        tune(tiny_model(), tmp_path / name, synthesis={**SYNTHESIS, **words}, run={"seed": seed}, **options)
         saved = load_file(RunFolder(tmp_path / name).checkpoint)
         written.append(saved["texts/population.utf8"].numpy().tobytes())
     assert written[0] == written[1] != written[2]
@@ -320,11 +305,8 @@ def test_a_warm_start_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.
         ({"synthesis": None}, "add the group synthesis"),
         ({"method": "prism", "generator": Notes(None)}, "uses no public texts"),
         (
-            {
-                "generator": Notes(None),
-                "data": {"prompt": "text", "completion": "text", "max_length": 60},
-            },
-            "synthesis.random_prompt is not set",
+            {"generator": Notes(None), "data": {"prompt": "text", "completion": "text"}},
+            "random_prompt is not set",
         ),
         ({"generator": Notes(None), "synthesis": {"generator": "model"}}, "names another one"),
     ],
@@ -340,12 +322,9 @@ def test_a_private_record_among_public_texts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "public.jsonl"
     lines = [{"words": f"note {i}: a cough."} for i in range(20)] + [{"words": RECORDS[4]["text"]}]
     file.write_text("\n".join(json.dumps(line) for line in lines))
+    given = {"generator": "file", "file": str(file), "column": "words", "seeds": 4}
     with pytest.raises(PrivacyError, match=r"synthesis\.file"):
-        tune(
-            tiny_model(),
-            tmp_path / "run",
-            synthesis={"generator": "file", "file": str(file), "column": "words", "seeds": 4},
-        )
+        tune(tiny_model(), tmp_path / "run", synthesis=given)
 
 
 def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp_path: Path) -> None:
@@ -355,12 +334,7 @@ def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp
     report = json.loads((release / "privacy_report.json").read_text())
     facts = report["method"]["public_texts"]
     assert K <= facts.pop("distinct") <= K * L  # noise moves gradients, and some may come to be alike
-    assert facts == {
-        "generator": "callable",
-        "count": K * L,
-        "evolve_every": 1,
-        "warm_start_epochs": 1,
-    }
+    assert facts == {"generator": "callable", "count": K * L, "evolve_every": 1, "warm_start_epochs": 1}
     assert any("generated texts" in text for text in report["not_protected"])
     page = (release / "report.html").read_text()
     assert f"{K * L} by a function of the user" in page
@@ -398,22 +372,18 @@ def test_texts_that_are_none_are_refused_before_anything_is_charged(wrong: Any, 
         tune(model, tmp_path / "run", generator=notes)
     folder = RunFolder(tmp_path / "run")
     assert read_ledger(folder.ledger).charges == 0
-    resume_run(
-        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
-    )
+    go_on(tmp_path / "run", model, Notes(model))
     assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
 
 
-def test_the_report_says_what_steps_were_released_along_and_not_where_the_run_broke(
-    tmp_path: Path,
-) -> None:
+def test_the_report_says_what_steps_were_released_along_and_not_where_the_run_broke(tmp_path: Path) -> None:
     """Three of four steps are lost, and the bounds over all that were kept look like those of any run."""
     model = tiny_model()
     method = {"name": "pe-sgd", "learning_rate": 0.05, "hold_out": 0.25, "ridge": 0.3}
     output = tmp_path / "run"
     with pytest.raises(GeneratorError):  # before step 4: three are charged and lost
         tune(model, output, generator=Notes(model, fails_at=5), method=method)
-    resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
+    go_on(output, model, Notes(model))
     release = RunFolder(output).release
     span = json.loads((release / "privacy_report.json").read_text())["method"]["span"]
     assert {len(bounds) for bounds in span.values()} == {2}
@@ -427,7 +397,7 @@ def test_the_report_says_what_steps_were_released_along_and_not_where_the_run_br
         assert "chosen before each step on public gradients" in text
         assert f" {K * L} directions; expected cosine" in text
     before = (release / "privacy_report.json").read_text()
-    resume_run(output, model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model))
+    go_on(output, model, Notes(model))
     again = json.loads((release / "privacy_report.json").read_text())
     assert again["method"] == json.loads(before)["method"]
 
@@ -443,13 +413,9 @@ def test_a_crash_before_the_first_checkpoint_warms_up_again(
     assert not RunFolder(tmp_path / "run").checkpoint.exists()  # and two steps are charged
     begun: list[Any] = []
     monkeypatch.setattr("privlora.training.loop.warm_start", begun.append)
-    resume_run(
-        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
-    )
+    go_on(tmp_path / "run", model, Notes(model))
     assert len(begun) == 1
-    resume_run(
-        tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=Notes(model)
-    )
+    go_on(tmp_path / "run", model, Notes(model))
     assert len(begun) == 1  # over, so there is a checkpoint
 
 
@@ -458,7 +424,7 @@ def test_a_run_that_is_over_is_reported_again_and_asks_nobody(tmp_path: Path) ->
     tune(model, tmp_path / "run", generator=Notes(model))
     folder = RunFolder(tmp_path / "run")
     before, again = weights(tmp_path / "run"), Notes(model)
-    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS, generator=again)
+    go_on(tmp_path / "run", model, again)
     after = weights(tmp_path / "run")
     assert all(torch.equal(before[name], after[name]) for name in before)
     assert read_ledger(folder.ledger).charges == PRIVACY["steps"]
@@ -474,7 +440,7 @@ def test_a_file_that_is_used_up_is_enough_to_report_again(tmp_path: Path) -> Non
     tune(model, tmp_path / "run", synthesis=from_file)
     release = RunFolder(tmp_path / "run").release
     (release / "report.html").unlink()
-    resume_run(tmp_path / "run", model=model, tokenizer=tiny_tokenizer(), records=RECORDS)
+    go_on(tmp_path / "run", model)
     assert (release / "report.html").exists()
 
 
@@ -490,13 +456,9 @@ def test_a_generator_that_tells_all_it_was_given_tells_of_no_record(tmp_path: Pa
             raise ValueError(" ".join(given))
         return [f"variation {len(given) + i}: a cough for {i + 2} days." for i in range(len(prompts))]
 
+    synthesis = {**SYNTHESIS, "evolution": evolution, "similarity_limit": None}
     with pytest.raises(GeneratorError, match=r"it raised ValueError: Write ") as failed:
-        tune(
-            tiny_model(),
-            tmp_path / "run",
-            generator=write,
-            synthesis={**SYNTHESIS, "evolution": evolution, "similarity_limit": None},
-        )
+        tune(tiny_model(), tmp_path / "run", generator=write, synthesis=synthesis)
     assert read_ledger(RunFolder(tmp_path / "run").ledger).charges >= 1
     told = str(failed.value.__cause__.__cause__)  # type: ignore[union-attr]
     assert told == " ".join(given)
@@ -519,13 +481,8 @@ def test_whoever_watches_is_told_of_the_work_on_public_texts(tmp_path: Path) -> 
 
     watching = Watching()
     words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
-    tune(
-        tiny_model(),
-        tmp_path / "run",
-        synthesis={**SYNTHESIS, **words, "warm_start_epochs": 1},
-        observer=watching,
-        run={"tokens_per_micro_batch": 40},
-    )
+    synthesis, run = {**SYNTHESIS, **words, "warm_start_epochs": 1}, {"tokens_per_micro_batch": 40}
+    tune(tiny_model(), tmp_path / "run", synthesis=synthesis, observer=watching, run=run)
     texts, gradients = ("writing public texts", "gradients of public texts")
     kinds = [what for what, _ in groupby(what for what, _, _ in watching.told)]
     assert kinds[:4] == [texts, "ordinary steps on public texts", gradients, "step"]

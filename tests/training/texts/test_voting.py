@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from promises import promise
 from run_cases import in_a_child
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
@@ -29,13 +30,7 @@ from privlora.training.observer import Observer, StepReport
 ROUNDS, K = 3, 3
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold.", "who": str(i % 4)} for i in range(12)]
 PUBLIC = [{"text": f"visitor {i} left at {i % 7} with a dog."} for i in range(4)]
-PRIVACY: dict[str, Any] = {
-    "noise_multiplier": 1.0,
-    "delta": 1e-3,
-    "steps": ROUNDS,
-    "sample_rate": 1.0,
-    "public_dataset_size": 12,
-}
+PRIVACY: dict[str, Any] = promise(steps=ROUNDS, records=12, noise_multiplier=1.0, sample_rate=1.0)
 SYNTHESIS: dict[str, Any] = {"seeds": K, "variations": 1, "epochs": 2}
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -315,7 +310,7 @@ def test_a_crash_in_the_last_training_trains_again_from_the_last_round(
 ) -> None:
     whole = shop.start(tmp_path / "whole", privacy={"insecure_noise_seed": 1})
     with monkeypatch.context() as patch:
-        patch.setattr("privlora.training.texts.polls.train_on_texts", lambda *_: 1 / 0)
+        patch.setattr("privlora.training.texts.voting.train_on_texts", lambda *_: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             shop.start(tmp_path / "run", privacy={"insecure_noise_seed": 1})
     broken = shop.resume(tmp_path / "run")
@@ -353,10 +348,7 @@ def test_an_interruption_while_texts_are_written_keeps_them(shop: Shop, tmp_path
         ({"privacy": {"clip_quantile": 0.5}}, "privacy.clip_quantile does not go with"),
         ({"privacy": {"max_batch_size": 12}}, "privacy.max_batch_size does not go with"),
         ({"method": {"name": "aug-pe", "clipping": "flat"}}, "method.clipping does not go with"),
-        (
-            {"privacy": {"private": False, "noise_multiplier": None}},
-            "exact ones are never made",
-        ),
+        ({"privacy": {"private": False, "noise_multiplier": None}}, "exact ones are never made"),
         ({"method": {"name": "aug-pe", "optimizer": "sgd"}}, "has no optimizer"),
     ],
 )

@@ -40,7 +40,7 @@ from privlora.optimizers import Optimizer, learning_rate_at
 from privlora.randomness import private_generator
 from privlora.rehearsals.settling import settled
 from privlora.training.assembly import PublicStart, build_parts
-from privlora.training.fitting import in_default_micro_batches
+from privlora.training.fitting import in_micro_batches
 from privlora.training.inputs import Data, fitted, load_data
 from privlora.training.models import check_model, load_model, unchanged_afterwards
 from privlora.training.promise import plan_privacy, sampler
@@ -229,7 +229,7 @@ def open_workbench(
     # Its laws are of one step's noise, which is independent of that of others.
     alone = settings.privacy.model_copy(update={"bands": 1, "sampling": "poisson"})
     settings = settings.model_copy(update={"privacy": alone})
-    settings = in_default_micro_batches(settings)  # it keeps gradients in many gauges
+    settings = in_micro_batches(settings, settings.run.max_tokens)  # it keeps gradients in many gauges
     settings = settings.model_copy(update={"data": settings.data.model_copy(update={"evaluation": None})})
     if model is None:
         model, tokenizer = load_model(settings.model)

@@ -76,8 +76,9 @@ def gather_texts(
     found = _distinct(written.texts)
 
     def save() -> None:
+        texts = Population(list(found.values()))
         states = {
-            "texts": Population(list(found.values())).state_dict(),
+            "texts": texts.state_dict(),
             "first": seeds.state_dict(),
             "generator": generator.state_dict(),
         }
@@ -99,10 +100,8 @@ def gather_texts(
             if stop.is_set():
                 raise Interrupted(len(found), "text")
     if not found:
-        raise GeneratorError(
-            "not one text is there to release",
-            fix="mend the prompts or the generator, then `privlora resume`; nothing more is charged",
-        )
+        fix = "mend the prompts or the generator, then `privlora resume`; nothing more is charged"
+        raise GeneratorError("not one text is there to release", fix=fix)
     return list(found.values())[:wanted]
 
 

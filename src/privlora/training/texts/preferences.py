@@ -75,21 +75,14 @@ class PreferenceTuner:
         refuse_without_trl()
         scale = state.coordinates.lora_scale
         if scale is None:
-            raise ConfigError(
-                "preferences tune both factors of LoRA, and the state has other coordinates",
-                fix="choose a method of the space factors",
-            )
+            what = "preferences tune both factors of LoRA, and the state has other coordinates"
+            raise ConfigError(what, fix="choose a method of the space factors")
         if tokenizer.eos_token is None:
-            raise ConfigError(
-                "the tokenizer has no EOS token",
-                why="preferences would not say where a text ends",
-                fix="set eos_token in the model's tokenizer_config.json",
-            )
+            what = "the tokenizer has no EOS token, so preferences would not say where a text ends"
+            raise ConfigError(what, fix="set eos_token in the model's tokenizer_config.json")
         if state.adapter.device.type == "cuda" and torch.cuda.device_count() > 1:
-            raise ConfigError(
-                "tuning a model by preferences uses one GPU, and this process sees several",
-                fix="set CUDA_VISIBLE_DEVICES to one of them",
-            )
+            what = "tuning a model by preferences uses one GPU, and this process sees several"
+            raise ConfigError(what, fix="set CUDA_VISIBLE_DEVICES to one of them")
         self._state, self._adapter, self._scale = state, state.adapter, scale
         self._tokenizer, self._settings = tokenizer, settings
         self._chat, self._seed = chat, seed
@@ -108,10 +101,8 @@ class PreferenceTuner:
         finally:
             self._adapter.attach()
         if not all(bool(tensor.isfinite().all()) for tensor in found.values()):
-            raise ModelError(
-                "tuning by preferences diverged: the adapter's entries are not numbers",
-                fix="lower synthesis.dpo_learning_rate",
-            )
+            what = "tuning by preferences diverged: the adapter's entries are not numbers"
+            raise ModelError(what, fix="lower synthesis.dpo_learning_rate")
         self._state.move_to(found, memory="reset")
 
     def refuse_long(self, requests: Iterable[str], max_new_tokens: int) -> None:
@@ -121,14 +112,13 @@ class PreferenceTuner:
         if context is None:
             return
         longest = max(context - max_new_tokens, context // 2)
-        for asked in asked_tokens(list(set(requests)), self._tokenizer, chat=self._chat, longest=2**31):
-            tokens = len(asked)
-            if tokens > longest:
-                raise ConfigError(
-                    f"a request for texts has {tokens} tokens; the model's context of {context} leaves it {longest}",
-                    why="preferences between answers to half a request would tune the model on something else",
-                    fix="write a shorter synthesis.random_prompt, lower max_new_tokens, or set synthesis.chat to false",
-                )
+        asked = asked_tokens(list(set(requests)), self._tokenizer, chat=self._chat, longest=2**31)
+        if (tokens := max(map(len, asked), default=0)) > longest:
+            raise ConfigError(
+                f"a request for texts has {tokens} tokens; the model's context of {context} leaves it {longest}",
+                why="preferences between answers to half a request would tune the model on something else",
+                fix="write a shorter synthesis.random_prompt, lower max_new_tokens, or set synthesis.chat to false",
+            )
 
     def _trained(self, preferences: list[Preference]) -> dict[str, Tensor]:
         """The point after the round, as the coordinates' state_dict has it."""
@@ -216,9 +206,8 @@ class PreferenceTuner:
     def _written(self, preference: Preference) -> dict[str, Any]:
         prompt, chosen, rejected = (preference[key] for key in ("prompt", "chosen", "rejected"))
         if not self._chat:
-            start = (
-                self._tokenizer.bos_token or self._tokenizer.eos_token
-            )  # as the model is asked without a word
+            # As the model is asked without a word.
+            start = self._tokenizer.bos_token or self._tokenizer.eos_token
             return {"prompt": prompt or start, "chosen": chosen, "rejected": rejected}
         return {
             "prompt": [{"role": "user", "content": prompt}],
@@ -231,10 +220,8 @@ class PreferenceTuner:
 def refuse_without_trl() -> None:
     """Raise ConfigError if TRL is not installed."""
     if find_spec("trl") is None:
-        raise ConfigError(
-            "tuning a model by preferences needs the package trl",
-            fix="pip install 'privlora[trl]', or choose another method",
-        )
+        what = "tuning a model by preferences needs the package trl"
+        raise ConfigError(what, fix="pip install 'privlora[trl]', or choose another method")
 
 
 def _factors(wrapped: Any, site: Site) -> tuple[Tensor, Tensor]:
@@ -250,11 +237,8 @@ def _quiet() -> Iterator[None]:
     from huggingface_hub import constants
     from transformers.utils import logging
 
-    sent, verbosity, bars = (
-        constants.HF_HUB_DISABLE_TELEMETRY,
-        logging.get_verbosity(),
-        not datasets.are_progress_bars_disabled(),
-    )
+    sent, verbosity = constants.HF_HUB_DISABLE_TELEMETRY, logging.get_verbosity()
+    bars = not datasets.are_progress_bars_disabled()
     try:
         constants.HF_HUB_DISABLE_TELEMETRY = True
         logging.set_verbosity_error()

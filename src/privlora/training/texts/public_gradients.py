@@ -34,32 +34,28 @@ def public_gradients(
     texts: Examples,
     *,
     max_tokens: int,
-    dtype: torch.dtype | None = None,
     told: Callable[[int, int], None] | None = None,
     room: Room | None = None,
 ) -> PublicGradients:
     """Row j: the gradient of text j in ``space`` at its state, of the mean loss over the text's labels.
 
-    A text whose gradient is not finite counts as zero. max_tokens: of a micro-batch. dtype: in which rows are stored;
-    None for that of ``space``. Where they are stored follows from the memory that is free, see ``room_for``. told:
-    after each micro-batch, how many gradients there are, and of how many texts. room: where the rows of the last call
-    lie, which those of this one overwrite; None: they get memory of their own.
+    A text whose gradient is not finite counts as zero. max_tokens: of a micro-batch. Where rows are stored follows from
+    the memory that is free, see ``room_for``. told: after each micro-batch, how many gradients there are, and of how
+    many texts. room: where the rows of the last call lie, which those of this one overwrite; None: they get memory of
+    their own.
 
     Raises DataError if no gradient is finite and other than zero, RunError if there is no room for them.
     """
     adapter, done = space.adapter, 0
-    rows = (room or Room()).rows(len(texts), space.entries(), dtype or space.dtype, adapter.device)
+    rows = (room or Room()).rows(len(texts), space.entries(), space.dtype, adapter.device)
     # Short texts would fill a micro-batch's tokens with more gradients than all that are kept. Half of what units take:
     # an allocator may not find room for those in what these leave.
     at_once = rows_beside(rows.shape[1], rows.nbytes, 2)
     # Reports ask for it too, where nothing else takes gradients.
     with torch.enable_grad(), training_passes(adapter.model, counter_generator(0)):
+        tokens = row_tokens(adapter)
         for batch in sequential_batches(
-            texts,
-            max_tokens=max_tokens,
-            max_rows=at_once,
-            row_tokens=row_tokens(adapter),
-            device=adapter.device,
+            texts, max_tokens=max_tokens, max_rows=at_once, row_tokens=tokens, device=adapter.device
         ):
             captured, _ = micro_batch_gradients(adapter, batch, public=True)
             captured.zero(~captured.finite())

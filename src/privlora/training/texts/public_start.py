@@ -78,16 +78,14 @@ class _SumOfGradients:
 
     def times(self, right: list[Tensor]) -> list[Tensor]:
         """G right, (L, m, k). The first time, right must be standard normal: it gives the norms."""
-        left = [
-            t.new_zeros(t.shape[0], g.m, t.shape[-1]) for g, t in zip(self.adapter.groups, right, strict=True)
-        ]
+        pairs = zip(self.adapter.groups, right, strict=True)
+        left = [t.new_zeros(t.shape[0], g.m, t.shape[-1]) for g, t in pairs]
         return self._product(left, right, transposed=False)
 
     def transposed_times(self, left: list[Tensor]) -> list[Tensor]:
         """G^T left, (L, n, k)."""
-        right = [
-            t.new_zeros(t.shape[0], g.n, t.shape[-1]) for g, t in zip(self.adapter.groups, left, strict=True)
-        ]
+        pairs = zip(self.adapter.groups, left, strict=True)
+        right = [t.new_zeros(t.shape[0], g.n, t.shape[-1]) for g, t in pairs]
         return self._product(left, right, transposed=True)
 
     def _product(self, left: list[Tensor], right: list[Tensor], *, transposed: bool) -> list[Tensor]:
@@ -95,11 +93,9 @@ class _SumOfGradients:
             self.adapter.install(group, a, a.new_zeros(a.shape[0], a.shape[-1]), b)
         weights = torch.zeros(len(self.texts), dtype=torch.float64) if self.weights is None else self.weights
         sums = [torch.zeros((), dtype=torch.float64) for _ in self.adapter.sites]
+        tokens, device = row_tokens(self.adapter), self.adapter.device
         for batch in sequential_batches(
-            self.texts,
-            max_tokens=self.max_tokens,
-            row_tokens=row_tokens(self.adapter),
-            device=self.adapter.device,
+            self.texts, max_tokens=self.max_tokens, row_tokens=tokens, device=device
         ):
             captured, _ = micro_batch_gradients(self.adapter, batch)
             captured.zero(~captured.finite())

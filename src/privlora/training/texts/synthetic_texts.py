@@ -61,9 +61,8 @@ class SyntheticTexts:
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
         self._evolve_every = self._chosen.evolve_every if evolving else 0
-        self._needed = self._chosen.count + later_texts(
-            self._chosen, settings.privacy.steps, self._evolve_every
-        )
+        later = later_texts(self._chosen, settings.privacy.steps, self._evolve_every)
+        self._needed = self._chosen.count + later
         self._distinct = distinct
         self.generator = build_generator(
             self._chosen,
@@ -107,9 +106,8 @@ class SyntheticTexts:
         kept = deduplicate(population.texts)
         if kept:
             self._warn_of_few(len(kept))
-        self._population = Population(
-            [population.texts[i] for i in kept] if self._distinct else list(population.texts)
-        )
+        texts = [population.texts[i] for i in kept] if self._distinct else list(population.texts)
+        self._population = Population(texts)
 
     def more(self, count: int) -> list[str]:
         """So many fresh texts beside the population, or as many as a file has left."""
@@ -124,10 +122,8 @@ class SyntheticTexts:
         """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
         found = self.as_records(self.texts)
         if not found.label_counts.any():
-            raise DataError(
-                "no generated text leaves a token to predict",
-                fix="change synthesis.random_prompt or preset, or raise synthesis.max_new_tokens",
-            )
+            fix = "change synthesis.random_prompt or preset, or raise synthesis.max_new_tokens"
+            raise DataError("no generated text leaves a token to predict", fix=fix)
         return found
 
     def __call__(self, scores: Tensor | None) -> Examples:

@@ -46,15 +46,11 @@ def train_on_texts(parts: Parts, epochs: int) -> None:
     Takes the run's optimizer, schedule and average; batches as of ``warm_start``.
     """
     hyper = parts.hyper
-    _ordinary(
-        parts,
-        parts,
-        epochs,
-        _STREAM + 2**62,
-        lambda number, steps: learning_rate_at(
-            number, steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
-        ),
-    )
+
+    def rate(number: int, steps: int) -> float:
+        return learning_rate_at(number, steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps)
+
+    _ordinary(parts, parts, epochs, _STREAM + 2**62, rate)
 
 
 def _ordinary(
@@ -68,11 +64,10 @@ def _ordinary(
     for _ in range(epochs):
         order = generator.permutation(len(examples)).tolist()
         batches += [order[start : start + _BATCH] for start in range(0, len(order), _BATCH)]
+    size = min(_BATCH, len(examples))
     step = Step(
         state=state,
-        mechanism=MeanMechanism(
-            state.coordinates, expected_batch_size=min(_BATCH, len(examples)), steps=len(batches)
-        ),
+        mechanism=MeanMechanism(state.coordinates, expected_batch_size=size, steps=len(batches)),
         examples=examples,
         learning_rate=lambda number: rate(number, len(batches)),
         max_tokens=parts.settings.run.max_tokens,
