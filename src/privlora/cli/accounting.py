@@ -53,11 +53,13 @@ _WHOLE: dict[str, Any] = {"parser": _as(int), "metavar": "INTEGER"}
 def calibrate(
     delta: Annotated[float, option("Well below 1 / number of privacy units.", **_FLOAT)],
     steps: Annotated[int, option("Number of releases.", **_WHOLE)],
-    epsilon: Annotated[float | None, option("Target, at most which is spent.", **_FLOAT)] = None,
+    epsilon: Annotated[float | None, option("Target: epsilon at most.", **_FLOAT)] = None,
     right_guesses: Annotated[
-        float | None, option("Instead: right guesses of who took part; a coin: 0.5.", **_FLOAT)
+        float | None, option("Instead: share of right guesses who took part; a coin has 0.5.", **_FLOAT)
     ] = None,
-    found: Annotated[float | None, option("Instead: as privacy.target_found.", **_FLOAT)] = None,
+    found: Annotated[
+        float | None, option("Instead: share that is found at 1 false accusation in 100.", **_FLOAT)
+    ] = None,
     sample_rate: Annotated[float | None, option("q: probability of each unit in a step.", **_FLOAT)] = None,
     expected_batch_size: Annotated[float | None, option("q N, instead of --sample-rate.", **_FLOAT)] = None,
     public_dataset_size: Annotated[

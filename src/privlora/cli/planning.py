@@ -39,12 +39,22 @@ def plan(
     overrides: OverridesArgument = None,
     verbose: Annotated[bool, option("Every number and limit of the promise.", "--verbose", "-v")] = False,
     cross_check: Annotated[bool, option("Also epsilon by RDP and PRV accountants.", "--cross-check")] = False,
-    advise: Annotated[bool, option("Also rehearse methods for several N; minutes.", "--advise")] = False,
-    sizes: Annotated[bool, option("Instead: what more passes and epsilon bring.", "--sizes")] = False,
-    public: Annotated[Path | None, option("Of sizes: PUBLIC records to rehearse on.", metavar="FILE")] = None,
-    minutes: Annotated[float | None, option("Of sizes: time steps, mark what fits.", min=0.01)] = None,
-    tokens: Annotated[int | None, option("Of a record that --minutes times.", min=2)] = None,
-    page: Annotated[Path | None, option("Of sizes: also write a page with curves.", metavar="FILE")] = None,
+    advise: Annotated[
+        bool, option("Also rehearse methods for several numbers of records; minutes.", "--advise")
+    ] = False,
+    sizes: Annotated[
+        bool, option("Instead: what more passes and other epsilons would bring.", "--sizes")
+    ] = False,
+    public: Annotated[
+        Path | None, option("With --sizes: PUBLIC records to rehearse on.", metavar="FILE")
+    ] = None,
+    minutes: Annotated[
+        float | None, option("With --sizes: time steps here, and mark what takes so long.", min=0.01)
+    ] = None,
+    tokens: Annotated[int | None, option("With --minutes: tokens of a record.", min=2)] = None,
+    page: Annotated[
+        Path | None, option("With --sizes: also write a page with curves.", metavar="FILE")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Dry run of CONFIG: what is promised, trained and needed. Reads no private record.

@@ -20,9 +20,11 @@ def synthesize(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
     source: Annotated[
-        Path | None, option("A finished run, whose adapter is asked at no cost.", "--from")
+        Path | None, option("Ask the adapter of this finished run, at no further cost.", "--from")
     ] = None,
-    audit: Annotated[bool, option("Make texts with canaries, not for release; attack.", "--audit")] = False,
+    audit: Annotated[
+        bool, option("Make texts with canaries and attack them; not for release.", "--audit")
+    ] = False,
     canaries: Annotated[int | None, option("With --audit; 200.")] = None,
     confidence: Annotated[float | None, option("With --audit; 0.95.", min=0.5, max=0.999)] = None,
     as_json: JsonOption = False,

@@ -1,7 +1,7 @@
 """What a generated text answers: a label, a score, a number or a letter; None where nothing can be read.
 
-All look for a conclusion first ("The answer is 18.", "#### 18") and then for the last candidate, as LLM-Adapters
-does (Hu et al. 2023); STS-B's scores and labels are the first candidate, since their answers come at once.
+All look for a conclusion first ("The answer is 18.", "#### 18") and then for the last candidate, which LLM-Adapters
+(Hu et al. 2023) takes at once. STS-B's scores and labels are the first candidate, since their answers come at once.
 """
 
 from __future__ import annotations
