@@ -3,7 +3,8 @@
     python benchmarks/study_data.py --assets ASSETS --out study-data
     privlora lab compare benchmarks/studies/private_methods.yaml --jobs 2
 
-ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). The models are linked, not copied.
+ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). The models are linked, not copied. Next to
+them are the embedded model and records of the demo.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ import gzip
 import json
 from pathlib import Path
 from typing import Any
+
+from privlora.demo import model_path, private_records
 
 # Our name: the larger file, how many rows of it.
 FILES = {
@@ -76,10 +79,15 @@ def main() -> None:
         step = max(1, len(rows) // limit)
         with open(args.out / f"{name}.jsonl", "w", encoding="utf-8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows[::step][:limit])
+    for name, records in {"demo-train": private_records(1000, 1), "demo-heldout": private_records(400, 2)}.items():
+        lines = (json.dumps({"text": record["text"]}) + "\n" for record in records)
+        (args.out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
+    if not (args.out / "demo-model").exists():
+        (args.out / "demo-model").symlink_to(model_path().resolve(), target_is_directory=True)
     link = args.out / "models"
     if not link.exists():
         link.symlink_to((args.assets / "models").resolve(), target_is_directory=True)
-    print(f"wrote {len(FILES)} files to {args.out}")
+    print(f"wrote {len(FILES) + 2} files to {args.out}")
 
 
 if __name__ == "__main__":

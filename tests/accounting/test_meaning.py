@@ -43,9 +43,9 @@ def test_more_steps_tell_more_and_none_tell_nothing() -> None:
 
 def test_in_words() -> None:
     first, second = in_words(Meaning(0.61203, 0.0412, 0.00512), "user")
-    assert "one user took part" in first
-    assert "at most 61.3 % of cases" in first
-    assert "finds at most 4.2 % of those who took part; with 1 in 1,000, 0.6 %" in second
+    assert first.startswith("If half of the users")
+    assert "at most 61.3 % of guesses" in first
+    assert "finds at most 4.2 % of the users that took part; with 0.1 %, at most 0.6 %" in second
 
 
 @pytest.mark.parametrize("wanted", [{"right_guesses": 0.6}, {"found_at_1_percent": 0.05}])

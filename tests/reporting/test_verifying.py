@@ -54,7 +54,7 @@ def test_what_a_hub_leaves_beside_a_download_is_named(release: Path, tmp_path: P
     (tmp_path / "link").symlink_to(release)
     found = verify(tmp_path / "link")
     assert found.passed
-    assert "no others but .cache, .gitattributes" in found.checks[1].found
+    assert "no unexpected files but .cache, .gitattributes" in found.checks[1].found
     for name in (".DS_Store", "Thumbs.db"):
         (release / name).touch()
         assert "a file of the operating system, which is no part" in verify(release).checks[1].found

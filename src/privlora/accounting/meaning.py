@@ -106,10 +106,10 @@ def in_words(means: Meaning, unit: str) -> list[str]:
     """Two sentences; shares are rounded up. unit: "record" or "user"."""
     guesses, found = _share(means.right_guesses), _share(means.found_at_1_percent)
     return [
-        f"An attacker who guesses whether one {unit} took part is right in at most {guesses} of cases, if half "
-        "of those asked about did (a random guess: 50 %).",
-        f"An attacker who wrongly accuses 1 in 100 of the others finds at most {found} of those who took part; with "
-        f"1 in 1,000, {_share(means.found_at_1_permille)}.",
+        f"If half of the {unit}s that an attacker asks about took part, at most {guesses} of guesses are right "
+        "(a coin: 50 %).",
+        f"An attack with 1 % false accusations finds at most {found} of the {unit}s that took part; with 0.1 %, at "
+        f"most {_share(means.found_at_1_permille)}.",
     ]
 
 

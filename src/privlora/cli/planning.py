@@ -413,7 +413,7 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> _Rows:
         settings = ", ".join([name, *(f"{key} {value}" for key, value in hyper.items())])
         rows.append(("method", f"{settings}; what they mean: `privlora methods {name}`"))
     if content["rehearsed"]:
-        words = f"chosen {content['chosen_on']} before the run begins, at no epsilon; what stands here is the default"
+        words = f"chosen {content['chosen_on']} before the run begins, at no epsilon; shown here: the default"
         rows.append(("auto", f"{' and '.join(content['rehearsed'])}: {words}"))
     rows += [
         ("adapter", f"rank {content['rank']}, target_modules {targets_in_words(content)}"),

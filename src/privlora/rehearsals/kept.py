@@ -144,8 +144,8 @@ def because(facts: Mapping[str, Any]) -> str:
         return why
     cost = facts["private_epsilon"]
     found = f"ε = {cost:.2f}" if cost is not None else "an ε of some 500 or more"
-    runs = f"{facts['private_runs']} runs on the private records, one of each,"
-    return f"{why}. It cost no ε; for comparison only, {runs} would cost {found} together"
+    runs = f"{facts['private_runs']} runs on the private records"
+    return f"{why}. It cost no ε; the same {runs} would cost {found} together"
 
 
 def _why_own(facts: Mapping[str, Any]) -> str:

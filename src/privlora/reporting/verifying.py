@@ -273,7 +273,7 @@ class _Verification:
             raise RunError(f"{', '.join(lacking)}: named by the report, and not here")
         beside = [name for name in _OF_HUBS if (self.folder.release / name).exists()]
         but = f" but {', '.join(beside)}, which is no part of a release" if beside else ""
-        return f"all {len(held)} match their hashes in the report, and there are no others{but}"
+        return f"all {len(held)} that training left match the report's hashes; no unexpected files{but}"
 
     def _ledger(self) -> str:
         if not self.folder.ledger.exists():
@@ -329,7 +329,7 @@ class _Verification:
         if not 0 <= int(self.report["method"].get("steps", 0)) <= MOST_STEPS:
             raise PrivacyError(f"{REPORT_NAME} names more steps than a run can have")
         refuse_other_rows(self.folder, self.report, self.copied)
-        return "evaluations, metrics and choice agree with the report, if there are any"
+        return "evaluations, metrics and choice match the report, as far as there are any"
 
     def _pages(self) -> str:
         for name, text in pages_of(self.report).items():
@@ -395,7 +395,7 @@ class _Verification:
     def _hash(self, annex_hash: str | None) -> str:
         if annex_hash is None:
             raise _Absent(
-                "none was given; --hash HASH, from a filed annex, shows whether all was changed and hashed again"
+                "no filed hash was given, so a whole forgery is not excluded; give that of the annex by --hash"
             )
         if self.annex is None:
             raise PrivacyError(f"not compared, because {self._no_annex}")

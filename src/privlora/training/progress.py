@@ -101,7 +101,7 @@ class RichObserver(Observer):
             self._every = settings.run.log_every
         words = "NOT PRIVATE: no clipping, no noise"
         if plan is not None:
-            words = f"plan: {plan.promise()} (its words: docs/glossary.md)"
+            words = f"plan: {plan.promise()} (terms: docs/glossary.md)"
         self._console.print(words)
         if (begun := _going_on(RunFolder(Path(settings.run.output)), settings)) is not None:
             self._console.print(begun)
