@@ -342,7 +342,7 @@ def test_audits_are_quoted() -> None:
         row["share"] for kind in kinds for row in steps if (row["method"], row["target_epsilon"]) == (kind, 3)
     ]
     assert (
-        "{:.0f} % of it for DP-AdamW, {:.0f} % for PRISM and {:.0f} %".format(*(100 * s for s in one))
+        "{:.0f} % of the claim for DP-AdamW, {:.0f} % for PRISM and {:.0f} %".format(*(100 * s for s in one))
         in short
     )
     many = [
