@@ -342,7 +342,7 @@ def test_audits_are_quoted() -> None:
         row["share"] for kind in kinds for row in steps if (row["method"], row["target_epsilon"]) == (kind, 3)
     ]
     assert (
-        "{:.0f} % of it for DP-AdamW, {:.0f} % for PRISM and {:.0f} %".format(*(100 * s for s in one))
+        "{:.0f} % of the claim for DP-AdamW, {:.0f} % for PRISM and {:.0f} %".format(*(100 * s for s in one))
         in short
     )
     many = [
@@ -351,7 +351,7 @@ def test_audits_are_quoted() -> None:
         for row in signals
         if (row["method"], row["target_epsilon"], row["noise"]) == (kind, 3, 1)
     ]
-    assert "ε = 3 it is {:.0f}, {:.0f} and {:.0f} %".format(*many) in short
+    assert "ε = 3 the bound is {:.0f}, {:.0f} and {:.0f} %".format(*many) in short
     for row in result("auditing/shadows.json")["speed"]:
         cells = [f"{row[key]:.1f}" for key in ("ordinary", "together_8", "together_16")]
         assert f"| {row['modules']} | " + " | ".join(cells) in text, row
