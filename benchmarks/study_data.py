@@ -79,7 +79,10 @@ def main() -> None:
         step = max(1, len(rows) // limit)
         with open(args.out / f"{name}.jsonl", "w", encoding="utf-8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows[::step][:limit])
-    for name, records in {"demo-train": private_records(1000, 1), "demo-heldout": private_records(400, 2)}.items():
+    for name, records in {
+        "demo-train": private_records(1000, 1),
+        "demo-heldout": private_records(400, 2),
+    }.items():
         lines = (json.dumps({"text": record["text"]}) + "\n" for record in records)
         (args.out / f"{name}.jsonl").write_text("".join(lines), encoding="utf-8")
     if not (args.out / "demo-model").exists():
