@@ -334,12 +334,10 @@ def test_what_noise_does_to_w_is_what_its_gradient_does() -> None:
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-def test_the_public_gradients_are_kept_once_in_the_dtype_that_is_asked_for() -> None:
+def test_the_public_gradients_are_kept_once_in_their_own_dtype() -> None:
     space = space_of(dtype=torch.float32)
     exact = space.span.gradients.matrix
-    space.refresh = lambda: public_gradients(
-        space.inner, PUBLIC_TEXTS, max_tokens=10**6, dtype=torch.bfloat16
-    )
+    space.refresh = lambda: PublicGradients(exact.bfloat16())
     captured = units(space, 3)
     before = space.encode(captured).columns
     space.prepare()

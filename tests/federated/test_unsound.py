@@ -24,7 +24,7 @@ def joint_of(folder: Path, **federation: Any) -> Federation:
 
 
 SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
-    "several joint steps": ("joint", {"local_steps": 2}, "does not protect what a client"),
+    "several joint steps": ("joint", {"local_steps": 2}, "takes one step a round"),
     "shares of noise in the clear": ("joint", {"secure_aggregation": False}, "share of the noise"),
     "shares of clients' noise in the clear": (
         "tan",
@@ -32,7 +32,7 @@ SETTINGS: dict[str, tuple[str, dict[str, Any], str]] = {
         "share of the noise",
     ),
     "few survivors": ("joint", {"survivors": 2}, "above two thirds"),
-    "more survivors than clients": ("joint", {"survivors": 5}, "at most all of them"),
+    "more survivors than clients": ("joint", {"survivors": 5}, "and at most all"),
     "a sum over one client": ("joint", {"clients_per_round": 1}, "is its update"),
     "joint clients": ("joint", {"privacy_model": "client"}, "records, not clients"),
     "weighted clients": ("tan", {"privacy_model": "client", "weights": [1, 2, 3, 4]}, "no weights"),
