@@ -436,10 +436,10 @@ class PrivacySettings(Group):
     noise_multiplier: float | None = Field(default=None, ge=NOISE_MULTIPLIERS[0], le=NOISE_MULTIPLIERS[1])
     """sigma: the noise's standard deviation, as a multiple of clip_norm."""
     delta: float | None = Field(default=None, gt=0, lt=1)
-    """At most 1 / public_dataset_size, better far below it."""
+    """Below 1 / public_dataset_size, better at most a tenth of it."""
     clip_norm: Annotated[float, OrAuto] = Field(default=1.0, ge=CLIP_NORMS[0], le=CLIP_NORMS[1])
     """C: bound on the norm of one unit's gradient over all modules. auto: a quarter of the median norm of the public
-    records auto.file, or without a file of texts that the model writes. auto is for whole texts, not for labels."""
+    records auto.file, or without a file of texts that the model writes, which suits whole texts and not labels."""
     clip_quantile: float | None = Field(default=None, gt=0, lt=1)
     """Clip at this quantile of the units' gradient norms (0.5: the median), learnt privately from clip_norm on. Epsilon
     stays the same: 0.5 % more noise pays for it. Null clips at clip_norm."""
@@ -452,7 +452,7 @@ class PrivacySettings(Group):
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     """q: probability with which each unit joins a step."""
     public_dataset_size: int | None = Field(default=None, ge=1, le=int(BATCHES[1]))
-    """N as you are willing to publish it, for example rounded; never counted by privlora."""
+    """N as you are willing to publish it, for example rounded. Training never counts it; `privlora init` proposes one digit of the count."""
     unit: Literal["record", "user"] = "record"
     """Whose presence is hidden: one record, or all records of one user."""
     user_column: str | None = None
@@ -713,7 +713,7 @@ class RunSettings(Group):
     """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = MICRO_BATCH
     """Bound on rows x padded length of one pass through the model, at least what a row's gradients take. Memory and
-    speed, not results. auto: as many as fit in the memory that is free when a run starts, by public settings alone;
+    speed; results but for rounding. auto: as many as fit in the memory that is free when a run starts, by public settings alone;
     workers of a study share it. Federations need a number. Diagnoses, shadow adapters and audits by gradients take the
     default."""
     checkpoint_every: int = Field(default=20, ge=1)
