@@ -452,7 +452,8 @@ class PrivacySettings(Group):
     sample_rate: float | None = Field(default=None, gt=0, le=1)
     """q: probability with which each unit joins a step."""
     public_dataset_size: int | None = Field(default=None, ge=1, le=int(BATCHES[1]))
-    """N as you are willing to publish it, for example rounded. Training never counts it; `privlora init` proposes one digit of the count."""
+    """N as you are willing to publish it, for example rounded. Training never counts it; `privlora init` proposes one
+    digit of the count."""
     unit: Literal["record", "user"] = "record"
     """Whose presence is hidden: one record, or all records of one user."""
     user_column: str | None = None
@@ -713,9 +714,9 @@ class RunSettings(Group):
     """Name of the data set for the ledger and the report. It is published."""
     tokens_per_micro_batch: Annotated[int, Field(ge=1)] | Literal["auto"] = MICRO_BATCH
     """Bound on rows x padded length of one pass through the model, at least what a row's gradients take. Memory and
-    speed; results but for rounding. auto: as many as fit in the memory that is free when a run starts, by public settings alone;
-    workers of a study share it. Federations need a number. Diagnoses, shadow adapters and audits by gradients take the
-    default."""
+    speed; results but for rounding. auto: as many as fit in the memory that is free when a run starts, by public
+    settings alone; workers of a study share it. Federations need a number. Diagnoses, shadow adapters and audits by
+    gradients take the default."""
     checkpoint_every: int = Field(default=20, ge=1)
     """Steps from one checkpoint to the next, ten minutes at most; what a crash loses of them stays charged."""
     evaluate_every: int | None = Field(default=None, ge=0)
