@@ -29,15 +29,20 @@ JSON_NAME, PAGE_NAME = ANNEX
 SIGNATURE: Final = "signature"
 TO_FILL: Final = (
     "Purpose of the processing",
+    "Necessity and proportionality",
     "Legal basis",
     "Controller and contact",
-    "Processors and recipients",
+    "Processors, recipients, transfers",
     "Origin of the records",
     "Special categories (Art. 9)",
     "Impact assessment (DPIA)",
+    "Total ε of all releases from these records",
+    "Risks to people, and what remains",
+    "Access to private/, backups and logs",
     "Retention and deletion of private/",
     "Erasure requests",
     "Is the release personal data?",
+    "Advice of the DPO; date of review",
 )
 OF_RECORDS: Final = "Can one person have several records?"
 ATTACKS: Final = "Attacks tried, with dates and bounds"
