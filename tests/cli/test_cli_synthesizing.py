@@ -89,7 +89,7 @@ def test_the_release_is_a_data_set(voted: Path) -> None:
         assert words in card, words
     assert "Learning rate" not in card  # nothing was trained
     page = (release / "report.html").read_text()
-    assert "An attacker who guesses whether one record took part" in page
+    assert "If half of the records that an attacker asks about took part" in page
     assert page.count("<svg") == 2
     assert "8 public texts that were chosen privately" in page
 
