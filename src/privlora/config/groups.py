@@ -208,7 +208,7 @@ class DataSettings(Group):
     """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first ``limit`` records. Where one leaves, a later one takes its place, so epsilon is that of
-    replacing a record, which needs more noise. Refused where no such epsilon is known, and with unit=user."""
+    replacing a record, which needs more noise. Refused where none is known for that, and with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss and answers in the report. Never private ones."""
     unchecked: bool = False
