@@ -170,6 +170,8 @@ class Runner:
         folder = RunFolder(job.folder)
         _clear(folder)
         settings = fitted(job.settings, self._model)
+        # The first records are the study's data set, as for its federations: they count as public, and none moves up.
+        settings = settings.model_copy(update={"data": settings.data.model_copy(update={"limit": None})})
         plan = plan_privacy(settings, self._model) if settings.privacy.private else None
         assert loaded.data is not None
         data = replace(loaded.data, evaluation=loaded.evaluation[:0])  # scored here, on the role's share
