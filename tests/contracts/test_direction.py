@@ -158,6 +158,10 @@ def test_nobody_moves_the_sum_by_more_than_c(tmp_path: Path) -> None:
 def test_what_others_round_moves_nobody(tmp_path: Path) -> None:
     """Bit by bit: beside 200 copies, a long record, another order and in other micro-batches."""
     case, coordinates = case_of(tmp_path)
+    sizes = list[int]()  # a processor whose sums do not depend on the batch would hide it
+    case.adapter.model.register_forward_pre_hook(
+        lambda _, args, kwargs: sizes.append(len(kwargs["input_ids"])), with_kwargs=True
+    )
     rng = np.random.default_rng(2)
     examples = [random_example(rng, 60), *[random_example(rng, 7)] * 200, random_example(rng, 3)]
     together, _ = micro_batch_gradients(case.adapter, one_batch(examples))
@@ -167,6 +171,7 @@ def test_what_others_round_moves_nobody(tmp_path: Path) -> None:
         own, _ = micro_batch_gradients(case.adapter, one_batch([examples[k]]))
         assert own.columns is not None
         assert torch.equal(own.columns[0], together.columns[k])
+    assert set(sizes) == {1}
     assert coordinates.adapter.one_by_one
 
 
