@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import gzip
 import json
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -79,6 +80,8 @@ def main() -> None:
         step = max(1, len(rows) // limit)
         with open(args.out / f"{name}.jsonl", "w", encoding="utf-8") as out:
             out.writelines(json.dumps(row) + "\n" for row in rows[::step][:limit])
+    with open(args.out / "domains-train.jsonl", encoding="utf-8") as rows:  # of the federations
+        (args.out / "domains-first.jsonl").write_text("".join(islice(rows, 4000)), encoding="utf-8")
     for name, records in {
         "demo-train": private_records(1000, 1),
         "demo-heldout": private_records(400, 2),
@@ -90,7 +93,7 @@ def main() -> None:
     link = args.out / "models"
     if not link.exists():
         link.symlink_to((args.assets / "models").resolve(), target_is_directory=True)
-    print(f"wrote {len(FILES) + 2} files to {args.out}")
+    print(f"wrote {len(FILES) + 3} files to {args.out}")
 
 
 if __name__ == "__main__":

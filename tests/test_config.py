@@ -149,7 +149,6 @@ QUANTILE = "privacy.clip_quantile=0.5"
         (["privacy.clip_quantile=1"], "clip_quantile=1"),
         ([QUANTILE, "method.clipping=automatic"], "there is none to adapt"),
         ([QUANTILE, "privacy.private=false", "privacy.target_epsilon=null"], "remove clip_quantile"),
-        (["data.limit=100", "privacy.unit=user", "privacy.user_column=patient"], "many users change"),
         (["data.path=[]"], "path names no file"),
     ],
 )

@@ -158,7 +158,7 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_loaded(
     ledger.touch()
     monkeypatch.setattr("privlora.cli.auditing.loading", None)  # it would be called
     config = write_config(tmp_path, run_settings(tmp_path / "model", tmp_path))
-    refuses(capsys, tmp_path, ["audit", config, "--shadows=20", "data.limit=30"], "holds a run already")
+    refuses(capsys, tmp_path, ["audit", config, "--shadows=20", "data.max_length=30"], "holds a run already")
 
 
 def test_secrets_are_read_strictly(tmp_path: Path) -> None:

@@ -120,7 +120,7 @@ def test_terms_hold_nothing_of_records_and_machines(tmp_path: Path) -> None:
         "tan", NAMES, federation={"clients": own}, run={"output": "/secret/output", "label": "trial"}
     )
     filled = filled.model_copy(
-        update={"data": filled.data.model_copy(update={"evaluation": "/secret/held-out.jsonl", "limit": 7})}
+        update={"data": filled.data.model_copy(update={"evaluation": "/secret/held-out.jsonl"})}
     )
     made = [Federation(tmp_path / str(k), each, owners(3)).join() for k, each in enumerate((chosen, filled))]
     terms = [yaml.safe_load(str(one.exchange.requests("join")[0].values["settings"])) for one in made]

@@ -300,11 +300,10 @@ def test_the_server_does_not_choose_what_is_loaded(place: str, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("  limit: null", "  limit: 2"),
         ("  evaluation: null", "  evaluation: FILE"),
         ("  init: null\n  public_text: null", "  init: public-gradient\n  public_text: FILE"),
     ],
-    ids=["limit", "evaluation", "public_text"],
+    ids=["evaluation", "public_text"],
 )
 def test_the_server_does_not_choose_what_is_read(old: str, new: str, tmp_path: Path) -> None:
     """Of this machine's files: whether one holds a client's records would show in whether it answers. Terms that name

@@ -86,13 +86,6 @@ def test_texts_in_a_list_are_records_too(model: Path, tmp_path: Path) -> None:
         read(settings, None, [each["text"] for each in RECORDS], texts)
 
 
-def test_records_behind_the_limit_are_not_of_the_run(model: Path, tmp_path: Path) -> None:
-    private, public = written(tmp_path / "a.jsonl", RECORDS), written(tmp_path / "b.jsonl", SHARED)
-    read(run_of(model, {"path": private, "evaluation": public, "limit": 7, "unchecked": True}), None)
-    with pytest.raises(PrivacyError, match="are the same as private ones in text"):
-        read(run_of(model, {"path": private, "evaluation": public, "limit": 8, "unchecked": True}), None)
-
-
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("kind", ["a.jsonl", "a.json", "a list"])
 def test_a_chat_template_that_refuses_is_told_by_its_name_and_lines(
@@ -177,9 +170,8 @@ def test_every_file_that_a_run_reads_is_read_to_its_end(where: str, model: Path,
 
 
 def test_what_a_run_does_not_read_may_be_broken(model: Path, tmp_path: Path) -> None:
-    """Behind its limit, and where records in memory are given instead."""
+    """Where records in memory are given instead."""
     broken = broken_at(tmp_path / "a.jsonl", 20)
-    read(run_of(model, {"path": broken, "limit": 19}))
     read(run_of(model, {"path": broken}), records=RECORDS)
     with pytest.raises(DataError, match="line 20"):
         read(run_of(model, {"path": broken}))

@@ -58,7 +58,7 @@ def evaluate(
     loss_on: Annotated[str | None, option("all or completion.")] = None,
     max_length: Annotated[int | None, option("In tokens.")] = None,
     add_eos: Annotated[bool | None, option("End texts with EOS.")] = None,
-    limit: Annotated[int | None, option("Use only this many records, from the first on.")] = None,
+    limit: Annotated[int | None, option("Use only this many records, from the first on.", min=1)] = None,
     dtype: Annotated[str | None, option("auto, float32 or bfloat16.")] = None,
     device: Annotated[str | None, option("auto, cpu, cuda, …")] = None,
     as_json: JsonOption = False,
@@ -76,8 +76,7 @@ def evaluate(
     form |= {} if label is None else {"label": label, "labels": _labels(labels), "text_pair": text_pair}
     if any(form.values()):
         run_data = {name: value for name, value in run_data.items() if name not in _REPLACED}
-    reading = {"format": format, "loss_on": loss_on, "max_length": max_length, "limit": limit}
-    reading |= {"add_eos": add_eos}
+    reading = {"format": format, "loss_on": loss_on, "max_length": max_length, "add_eos": add_eos}
     if data and named_twice(data) is not None:
         problems.found.append(ConfigError("--data names a file twice", fix="give each file once"))
         data = data[:1]
@@ -113,13 +112,13 @@ def evaluate(
         from privlora.reporting.wording import faults, spoken
 
         if settings.task is None or settings.label is not None:
-            result = _held_out(model_settings, adapter, settings, seed, shows=not own)
+            result = _held_out(model_settings, adapter, settings, seed, limit, shows=not own)
             classes = settings.label is not None or settings.chosen is not None
             lines = _class_lines(result) if classes else _loss_lines(result)
         else:
             from privlora.evaluation import evaluate_suite, evaluate_task
 
-            parts = {path: _read(path, settings) for path in _paths(settings.path)}
+            parts = {path: _read(path, settings, limit) for path in _paths(settings.path)}
             records = parts if len(parts) > 1 else next(iter(parts.values()))
             model, tokenizer = _load(model_settings, adapter)
             asked["max_length"] = settings.max_length
@@ -278,7 +277,7 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         require_adapter(run)
         model = settings.model.model_dump()
         # Where and how far the run read says nothing about other records.
-        data = settings.data.model_dump(exclude={"path", "evaluation", "limit"})
+        data = settings.data.model_dump(exclude={"path", "evaluation"})
         return {**model, **({"name": base} if base else {})}, run.release, data, settings.run.seed
     if (folder / ADAPTER_FILES[0]).exists():
         return {"name": base or _base_of(folder)}, folder, _form_in(folder), 0
@@ -361,7 +360,13 @@ def require_adapter(run: RunFolder) -> None:
 
 
 def _held_out(
-    model_settings: ModelSettings, adapter: Path | None, data: DataSettings, seed: int, *, shows: bool
+    model_settings: ModelSettings,
+    adapter: Path | None,
+    data: DataSettings,
+    seed: int,
+    limit: int | None,
+    *,
+    shows: bool,
 ) -> dict[str, Any]:
     """Of classes, preferences or texts. shows: whether answers may be shown with the records' prompts."""
     from privlora.evaluation import evaluate_held_out
@@ -369,7 +374,7 @@ def _held_out(
     from privlora.training.classifier import Head, padded_as
     from privlora.training.inputs import tokenise
 
-    classes, records = data.classes, _read(data.path, data)
+    classes, records = data.classes, _read(data.path, data, limit)
     head = None if classes is None else Head(classes.outputs, classes.names, seed)
     model, tokenizer = _load(model_settings, adapter, head)
     if head is not None:
@@ -385,11 +390,11 @@ def _held_out(
     return found | ({"answers": answers(model, tokenizer, data, records)} if shows else {})
 
 
-def _read(path: str | list[str], data: DataSettings) -> list[Record]:
+def _read(path: str | list[str], data: DataSettings, limit: int | None) -> list[Record]:
     from privlora.data.records import load_records
 
     with saying("reading the records", piped=True):
-        return load_records(path, format=data.format, limit=data.limit)
+        return load_records(path, format=data.format, limit=limit)
 
 
 def _load(

@@ -206,9 +206,6 @@ class DataSettings(Group):
     privacy.max_records_per_user instead."""
     add_eos: bool = True
     """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
-    limit: int | None = Field(default=None, ge=1)
-    """Use only the first ``limit`` records. Where one leaves, a later one takes its place, so epsilon is that of
-    replacing a record, which needs more noise. Refused where none is known for that, and with unit=user."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss and answers in the report. Never private ones."""
     unchecked: bool = False
@@ -840,9 +837,6 @@ class Settings(Group):
         if method.clipping is not None and not privacy.private:
             what = "method.clipping contradicts privacy.private=false, which clips nothing"
             yield Wrong(what, "remove method.clipping", "method.clipping", "privacy.private")
-        if privacy.private and privacy.unit == "user" and self.data.limit is not None:
-            what = "data.limit does not go with unit=user: where one leaves, records move up, and many users change"
-            yield Wrong(what, "cut the file itself, or leave limit out", "data.limit")
         if method.clipping == "automatic" and privacy.clip_quantile is not None:
             what = "method.clipping=automatic scales every gradient to one norm, so there is none to adapt"
             yield Wrong(what, "use flat or spectral, or remove privacy.clip_quantile", "method.clipping")

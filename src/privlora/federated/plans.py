@@ -206,7 +206,7 @@ def public_settings(settings: Settings) -> Settings:
         settings,
         model={"name": published_name(settings.model.name), "device": "auto"},
         adapter={"init": None, "public_text": None},
-        data={"path": AT_CLIENTS, "evaluation": None, "limit": None},
+        data={"path": AT_CLIENTS, "evaluation": None},
         method=method,
         federation=names_alone(settings),
     )

@@ -393,7 +393,7 @@ def records_of(settings: Settings, records: Records | Mapping[str, Records] | No
     federation, data = plans.federation_of(settings), settings.data
     if isinstance(federation.clients, int):
         if records is None:
-            records = load_records(data.path, format=data.format, limit=data.limit)
+            records = load_records(data.path, format=data.format)
         user = settings.privacy.user_column
         return dict(cut(as_records(records), federation, seed=settings.run.seed, user_column=user))
     given, found = _by_client(settings, records), dict[str, Records]()

@@ -155,7 +155,7 @@ class Own:
         """
         mine = changed(
             client_settings(settings, 1),  # of rounds: reading is the same in all
-            data={"path": "", "evaluation": None, "unchecked": True, "limit": None},
+            data={"path": "", "evaluation": None, "unchecked": True},
             adapter={"init": None, "public_text": None},
             # Not held against the number of records, or a server could count them by its choice of delta.
             privacy={"delta": None},

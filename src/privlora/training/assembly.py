@@ -142,7 +142,7 @@ class PublicStart:
         Raises DataError for texts that cannot be read or used.
         """
         lora, data, run = settings.adapter, settings.data, settings.run
-        template = data.model_dump_json(exclude={"path", "evaluation", "limit"})
+        template = data.model_dump_json(exclude={"path", "evaluation"})
         key = f"{settings.model.model_dump_json()} {lora.model_dump_json()} {template} {run.max_tokens}"
         if key != self._key:
             self._key, self._found = key, {}

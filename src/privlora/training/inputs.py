@@ -119,7 +119,7 @@ def load_data(
     }
     _refuse_chosen_on(hashes, tokens)
     if records is None:
-        records = iterate_records(data.path, format=data.format, limit=data.limit)
+        records = iterate_records(data.path, format=data.format)
     loaded = _read(settings, tokenizer, hashes, records, held_out)
     loaded.public = evaluation
     if whose is not None:

@@ -124,7 +124,7 @@ def read_files(
     clients = [] if isinstance(clients, int) else clients
     named: list[tuple[str, str | list[str] | None, Format, int | None]] = [
         ("adapter.public_text", lora.public_text, data.format, PUBLIC_TEXTS),
-        ("data.path", data.path if records is None and not clients else None, data.format, data.limit),
+        ("data.path", data.path if records is None and not clients else None, data.format, None),
         ("data.evaluation", data.evaluation if evaluation is None else None, data.format, None),
     ]
     if auto is not None:
@@ -197,7 +197,7 @@ def lacking_columns(
     file, format = local_file(path, data.format, look=True)
     if format == "json":
         return []
-    placed = islice(read_placed(file, format), min(_FEW, data.limit or _FEW))
+    placed = islice(read_placed(file, format), _FEW)
     first = [record for _, record in takewhile(lambda each: isinstance(each[1], dict), placed)]
     return _lacking(data, first, format in TABLES, owner, options=options)
 

@@ -5,14 +5,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from privlora.accounting import Plan
-from privlora.accounting.accountants import Adjacency
 from privlora.accounting.calibration import Phases, calibrate_noise_multiplier
 from privlora.accounting.events import Projections, Sampling, StepEvent
 from privlora.accounting.meaning import noise_for
 from privlora.adapters import LowRankAdapter
 from privlora.config import PrivacySettings, Settings
 from privlora.data.sampling import PoissonSampler
-from privlora.errors import ConfigError
 from privlora.methods import find_row
 from privlora.training.classifier import head_of
 from privlora.training.cycles import planned_sampling, refuse_bands
@@ -21,12 +19,7 @@ from privlora.training.misfits import refuse_misfits
 if TYPE_CHECKING:
     import torch
 
-ADJACENCY: Final[Adjacency] = "add-or-remove-one"
-
-
-def adjacency_of(settings: Settings) -> Adjacency:
-    """Of the first ``data.limit`` records the next one takes the place of one that leaves: one is replaced."""
-    return ADJACENCY if settings.data.limit is None else "replace-one"
+ADJACENCY: Final = "add-or-remove-one"
 
 
 def plan_privacy(settings: Settings, model: torch.nn.Module | None = None, phases: Phases = ()) -> Plan:
@@ -36,7 +29,7 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None, phase
     (sampling, steps) of each phase where there are several, all with one noise multiplier; ``settings`` are then of the
     last one.
     """
-    privacy, adjacency = settings.privacy, adjacency_of(settings)
+    privacy = settings.privacy
     assert privacy.private
     assert privacy.delta is not None
     method = find_row(settings.method.name)
@@ -52,17 +45,12 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None, phase
         return adapter_for(settings, skeleton)
 
     projections = method.coordinates.event_layers_of(skeleton)
-    if adjacency != ADJACENCY and not all(
-        StepEvent(how, 1.0, projections).bounds_replacing for how, _ in phases
-    ):
-        what = "data.limit replaces a record that leaves, and no epsilon is known for that with this sampling or method"
-        raise ConfigError(what, fix="remove data.limit, and cut the file itself")
-    sigma = noise_multiplier(privacy, phases, projections, adjacency)
+    sigma = noise_multiplier(privacy, phases, projections)
     return Plan(
         phases=tuple((StepEvent(sampling, sigma, projections), steps) for sampling, steps in phases),
         delta=privacy.delta,
         target_epsilon=privacy.target_epsilon,
-        adjacency=adjacency,
+        adjacency=ADJACENCY,
         unit=privacy.unit,
         records_per_user=privacy.max_records_per_user if privacy.unit == "user" else None,
         clip_norm=privacy.clip_norm,
@@ -74,10 +62,7 @@ def plan_privacy(settings: Settings, model: torch.nn.Module | None = None, phase
 
 
 def noise_multiplier(
-    privacy: PrivacySettings,
-    phases: tuple[tuple[Sampling, int], ...],
-    projections: Projections = (),
-    adjacency: Adjacency = ADJACENCY,
+    privacy: PrivacySettings, phases: tuple[tuple[Sampling, int], ...], projections: Projections = ()
 ) -> float:
     """sigma as it is given, or the smallest with which all phases together keep the target."""
     if privacy.noise_multiplier is not None:
@@ -87,7 +72,7 @@ def noise_multiplier(
             phases,
             right_guesses=privacy.target_right_guesses,
             found_at_1_percent=privacy.target_found,
-            adjacency=adjacency,
+            adjacency=ADJACENCY,
             projections=projections,
         )
     assert privacy.delta is not None
@@ -97,7 +82,7 @@ def noise_multiplier(
         steps,
         privacy.target_epsilon,
         privacy.delta,
-        adjacency=adjacency,
+        adjacency=ADJACENCY,
         projections=projections,
         others=others,
     ).noise_multiplier

@@ -294,7 +294,6 @@ def test_runs_with_one_rate_choose_nothing(tmp_path: Path) -> None:
     content = on_disk(tmp_path, **SMALL)
     content |= {"tasks": {"one": None}, "methods": ["prism", "adamw"], "learning_rate": [0.02]}
     content |= {"seeds": [0], "selection": {}}
-    content["base"]["data"]["limit"] = 30  # the data set of the study: none of its public records moves up
     found = run_study(study_from(content), tmp_path / "out")
     files = [path for path in (found.folder / "runs").rglob("*") if path.is_file()]
     assert [path.name for path in files] == ["ledger.jsonl"]  # none of adamw

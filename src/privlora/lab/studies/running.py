@@ -138,7 +138,7 @@ class Runner:
             if federated:
                 records, own = None, given.data
                 if own.path != AT_CLIENTS:
-                    records = load_records(own.path, format=own.format, limit=own.limit)
+                    records = load_records(own.path, format=own.format)
                 self._loaded = _Loaded(key, None, records, tokenise(raw, own, self._tokenizer), raw, {})
             else:
                 data = load_data(given, self._tokenizer, evaluation=raw, model=self._model, all_public=True)
@@ -170,8 +170,6 @@ class Runner:
         folder = RunFolder(job.folder)
         _clear(folder)
         settings = fitted(job.settings, self._model)
-        # The first records are the study's data set, as for its federations: they count as public, and none moves up.
-        settings = settings.model_copy(update={"data": settings.data.model_copy(update={"limit": None})})
         plan = plan_privacy(settings, self._model) if settings.privacy.private else None
         assert loaded.data is not None
         data = replace(loaded.data, evaluation=loaded.evaluation[:0])  # scored here, on the role's share
