@@ -25,6 +25,7 @@ from privlora.errors import ConfigError, PrivloraError, echoed, nearest
 from privlora.names import EITHER, KEYWORD, KINDS, in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
+_MOST_CHUNKS: Final = 8  # of a record in a step
 _ONE_LINE = 10_000  # a path is found whole in the file
 PUBLIC_TEXTS: Final = 384  # of adapter.public_text
 _SHARES: Final = ("target_right_guesses", "target_found")  # one or both
@@ -200,10 +201,8 @@ class DataSettings(Group):
     """What stays of a longer text: its first tokens, or its last ones."""
     chunk: bool = False
     """Divide texts that are longer than max_length into chunks of like length; else they are cut. All chunks of a text
-    are one unit, with one clip and one charge; with unit=user they are the user's."""
-    max_chunks: int = Field(default=8, ge=1)
-    """How many of a record's chunks take part in a step at most, drawn again each time. With unit=user it is
-    privacy.max_records_per_user instead."""
+    are one unit, with one clip and one charge, and at most 8 of them, drawn again each time, take part in a step. With
+    unit=user they are the user's, and privacy.max_records_per_user holds."""
     add_eos: bool = True
     """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
     limit: int | None = Field(default=None, ge=1)
@@ -887,7 +886,7 @@ class Settings(Group):
         answers = 1 if self.data.chosen is None else 2
         if self.privacy.unit == "user":
             return answers * self.privacy.max_records_per_user
-        return self.data.max_chunks if self.data.chunk else answers
+        return _MOST_CHUNKS if self.data.chunk else answers
 
     def _other_than_public_texts(self) -> Iterator[Wrong]:
         if self.synthesis is None:
