@@ -94,7 +94,6 @@ class TestPromptsAsTurns:
             (found,) = build_preferences(
                 *([record], PAIR, Template(prompt="q", completion="b"), tokenizer),
                 max_length=99,
-                add_eos=True,
                 beta=0.1,
             )
             assert found.rejected is not None

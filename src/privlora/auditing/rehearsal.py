@@ -130,7 +130,6 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     content["data"] = {
         "path": AT_CLIENTS,
         "max_length": min(64, settings.data.max_length),
-        "add_eos": settings.data.add_eos,
         "unchecked": True,
     }
     content["federation"] |= dict.fromkeys(("clients_per_round", "column", "alpha", "weights")) | {

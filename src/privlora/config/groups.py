@@ -203,8 +203,6 @@ class DataSettings(Group):
     """Divide texts that are longer than max_length into chunks of like length; else they are cut. All chunks of a text
     are one unit, with one clip and one charge, and at most 8 of them, drawn again each time, take part in a step. With
     unit=user they are the user's, and privacy.max_records_per_user holds."""
-    add_eos: bool = True
-    """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
     limit: int | None = Field(default=None, ge=1)
     """Use only the first ``limit`` records. Where one leaves, a later one takes its place, so epsilon is that of
     replacing a record, which needs more noise. Refused where none is known for that, and with unit=user."""
@@ -401,9 +399,9 @@ class DataSettings(Group):
         if self.prompt is not None or self.completion is not None or self.messages is not None:
             what = "label is the class of a text, and these records are prompts or chats"
             yield Wrong(what, "name the text's column with text, or remove label", "label")
-        if self.loss_on != "all" or not self.add_eos:
-            what = "loss_on and add_eos are of texts that the model learns to write"
-            yield Wrong(what, "remove them, or label", "loss_on")
+        if self.loss_on != "all":
+            what = "loss_on is of texts that the model learns to write"
+            yield Wrong(what, "remove it, or label", "loss_on")
         if self.task is None:
             if self.labels is None:
                 what = "label needs labels: a label that only private records have would show them"

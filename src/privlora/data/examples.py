@@ -344,7 +344,7 @@ def framed(
         raise ConfigError(what, fix='give prompt and completion columns, or set loss_on to "all"')
     render = Renderer(template, tokenizer, loss_on)
     if add_eos and not render.is_chat and tokenizer.eos_token_id is None:
-        raise ConfigError("the tokenizer has no EOS token", fix="set tokenizer.eos_token, or add_eos=False")
+        raise ConfigError("the tokenizer has no EOS token", fix="set tokenizer.eos_token")
     return frame_of(tokenizer, max_length, loss_on == "all", add_eos, render.is_chat, keeps), render
 
 

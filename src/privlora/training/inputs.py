@@ -353,7 +353,6 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
             Template(**data.rejected_columns),
             tokenizer,
             max_length=length,
-            add_eos=data.add_eos,
             beta=data.beta,
             truncation_mode=data.truncation_mode,
         )
@@ -363,7 +362,6 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
         tokenizer,
         max_length=length,
         loss_on=data.loss_on,
-        add_eos=data.add_eos,
         chunk=data.chunk,
         truncation_mode=data.truncation_mode,
     )
