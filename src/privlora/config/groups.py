@@ -142,7 +142,7 @@ class AdapterSettings(Group):
         return self
 
 
-_OF_TEMPLATES: Final = ("tools", "split_special_tokens", "chat_template", "chat_template_kwargs")
+_OF_TEMPLATES: Final = ("split_special_tokens", "chat_template", "chat_template_kwargs")
 
 
 class DataSettings(Group):
@@ -166,9 +166,8 @@ class DataSettings(Group):
     formats, unless they write control tokens. chat: the same, and a tokenizer without a template is refused. none, and
     auto without a template: as they stand, with a newline between if neither has white space there. Tasks: as none."""
     messages: str | None = None
-    """Column of chat messages, rendered by the tokenizer's chat template."""
-    tools: str | None = "tools"
-    """Column with the tools that a chat may call, for the chat template; records need not have it."""
+    """Column of chat messages, rendered by the tokenizer's chat template. A record's column "tools" holds those that
+    the chat may call."""
     chosen: str | None = None
     """Column or format of the better one of two answers to prompt; rejected names the other. The run learns the
     preference (DPO). Without prompt both are columns of chat messages. Both answers are of one unit."""

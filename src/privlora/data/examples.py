@@ -237,9 +237,8 @@ class Template:
     completion: str | None = None
     """What the model should answer; also a column with a list of messages."""
     messages: str | None = None
-    """Column with a list of ``{"role": ..., "content": ...}``, rendered by the chat template."""
-    tools: str | None = "tools"
-    """Column with descriptions of tools for the chat template, in records that have it."""
+    """Column with a list of ``{"role": ..., "content": ...}``, rendered by the chat template, which gets the tools that
+    a record's column "tools" describes."""
     template: Literal["auto", "chat", "none"] = "auto"
     """How prompt and completion meet, as ``data.template``: as turns of a chat if there is a chat template (auto), or
     else it is refused (chat); or as they stand, with a newline where no white space is between (none)."""

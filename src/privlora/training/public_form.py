@@ -14,7 +14,7 @@ from typing import Any
 from privlora.config import DataSettings, Settings
 from privlora.data.examples import Template
 from privlora.data.records import field_of, load_records, synthesis_texts, text_of
-from privlora.data.rendering import messages_of, told_by, tools_of
+from privlora.data.rendering import TOOLS, messages_of, told_by, tools_of
 from privlora.data.templates import parse
 from privlora.errors import ConfigError, DataError
 from privlora.methods import VOTE_METHODS
@@ -127,8 +127,8 @@ def _written(record: Mapping[str, Any], number: int, data: DataSettings) -> str:
             found[name] = messages_of(record, number, name)
         else:
             found[name] = text_of(record, name, number)
-    if tools := tools_of(record, number, data.tools):
-        found[str(data.tools)] = tools
+    if tools := tools_of(record, number):
+        found[TOOLS] = tools
     if told := told_by(record, number):
         found["chat_template_kwargs"] = told
     return json.dumps(found)
