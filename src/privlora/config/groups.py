@@ -686,10 +686,6 @@ class MethodSettings(Group):
     beside: float | None = Field(default=None, title="kept beside the span", ge=0, le=1)
     """guided-prism, pdp-sgd: how much counts what is released outside of the span of public gradients; 1: as much as
     what lies along it."""
-    embedding_clip: float | None = Field(default=None, title="embedding clip", gt=0)
-    """gep: norm to which the part of a gradient in the span is clipped. clip_norm scales both parts alike."""
-    residual_clip: float | None = Field(default=None, title="residual clip", gt=0)
-    """gep: norm to which the part outside of the span is clipped."""
 
 
 OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_fields.items() if field.title}

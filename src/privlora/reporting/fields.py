@@ -80,7 +80,7 @@ _FAULT: Final = one_of(None, "ends at once", "says nothing", "repeats itself", "
 _ANSWER: Final = {"text": TEXT, "fault": _FAULT}
 _OF_SETTINGS: Final = (
     "beta1 beta2 weight_decay floor learning_rate_ratio error_feedback right_weight metric_power perturbation alpha "
-    "ridge top_k hold_out beside embedding_clip residual_clip"
+    "ridge top_k hold_out beside"
 )
 _VOTES: Final = "epochs nearest keep requests answers dpo_learning_rate"
 
