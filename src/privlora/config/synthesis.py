@@ -52,11 +52,8 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
 }
 """Setting -> the generators that read it; of others it would be ignored."""
 
-OF_METHOD: Final[dict[str, str]] = {
-    **dict.fromkeys(("nearest", "selection"), "aug-pe"),
-    **dict.fromkeys(("requests", "answers", "dpo_learning_rate"), "popri"),
-}
-"""Setting -> the method that reads it; with others it would be ignored."""
+OF_POPRI: Final = ("requests", "answers", "dpo_learning_rate")
+"""Settings that the method popri reads; with others they would be ignored."""
 
 
 class SynthesisSettings(Group):
@@ -115,10 +112,6 @@ class SynthesisSettings(Group):
     embedding: str | None = None
     """Methods that release votes: a PUBLIC sentence-transformers model, in which texts are near each other. Null: the
     base model's own hidden states."""
-    nearest: int = Field(default=1, ge=1)
-    """aug-pe: for how many of the nearest texts a record votes."""
-    selection: Literal["rank", "probability"] = "rank"
-    """aug-pe: whether the texts with the highest counts are kept, or some drawn in proportion to them."""
     requests: int = Field(default=40, ge=1)
     """popri: R, the requests that the model answers in every round."""
     answers: int = Field(default=5, ge=2)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from privlora.config import Settings, SynthesisSettings
 from privlora.config.methods import adds_no_noise, no_setting
-from privlora.config.synthesis import OF_METHOD
+from privlora.config.synthesis import OF_POPRI
 from privlora.errors import ConfigError
 from privlora.mechanisms import UNADAPTED
 from privlora.methods import SPACES, Method, find_row, refuse_hopeless_rate
@@ -159,12 +159,11 @@ def refuse_unused_texts(settings: Settings) -> None:
 
 def _refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
     """Raise ConfigError for settings that another method reads, or that leave this one without effect."""
-    for name in sorted(chosen.given & OF_METHOD.keys()):
-        if OF_METHOD[name] != method.name:
-            raise ConfigError(
-                f"synthesis.{name} is read by method {OF_METHOD[name]} and not by {method.name}",
-                fix=f"remove it, or set method.name={OF_METHOD[name]}",
-            )
+    for name in () if method.tunes_writer else sorted(chosen.given & set(OF_POPRI)):
+        raise ConfigError(
+            f"synthesis.{name} is read by method popri and not by {method.name}",
+            fix="remove it, or set method.name=popri",
+        )
     if not chosen.epochs and not method.tunes_writer:
         what = f"synthesis.epochs=0 trains no adapter of method {method.name!r}"
         raise ConfigError(what, fix="set at least 1")

@@ -146,7 +146,6 @@ def test_a_crash_while_the_last_texts_are_learnt_changes_nothing(
 @pytest.mark.parametrize(
     ("method", "synthesis", "said"),
     [
-        ("popri", {"nearest": 2}, "read by method aug-pe and not by popri"),
         ("aug-pe", {}, "read by method popri and not by aug-pe"),
         ("pe-sgd", {}, "read by method popri and not by pe-sgd"),
         (

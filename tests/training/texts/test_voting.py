@@ -275,27 +275,6 @@ def test_a_generator_that_dies_charges_nothing_twice(shop: Shop, tmp_path: Path)
     assert (result.release / "adapter_model.safetensors").exists()
 
 
-def test_texts_that_are_drawn_do_not_tell_of_a_crash(shop: Shop, tmp_path: Path) -> None:
-    """Between the last release and the choice that follows from it: the same texts are chosen again."""
-    drawn: dict[str, Any] = {
-        "privacy": {"insecure_noise_seed": 1, "noise_multiplier": 50.0},  # half of all texts have counts
-        "synthesis": {"selection": "probability", "variations": 5, "publish": True},
-    }
-
-    def fail(what: str, number: int) -> None:
-        if number == 2 + ROUNDS:
-            raise OSError("the line is dead")
-
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
-    shop.start(whole.root, **drawn)
-    with pytest.raises(GeneratorError):
-        shop.start(broken.root, Notes(fail), **drawn)
-    notes = Notes()
-    notes.asked = ["before the crash"] * (1 + ROUNDS)  # it numbers its texts
-    shop.resume(broken.root, notes)
-    assert broken.texts.read_text() == whole.texts.read_text()
-
-
 def test_an_interruption_says_the_round_and_goes_on(shop: Shop, tmp_path: Path) -> None:
     with pytest.raises(Interrupted, match="after round 2"):
         shop.start(tmp_path / "run", observer=Watch(stop_at=2))
