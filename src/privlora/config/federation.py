@@ -17,7 +17,6 @@ from pydantic import (
 )
 
 from privlora.config.base import Countable, Group, Wrong, all_of, countable
-from privlora.data.formats import Format
 from privlora.errors import echoed, named, nearest
 from privlora.ranges import BATCHES, MOST_CLIENTS, MOST_PHASES, MOST_TURNS
 
@@ -72,8 +71,6 @@ class ClientSettings(Group):
     """Public; letters a to z and A to Z, digits, - and _."""
     path: str | list[str] | None = None
     """Its records, as data.path; null where the client itself knows (deployment)."""
-    format: Format = "auto"
-    """Of its files, as data.format; auto: by their endings. data.format itself says nothing of clients' files."""
 
     @field_validator("name")
     @classmethod

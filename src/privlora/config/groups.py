@@ -151,7 +151,8 @@ class DataSettings(Group):
     path: str | list[str]
     """JSONL, JSON, CSV, Parquet, Arrow or text files (also .gz), a folder that datasets saved, or hf://name:split."""
     format: Format = "auto"
-    """Of the files; auto: by their endings. text: one record a line; paragraphs: one between blank lines."""
+    """Of the files, also of clients in one place; auto: by their endings. text: one record a line; paragraphs: one
+    between blank lines."""
     task: str | None = None
     """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It brings
     prompt and completion, loss_on=completion unless that is given, and its metric in `privlora evaluate`."""

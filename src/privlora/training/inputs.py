@@ -288,7 +288,7 @@ def _load_alone(
         paths := [client.path] if isinstance(client.path, str) else client.path
     ):
         check = check_of(data, Grouping(privacy.user_column), tokenizer)
-        refuse_unusable_files(paths, client.format, None, check)
+        refuse_unusable_files(paths, data.format, None, check)
     refuse_unusable(records, check_of(data, Grouping(privacy.user_column), tokenizer))
     units = group_units(records, privacy.user_column)
     found = summarise(tokenise(records, data, tokenizer), len(units))
