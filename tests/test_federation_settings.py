@@ -105,9 +105,7 @@ CASES: list[tuple[str, dict[str, Groups]]] = [
     ("max_batch_size does not go with a federation", settings(privacy={"max_batch_size": 10})),
     ("clip_quantile does not go with a federation", settings(privacy={"clip_quantile": 0.5})),
     ("tokens_per_micro_batch=auto does not go", settings(run={"tokens_per_micro_batch": "auto"})),
-    ("split=dirichlet takes alpha", of(split="dirichlet", column="ward")),
-    ("split=iid cuts at random", of(column="ward")),
-    ("split=dirichlet cuts by a column", of(split="dirichlet", alpha=0.5)),
+    ("alpha draws shares of a column", of(alpha=0.5)),
     ("unknown group 'limits'", {**settings(), "limits": {"max_epsilon": 1}}),
 ]
 

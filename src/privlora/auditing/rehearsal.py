@@ -136,7 +136,6 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
         "clients": [{"name": name} for name in stage.names],
         "rounds": rounds,
         "survivors": len(stage.names) - len(stage.silent) if federation.distributed else None,
-        "split": "iid",
     }
     targets = ("target_epsilon", "target_right_guesses", "target_found", "public_dataset_size")
     content["privacy"] |= dict.fromkeys(targets) | {

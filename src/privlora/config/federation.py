@@ -104,14 +104,13 @@ class FederationSettings(Group):
     """
 
     clients: int | list[ClientSettings] = Field(union_mode="left_to_right")
-    """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals."""
-    split: Literal["iid", "dirichlet", "column"] = "iid"
-    """How data.path is cut. iid: at random. dirichlet: by label, with proportions from Dirichlet(alpha). column: one
-    client for each value of a column, in the order of the values; clients is their number."""
+    """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals. They are cut at
+    random, or by column."""
     column: str | None = None
-    """Column that split=dirichlet or split=column goes by."""
+    """Cut data.path by this column: one client for each of its values, in their order; clients is their number."""
     alpha: float | None = Field(default=None, gt=0)
-    """Of split=dirichlet: small values give each client few labels."""
+    """With column: each client gets shares of its values from Dirichlet(alpha) instead; small ones give it few
+    values."""
     rounds: Countable = Field(ge=1)
     """How many; with phases it is the sum of theirs, and not given."""
     local_steps: Countable = Field(default=1, ge=1)
@@ -306,18 +305,11 @@ class FederationSettings(Group):
 
     def _wrong_split(self) -> Iterator[Wrong]:
         """What does not go with how records are cut into clients."""
-        given = self.split != "iid" or self.column is not None or self.alpha is not None
-        if given and not isinstance(self.clients, int):
-            what = "split, column and alpha cut data.path, and clients have paths of their own"
-            yield Wrong(what, "remove either", "split")
-        if (self.alpha is None) == (self.split == "dirichlet"):
-            what = f"split=dirichlet takes alpha, and no other split does; this is split={self.split}"
-            fix = "remove alpha, or add split: dirichlet" if self.alpha else "add alpha: 0.5"
-            yield Wrong(what, fix, "split")
-        if (self.column is None) == (self.split != "iid"):
-            cuts = "cuts at random, and not by" if self.column else "cuts by"
-            fix = "remove column, or add split: column" if self.column else "name it, as column: label"
-            yield Wrong(f"split={self.split} {cuts} a column of data.path", fix, "split")
+        if self.column is not None and not isinstance(self.clients, int):
+            what = "column cuts data.path, and clients have paths of their own"
+            yield Wrong(what, "remove either", "column")
+        if self.alpha is not None and self.column is None:
+            yield Wrong("alpha draws shares of a column's values", "name it, as column: label", "alpha")
         if self.per_round > self.size:
             what = f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients"
             fix = f"at most {self.size}; removed, all of them train in each round"

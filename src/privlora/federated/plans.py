@@ -69,7 +69,7 @@ def changed(settings: Settings, **groups: Mapping[str, Any]) -> Settings:
 def names_alone(settings: Settings) -> dict[str, Any]:
     """Of the group federation: clients by their names, and nothing of where their records lie or come from."""
     names = [ClientSettings(name=name) for name in federation_of(settings).names]
-    return {"clients": names, "split": "iid", "column": None, "alpha": None}
+    return {"clients": names, "column": None, "alpha": None}
 
 
 def rule_of(federation: FederationSettings) -> type[Rule]:

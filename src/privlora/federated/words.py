@@ -147,7 +147,7 @@ def what_is_not_hidden(settings: Settings) -> list[str]:
     ]
     if not settings.privacy.protects:
         return found
-    if isinstance(federation.clients, int) and federation.split != "column":
+    if isinstance(federation.clients, int) and (federation.column is None or federation.alpha is not None):
         found.append(
             "How one set of records was cut into clients. Where a record goes can depend on all others, and the "
             "statement is about the clients' records as they were cut. For one about the whole set, cut by a column, "

@@ -45,7 +45,7 @@ def small(folder: Path) -> dict[str, Any]:
     """Of one cell for each split."""
     for package in ("cryptography", "Crypto"):
         pytest.importorskip(package, reason="of the extra federated")
-    split = {"federation": {"split": "dirichlet", "alpha": 0.5, "column": "patient"}}
+    split = {"federation": {"alpha": 0.5, "column": "patient"}}
     changed = {"tasks": {"iid": None, "uneven": split}, "methods": [{"federation.rule": "fedavg"}]}
     return of_federations(on_disk(folder, **changed, seeds=[0]))
 
@@ -97,7 +97,7 @@ def test_methods_of_one_rule() -> None:
 UNEQUAL: dict[str, tuple[Any, dict[str, Any], str]] = {
     "other rounds": ({"federation.rule": "tan", "federation.rounds": 9}, {}, "sets federation.rounds"),
     "other clients": ({"federation": {"rule": "tan", "clients": 9}}, {}, "sets federation.clients"),
-    "another split": ({"federation.rule": "tan", "federation.split": "column"}, {}, "sets federation.split"),
+    "another split": ({"federation.rule": "tan", "federation.column": "a"}, {}, "sets federation.column"),
     "another unit": (
         {"federation.rule": "tan", "federation.privacy_model": "client"},
         {},
