@@ -97,20 +97,6 @@ def test_steps_that_mostly_draw_nothing_are_told_as_a_plan_tells_them(
     assert settings_from(run_settings(model, folder)).privacy.mostly_empty is None
 
 
-def test_the_private_loss_is_shown_only_on_request_and_on_a_terminal(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = write_config(folder, run_settings(model, folder, privacy={"expected_batch_size": 20}))
-    asked = "run.show_private_loss=true"
-    hidden = call(capsys, "train", config)
-    piped = call(capsys, "train", config, asked, f"run.output={folder / 'piped'}")
-    monkeypatch.setattr("rich.console.Console.is_terminal", True)
-    shown = call(capsys, "train", config, asked, f"run.output={folder / 'other'}")
-    assert "training loss" not in hidden.out + hidden.err + piped.out + piped.err
-    assert "PRIVATE training loss" in shown.err
-    assert "training loss" not in shown.out
-
-
 @pytest.mark.parametrize(
     "privacy", [{"private": False, "noise_multiplier": None}, {"insecure_noise_seed": 1}]
 )

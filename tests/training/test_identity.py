@@ -182,8 +182,7 @@ def test_settings_that_were_edited_are_refused(name: str, bench: Bench, run: Run
 MOVABLE = {
     "model": "name dtype gradient_checkpointing device fully_shard quantization attn_implementation device_map",
     "data": "path format evaluation",
-    "run": "output tokens_per_micro_batch checkpoint_every evaluate_every report_to "
-    "log_every show_private_loss",
+    "run": "output tokens_per_micro_batch checkpoint_every evaluate_every report_to log_every",
     "synthesis": "file endpoint api_key_env callable source",
     "federation": "clients",
 }

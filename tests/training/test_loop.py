@@ -37,16 +37,12 @@ class Watcher(Observer):
     def __init__(self) -> None:
         self.steps: list[StepReport] = []
         self.evaluations: list[int] = []
-        self.private: list[float] = []
 
     def on_step(self, report: StepReport) -> None:
         self.steps.append(report)
 
     def on_evaluation(self, step: int, loss: float) -> None:
         self.evaluations.append(step)
-
-    def on_private_loss(self, step: int, loss: float) -> None:
-        self.private.append(loss)
 
 
 def test_every_step_is_charged_released_and_shown(bench: Bench, tmp_path: Path) -> None:
@@ -56,7 +52,6 @@ def test_every_step_is_charged_released_and_shown(bench: Bench, tmp_path: Path) 
     assert releases(tmp_path / "log") == list(range(1, STEPS + 1))
     assert [report.step for report in watcher.steps] == list(range(1, STEPS + 1))
     assert watcher.evaluations == [0, 5, 10, STEPS]
-    assert watcher.private == []
     rows = [
         json.loads(line) for line in (tmp_path / "run/private/training_loss.jsonl").read_text().splitlines()
     ]
@@ -78,13 +73,6 @@ def test_a_run_publishes_what_is_public_and_nothing_else(bench: Bench, tmp_path:
         "identity.json",
         "training_loss.jsonl",
     }
-
-
-def test_private_losses_are_shown_on_request_only(bench: Bench, tmp_path: Path) -> None:
-    watcher = Watcher()
-    bench.start(tmp_path / "run", observer=watcher, run={"show_private_loss": True})
-    assert len(watcher.private) > STEPS / 2
-    assert all(2 < loss < 8 for loss in watcher.private)
 
 
 def test_the_held_out_loss_is_that_of_the_public_records(bench: Bench, tmp_path: Path) -> None:

@@ -721,8 +721,6 @@ class RunSettings(Group):
     since the time of each number would show how long a step took."""
     log_every: int = Field(default=10, ge=1)
     """Steps from one line of report_to and of `Result.history` to the next."""
-    show_private_loss: bool = False
-    """Show the training loss on the screen. It is private data: only for people who may see the records."""
 
     @field_validator("report_to", mode="before")
     @classmethod
