@@ -14,7 +14,6 @@ import yaml
 from federated_cases import SIGMA, Federation, owners, settings_of
 
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon
-from privlora.accounting.meaning import meaning
 from privlora.config import FederationSettings, Settings, settings_from
 from privlora.data.sampling import PoissonSampler
 from privlora.errors import ConfigError, PrivacyError, RunError
@@ -165,19 +164,6 @@ def test_one_noise_for_all_phases_meets_the_target(rule: str) -> None:
     less = [(replace(event, noise_multiplier=sigma * (1 - 1e-4)), count) for event, count in plan.phases]
     assert epsilon(less, plan.delta, adjacency=ADJACENCY) > 3.0
     assert plan.expected_batch_size == 9.0 / (1 if rule == "joint" else len(NAMES))
-
-
-@pytest.mark.parametrize("rule", PHASES)
-@pytest.mark.parametrize(
-    ("setting", "name", "share"),
-    [("target_found", "found_at_1_percent", 0.05), ("target_right_guesses", "right_guesses", 0.6)],
-)
-def test_one_noise_for_all_phases_keeps_a_target_share(
-    rule: str, setting: str, name: str, share: float
-) -> None:
-    plan = planned(phased(rule, privacy={**TARGET, "target_epsilon": None, setting: share}))
-    assert list(plan.phases) == events(rule, plan.phases[0][0].noise_multiplier)
-    assert 0.99 * share < getattr(meaning(plan.phases), name) <= share
 
 
 @pytest.mark.parametrize("way", ["size", "rate and batch", "rate and size"])

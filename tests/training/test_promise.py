@@ -24,14 +24,12 @@ def _settings(limit: int | None, **privacy: Any) -> Settings:
     )
 
 
-@pytest.mark.parametrize("privacy", [{}, {"target_epsilon": None, "target_found": 0.05}])
-def test_epsilon_of_the_first_records_is_that_of_replacing_one(privacy: dict[str, Any]) -> None:
-    whole, first = (plan_privacy(_settings(limit, **privacy)) for limit in (None, 100))
+def test_epsilon_of_the_first_records_is_that_of_replacing_one() -> None:
+    whole, first = (plan_privacy(_settings(limit)) for limit in (None, 100))
     assert (whole.adjacency, first.adjacency) == ("add-or-remove-one", "replace-one")
     (event, _), (other, _) = whole.phases[-1], first.phases[-1]
     assert other.noise_multiplier > 1.2 * event.noise_multiplier
-    if not privacy:
-        assert epsilon(first.phases, 1e-5, adjacency="replace-one") <= 3
+    assert epsilon(first.phases, 1e-5, adjacency="replace-one") <= 3
 
 
 def test_first_records_without_an_epsilon_for_replacing_are_refused() -> None:
