@@ -189,4 +189,4 @@ def test_no_client_is_in_more_rounds_than_its_plan_counts(clients: int) -> None:
             )
             counts = Counter(chain.from_iterable(timetable(tuple(chosen.names), per_round, rounds, seed=3)))
             assert chosen.participations == max(counts.values())
-            assert chosen.steps_of_a_client == [max(counts.values())]
+            assert chosen.steps_of_a_client == max(counts.values())

@@ -119,9 +119,6 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     """
     settings = with_local_method(settings)
     federation, privacy = federation_of(settings), settings.privacy
-    if federation.phases is not None:
-        fix = "give one phase at a time, with the noise_multiplier that `privlora plan` shows for all of them"
-        raise ConfigError("federation.phases has rounds of several kinds, and an audit plays one", fix=fix)
     plan = client_plan(settings) or server_plan(settings)
     if plan is None:
         what = "a federation without noise claims nothing to audit"

@@ -796,7 +796,7 @@ class Settings(Group):
         except (ValidationError, TypeError):
             pass  # found again, and reported, where the group is checked
         else:
-            steps = sum(federation.steps_of_a_client)
+            steps = federation.steps_of_a_client
         # Before the groups themselves, whose checks would advise other values.
         all_of(_what_federations_have_not(of_mapping(values), steps))
         filled = {
@@ -839,15 +839,8 @@ class Settings(Group):
         if federation is None:
             return
         yield from _what_federations_have_not(
-            lambda group, name: getattr(getattr(self, group), name, None), sum(federation.steps_of_a_client)
+            lambda group, name: getattr(getattr(self, group), name, None), federation.steps_of_a_client
         )
-        for place, kind in enumerate(federation.kinds):
-            if kind.expected_batch_size is not None and kind.expected_batch_size > privacy.n:
-                what = (
-                    f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds the "
-                    f"{privacy.n:g} {privacy.unit}s of all clients (privacy.public_dataset_size)"
-                )
-                yield Wrong(what, "lower it", "federation.phases", "privacy.public_dataset_size")
         if (self.data.path == AT_CLIENTS) == isinstance(federation.clients, int):
             fix = "give data.path with the number of clients to cut it into, or each client a path of its own"
             yield Wrong("records are either cut into clients or are their own", fix)

@@ -133,7 +133,6 @@ FIELDS: Final[Mapping[str, Any]] = {
         "lattice": numbers("entries width"),
         "update_noise": numbers("to_clip_norm clients_needed"),
         "colluding": [numbers("clients noise_multiplier epsilon")],
-        "phases": [numbers("rounds local_steps expected_batch_size")],
         "clients": [
             {
                 "name": TEXT,
