@@ -117,15 +117,6 @@ def test_an_address_without_secrets_is_wanted(endpoint: str) -> None:
     ("given", "words"),
     [
         ({"generator": "https://me:sesame@host/v1"}, "generator to endpoint, and endpoint to the address"),
-        (
-            {
-                "generator": "endpoint",
-                "endpoint": "http://a/v1",
-                "endpoint_model": "m",
-                "api_key_env": "sk-sesame",
-            },
-            "no name of an environment variable",
-        ),
         ({"generator": "file", "file": 4711}, r"synthesis\.file"),
     ],
 )

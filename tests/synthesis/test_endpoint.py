@@ -30,13 +30,12 @@ def writer(url: str, **how: Any) -> EndpointWriter:
 
 
 def test_a_chat_is_asked_each_prompt_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEXTS_KEY", KEY)
+    monkeypatch.setenv("PRIVLORA_API_KEY", KEY)
     with served(lambda body, _: (200, completion(body["messages"][0]["content"].upper()), {})) as (url, seen):
         settings = SynthesisSettings(
             generator="endpoint",
             endpoint=url + "/",
             endpoint_model=MODEL,
-            api_key_env="TEXTS_KEY",
             random_prompt="a note",
             variation_prompt="like {text}",
             temperature=0.5,
@@ -140,12 +139,12 @@ def test_what_no_try_would_mend_is_not_tried_again_and_the_server_is_quoted(
 def test_a_key_that_a_server_quotes_is_not_shown(
     status: int, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TEXTS_KEY", KEY)
+    monkeypatch.setenv("PRIVLORA_API_KEY", KEY)
     with (
         served(lambda *_: (status, content.encode(), {})) as (url, _),
         pytest.raises(GeneratorError, match=f"status {status} and said") as refused,
     ):
-        writer(url, api_key_env="TEXTS_KEY").write(["a"], 0)
+        writer(url).write(["a"], 0)
     assert "(the k" in str(refused.value)
     assert KEY[:8] not in str(refused.value)
 
@@ -154,25 +153,22 @@ def test_a_key_that_a_server_quotes_is_not_shown(
 def test_a_refused_key_is_not_shown(
     status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TEXTS_KEY", KEY)
+    monkeypatch.setenv("PRIVLORA_API_KEY", KEY)
     caplog.set_level(logging.DEBUG)
     with (
         served(lambda *_: (status, f"Incorrect API key: {KEY}".encode(), {})) as (url, _),
-        pytest.raises(GeneratorError, match="refused the key in TEXTS_KEY") as refused,
+        pytest.raises(GeneratorError, match="refused the key in PRIVLORA_API_KEY") as refused,
     ):
-        writer(url, api_key_env="TEXTS_KEY").write(["a"], 0)
+        writer(url).write(["a"], 0)
     assert KEY not in str(refused.value)
     assert KEY not in caplog.text
-    assert KEY not in repr(vars(writer(url, api_key_env="TEXTS_KEY")))
+    assert KEY not in repr(vars(writer(url)))
 
 
-def test_a_key_that_is_not_there_or_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TEXTS_KEY", raising=False)
-    with pytest.raises(ConfigError, match="TEXTS_KEY is not set"):
-        EndpointWriter("http://127.0.0.1:1/v1", MODEL, api_key_env="TEXTS_KEY")
-    monkeypatch.setenv("TEXTS_KEY", KEY + "é")
+def test_a_key_that_is_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVLORA_API_KEY", KEY + "é")
     with pytest.raises(ConfigError, match="no header") as refused:
-        EndpointWriter("http://127.0.0.1:1/v1", MODEL, api_key_env="TEXTS_KEY")
+        EndpointWriter("http://127.0.0.1:1/v1", MODEL)
     assert KEY not in str(refused.value)
     assert refused.value.__suppress_context__
 

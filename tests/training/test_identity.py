@@ -183,7 +183,7 @@ MOVABLE = {
     "model": "name dtype gradient_checkpointing device fully_shard quantization attn_implementation device_map",
     "data": "path format evaluation",
     "run": "output tokens_per_micro_batch checkpoint_every evaluate_every report_to log_every",
-    "synthesis": "file endpoint api_key_env callable source",
+    "synthesis": "file endpoint callable source",
     "federation": "clients",
 }
 

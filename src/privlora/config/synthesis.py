@@ -25,7 +25,6 @@ Preset = Literal[
 """Of the table of prompts, which is above this room."""
 
 _PLACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 PROMPTED: Final = ("preset", "random_prompt", "variation_prompt", "chat")
 """Settings of generators that are asked in words."""
@@ -44,7 +43,6 @@ _OF: Final[dict[str, tuple[str, ...]]] = {
     "column": ("file",),
     "endpoint": ("endpoint",),
     "endpoint_model": ("endpoint",),
-    "api_key_env": ("endpoint",),
     "callable": ("callable",),
     "temperature": ("model", "endpoint"),
     "max_new_tokens": ("model", "endpoint"),
@@ -71,11 +69,10 @@ class SynthesisSettings(Group):
     column: str = "text"
     """Column of file that holds the texts. Where records have prompts or messages, the columns of data do."""
     endpoint: str | None = None
-    """Address of generator=endpoint up to where /chat/completions follows, as http://localhost:8000/v1."""
+    """Address of generator=endpoint up to where /chat/completions follows, as http://localhost:8000/v1. It is sent the
+    key in the environment variable PRIVLORA_API_KEY, if there is one."""
     endpoint_model: str | None = None
     """What the endpoint calls its model."""
-    api_key_env: str | None = None
-    """Environment variable that holds the endpoint's key. The key itself is never written down."""
     callable: str | None = None
     """Of generator=callable, as module:name. A function from a list of prompts to a list of answers, or an object with
     random and vary."""
@@ -172,19 +169,9 @@ class SynthesisSettings(Group):
         if not plain or endpoint != endpoint.strip():
             raise Wrong("it is no address", "write it as http://localhost:8000/v1")
         if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-            fix = "remove user, password and what follows ? or #; name the key's environment variable in api_key_env"
+            fix = "remove user, password and what follows ? or #; export a key as PRIVLORA_API_KEY"
             raise Wrong("it holds more than an address, and settings are written to disk", fix)
         return endpoint
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _is_a_variable(cls, name: str | None) -> str | None:
-        if name is not None and not _VARIABLE.fullmatch(name):  # not shown: it may be the key
-            what = "it is no name of an environment variable, and a key itself would be written to disk"
-            raise Wrong(
-                what, "export the key as OPENAI_API_KEY or another name in capitals, and give that name"
-            )
-        return name
 
     @field_validator("callable")
     @classmethod

@@ -316,7 +316,6 @@ def build_generator(
             settings.endpoint,
             settings.endpoint_model,
             chat=settings.chat is not False,
-            api_key_env=settings.api_key_env,
             **drawing,
         )
     else:

@@ -64,7 +64,7 @@ def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int]
 _MOVABLE: Final[Mapping[str, frozenset[str]]] = {
     # Where things lie; of records and evaluation the content is held against the run's by itself.
     "data": frozenset(("path", "evaluation", "format")),
-    "synthesis": frozenset(("file", "source", "callable", "endpoint", "api_key_env")),
+    "synthesis": frozenset(("file", "source", "callable", "endpoint")),
     "federation": frozenset(("clients",)),
 }
 _FIXED_ALONE: Final[Mapping[str, frozenset[str]]] = {
