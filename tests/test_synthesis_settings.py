@@ -38,7 +38,7 @@ def test_a_run_has_none_unless_it_says_so() -> None:
     "given",
     [
         {},
-        {"generator": "file", "file": ["a.jsonl", "b.csv"], "column": "body"},
+        {"generator": "file", "file": ["a.jsonl", "b.csv"]},
         {"generator": "endpoint", "endpoint": "http://localhost:8000/v1", "endpoint_model": "m"},
         {"generator": "callable", "callable": "my.texts:writers.write"},
         {"random_prompt": "a note", "variation_prompt": "like {text}, but {tone}"},

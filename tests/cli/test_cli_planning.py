@@ -449,11 +449,6 @@ def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixt
 
 PUBLIC_TROUBLE = {
     "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file (on the command line): "),
-    "another column": (
-        ["synthesis.column=txt"],
-        ", read by synthesis.column: record 1: has no column 'txt'; its columns are: text, "
-        "question, answer, messages, patient. Fix: did you mean 'text'?",
-    ),
     "too few texts": (
         ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
         "has 12 different texts that are not used yet, and 20 are needed",

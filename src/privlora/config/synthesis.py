@@ -40,7 +40,6 @@ _GENERATORS: Final[dict[str, dict[str, str]]] = {
 _ASKED: Final = ("model", "endpoint", "callable")
 _OF: Final[dict[str, tuple[str, ...]]] = {
     "file": ("file",),
-    "column": ("file",),
     "endpoint": ("endpoint",),
     "endpoint_model": ("endpoint",),
     "callable": ("callable",),
@@ -65,9 +64,8 @@ class SynthesisSettings(Group):
     """Who writes. model: the one that is trained, as it is at that step. file: a public one, each of whose texts is
     used once. endpoint: a server that speaks OpenAI's protocol. callable: a Python function or object of your own."""
     file: str | list[str] | None = None
-    """PUBLIC records of generator=file, in any form that data.path may have. Never private ones."""
-    column: str = "text"
-    """Column of file that holds the texts. Where records have prompts or messages, the columns of data do."""
+    """PUBLIC records of generator=file, with the columns that data names, in any form that data.path may have. Never
+    private ones."""
     endpoint: str | None = None
     """Address of generator=endpoint up to where /chat/completions follows, as http://localhost:8000/v1. It is sent the
     key in the environment variable PRIVLORA_API_KEY, if there is one."""

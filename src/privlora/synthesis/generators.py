@@ -20,7 +20,6 @@ from torch import Tensor
 
 from privlora.config.synthesis import PROMPTED, SynthesisSettings
 from privlora.data.examples import Template
-from privlora.data.records import synthesis_texts
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivloraError, article
 from privlora.randomness import counter_generator
 from privlora.synthesis.endpoint import EndpointWriter
@@ -278,7 +277,7 @@ def build_generator(
     tokenizer: Any = None,
     own: Any = None,
     max_tokens: int = 8192,
-    texts: Sequence[str] | None = None,
+    texts: Sequence[str] = (),
     template: Template | None = None,
 ) -> PromptedGenerator | OwnGenerator | FileGenerator:
     """The generator that the settings describe.
@@ -290,16 +289,14 @@ def build_generator(
         own: of generator=callable, in the place of what settings.callable names: a function from a list of prompts to
             a list of answers, or an object with ``random`` and ``vary``.
         max_tokens: of generator=model, bound on a batch, prompts and answers.
-        texts: of generator=file, those of the file, instead of what its column holds.
+        texts: of generator=file, those of the file.
         template: of records with prompts, which texts answer; by its chat template the model is asked.
 
     Raises:
         ConfigError, DataError: what is named cannot be imported, read or used.
     """
     if settings.generator == "file":
-        assert settings.file is not None
-        found = synthesis_texts(settings.file, settings.column) if texts is None else texts
-        return FileGenerator(found, seed=seed)
+        return FileGenerator(texts, seed=seed)
     drawing: dict[str, Any] = {
         "temperature": settings.temperature,
         "max_new_tokens": settings.max_new_tokens,

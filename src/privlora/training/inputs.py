@@ -168,9 +168,8 @@ def refuse_all_unusable(
     private = check_of(data, Grouping(owner), tokenizer)
 
     def written(record: Mapping[str, Any], number: int) -> None:
-        assert settings.synthesis is not None
         if record_template(data) is None:
-            text_of(record, settings.synthesis.column, number)
+            text_of(record, text_column(data), number)
         else:
             public(record, number)
 

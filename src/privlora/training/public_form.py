@@ -13,7 +13,7 @@ from typing import Any
 
 from privlora.config import DataSettings, Settings
 from privlora.data.examples import Template
-from privlora.data.records import field_of, load_records, synthesis_texts, text_of
+from privlora.data.records import field_of, load_records, text_of
 from privlora.data.rendering import TOOLS, messages_of, told_by, tools_of
 from privlora.data.templates import parse
 from privlora.errors import ConfigError, DataError
@@ -40,11 +40,7 @@ def refuse_formless(settings: Settings) -> None:
     if not _asks(data) or chosen.publish or settings.method.name in VOTE_METHODS:
         text_column(data)
     elif chosen.generator == "file":
-        if chosen.column != "text":
-            raise ConfigError(
-                "synthesis.column names one text, and data describes records of several parts",
-                fix="remove synthesis.column, and name the columns of synthesis.file as data does",
-            )
+        return
     elif chosen.random_prompt is None:
         raise ConfigError(
             "records have prompts, and synthesis.random_prompt is not set",
@@ -82,10 +78,12 @@ def file_texts(settings: Settings) -> list[str]:
     data, chosen = settings.data, settings.synthesis
     assert chosen is not None
     assert chosen.file is not None
-    if not _asks(data):
-        return synthesis_texts(chosen.file, chosen.column)
+    column = None if _asks(data) else text_column(data)
     try:
-        return [_written(record, number, data) for number, record in enumerate(load_records(chosen.file), 1)]
+        return [
+            _written(record, number, data) if column is None else text_of(record, column, number)
+            for number, record in enumerate(load_records(chosen.file), 1)
+        ]
     except DataError as error:
         raise error.of("synthesis.file, read by the columns of data") from None
 

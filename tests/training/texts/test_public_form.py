@@ -189,11 +189,6 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
     "one column": ({"prompt": "note", "completion": "note"}, FIXED, "answers one fixed prompt"),
     "votes": (FORMS["prompt"], {**FIXED, "method": "aug-pe"}, "synthesis writes whole texts"),
     "a data set": (FORMS["messages"], {**FIXED, "publish": True}, "synthesis writes whole texts"),
-    "a column": (
-        FORMS["prompt"],
-        {"generator": "file", "file": "p.jsonl", "column": "note"},
-        "synthesis.column names one text",
-    ),
 }
 
 

@@ -320,9 +320,9 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str,
 @quickly
 def test_a_private_record_among_public_texts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "public.jsonl"
-    lines = [{"words": f"note {i}: a cough."} for i in range(20)] + [{"words": RECORDS[4]["text"]}]
+    lines = [{"text": f"note {i}: a cough."} for i in range(20)] + [RECORDS[4]]
     file.write_text("\n".join(json.dumps(line) for line in lines))
-    given = {"generator": "file", "file": str(file), "column": "words", "seeds": 4}
+    given = {"generator": "file", "file": str(file), "seeds": 4}
     with pytest.raises(PrivacyError, match=r"synthesis\.file"):
         tune(tiny_model(), tmp_path / "run", synthesis=given)
 
