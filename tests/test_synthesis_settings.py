@@ -31,7 +31,7 @@ def test_a_run_has_none_unless_it_says_so() -> None:
     default = of().synthesis
     assert default is not None
     assert (default.generator, default.seeds, default.variations) == ("model", 100, 1)
-    assert (default.temperature, default.warm_start_epochs, default.evolve_every) == (1.0, 0, 1)
+    assert (default.temperature, default.warm_start_epochs, default.evolution) == (1.0, 0, "variations")
 
 
 @pytest.mark.parametrize(

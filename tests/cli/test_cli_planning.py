@@ -450,7 +450,7 @@ def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixt
 PUBLIC_TROUBLE = {
     "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file (on the command line): "),
     "too few texts": (
-        ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
+        ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolution=none"],
         "has 12 different texts that are not used yet, and 20 are needed",
     ),
     "no evaluation records": (["data.evaluation=/no/such.jsonl"], "data.evaluation (on the command line): "),

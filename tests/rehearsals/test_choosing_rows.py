@@ -77,7 +77,7 @@ def groups(file: Path, **more: Any) -> dict[str, Any]:
             "generator": "file",
             "file": str(file),
             "seeds": 8,
-            "evolve_every": 0,
+            "evolution": "none",
         },
         "run": {"checkpoint_every": 1},
     }

@@ -93,17 +93,16 @@ class SynthesisSettings(Group):
     """Of sampling; 1 draws as the model says."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Longest text in tokens; of the model at most what its context has room for."""
-    evolve_every: int = Field(default=1, ge=0)
-    """Steps between two choices; 0 keeps the first texts."""
     warm_start_epochs: int = Field(default=0, ge=0)
     """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
     warm_start_learning_rate: float | None = Field(default=None, gt=0)
     """Of these epochs; null: method.learning_rate, or the method's own."""
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
-    evolution: Literal["variations", "fresh"] = "variations"
-    """What takes the place of texts that are not kept. variations: of those that are. fresh: new texts (L = infinity);
-    pe-sgd then keeps none, since its model has moved, and aug-pe keeps those with votes."""
+    evolution: Literal["variations", "fresh", "none"] = "variations"
+    """What takes the place of texts that a step does not keep. variations: of those that are kept. fresh: new texts (L =
+    infinity); pe-sgd then keeps none, since its model has moved, and aug-pe keeps those with votes. none: all texts
+    stay."""
     embedding: str | None = None
     """Methods that release votes: a PUBLIC sentence-transformers model, in which texts are near each other. Null: the
     base model's own hidden states."""

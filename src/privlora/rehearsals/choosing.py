@@ -203,7 +203,7 @@ def _still(settings: Settings) -> Settings:
     if settings.synthesis is None:
         return settings
     return settings.model_copy(
-        update={"synthesis": settings.synthesis.model_copy(update={"evolve_every": 0})}
+        update={"synthesis": settings.synthesis.model_copy(update={"evolution": "none"})}
     )
 
 

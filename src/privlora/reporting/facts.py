@@ -220,7 +220,7 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "generator": chosen.generator,
         "count": chosen.count,
-        "evolve_every": chosen.evolve_every if parts.method.public_texts == "evolving" else 0,
+        "evolve_every": int(parts.method.public_texts == "evolving" and chosen.evolution != "none"),
         "warm_start_epochs": chosen.warm_start_epochs,
     }
     if parts.texts is not None and parts.texts.distinct:

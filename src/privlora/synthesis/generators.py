@@ -237,8 +237,8 @@ class FileGenerator(_Resumable):
             raise DataError(
                 f"synthesis.file has {left} different texts that are not used yet, and {count} are needed: seeds x "
                 "(1 + variations) at first, and seeds x variations whenever texts evolve",
-                fix="give a larger public file, lower synthesis.seeds or variations, or raise evolve_every; a run that "
-                "has begun goes on once more texts stand at the end of its file",
+                fix="give a larger public file, lower synthesis.seeds or variations, or set evolution: none; a run "
+                "that has begun goes on once more texts stand at the end of its file",
             )
 
 

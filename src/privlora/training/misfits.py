@@ -164,6 +164,9 @@ def _refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> Non
             f"synthesis.{name} is read by method popri and not by {method.name}",
             fix="remove it, or set method.name=popri",
         )
+    if method.releases == "votes" and chosen.evolution == "none":
+        what = f"method {method.name!r} is rounds of texts, and synthesis.evolution=none keeps the first"
+        raise ConfigError(what, fix="set variations or fresh")
     if not chosen.epochs and not method.tunes_writer:
         what = f"synthesis.epochs=0 trains no adapter of method {method.name!r}"
         raise ConfigError(what, fix="set at least 1")
@@ -179,7 +182,7 @@ def texts_evolve(settings: Settings) -> bool:
     chosen, method = settings.synthesis, find_row(settings.method.name)
     if chosen is None or method.public_texts != "evolving":
         return False
-    return method.releases == "votes" or chosen.evolve_every > 0
+    return method.releases == "votes" or chosen.evolution != "none"
 
 
 def refuse_unsettled(settings: Settings) -> None:

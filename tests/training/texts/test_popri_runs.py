@@ -147,6 +147,7 @@ def test_a_crash_while_the_last_texts_are_learnt_changes_nothing(
     ("method", "synthesis", "said"),
     [
         ("aug-pe", {}, "read by method popri and not by aug-pe"),
+        ("popri", {"evolution": "none"}, "evolution=none keeps the first"),
         ("pe-sgd", {}, "read by method popri and not by pe-sgd"),
         (
             "popri",

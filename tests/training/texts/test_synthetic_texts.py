@@ -190,12 +190,12 @@ def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
 
 
 @quickly
-@pytest.mark.parametrize("every", [0, 2])
-def test_evolve_every_says_how_often(tmp_path: Path, every: int) -> None:
+@pytest.mark.parametrize("evolution", ["none", "variations"])
+def test_texts_evolve_after_each_step_or_stay(tmp_path: Path, evolution: str) -> None:
     model = tiny_model()
     notes = Notes(model)
-    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "evolve_every": every})
-    assert len(notes.asked) - 2 == (1 if every else 0)  # of the three chances after steps 1, 2 and 3
+    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "evolution": evolution})
+    assert len(notes.asked) - 2 == (0 if evolution == "none" else 3)  # after steps 1, 2 and 3
 
 
 @quickly
