@@ -304,7 +304,6 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
         if row.generator == "model":
             writer = {"preset": task.preset, "chat": False, "max_new_tokens": TOKENS}
         content["synthesis"] = {
-            "generator": row.generator,
             **writer,
             "seeds": SEEDS_KEPT,
             "variations": VARIATIONS,

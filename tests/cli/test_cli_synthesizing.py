@@ -21,7 +21,7 @@ from privlora.reporting.pushing import push
 from privlora.training.files import RunFolder
 
 VOTES = {"steps": 2, "sample_rate": 1.0, "expected_batch_size": None}
-TEXTS = {"generator": "file", "seeds": 3, "variations": 1}
+TEXTS = {"seeds": 3, "variations": 1}
 
 
 def public(number: int) -> dict[str, Any]:
@@ -213,8 +213,8 @@ def test_an_evolved_population_is_chosen_from_by_the_last_release_too(
     ("change", "words"),
     [
         ({"synthesis": None}, ["nothing says who writes the texts", "add the group synthesis"]),
-        ({"method": {"name": "prism"}}, ["generator=file asks another writer", "synthesis.generator=model"]),
-        ({"method": {"name": "pe-sgd-fix"}}, ["generator=file asks another writer"]),
+        ({"method": {"name": "prism"}}, ["synthesis.file asks another writer", "remove synthesis.file"]),
+        ({"method": {"name": "pe-sgd-fix"}}, ["synthesis.file asks another writer"]),
         ({"method": {"name": "aug-p"}}, ["unknown method 'aug-p'", "aug-pe"]),
         (
             {"data": {"text": None, "prompt": "question", "completion": "answer"}},

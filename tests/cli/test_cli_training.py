@@ -323,12 +323,12 @@ def test_a_start_that_failed_makes_room_for_mended_settings(
     monkeypatch.syspath_prepend(str(folder))
     (folder / "writers_here.py").write_text("def none(prompts): return []\n")
     public = write_records(folder / "public.jsonl", 12, first=200)
-    texts = {"generator": "callable", "callable": "writers_here:none", "seeds": 6, "variations": 0}
+    texts = {"callable": "writers_here:none", "seeds": 6, "variations": 0}
     config = write_config(folder, run_settings(model, folder, method={"name": "span-prism"}, synthesis=texts))
     failed = call(capsys, "train", config)
     check(failed, "it returned 0 texts instead of 6")
     assert read_ledger(folder / "run/release/ledger.jsonl").charges == 0
-    of_file = ["synthesis.generator=file", f"synthesis.file={public}", "synthesis.callable=null"]
+    of_file = [f"synthesis.file={public}", "synthesis.callable=null"]
     mended = call(capsys, "train", config, *of_file)
     assert mended.code == 0, mended.err
     assert f"{folder / 'run'}: an earlier start failed there before anything was charged" in caplog.text

@@ -419,7 +419,7 @@ def naming(first: str, second: str) -> dict[str, dict[str, dict[str, Any]]]:
         "adapter.init": {"adapter": {"init": first}},
         "data.evaluation, synthesis.file": {
             "data": {"evaluation": first},
-            "synthesis": {"generator": "file", "file": second},
+            "synthesis": {"file": second},
         },
     }
 

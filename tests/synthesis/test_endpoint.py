@@ -33,7 +33,6 @@ def test_a_chat_is_asked_each_prompt_in_its_order(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setenv("PRIVLORA_API_KEY", KEY)
     with served(lambda body, _: (200, completion(body["messages"][0]["content"].upper()), {})) as (url, seen):
         settings = SynthesisSettings(
-            generator="endpoint",
             endpoint=url + "/",
             endpoint_model=MODEL,
             random_prompt="a note",
@@ -61,7 +60,7 @@ def test_a_chat_is_asked_each_prompt_in_its_order(monkeypatch: pytest.MonkeyPatc
 
 def test_the_public_seed_is_sent() -> None:
     with served(lambda body, _: (200, completion(str(body["seed"])), {})) as (url, _):
-        settings = SynthesisSettings(generator="endpoint", endpoint=url, endpoint_model=MODEL)
+        settings = SynthesisSettings(endpoint=url, endpoint_model=MODEL)
         first, again, other = (build_generator(settings, seed=seed).random(3) for seed in (1, 1, 2))
     assert first == again
     assert not set(first) & set(other)
@@ -69,9 +68,7 @@ def test_the_public_seed_is_sent() -> None:
 
 def test_beginnings_are_gone_on_with() -> None:
     with served(lambda body, _: (200, completion(" and more", chat=False), {})) as (url, seen):
-        settings = SynthesisSettings(
-            generator="endpoint", endpoint=url, endpoint_model=MODEL, chat=False, preset="clinical-note"
-        )
+        settings = SynthesisSettings(endpoint=url, endpoint_model=MODEL, chat=False, preset="clinical-note")
         assert build_generator(settings, seed=0).vary(["one two three"]) == ["one and more"]
     ((path, body, headers),) = seen
     assert (path, body["prompt"]) == ("/v1/completions", "Clinical note:\n\none")
@@ -202,7 +199,7 @@ def test_what_is_no_completion_is_refused(content: bytes) -> None:
 )
 def test_answers_that_are_no_texts_name_the_call(content: Any, words: str) -> None:
     with served(lambda *_: (200, completion(content), {})) as (url, _):
-        settings = SynthesisSettings(generator="endpoint", endpoint=url, endpoint_model=MODEL)
+        settings = SynthesisSettings(endpoint=url, endpoint_model=MODEL)
         with pytest.raises(GeneratorError, match=words) as refused:
             build_generator(settings, seed=0).random(1)
     assert "endpoint (model tiny), call 1 (random, 1 texts)" in str(refused.value)

@@ -123,7 +123,7 @@ def test_what_is_no_list_of_texts_is_refused(answer: Any, words: str, kind: str)
             return answer
 
     own = Own() if kind == "object" else lambda prompts: answer if len(prompts) == 2 else ["x"] * len(prompts)
-    generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=own)
+    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=own)
     generator.random(1)
     with pytest.raises(GeneratorError, match=words) as refused:
         generator.vary(["a text", "another"])
@@ -140,7 +140,7 @@ def test_a_call_that_failed_can_be_made_again() -> None:
             raise RuntimeError("no credit left\nfor \x1b[31mtoday " + "and on" * 99)
         return echo(prompts)
 
-    settings = SynthesisSettings(generator="callable", callable="a:b")
+    settings = SynthesisSettings(callable="a:b")
     expected = build_generator(settings, seed=3, own=echo).vary(["a"] * 9)
     generator = build_generator(settings, seed=3, own=write)
     before = generator.state_dict()
@@ -162,7 +162,7 @@ def test_a_function_cannot_end_the_run_in_silence(ending: type[BaseException]) -
     def write(prompts: list[str]) -> list[str]:
         raise ending
 
-    generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=write)
+    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=write)
     with pytest.raises(GeneratorError, match=ending.__name__):
         generator.random(1)
 
@@ -193,7 +193,7 @@ def test_how_much_memory_the_process_holds_is_not_told(ending: BaseException) ->
     def write(prompts: list[str]) -> list[str]:
         raise ending
 
-    generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=write)
+    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=write)
     with pytest.raises(GeneratorError, match=type(ending).__name__) as failed:
         generator.random(1)
     assert SECRET not in str(failed.value)
@@ -210,7 +210,7 @@ def test_a_hanging_callable_is_left_behind(kind: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("privlora.synthesis.writers.PATIENCE", 0.05)
     monkeypatch.setattr("privlora.synthesis.generators.PATIENCE", 0.05)
-    settings = SynthesisSettings(generator="callable", callable="a:b")
+    settings = SynthesisSettings(callable="a:b")
     own = Hanging() if kind == "object" else lambda prompts: wakes.wait(60)
     with pytest.raises(GeneratorError, match=r"call 1 \(random, 2 texts\): it did not answer within 0.05 s"):
         build_generator(settings, seed=0, own=own).random(2)
@@ -223,7 +223,7 @@ def test_a_function_cannot_change_what_it_is_given() -> None:
         prompts.clear()
         return answers
 
-    settings = SynthesisSettings(generator="callable", callable="a:b")
+    settings = SynthesisSettings(callable="a:b")
     texts = ["a", "b"]
     assert len(build_generator(settings, seed=0, own=write).vary(texts)) == 2
     assert texts == ["a", "b"]
@@ -242,7 +242,7 @@ def test_callables_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def named(place: str) -> Any:
-        return build_generator(SynthesisSettings(generator="callable", callable=place), seed=0)
+        return build_generator(SynthesisSettings(callable=place), seed=0)
 
     assert named("own_texts:own").vary(["a"]) == ["a!"]
     assert isinstance(named("own_texts:own"), OwnGenerator)
@@ -261,7 +261,7 @@ def test_callables_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_object_has_words_of_its_own() -> None:
-    settings = SynthesisSettings(generator="callable", callable="a:b", preset="clinical-note")
+    settings = SynthesisSettings(callable="a:b", preset="clinical-note")
     with pytest.raises(ConfigError, match=r"synthesis\.preset is not read"):
         build_generator(settings, seed=0, own=StubGenerator())
     assert build_generator(settings, seed=0, own=echo).random(1)
@@ -279,7 +279,7 @@ def test_a_run_that_is_resumed_goes_on() -> None:
 
 
 def of_file(texts: Sequence[str], *, seed: int = 0) -> FileGenerator:
-    settings = SynthesisSettings(generator="file", file="public.jsonl")
+    settings = SynthesisSettings(file="public.jsonl")
     generator = build_generator(settings, seed=seed, texts=texts)
     assert isinstance(generator, FileGenerator)
     return generator

@@ -188,9 +188,7 @@ MOVABLE = {
 }
 
 
-@pytest.mark.parametrize(
-    "group", [{"synthesis": {"generator": "model"}}, {"federation": {"rounds": 2, "clients": 3}}]
-)
+@pytest.mark.parametrize("group", [{"synthesis": {}}, {"federation": {"rounds": 2, "clients": 3}}])
 def test_all_other_settings_are_those_that_the_run_began_with(group: dict[str, Any]) -> None:
     privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "expected_batch_size": 4, "public_dataset_size": 100}
     steps = {} if "federation" in group else {"steps": 2}

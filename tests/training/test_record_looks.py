@@ -189,7 +189,7 @@ def test_every_file_is_looked_at_for_what_it_is_read_for(tmp_path: Path) -> None
         tmp_path,
         private,
         data={"evaluation": public},
-        synthesis={"generator": "file", "file": written},
+        synthesis={"file": written},
         method={"name": "prism-span"},
     )
     privacy = settings.privacy.model_copy(update={"unit": "user", "user_column": "who"})

@@ -49,7 +49,7 @@ class EndpointWriter:
         try:
             import httpx
         except ImportError:
-            raise ConfigError("generator=endpoint needs the package httpx", fix="pip install httpx") from None
+            raise ConfigError("synthesis.endpoint needs the package httpx", fix="pip install httpx") from None
         key = os.environ.get(_KEY)
         self.name, self.chat = f"endpoint (model {model})", chat
         self.told: Callable[[int], None] | None = None

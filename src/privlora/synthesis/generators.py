@@ -285,11 +285,11 @@ def build_generator(
     Args:
         settings: the group ``synthesis``.
         seed: PUBLIC; the same one gives the same texts.
-        model, tokenizer: of generator=model, as they are when texts are asked for.
-        own: of generator=callable, in the place of what settings.callable names: a function from a list of prompts to
+        model, tokenizer: where the model writes, as they are when texts are asked for.
+        own: instead of what settings.callable names: a function from a list of prompts to
             a list of answers, or an object with ``random`` and ``vary``.
-        max_tokens: of generator=model, bound on a batch, prompts and answers.
-        texts: of generator=file, those of the file.
+        max_tokens: where the model writes, bound on a batch, prompts and answers.
+        texts: of a file.
         template: of records with prompts, which texts answer; by its chat template the model is asked.
 
     Raises:

@@ -88,6 +88,8 @@ def fixed(settings: Settings, hyper: Mapping[str, Any]) -> dict[str, Any]:
             alone = _FIXED_ALONE.get(group)
             if name not in _MOVABLE.get(group, ()) and (alone is None or name in alone):
                 found[f"{group}.{name}"] = value
+    if settings.synthesis is not None:
+        found["synthesis.generator"] = settings.synthesis.generator
     for name, value in hyper.items():
         found[f"adapter.{name}" if name == "init" else f"method.{name}"] = value
     whole: dict[str, Any] = json.loads(json.dumps(found))

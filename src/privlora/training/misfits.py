@@ -126,7 +126,7 @@ def refuse_missing_texts(method: Method) -> None:
         way = f"{method.called} on" if method.releases == "votes" else "along the gradients of"
         raise ConfigError(
             f"method {method.name!r} releases {way} public texts, and none are given",
-            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose another method, such as prism",
+            fix="add the group synthesis, as `synthesis: {preset: text}`; or choose another method, such as prism",
         )
 
 
@@ -139,9 +139,9 @@ def refuse_unused_texts(settings: Settings) -> None:
     _refuse_settings_of_others(chosen, method)
     if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
         raise ConfigError(
-            f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "
+            f"the texts of method {method.name!r} are what its adapter writes, and synthesis.{chosen.generator} asks "
             "another writer",
-            fix="set synthesis.generator=model, or choose a method whose texts evolve: pe-sgd, span-prism, aug-pe",
+            fix=f"remove synthesis.{chosen.generator}, or choose a method whose texts evolve, such as pe-sgd or aug-pe",
         )
     if not (chosen.publish or method.public_texts or chosen.warm_start_epochs):
         raise ConfigError(
@@ -172,8 +172,8 @@ def _refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> Non
         raise ConfigError(what, fix="set at least 1")
     if method.tunes_writer and chosen.generator != "model":
         raise ConfigError(
-            f"method {method.name!r} tunes the model that writes, and generator={chosen.generator} asks another writer",
-            fix="set synthesis.generator=model, or choose aug-pe",
+            f"method {method.name!r} tunes the model that writes, and synthesis.{chosen.generator} asks another writer",
+            fix=f"remove synthesis.{chosen.generator}, or choose aug-pe",
         )
 
 

@@ -46,13 +46,13 @@ def refuse_formless(settings: Settings) -> None:
             "records have prompts, and synthesis.random_prompt is not set",
             why="the public answers need the user turn that the private ones have",
             fix="set it to that prompt, in words that are public; or give PUBLIC records with the same columns, as "
-            "`synthesis: {generator: file, file: PUBLIC.jsonl}`",
+            "`synthesis: {file: PUBLIC.jsonl}`",
         )
     elif data.messages is None and len(set(_answer_columns(data))) < 2:
         raise ConfigError(
             "the writer answers one fixed prompt, and data describes prompts or answers of several columns",
             fix="set data.prompt to one column, and data.completion to another one or a format with it; or give PUBLIC "
-            "records with the same columns, as `synthesis: {generator: file, file: PUBLIC.jsonl}`",
+            "records with the same columns, as `synthesis: {file: PUBLIC.jsonl}`",
         )
 
 

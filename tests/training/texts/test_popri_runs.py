@@ -151,7 +151,7 @@ def test_a_crash_while_the_last_texts_are_learnt_changes_nothing(
         ("pe-sgd", {}, "read by method popri and not by pe-sgd"),
         (
             "popri",
-            {"generator": "endpoint", "endpoint": "http://localhost:1/v1", "endpoint_model": "x"},
+            {"endpoint": "http://localhost:1/v1", "endpoint_model": "x"},
             "tunes the model that writes",
         ),
     ],

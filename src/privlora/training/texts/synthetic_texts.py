@@ -31,9 +31,9 @@ class SyntheticTexts:
     They are public: the generator sees fixed words, earlier texts, and the model as releases have made it. Everything
     that is drawn follows from run.seed. A text stands where a record would, as ``public_form`` says.
 
-    model: asked as it is at that moment, with the adapter as trained so far, where generator=model. evolving: whether
-    texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python. distinct:
-    whether copies are left out, so that there may be fewer texts than settings say.
+    model: asked as it is at that moment, with the adapter as trained so far, where it writes. evolving: whether
+    texts are chosen and varied; else those of the first step stay. own: instead of synthesis.callable, in Python.
+    distinct: whether copies are left out, so that there may be fewer texts than settings say.
 
     tell: set by who shows how far the work on them is, which takes most of a step: (what, done, all), all public.
     warn: set by who shows what is odd about them, a public sentence; said once.
