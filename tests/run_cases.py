@@ -113,9 +113,6 @@ class StopAt(Observer):
         if self.during == "evaluation" and step == self.step:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def on_private_loss(self, step: int, loss: float) -> None:
-        raise AssertionError("nobody asked for it")
-
 
 def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:
     """Run ``work`` in a forked process, killed after so many seconds; returns how it ended (0: well)."""

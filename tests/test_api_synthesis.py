@@ -140,10 +140,10 @@ def test_a_file_says_the_settings_too(tmp_path: Path) -> None:
         ({"synthesis": None, "generator": None}, "nothing says who writes the texts"),
         ({"synthesis": "model"}, "synthesis is of type str"),
         (
-            {"synthesis": {"seeds": 3, "generator": "model"}},
+            {"synthesis": {"seeds": 3, "file": "p.jsonl"}},
             "generator is given, and synthesis names another",
         ),
-        ({"method": {"name": "prism"}}, "generator=callable asks another writer"),
+        ({"method": {"name": "prism"}}, "synthesis.callable asks another writer"),
         ({"privacy": None}, "privacy"),
     ],
 )

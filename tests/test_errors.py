@@ -49,7 +49,7 @@ PLACES = (
     "privacy.steps privacy.delta privacy.expected_batch_size privacy.unit privacy.private run.seed run.report_to "
     "run.tokens_per_micro_batch model.name model.dtype model.revision model.quantization data.text data.labels "
     "data.format data.task data.max_length adapter.r adapter.layers_to_transform method.name method.optimizer "
-    "method.clipping method.learning_rate synthesis.generator synthesis.api_key_env federation.rule"
+    "method.clipping method.learning_rate synthesis.preset federation.rule"
 )
 
 

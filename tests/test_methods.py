@@ -148,7 +148,7 @@ RESOLVED: dict[tuple[str, str], dict[str, float]] = {
         (row, o): {**own, **space}
         for row, space in {
             "pdp-sgd": {"ridge": 0.0, "top_k": 50, "beside": 0.0},
-            "gep": {"top_k": 50, "embedding_clip": 1.0, "residual_clip": 0.2},
+            "gep": {"top_k": 50},
             "b-gep": {"alpha": 0.5, "ridge": 0.0, "top_k": 50, "hold_out": 0.0},
         }.items()
         for o, own in (("adamw", _ADAMW), ("sgd", {"beta1": 0.0}))

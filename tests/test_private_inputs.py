@@ -505,11 +505,9 @@ IMPLAUSIBLE: dict[str, tuple[Any, dict[str, Any], str]] = {
 def test_records_that_cannot_be_what_was_said(name: str, tmp_path: Path) -> None:
     records, change, match = IMPLAUSIBLE[name]
     privacy = {key: value for key, value in {**PRIVACY, **change}.items() if value is not None}
-    told = refused(
-        tmp_path, DataError, match, records, privacy=privacy, data={"max_length": 48, "add_eos": False}
-    )
+    told = refused(tmp_path, DataError, match, records, privacy=privacy, data={"max_length": 48})
     assert "data.unchecked=true" in told
-    columns = {"max_length": 48, "add_eos": False, "unchecked": True}
+    columns = {"max_length": 48, "unchecked": True}
     assert tune(tmp_path / "run", records, privacy=privacy, data=columns).steps == 2
 
 

@@ -49,7 +49,7 @@ UNFIT_LATER: dict[str, tuple[dict[str, Any], str]] = {
     "a start at zero": ({"method": {"name": "prism-paper"}, "adapter": SUBSPACE}, "adapter of zeros"),
     "a start of subspaces": ({"method": {"name": "projected"}, "adapter": SUBSPACE}, "draws new ones"),
     "a start that is taken out": (
-        {"method": {"name": "popri"}, "adapter": SPLIT, "synthesis": {"generator": "model"}},
+        {"method": {"name": "popri"}, "adapter": SPLIT, "synthesis": {}},
         "init=spectral-split does not go with method 'popri'",
     ),
     "a count": (
@@ -57,7 +57,7 @@ UNFIT_LATER: dict[str, tuple[dict[str, Any], str]] = {
         "not projected",
     ),
     "no texts": ({"method": {"name": "pe-sgd"}}, "public texts, and none are given"),
-    "texts of nobody": ({"synthesis": {"generator": "model"}}, "uses no public texts"),
+    "texts of nobody": ({"synthesis": {}}, "uses no public texts"),
     "no noise": ({"method": {"name": "adamw"}}, "adds no noise"),
 }
 

@@ -201,9 +201,3 @@ def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capfd: pytest.Captu
     for said in (r"going on after step 1 of \d+, epsilon so far [\d.]+ \(δ 0\.001\)", re.escape(OVER)):
         resume_run(tmp_path / "run", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
         assert re.search(said, " ".join(capfd.readouterr().err.split()))
-
-
-@pytest.mark.usefixtures("asked")
-def test_private_losses_are_for_a_terminal(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    call(tmp_path / "run", run={"show_private_loss": True})
-    assert "PRIVATE" not in capfd.readouterr().err

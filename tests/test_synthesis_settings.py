@@ -31,16 +31,16 @@ def test_a_run_has_none_unless_it_says_so() -> None:
     default = of().synthesis
     assert default is not None
     assert (default.generator, default.seeds, default.variations) == ("model", 100, 1)
-    assert (default.temperature, default.warm_start_epochs, default.evolve_every) == (1.0, 0, 1)
+    assert (default.temperature, default.warm_start_epochs, default.evolution) == (1.0, 0, "variations")
 
 
 @pytest.mark.parametrize(
     "given",
     [
         {},
-        {"generator": "file", "file": ["a.jsonl", "b.csv"], "column": "body"},
-        {"generator": "endpoint", "endpoint": "http://localhost:8000/v1", "endpoint_model": "m"},
-        {"generator": "callable", "callable": "my.texts:writers.write"},
+        {"file": ["a.jsonl", "b.csv"]},
+        {"endpoint": "http://localhost:8000/v1", "endpoint_model": "m"},
+        {"callable": "my.texts:writers.write"},
         {"random_prompt": "a note", "variation_prompt": "like {text}, but {tone}"},
         {"preset": "clinical-note", "chat": False, "similarity_limit": None},
         {"warm_start_epochs": 2, "warm_start_learning_rate": 0.1},
@@ -55,26 +55,19 @@ def test_what_is_written_is_read_back(given: dict[str, Any], tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"generator": "file"}, "generator=file needs file"),
-        ({"generator": "endpoint", "endpoint": "http://a/v1"}, "needs endpoint_model"),
-        ({"generator": "callable"}, "needs callable"),
-        (
-            {"file": "a.jsonl"},
-            "file is read for generator=file only, and generator is model unless it is set",
-        ),
-        ({"generator": "file", "file": "a.jsonl", "preset": "text"}, "preset is read for generator=model"),
-        ({"generator": "callable", "callable": "a:b", "temperature": 0.5}, "temperature is read"),
+        ({"endpoint": "http://a/v1"}, "needs endpoint_model"),
+        ({"file": "a.jsonl", "callable": "a:b"}, "file and callable are several writers"),
+        ({"endpoint_model": "m"}, "endpoint_model is not read where the model writes"),
+        ({"file": "a.jsonl", "preset": "text"}, "preset is not read where file is given"),
+        ({"callable": "a:b", "temperature": 0.5}, "temperature is not read"),
         ({"preset": "text", "random_prompt": "a"}, "two kinds of text"),
         ({"warm_start_learning_rate": 0.1}, "goes with warm_start_epochs"),
         ({"preset": "text", "variation_prompt": "{text}"}, "variation_prompt goes with random_prompt"),
         ({"random_prompt": "a", "variation_prompt": "b {tone}"}, "no place for the text"),
         ({"random_prompt": "  "}, "it is empty"),
         ({"preset": "clinical-notes"}, "did you mean 'clinical-note'"),
-        ({"generator": "openai"}, r"model, file \(with file\), endpoint"),
-        ({"generator": "my_texts:write"}, "generator to callable, and callable to it"),
-        ({"generator": "public.jsonl"}, "generator to file, and file to that name"),
-        ({"generator": 3}, "synthesis.generator=3"),
-        ({"generator": "callable", "callable": "a.py"}, "it is not module:name"),
+        ({"generator": "model"}, "unknown setting"),
+        ({"callable": "a.py"}, "it is not module:name"),
         ({"seeds": 0}, "greater than or equal to 1"),
         ({"variations": -1}, "greater than or equal to 0"),
         ({"temperature": float("nan")}, "temperature"),
@@ -109,24 +102,14 @@ ENDPOINTS = (
 @pytest.mark.parametrize("endpoint", ENDPOINTS)
 def test_an_address_without_secrets_is_wanted(endpoint: str) -> None:
     with pytest.raises(ConfigError, match=r"synthesis\.endpoint: it (is no address|holds more)") as refused:
-        of(generator="endpoint", endpoint=endpoint, endpoint_model="m")
+        of(endpoint=endpoint, endpoint_model="m")
     assert "sesame" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
     ("given", "words"),
     [
-        ({"generator": "https://me:sesame@host/v1"}, "generator to endpoint, and endpoint to the address"),
-        (
-            {
-                "generator": "endpoint",
-                "endpoint": "http://a/v1",
-                "endpoint_model": "m",
-                "api_key_env": "sk-sesame",
-            },
-            "no name of an environment variable",
-        ),
-        ({"generator": "file", "file": 4711}, r"synthesis\.file"),
+        ({"file": 4711}, r"synthesis\.file"),
     ],
 )
 def test_a_secret_in_another_settings_place_is_not_shown(given: dict[str, Any], words: str) -> None:
@@ -144,7 +127,7 @@ def test_public_texts_are_no_private_ones(tmp_path: Path) -> None:
         ("./held_out.jsonl", "also data.evaluation"),
     ]:
         with pytest.raises(ConfigError, match=words):
-            settings_from({**BASE, "data": data, "synthesis": {"generator": "file", "file": file}})
+            settings_from({**BASE, "data": data, "synthesis": {"file": file}})
 
 
 def test_a_federation_has_no_public_texts() -> None:

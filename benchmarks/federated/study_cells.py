@@ -104,10 +104,10 @@ TASKS = {
 
 SPLITS: dict[str, dict[str, Any]] = {
     "iid": {},
-    "domain": {"split": "column", "column": "owner"},
-    "Dir(0.1)": {"split": "dirichlet", "alpha": 0.1},
-    "Dir(0.5)": {"split": "dirichlet", "alpha": 0.5},
-    "Dir(1.0)": {"split": "dirichlet", "alpha": 1.0},
+    "domain": {"column": "owner"},
+    "Dir(0.1)": {"alpha": 0.1},
+    "Dir(0.5)": {"alpha": 0.5},
+    "Dir(1.0)": {"alpha": 1.0},
 }
 
 

@@ -185,9 +185,9 @@ ROWS: dict[str, Row] = {
     "noise on gradients": Row("pdp-sgd", {"clipping": "normalized", "top_k": 0, "ridge": 1e-6}),
     "noise on inner products": Row("pe-sgd-fix", {"alpha": 0.0}),
     "span-prism": Row("span-prism", first_rate=0.004),
-    "span-prism, fixed": Row("span-prism", first_rate=0.004, synthesis={"evolve_every": 0}),
+    "span-prism, fixed": Row("span-prism", first_rate=0.004, synthesis={"evolution": "none"}),
     "span-prism, averaged": Row("span-prism", {"averaging": 0.5}, first_rate=0.004),
-    "span-prism, rehearsed": Row("span-prism", synthesis={"evolve_every": 0}, rehearsed=True),
+    "span-prism, rehearsed": Row("span-prism", synthesis={"evolution": "none"}, rehearsed=True),
     "guided-prism, rehearsed": Row("guided-prism", rehearsed=True),
     "prism, rehearsed": Row("prism", {"clipping": "automatic"}, rehearsed=True),
     "aug-pe": Row("aug-pe", votes=True),
@@ -304,7 +304,6 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
         if row.generator == "model":
             writer = {"preset": task.preset, "chat": False, "max_new_tokens": TOKENS}
         content["synthesis"] = {
-            "generator": row.generator,
             **writer,
             "seeds": SEEDS_KEPT,
             "variations": VARIATIONS,

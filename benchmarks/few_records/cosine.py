@@ -132,7 +132,6 @@ def settings_of(row: Row, model: Path, public: Path) -> Settings:
             "data": {"path": "(in memory)", "max_length": TOKENS, "unchecked": True},
             "adapter": {"r": 8, "target_modules": ["q_proj", "v_proj"], "init": "random"},
             "synthesis": {
-                "generator": "file",
                 "file": str(public),
                 "seeds": row.texts,
                 "variations": 0,

@@ -31,7 +31,6 @@ MODEL = "smollm2-135m-instruct"
 NOTES = {"path": "few.jsonl", "text": "text", "evaluation": "few_eval.jsonl", "max_length": 96}
 FEW = {"delta": 1e-4, "target_epsilon": 3, "steps": 5, "expected_batch_size": 50, "public_dataset_size": 200}
 TEXTS = {
-    "generator": "model",
     "preset": "medical-abstract",
     "seeds": 24,
     "variations": 1,

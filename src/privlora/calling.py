@@ -98,10 +98,11 @@ def with_generator(synthesis: Any, generator: Any) -> Any:
     given = {} if synthesis is None else synthesis
     if generator is None or not isinstance(given, Mapping):
         return synthesis
-    if given.get("generator", "callable") != "callable" or "callable" in given:
-        fix = "remove synthesis['generator'] and synthesis['callable'], or the argument generator"
+    named = next((name for name in ("file", "endpoint", "callable") if given.get(name) is not None), None)
+    if named is not None:
+        fix = f"remove synthesis[{named!r}], or the argument generator"
         raise ConfigError("generator is given, and synthesis names another one", fix=fix)
-    return {**given, "generator": "callable", "callable": IN_MEMORY_GENERATOR}
+    return {**given, "callable": IN_MEMORY_GENERATOR}
 
 
 def is_loaded(model: Any) -> TypeGuard[torch.nn.Module]:

@@ -33,7 +33,7 @@ RECORDS = [{"text": f"patient {i} had a cold."} for i in range(6)]
 CANARIES = 60
 PRIVACY = {"noise_multiplier": 12.0, "delta": 1e-3, "public_dataset_size": 6}
 # Of a model that is asked for texts.
-ASKED = {"generator": "model", "callable": None, "max_new_tokens": 12, "random_prompt": "note", "samples": 5}
+ASKED = {"callable": None, "max_new_tokens": 12, "random_prompt": "note", "samples": 5}
 TOKENIZER = byte_tokenizer(("<pad>", "</s>"), pad_token="<pad>", eos_token="</s>")
 
 
@@ -67,7 +67,7 @@ def settings(output: Path, **groups: Any) -> Settings:
         "data": {"path": "(in memory)", "max_length": 110},
         "adapter": {"r": 2},
         "privacy": {**PRIVACY, "steps": 1, "sample_rate": 1.0},
-        "synthesis": {"generator": "callable", "callable": "a:b", "seeds": CANARIES, "samples": 30},
+        "synthesis": {"callable": "a:b", "seeds": CANARIES, "samples": 30},
         "method": {"name": "aug-pe"},
         "run": {"output": str(output)},
     }
@@ -285,7 +285,7 @@ def test_the_adapter_of_a_finished_run_is_trained_again_and_asked(
     assert found.texts == 5
     assert not found.violated
     assert read_ledger(tmp_path / "a/release/ledger.jsonl").plan.method == "prism"
-    another = {"generator": "callable", "callable": "a:b", "max_new_tokens": None, "random_prompt": None}
+    another = {"callable": "a:b", "max_new_tokens": None, "random_prompt": None}
     for name, change, error in (
         ("other", {}, "trained an adapter of"),
         ("unnamed", another, "asks another writer"),

@@ -113,35 +113,6 @@ def test_other_commands_take_what_it_leaves(
     assert call(capsys, "evaluate", folder / "run", "--data", folder / "public.jsonl").code == 0
 
 
-def test_rounds_of_two_kinds(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    phases = [{"rounds": 1, "local_steps": 2}, {"rounds": 1, "expected_batch_size": 20}]
-    timetable = {"rounds": None, "local_steps": None, "phases": phases}
-    federation = {"clients": write_clients(folder), **timetable}
-    config = write_config(
-        folder, federation_settings(model, folder, data={"path": None}, federation=federation)
-    )
-    planned = call(capsys, "plan", config, "--json").json
-    assert planned["releases"] == 3
-    assert [phase["local_steps"] for phase in planned["phases"]] == [2, 1]
-    assert [phase["sample_rate"] for phase in planned["phases"]] == [12 / 40, 20 / 40]
-    assert [phase["noise_of_a_client"] for phase in planned["phases"]] == pytest.approx([2 / 4, 2 / (20 / 3)])
-    assert not planned.keys() & {"local_steps", "sample_rate", "noise_of_the_mean", "sampling"}
-    shown = call(capsys, "plan", config, "--verbose").out
-    for words in (
-        "1 round of 2 local steps, b 12, then 1 round of 1 local step, b 20",
-        "batches 2",
-        "noise 2",
-    ):
-        assert words in shown
-    ended = call(capsys, "train", config, "--json")
-    assert ended.code == 0, ended.err
-    assert ended.json["epsilon"] == planned["epsilon"]
-    assert [phase["steps"] for phase in ended.json["phases"]] == [2, 1]
-    both = call(capsys, "plan", config, "federation.rounds=2")
-    assert both.code == 2
-    assert "remove rounds and local_steps, or phases" in both.err
-
-
 def test_a_plan_is_a_screen_for_a_person(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """As that of a run; all else with --verbose."""
     shown = call(capsys, "plan", config).out

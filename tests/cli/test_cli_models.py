@@ -69,7 +69,7 @@ def test_columns_of_other_records(finished: Path, capsys: pytest.CaptureFixture[
     argv = ["evaluate", finished / "run", "--data", finished / "held_out.jsonl", *columns, "--json"]
     everything = call(capsys, *argv, "--loss-on", "all").json
     answers = call(capsys, *argv).json
-    fewer = call(capsys, *argv, "--loss-on", "completion", "--limit", 2, "--no-add-eos").json
+    fewer = call(capsys, *argv, "--loss-on", "completion", "--limit", 2).json
     assert everything["tokens"] > answers["tokens"] > fewer["tokens"]
     assert (answers["examples"], fewer["examples"]) == (8, 2)
 

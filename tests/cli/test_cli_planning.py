@@ -396,7 +396,7 @@ def test_a_projection_that_is_clipped_before(
 @pytest.fixture
 def choosing(model: Path, tmp_path: Path) -> Path:
     write_records(tmp_path / "public.jsonl", 40, first=100)
-    synthesis = {"generator": "file", "file": str(tmp_path / "public.jsonl"), "seeds": 6}
+    synthesis = {"file": str(tmp_path / "public.jsonl"), "seeds": 6}
     given = run_settings(
         model,
         tmp_path,
@@ -449,13 +449,8 @@ def test_no_advice_without_public_texts(config: Path, capsys: pytest.CaptureFixt
 
 PUBLIC_TROUBLE = {
     "a file that is not there": (["synthesis.file=/no/such.jsonl"], "synthesis.file (on the command line): "),
-    "another column": (
-        ["synthesis.column=txt"],
-        ", read by synthesis.column: record 1: has no column 'txt'; its columns are: text, "
-        "question, answer, messages, patient. Fix: did you mean 'text'?",
-    ),
     "too few texts": (
-        ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolve_every=0"],
+        ["synthesis.seeds=20", "synthesis.variations=0", "synthesis.evolution=none"],
         "has 12 different texts that are not used yet, and 20 are needed",
     ),
     "no evaluation records": (["data.evaluation=/no/such.jsonl"], "data.evaluation (on the command line): "),
@@ -469,7 +464,7 @@ def test_public_texts_that_training_refuses_are_refused(
     """In the words of `privlora train`, whose own refusals have tests of their own; before anything is loaded."""
     overrides, words = PUBLIC_TROUBLE[name]
     public = write_records(folder / "public.jsonl", 12, first=200)
-    texts = {"generator": "file", "file": str(public), "seeds": 3, "variations": 0}
+    texts = {"file": str(public), "seeds": 3, "variations": 0}
     given = run_settings(model, folder, privacy={"steps": 8}, method={"name": "span-prism"}, synthesis=texts)
     config = write_config(folder, given)
     assert call(capsys, "plan", config, "--verbose").code == 0
@@ -481,10 +476,10 @@ def test_texts_that_are_only_released_or_rehearsed_on_are_no_trouble(
     choosing: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`privlora synthesize` makes texts a release, whatever the row; an advice rehearses on them."""
-    released = ["method.name=prism", "synthesis.generator=model", "synthesis.file=null"]
+    released = ["method.name=prism", "synthesis.file=null"]
     assert call(capsys, "plan", choosing, *released).code == 0
     given = ["plan", choosing, "method.name=prism"]
-    refuses(capsys, choosing.parent, given, "generator=file asks another writer", said=[LOADING])
+    refuses(capsys, choosing.parent, given, "synthesis.file asks another writer", said=[LOADING])
 
 
 def test_a_row_of_public_texts_without_any_is_refused(
@@ -543,7 +538,7 @@ def test_few_units_go_beside_few_public_gradients(
 
 def test_memory_of_votes(choosing: Path, model: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """No record's gradient is taken; directions are kept, and the model writes with a cache of keys and values."""
-    given = [choosing, "synthesis.generator=model", "synthesis.file=null"]
+    given = [choosing, "synthesis.file=null"]
     given += ["method.name=aug-pe", "method.learning_rate=0.01"]
     memory = call(capsys, "plan", *given, "--json").json["memory"]
     assert memory["gradient_bytes"] == memory["public_bytes"] == memory["gradient_bytes_per_record"] == 0

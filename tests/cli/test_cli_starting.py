@@ -627,7 +627,6 @@ def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(
         tokenizer,
         max_length=1000,
         loss_on="completion",
-        add_eos=data.add_eos,
     )
     first, last = examples[0], examples[9]
     assert tokenizer.decode(first.input_ids) == f"user: {SECRET}?\nassistant: yes 0</s>\n"

@@ -21,11 +21,11 @@ from privlora.reporting.pushing import push
 from privlora.training.files import RunFolder
 
 VOTES = {"steps": 2, "sample_rate": 1.0, "expected_batch_size": None}
-TEXTS = {"generator": "file", "column": "body", "seeds": 3, "variations": 1}
+TEXTS = {"seeds": 3, "variations": 1}
 
 
 def public(number: int) -> dict[str, Any]:
-    return {"body": f"visitor {number} of ward {number % 3} left a note on day {number * 7}."}
+    return {"text": f"visitor {number} of ward {number % 3} left a note on day {number * 7}."}
 
 
 def settings(model: Path, folder: Path, /, **groups: Any) -> dict[str, dict[str, Any]]:
@@ -73,7 +73,7 @@ def test_the_release_is_a_data_set(voted: Path) -> None:
     ]
     texts = texts_of(release)
     assert len(set(texts)) == 8
-    assert set(texts) <= {public(i)["body"] for i in range(60)}
+    assert set(texts) <= {public(i)["text"] for i in range(60)}
     assert read_ledger(release / "ledger.jsonl").charges == 2
     report = json.loads((release / "privacy_report.json").read_text())
     assert report["texts"]["count"] == len(report["quality"]["tokens_per_text"]) == 8
@@ -194,7 +194,7 @@ def test_an_evolved_population_is_chosen_from_by_the_last_release_too(
     groups = settings(model, folder, method={"name": "pe-sgd"}, privacy={"steps": 3})
     ended = call(capsys, "synthesize", write_config(folder, groups))
     assert ended.code == 0, ended.err
-    pool = {public(i)["body"] for i in range(60)}
+    pool = {public(i)["text"] for i in range(60)}
     texts = texts_of(folder / "run/release")
     assert len(texts) == 6
     assert set(texts) <= pool
@@ -213,8 +213,8 @@ def test_an_evolved_population_is_chosen_from_by_the_last_release_too(
     ("change", "words"),
     [
         ({"synthesis": None}, ["nothing says who writes the texts", "add the group synthesis"]),
-        ({"method": {"name": "prism"}}, ["generator=file asks another writer", "synthesis.generator=model"]),
-        ({"method": {"name": "pe-sgd-fix"}}, ["generator=file asks another writer"]),
+        ({"method": {"name": "prism"}}, ["synthesis.file asks another writer", "remove synthesis.file"]),
+        ({"method": {"name": "pe-sgd-fix"}}, ["synthesis.file asks another writer"]),
         ({"method": {"name": "aug-p"}}, ["unknown method 'aug-p'", "aug-pe"]),
         (
             {"data": {"text": None, "prompt": "question", "completion": "answer"}},

@@ -97,20 +97,6 @@ def test_steps_that_mostly_draw_nothing_are_told_as_a_plan_tells_them(
     assert settings_from(run_settings(model, folder)).privacy.mostly_empty is None
 
 
-def test_the_private_loss_is_shown_only_on_request_and_on_a_terminal(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    config = write_config(folder, run_settings(model, folder, privacy={"expected_batch_size": 20}))
-    asked = "run.show_private_loss=true"
-    hidden = call(capsys, "train", config)
-    piped = call(capsys, "train", config, asked, f"run.output={folder / 'piped'}")
-    monkeypatch.setattr("rich.console.Console.is_terminal", True)
-    shown = call(capsys, "train", config, asked, f"run.output={folder / 'other'}")
-    assert "training loss" not in hidden.out + hidden.err + piped.out + piped.err
-    assert "PRIVATE training loss" in shown.err
-    assert "training loss" not in shown.out
-
-
 @pytest.mark.parametrize(
     "privacy", [{"private": False, "noise_multiplier": None}, {"insecure_noise_seed": 1}]
 )
@@ -337,12 +323,12 @@ def test_a_start_that_failed_makes_room_for_mended_settings(
     monkeypatch.syspath_prepend(str(folder))
     (folder / "writers_here.py").write_text("def none(prompts): return []\n")
     public = write_records(folder / "public.jsonl", 12, first=200)
-    texts = {"generator": "callable", "callable": "writers_here:none", "seeds": 6, "variations": 0}
+    texts = {"callable": "writers_here:none", "seeds": 6, "variations": 0}
     config = write_config(folder, run_settings(model, folder, method={"name": "span-prism"}, synthesis=texts))
     failed = call(capsys, "train", config)
     check(failed, "it returned 0 texts instead of 6")
     assert read_ledger(folder / "run/release/ledger.jsonl").charges == 0
-    of_file = ["synthesis.generator=file", f"synthesis.file={public}", "synthesis.callable=null"]
+    of_file = [f"synthesis.file={public}", "synthesis.callable=null"]
     mended = call(capsys, "train", config, *of_file)
     assert mended.code == 0, mended.err
     assert f"{folder / 'run'}: an earlier start failed there before anything was charged" in caplog.text

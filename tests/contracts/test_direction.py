@@ -366,7 +366,7 @@ def test_dropout_is_refused_before_a_record_is_read_where_a_row_cannot_have_it()
 
 
 def test_public_texts_are_no_warm_start() -> None:
-    texts = {"generator": "model", "publish": True, "warm_start_epochs": 1}
+    texts = {"publish": True, "warm_start_epochs": 1}
     with pytest.raises(ConfigError, match="warm_start_epochs does not go with method 'dp-zo'"):
         plan_privacy(settings(synthesis=texts))
 

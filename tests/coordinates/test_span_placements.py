@@ -102,7 +102,8 @@ def test_what_is_left_of_projected_noise_has_its_law(ridge: float) -> None:
 
 @pytest.mark.parametrize(("embedding", "residual"), [(1.0, 0.2), (50.0, 0.3), (0.01, 1e3)])
 def test_both_parts_are_clipped_each_to_its_norm(embedding: float, residual: float) -> None:
-    space = space_of(ResidualSpanCoordinates, top_k=3, embedding_clip=embedding, residual_clip=residual)
+    space = space_of(ResidualSpanCoordinates, top_k=3)
+    space.embedding_clip, space.residual_clip = embedding, residual
     captured = units(space, 5)
     h = unit_vectors(space.inner, captured)
     v = basis(space, 3)
@@ -130,7 +131,8 @@ def test_both_parts_of_a_unit_that_is_no_number_are_left_out() -> None:
 
 def test_noise_of_both_parts_has_its_law() -> None:
     c0, c1, k, tau = 2.0, 0.3, 4, 0.8 / EXPECTED
-    space = space_of(ResidualSpanCoordinates, top_k=k, embedding_clip=c0, residual_clip=c1)
+    space = space_of(ResidualSpanCoordinates, top_k=k)
+    space.embedding_clip, space.residual_clip = c0, c1
     mechanism = mechanism_on(space, sigma=0.8, seed=5)
     v = basis(space, k)
     draws = torch.stack([decoded(space, mechanism.release().vector) for _ in range(400)])

@@ -111,7 +111,7 @@ def test_a_number_that_a_table_may_have_rounded_is_refused(number: float) -> Non
             DataError, match=r"record 1: message 2 .*more than 15 digits.* Fix: write it as a string"
         ):
             tokens([written])
-    template = Template(messages="talk", tools="tools", chat_template=PRINTS)
+    template = Template(messages="talk", chat_template=PRINTS)
     for column, value in (
         ("tools", [{"most": float(number)}]),
         ("chat_template_kwargs", {"most": float(number)}),
@@ -126,7 +126,7 @@ def test_a_number_that_a_table_may_have_rounded_is_refused(number: float) -> Non
 
 def test_a_date_that_a_table_made_of_a_text_is_refused() -> None:
     """Alone a text that looks like a date becomes one, and beside another text it stays: by Arrow's reader of JSON."""
-    template = Template(messages="talk", tools="tools", chat_template=PRINTS)
+    template = Template(messages="talk", chat_template=PRINTS)
     made = datetime.date(2024, 5, 1)
     for column, value in (("tools", [{"since": made}]), ("chat_template_kwargs", {"days": [made]})):
         with pytest.raises(DataError, match=rf"record 1: column '{column}' has a value that is neither text"):
@@ -136,7 +136,7 @@ def test_a_date_that_a_table_made_of_a_text_is_refused() -> None:
 
 
 def test_a_record_without_tools_has_none_whatever_stands_there() -> None:
-    template = Template(messages="talk", tools="tools", chat_template=PRINTS)
+    template = Template(messages="talk", chat_template=PRINTS)
     ids = [
         build_examples([{**record("a", {}), **told}], template, tiny_tokenizer(), max_length=400)[
             0

@@ -12,7 +12,7 @@ import pytest
 
 from privlora.config.federation import FederationSettings
 from privlora.data.partition import cut
-from privlora.errors import ConfigError, DataError
+from privlora.errors import DataError
 
 SECRET = "a secret diagnosis"
 
@@ -22,7 +22,7 @@ def settings(clients: int, **more: Any) -> FederationSettings:
 
 
 def dirichlet(clients: int, alpha: float) -> FederationSettings:
-    return settings(clients, split="dirichlet", column="label", alpha=alpha)
+    return settings(clients, column="label", alpha=alpha)
 
 
 def records(count: int, labels: int = 4) -> list[dict[str, Any]]:
@@ -33,10 +33,10 @@ def ids(part: list[Mapping[str, Any]]) -> list[int]:
     return [record["id"] for record in part]
 
 
-CUTS = [settings(7), dirichlet(7, 0.5), settings(4, split="column", column="label")]
+CUTS = [settings(7), dirichlet(7, 0.5), settings(4, column="label")]
 
 
-@pytest.mark.parametrize("federation", CUTS, ids=lambda f: f.split)
+@pytest.mark.parametrize("federation", CUTS)
 @pytest.mark.parametrize("user_column", [None, "user"])
 def test_every_record_goes_to_one_client_and_keeps_its_order(
     federation: FederationSettings, user_column: str | None
@@ -47,14 +47,14 @@ def test_every_record_goes_to_one_client_and_keeps_its_order(
     assert all(part and ids(part) == sorted(ids(part)) for part in parts.values())
 
 
-@pytest.mark.parametrize("federation", CUTS[:2], ids=lambda f: f.split)
+@pytest.mark.parametrize("federation", CUTS[:2])
 def test_a_cut_is_a_function_of_its_seed(federation: FederationSettings) -> None:
     first, again, other = (cut(records(200), federation, seed=seed) for seed in (3, 3, 4))
     assert first == again
     assert first != other
 
 
-@pytest.mark.parametrize("federation", CUTS, ids=lambda f: f.split)
+@pytest.mark.parametrize("federation", CUTS)
 def test_no_user_is_with_two_clients(federation: FederationSettings) -> None:
     parts = cut(records(200), federation, seed=0, user_column="user")
     users = [{record["user"] for record in part} for part in parts.values()]
@@ -137,7 +137,7 @@ def test_a_hopeless_alpha_is_refused() -> None:
 def test_columns_give_each_client_one_value_in_their_order() -> None:
     labels = ["rare"] + ["often"] * 5 + ["most"] * 7 + ["first of two"] * 3 + ["second of two"] * 3
     data = [{"label": label} for label in labels]
-    parts = cut(data, settings(5, split="column", column="label"), seed=0)
+    parts = cut(data, settings(5, column="label"), seed=0)
     assert {name: {r["label"] for r in part} for name, part in parts.items()} == {
         "client-1": {"first of two"},
         "client-2": {"most"},
@@ -147,7 +147,7 @@ def test_columns_give_each_client_one_value_in_their_order() -> None:
     }
     assert sum(map(len, parts.values())) == len(data)
     for more in dict.fromkeys(labels):  # one record changes one client, and that one by itself
-        again = cut([*data, {"label": more}], settings(5, split="column", column="label"), seed=0)
+        again = cut([*data, {"label": more}], settings(5, column="label"), seed=0)
         assert [len(again[name]) - len(part) for name, part in parts.items()].count(0) == 4
 
 
@@ -157,13 +157,13 @@ def test_a_column_of_another_number_of_values_is_refused(clients: int) -> None:
         rf"'label' has 5 different values, and there are {clients} clients.*Fix: set federation.clients to 5"
     )
     with pytest.raises(DataError, match=wrong) as caught:
-        cut(records(50, labels=5), settings(clients, split="column", column="label"), seed=0)
+        cut(records(50, labels=5), settings(clients, column="label"), seed=0)
     assert ("would be left out" in str(caught.value)) == (clients < 5)
 
 
 def test_a_users_value_is_the_most_frequent_one_of_the_users_records() -> None:
     data = [{"label": label, "user": user} for user, label in ["ax", "ay", "ay", "by", "cx"]]
-    parts = cut(data, settings(2, split="column", column="label"), seed=0, user_column="user")
+    parts = cut(data, settings(2, column="label"), seed=0, user_column="user")
     assert [[r["user"] for r in part] for part in parts.values()] == [["c"], ["a", "a", "a", "b"]]
 
 
@@ -171,7 +171,7 @@ def test_a_users_value_is_the_most_frequent_one_of_the_users_records() -> None:
     ("data", "federation", "message"),
     [
         (records(3), settings(5), "fewer records than the 5 clients"),
-        (records(9, labels=3), settings(4, split="column", column="label"), "has 3 different values"),
+        (records(9, labels=3), settings(4, column="label"), "has 3 different values"),
         ([{"text": SECRET}] * 5, dirichlet(2, 1.0), "record 1: has no column 'label'"),
         ([{"label": [SECRET]}] * 5, dirichlet(2, 1.0), "record 1: column 'label' holds list"),
         ([{"label": None}] * 5, dirichlet(2, 1.0), "holds NoneType"),
@@ -187,12 +187,3 @@ def test_bad_records_are_refused_unseen(data: Any, federation: FederationSetting
 def test_fewer_users_than_clients_are_refused() -> None:
     with pytest.raises(DataError, match="fewer users than the 5 clients"):
         cut(records(12), settings(5), seed=0, user_column="user")
-
-
-@pytest.mark.parametrize(
-    "change", [{"column": None}, {"split": "by moon"}, {"split": "dirichlet", "alpha": None}]
-)
-def test_settings_that_skipped_validation_are_refused(change: dict[str, Any]) -> None:
-    federation = settings(2, split="column", column="label").model_copy(update=change)
-    with pytest.raises(ConfigError, match=r"federation\.split"):
-        cut(records(20), federation, seed=0)

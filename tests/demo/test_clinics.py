@@ -81,9 +81,7 @@ def test_notes_are_short_and_written_in_words_that_the_model_has_seen() -> None:
 
 def test_the_column_cuts_the_notes_into_the_clinics_again() -> None:
     mixed = [r for clinic in EVERY for r in clinic_records(clinic, 10 + clinic, 0)]
-    federation = FederationSettings.model_validate(
-        {"clients": 5, "split": "column", "column": "clinic", "rounds": 1}
-    )
+    federation = FederationSettings.model_validate({"clients": 5, "column": "clinic", "rounds": 1})
     parts = list(cut(mixed, federation, seed=0).values())
     own = [clinic_records(clinic, 10 + clinic, 0) for clinic in EVERY]
     assert parts == sorted(own, key=lambda notes: notes[0]["clinic"])

@@ -54,7 +54,7 @@ def settings_of(rule: str, names: Sequence[str], **groups: Any) -> Settings:
             name: value for name, value in privacy.items() if name not in ("noise_multiplier", "delta")
         }
     chosen = groups.pop("federation", {})
-    timetable = {} if "phases" in chosen else {"rounds": 2, "local_steps": 1 if rule == "joint" else 2}
+    timetable = {"rounds": 2, "local_steps": 1 if rule == "joint" else 2}
     federation = {"clients": [{"name": name} for name in names], "rule": rule, **timetable, **chosen}
     adapter = {"r": 2, "target_modules": ["q_proj", "up_proj"], **groups.pop("adapter", {})}
     return settings_from(

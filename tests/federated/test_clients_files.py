@@ -161,23 +161,23 @@ def test_an_ending_that_says_nothing_is_refused_before_a_record_is_read(tmp_path
     assert client.answer(request).refused is None
 
 
-def test_clients_of_one_process_are_read_by_their_own_formats_too(tmp_path: Path) -> None:
+def test_clients_of_one_process_are_read_by_their_endings_or_by_the_format_of_data(tmp_path: Path) -> None:
     paths = [write(tmp_path / name, OWN) for name in ("a.csv", "b.json", "c.jsonl")]
-    paths[2] = paths[2].rename(tmp_path / "c.unknown")
-    clients = [{"name": name, "path": str(path)} for name, path in zip(NAMES, paths, strict=True)]
+    alike = [write(tmp_path / f"{name}.jsonl", OWN).rename(tmp_path / f"{name}.unknown") for name in "def"]
 
-    def settings(format: Format) -> Settings:
-        own = [*clients[:2], {**clients[2], "format": format}]
-        return settings_of("fedavg", NAMES, data={"format": "jsonl"}, federation={"clients": own})
+    def settings(format: Format, paths: list[Path]) -> Settings:
+        own = [{"name": name, "path": str(path)} for name, path in zip(NAMES, paths, strict=True)]
+        return settings_of("fedavg", NAMES, data={"format": format}, federation={"clients": own})
 
-    refuse_missing_sources(settings("jsonl"), None, None)
-    assert records_of(settings("jsonl"), None) == dict.fromkeys(NAMES, OWN)
+    for found in (settings("auto", paths), settings("jsonl", alike)):
+        refuse_missing_sources(found, None, None)
+        assert records_of(found, None) == dict.fromkeys(NAMES, OWN)
     for read in (
         lambda given: refuse_missing_sources(given, None, None),
         lambda given: records_of(given, None),
     ):
         with pytest.raises(DataError, match="does not say what it is"):
-            read(settings("auto"))
+            read(settings("auto", alike))
 
 
 def test_whatever_a_reader_raises_a_client_answers(

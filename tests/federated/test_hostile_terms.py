@@ -419,7 +419,7 @@ def naming(first: str, second: str) -> dict[str, dict[str, dict[str, Any]]]:
         "adapter.init": {"adapter": {"init": first}},
         "data.evaluation, synthesis.file": {
             "data": {"evaluation": first},
-            "synthesis": {"generator": "file", "file": second},
+            "synthesis": {"file": second},
         },
     }
 
@@ -471,7 +471,6 @@ TEDIOUS = {
     "many values": "federation: {weights: [" + "1," * 100_000 + "]}",
     "many names": "run: {" + ",".join(f"lable{n}: 1" for n in range(20_000)) + "}",
     "many clients": "federation: {clients: [" + ",".join("{name: '?'}" for _ in range(15_000)) + "]}",
-    "many phases": "federation: {phases: [" + ",".join("{rounds: 1}" for _ in range(12_000)) + "]}",
     "a number with base 60": "run: {seed: 1" + ":59" * 300_000 + "}",
     "a long text": "a: '" + " " * 2_000_000 + "'",
 }

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from federated_cases import SIGMA, Federation, drawing, nobody, owners, settings_of, without_noise
+from federated_cases import SIGMA, Federation, drawing, nobody, owners, settings_of
 from scipy import stats
 from tiny_models import VOCAB, everything_in_double, tiny_llama, tiny_model, tiny_tokenizer
 from torch import Tensor
@@ -17,7 +16,7 @@ from torch import Tensor
 from privlora.accounting.events import StepEvent
 from privlora.data.sampling import PoissonSampler
 from privlora.federated.server import JointServer
-from privlora.mechanisms import NoiseSource, Release, SumMechanism, noising
+from privlora.mechanisms import NoiseSource, Release, SumMechanism
 from privlora.training.assembly import build_parts, build_step
 from privlora.training.inputs import load_data
 
@@ -59,10 +58,8 @@ def federated(folder: Path, patch: pytest.MonkeyPatch, **groups: Any) -> list[Te
     return made.updates()
 
 
-def central(
-    patch: pytest.MonkeyPatch, divisors: Sequence[float] = (6.0,) * ROUNDS, **groups: Any
-) -> list[Tensor]:
-    """The same steps of one run on all records, by the step that all runs take, each divided by its batch size."""
+def central(patch: pytest.MonkeyPatch, **groups: Any) -> list[Tensor]:
+    """The same steps of one run on all records, by the step that all runs take."""
     alone = settings_of("joint", list(OWN), **groups)
     alone = alone.model_copy(
         update={"federation": None, "data": alone.data.model_copy(update={"path": "(in memory)"})}
@@ -80,7 +77,7 @@ def central(
     else:
         step = _clipping_step(parts, data)
     for turns.round in range(1, ROUNDS + 1):
-        step.mechanism.expected_batch_size = divisors[turns.round - 1]
+        step.mechanism.expected_batch_size = 6.0
         step.take([data.units[i] for i in turns.of_all()])
     return [(a.double() @ b.double().mT).clone() for a, b in parts.coordinates.factors()]
 
@@ -121,28 +118,6 @@ def test_without_noise_clients_take_the_steps_of_one_run(
     for a, b in zip(there, here, strict=True):
         assert float(b.norm()) > 1e-3
         assert float((a - b).norm()) <= 1e-6 * float(b.norm())
-
-
-@pytest.mark.parametrize("private", [False, True])
-def test_rounds_of_two_kinds_take_the_steps_of_one_run_with_those_batch_sizes(
-    private: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    without_noise(monkeypatch)
-    monkeypatch.setattr(noising, "grid_width", lambda noise_std: 0.0)
-    phases = [{"rounds": 1}, {"rounds": 3, "expected_batch_size": 9.0}]
-    groups: dict[str, Any] = {
-        "privacy": {"clip_norm": 0.5} if private else {"private": False},
-        "method": {"name": "dp-sgd", "schedule": "linear"},
-        "federation": {"phases": phases},
-    }
-    with everything_in_double():
-        there = federated(tmp_path, monkeypatch, **groups)
-        here = central(monkeypatch, (6.0, 9.0, 9.0, 9.0), **groups)
-        other = central(monkeypatch, **groups)
-    for a, b, c in zip(there, here, other, strict=True):
-        assert float((a - b).norm()) <= 1e-6 * float(b.norm())
-        # With noise, dp-sgd's learning rate is in units of it, so there a divisor alone moves nothing.
-        assert private or float((a - c).norm()) > 1e-2 * float(c.norm())
 
 
 RELEASE = SumMechanism.release

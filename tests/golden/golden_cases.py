@@ -98,7 +98,7 @@ def together(rule: str, **federation: Any) -> Run:
 
 
 def _texts(**more: Any) -> dict[str, Any]:
-    return {"generator": "file", "file": str(Path(__file__).with_name("public.jsonl")), "seeds": 24, **more}
+    return {"file": str(Path(__file__).with_name("public.jsonl")), "seeds": 24, **more}
 
 
 USER = {

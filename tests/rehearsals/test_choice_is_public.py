@@ -54,7 +54,7 @@ def test_nothing_that_is_chosen_by_follows_from_the_records(
                 privacy=PRIVACY,
                 adapter={"r": 2, "target_modules": ["q_proj"]},
                 method={"name": "auto"},
-                synthesis={"generator": "file", "file": str(file), "seeds": 8},
+                synthesis={"file": str(file), "seeds": 8},
             )
     assert len(seen) == 3
     assert seen[0] == seen[1] == seen[2]

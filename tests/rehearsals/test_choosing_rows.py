@@ -74,10 +74,9 @@ def groups(file: Path, **more: Any) -> dict[str, Any]:
         "adapter": {"r": 2, "target_modules": ["q_proj"]},
         "method": {"name": "auto", "learning_rate": 0.02},
         "synthesis": {
-            "generator": "file",
             "file": str(file),
             "seeds": 8,
-            "evolve_every": 0,
+            "evolution": "none",
         },
         "run": {"checkpoint_every": 1},
     }
@@ -363,7 +362,6 @@ def test_a_file_that_runs_out_gives_half_of_its_texts(
 
 def test_a_model_writes_as_many_texts_more(model: Any, file: Path) -> None:
     words = {
-        "generator": "model",
         "file": None,
         "chat": False,
         "random_prompt": "note: ",

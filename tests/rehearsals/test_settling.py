@@ -151,7 +151,7 @@ _LEFT: dict[str, tuple[dict[str, dict[str, Any]], set[str], dict[str, Any]]] = {
         {"clipping": None},
     ),
     "a warm start": (
-        {"synthesis": {"generator": "model", "preset": "text", "warm_start_epochs": 1}},
+        {"synthesis": {"preset": "text", "warm_start_epochs": 1}},
         set(),
         {"metric_power": None, "learning_rate": None},
     ),
@@ -307,7 +307,7 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
             {"method": {"learning_rate": None}, "privacy": {"steps": "Auto"}},
             "as steps: 200, or auto",
         ),
-        ({"synthesis": {"generator": "model", "preset": "text"}}, "not rehearsed with here"),
+        ({"synthesis": {"preset": "text"}}, "not rehearsed with here"),
         ({"federation": {"rule": "tan", "rounds": 2, "clients": 3}}, "does not go with a federation"),
         (
             {

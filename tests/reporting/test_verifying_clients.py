@@ -22,7 +22,6 @@ from privlora.reporting.annex import Book, read_book
 from privlora.reporting.seals import text_of, with_files
 from privlora.reporting.verifying import Verified, verify
 from privlora.reporting.verifying_clients import (
-    _least_releases,
     _of_a_client,
     _refuse_other_rounds,
     check_clients,
@@ -120,13 +119,6 @@ def test_who_gave_no_ledger_released_no_more_than_is_stated(books: dict[str, Boo
     cut = {"west": _book(tmp_path / "cut.jsonl", 2)}
     with pytest.raises(PrivacyError, match="'east' took part in more rounds than the stated ledger has"):
         check_clients(_report({**cut, "east": None}, "west"), cut, cut["west"])
-
-
-def test_releases_of_rounds_are_counted_from_the_cheapest_on() -> None:
-    kinds = {"phases": [{"rounds": 2, "local_steps": 10}, {"rounds": 2, "local_steps": 1}]}
-    assert [_least_releases(kinds, rounds, whole=False) for rounds in range(5)] == [0, 1, 2, 12, 22]
-    assert _least_releases({"local_steps": 3}, 2, whole=False) == 6
-    assert _least_releases(kinds, 4, whole=True) == 4
 
 
 @pytest.mark.parametrize(
@@ -339,34 +331,6 @@ def test_no_client_is_named_twice(rows: list[str], books: dict[str, Book]) -> No
     report["federation"]["clients_per_round"] = 2
     with pytest.raises(PrivacyError, match="two clients have the same name"):
         federation_again(report, books["north"].summary)
-
-
-@pytest.mark.parametrize(
-    ("kinds", "right"),
-    [
-        ([(2, 1, 40), (1, 2, 20)], True),
-        ([(1, 1, 40), (1, 1, 40), (1, 2, 20)], True),  # which a ledger charges as one
-        ([(1, 1, 40), (1, 3, 20)], False),
-        ([(2, 1, 20), (1, 2, 40)], False),
-        ([(2, 1, 40), (1, 2, 20.01)], False),
-        ([(2, 1, 1e6), (1, 2, 20)], False),
-        ([(2, 1, 40)], False),
-    ],
-)
-def test_phases_are_those_that_the_ledger_charges(
-    kinds: list[tuple[int, int, float]], right: bool, tmp_path: Path
-) -> None:
-    rates = StepEvent(PoissonSampling(0.2), 1.0), StepEvent(PoissonSampling(0.1), 1.0)
-    plan = replace(PLAN, phases=((rates[0], 2), (rates[1], 2)), expected_batch_size=20.0)
-    book = _book(tmp_path / "a.jsonl", 4, plan)
-    names = ("rounds", "local_steps", "expected_batch_size")
-    facts = {"phases": [dict(zip(names, kind, strict=True)) for kind in kinds], "local_steps": None}
-    report = _report({"a": book, "b": None}, "a", **facts)
-    if right:
-        federation_again(report, book.summary)
-    else:
-        with pytest.raises(PrivacyError, match="do not make the plan of the ledger"):
-            federation_again(report, book.summary)
 
 
 def test_a_ledger_of_many_phases_is_refused(tmp_path: Path) -> None:

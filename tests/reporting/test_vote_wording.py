@@ -70,7 +70,7 @@ def test_a_row_that_uses_no_public_texts_is_said_to_have_none() -> None:
 
 
 def test_counts_are_told(report: dict[str, Any]) -> None:
-    found = rows(report, "aug-pe", nearest=3)
-    assert "for the 3 nearest" in found["Votes"]
-    assert "100 texts are kept by rank" in found["Votes"]
+    found = rows(report, "aug-pe")
+    assert "for the nearest text" in found["Votes"]
+    assert "the 100 texts with most votes are kept" in found["Votes"]
     assert "chosen anew after every round" in found["Public texts"]

@@ -32,31 +32,7 @@ def test_rank_keeps_the_highest_counts_and_the_first_of_equal_ones() -> None:
         ([1.0, 1.0, 1.0, 1.0], [0, 1]),
         ([-1.0, -3.0, 0.5, -2.0], [2, 0]),
     ):
-        assert evolution(FOUR).kept(np.array(votes), 1) == kept
-
-
-def test_probability_is_proportional_to_positive_counts() -> None:
-    """Of one text kept by draws; a strongly negative count is none, whatever its size."""
-    draws = evolution(FOUR, keep=1, variations=3, selection="probability")
-    votes = np.array([1.0, 3.0, -50.0, -0.1])
-    kept = np.bincount([draws.kept(votes, number)[0] for number in range(2000)], minlength=4)
-    assert kept[2] == kept[3] == 0
-    assert kept[0] / 2000 == pytest.approx(0.25, abs=0.04)
-    assert len(set(evolution(FOUR, keep=2, selection="probability").kept(np.ones(4), 1))) == 2
-
-
-def test_what_is_drawn_follows_from_the_number_of_the_release_alone() -> None:
-    """Not from what the process drew before, so that texts do not tell of a crash."""
-    votes, eight = np.ones(8), [*FOUR, "e", "f", "g", "h"]
-
-    def drawing() -> AugPE:
-        return evolution(eight, keep=4, selection="probability")
-
-    whole = drawing()
-    first, second = whole.kept(votes, 1), whole.kept(votes, 2)
-    assert first != second
-    assert drawing().kept(votes, 2) == second
-    assert whole.kept(votes, 1) == first
+        assert evolution(FOUR).kept(np.array(votes)) == kept
 
 
 def test_fresh_texts_may_stand_beside_what_is_kept() -> None:
@@ -94,7 +70,6 @@ def test_candidates_stand_where_they_are() -> None:
         ({"keep": 0}, "too small"),
         ({"variations": -1}, "too small"),
         ({"keep": 3}, "keep its size"),
-        ({"selection": "softmax"}, "unknown selection"),
     ],
 )
 def test_settings_that_cannot_be_are_refused(settings: dict[str, Any], message: str) -> None:

@@ -30,13 +30,11 @@ def writer(url: str, **how: Any) -> EndpointWriter:
 
 
 def test_a_chat_is_asked_each_prompt_in_its_order(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TEXTS_KEY", KEY)
+    monkeypatch.setenv("PRIVLORA_API_KEY", KEY)
     with served(lambda body, _: (200, completion(body["messages"][0]["content"].upper()), {})) as (url, seen):
         settings = SynthesisSettings(
-            generator="endpoint",
             endpoint=url + "/",
             endpoint_model=MODEL,
-            api_key_env="TEXTS_KEY",
             random_prompt="a note",
             variation_prompt="like {text}",
             temperature=0.5,
@@ -62,7 +60,7 @@ def test_a_chat_is_asked_each_prompt_in_its_order(monkeypatch: pytest.MonkeyPatc
 
 def test_the_public_seed_is_sent() -> None:
     with served(lambda body, _: (200, completion(str(body["seed"])), {})) as (url, _):
-        settings = SynthesisSettings(generator="endpoint", endpoint=url, endpoint_model=MODEL)
+        settings = SynthesisSettings(endpoint=url, endpoint_model=MODEL)
         first, again, other = (build_generator(settings, seed=seed).random(3) for seed in (1, 1, 2))
     assert first == again
     assert not set(first) & set(other)
@@ -70,9 +68,7 @@ def test_the_public_seed_is_sent() -> None:
 
 def test_beginnings_are_gone_on_with() -> None:
     with served(lambda body, _: (200, completion(" and more", chat=False), {})) as (url, seen):
-        settings = SynthesisSettings(
-            generator="endpoint", endpoint=url, endpoint_model=MODEL, chat=False, preset="clinical-note"
-        )
+        settings = SynthesisSettings(endpoint=url, endpoint_model=MODEL, chat=False, preset="clinical-note")
         assert build_generator(settings, seed=0).vary(["one two three"]) == ["one and more"]
     ((path, body, headers),) = seen
     assert (path, body["prompt"]) == ("/v1/completions", "Clinical note:\n\none")
@@ -140,12 +136,12 @@ def test_what_no_try_would_mend_is_not_tried_again_and_the_server_is_quoted(
 def test_a_key_that_a_server_quotes_is_not_shown(
     status: int, content: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("TEXTS_KEY", KEY)
+    monkeypatch.setenv("PRIVLORA_API_KEY", KEY)
     with (
         served(lambda *_: (status, content.encode(), {})) as (url, _),
         pytest.raises(GeneratorError, match=f"status {status} and said") as refused,
     ):
-        writer(url, api_key_env="TEXTS_KEY").write(["a"], 0)
+        writer(url).write(["a"], 0)
     assert "(the k" in str(refused.value)
     assert KEY[:8] not in str(refused.value)
 
@@ -154,25 +150,22 @@ def test_a_key_that_a_server_quotes_is_not_shown(
 def test_a_refused_key_is_not_shown(
     status: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setenv("TEXTS_KEY", KEY)
+    monkeypatch.setenv("PRIVLORA_API_KEY", KEY)
     caplog.set_level(logging.DEBUG)
     with (
         served(lambda *_: (status, f"Incorrect API key: {KEY}".encode(), {})) as (url, _),
-        pytest.raises(GeneratorError, match="refused the key in TEXTS_KEY") as refused,
+        pytest.raises(GeneratorError, match="refused the key in PRIVLORA_API_KEY") as refused,
     ):
-        writer(url, api_key_env="TEXTS_KEY").write(["a"], 0)
+        writer(url).write(["a"], 0)
     assert KEY not in str(refused.value)
     assert KEY not in caplog.text
-    assert KEY not in repr(vars(writer(url, api_key_env="TEXTS_KEY")))
+    assert KEY not in repr(vars(writer(url)))
 
 
-def test_a_key_that_is_not_there_or_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("TEXTS_KEY", raising=False)
-    with pytest.raises(ConfigError, match="TEXTS_KEY is not set"):
-        EndpointWriter("http://127.0.0.1:1/v1", MODEL, api_key_env="TEXTS_KEY")
-    monkeypatch.setenv("TEXTS_KEY", KEY + "é")
+def test_a_key_that_is_no_header(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PRIVLORA_API_KEY", KEY + "é")
     with pytest.raises(ConfigError, match="no header") as refused:
-        EndpointWriter("http://127.0.0.1:1/v1", MODEL, api_key_env="TEXTS_KEY")
+        EndpointWriter("http://127.0.0.1:1/v1", MODEL)
     assert KEY not in str(refused.value)
     assert refused.value.__suppress_context__
 
@@ -206,7 +199,7 @@ def test_what_is_no_completion_is_refused(content: bytes) -> None:
 )
 def test_answers_that_are_no_texts_name_the_call(content: Any, words: str) -> None:
     with served(lambda *_: (200, completion(content), {})) as (url, _):
-        settings = SynthesisSettings(generator="endpoint", endpoint=url, endpoint_model=MODEL)
+        settings = SynthesisSettings(endpoint=url, endpoint_model=MODEL)
         with pytest.raises(GeneratorError, match=words) as refused:
             build_generator(settings, seed=0).random(1)
     assert "endpoint (model tiny), call 1 (random, 1 texts)" in str(refused.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import threading
 from collections.abc import Sequence
@@ -124,7 +123,7 @@ def test_what_is_no_list_of_texts_is_refused(answer: Any, words: str, kind: str)
             return answer
 
     own = Own() if kind == "object" else lambda prompts: answer if len(prompts) == 2 else ["x"] * len(prompts)
-    generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=own)
+    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=own)
     generator.random(1)
     with pytest.raises(GeneratorError, match=words) as refused:
         generator.vary(["a text", "another"])
@@ -141,7 +140,7 @@ def test_a_call_that_failed_can_be_made_again() -> None:
             raise RuntimeError("no credit left\nfor \x1b[31mtoday " + "and on" * 99)
         return echo(prompts)
 
-    settings = SynthesisSettings(generator="callable", callable="a:b")
+    settings = SynthesisSettings(callable="a:b")
     expected = build_generator(settings, seed=3, own=echo).vary(["a"] * 9)
     generator = build_generator(settings, seed=3, own=write)
     before = generator.state_dict()
@@ -163,7 +162,7 @@ def test_a_function_cannot_end_the_run_in_silence(ending: type[BaseException]) -
     def write(prompts: list[str]) -> list[str]:
         raise ending
 
-    generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=write)
+    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=write)
     with pytest.raises(GeneratorError, match=ending.__name__):
         generator.random(1)
 
@@ -194,7 +193,7 @@ def test_how_much_memory_the_process_holds_is_not_told(ending: BaseException) ->
     def write(prompts: list[str]) -> list[str]:
         raise ending
 
-    generator = build_generator(SynthesisSettings(generator="callable", callable="a:b"), seed=0, own=write)
+    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=write)
     with pytest.raises(GeneratorError, match=type(ending).__name__) as failed:
         generator.random(1)
     assert SECRET not in str(failed.value)
@@ -211,7 +210,7 @@ def test_a_hanging_callable_is_left_behind(kind: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("privlora.synthesis.writers.PATIENCE", 0.05)
     monkeypatch.setattr("privlora.synthesis.generators.PATIENCE", 0.05)
-    settings = SynthesisSettings(generator="callable", callable="a:b")
+    settings = SynthesisSettings(callable="a:b")
     own = Hanging() if kind == "object" else lambda prompts: wakes.wait(60)
     with pytest.raises(GeneratorError, match=r"call 1 \(random, 2 texts\): it did not answer within 0.05 s"):
         build_generator(settings, seed=0, own=own).random(2)
@@ -224,7 +223,7 @@ def test_a_function_cannot_change_what_it_is_given() -> None:
         prompts.clear()
         return answers
 
-    settings = SynthesisSettings(generator="callable", callable="a:b")
+    settings = SynthesisSettings(callable="a:b")
     texts = ["a", "b"]
     assert len(build_generator(settings, seed=0, own=write).vary(texts)) == 2
     assert texts == ["a", "b"]
@@ -243,7 +242,7 @@ def test_callables_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.syspath_prepend(str(tmp_path))
 
     def named(place: str) -> Any:
-        return build_generator(SynthesisSettings(generator="callable", callable=place), seed=0)
+        return build_generator(SynthesisSettings(callable=place), seed=0)
 
     assert named("own_texts:own").vary(["a"]) == ["a!"]
     assert isinstance(named("own_texts:own"), OwnGenerator)
@@ -262,7 +261,7 @@ def test_callables_are_found_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 
 def test_an_object_has_words_of_its_own() -> None:
-    settings = SynthesisSettings(generator="callable", callable="a:b", preset="clinical-note")
+    settings = SynthesisSettings(callable="a:b", preset="clinical-note")
     with pytest.raises(ConfigError, match=r"synthesis\.preset is not read"):
         build_generator(settings, seed=0, own=StubGenerator())
     assert build_generator(settings, seed=0, own=echo).random(1)
@@ -279,20 +278,18 @@ def test_a_run_that_is_resumed_goes_on() -> None:
     assert resumed.vary(["a"] * 50) == second
 
 
-def of_file(tmp_path: Path, texts: Sequence[str], *, seed: int = 0) -> FileGenerator:
-    path = tmp_path / "public.jsonl"
-    path.write_text("\n".join(json.dumps({"body": text}) for text in texts), encoding="utf-8")
-    settings = SynthesisSettings(generator="file", file=str(path), column="body")
-    generator = build_generator(settings, seed=seed)
+def of_file(texts: Sequence[str], *, seed: int = 0) -> FileGenerator:
+    settings = SynthesisSettings(file="public.jsonl")
+    generator = build_generator(settings, seed=seed, texts=texts)
     assert isinstance(generator, FileGenerator)
     return generator
 
 
-def test_a_file_gives_each_text_once(tmp_path: Path) -> None:
+def test_a_file_gives_each_text_once() -> None:
     texts = [f"text {i}" for i in range(20)]
-    generator = of_file(tmp_path, [*texts, " ", "", "TEXT  3", "text 4"])
+    generator = of_file([*texts, " ", "", "TEXT  3", "text 4"])
     first = generator.random(8)
-    resumed = of_file(tmp_path, [*texts, " ", "", "TEXT  3", "text 4"])
+    resumed = of_file([*texts, " ", "", "TEXT  3", "text 4"])
     resumed.load_state_dict(generator.state_dict())
     second = generator.vary(["anything"] * 12)
     assert sorted([*first, *second]) == sorted(texts)
@@ -302,27 +299,17 @@ def test_a_file_gives_each_text_once(tmp_path: Path) -> None:
         generator.random(1)
 
 
-def test_a_files_order_is_of_the_seed(tmp_path: Path) -> None:
+def test_a_files_order_is_of_the_seed() -> None:
     texts = [f"text {i}" for i in range(20)]
-    assert of_file(tmp_path, texts, seed=1).random(20) == of_file(tmp_path, texts, seed=1).random(20)
-    assert of_file(tmp_path, texts, seed=1).random(20) != of_file(tmp_path, texts, seed=2).random(20)
+    assert of_file(texts, seed=1).random(20) == of_file(texts, seed=1).random(20)
+    assert of_file(texts, seed=1).random(20) != of_file(texts, seed=2).random(20)
 
 
-def test_a_file_that_has_too_few_keeps_them(tmp_path: Path) -> None:
-    generator = of_file(tmp_path, ["a", "b"])
+def test_a_file_that_has_too_few_keeps_them() -> None:
+    generator = of_file(["a", "b"])
     with pytest.raises(DataError, match="are needed"):
         generator.random(3)
     assert sorted(generator.random(2)) == ["a", "b"]
-
-
-def test_a_file_is_read_as_records_are(tmp_path: Path) -> None:
-    (tmp_path / "lines.txt").write_text("one\ntwo\n")
-    (tmp_path / "table.csv").write_text("text,more\nthree,x\n")
-    both = [str(tmp_path / "lines.txt"), str(tmp_path / "table.csv")]
-    generator = build_generator(SynthesisSettings(generator="file", file=both), seed=0)
-    assert sorted(generator.random(3)) == ["one", "three", "two"]
-    with pytest.raises(DataError, match="no column"):
-        build_generator(SynthesisSettings(generator="file", file=both, column="body"), seed=0)
 
 
 @pytest.mark.parametrize("name", PRESETS)

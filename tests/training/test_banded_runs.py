@@ -337,7 +337,7 @@ def settings_of(tmp_path: Path, **groups: Any) -> Settings:
     [
         (rows_of_choice, {"method": {"name": "auto"}}),
         (rows_to_advise_on, {}),
-        (plan_privacy, {"method": {"name": "aug-pe"}, "synthesis": {"generator": "model"}}),
+        (plan_privacy, {"method": {"name": "aug-pe"}, "synthesis": {}}),
         (plan_privacy, {"method": {"name": "projected"}}),
         (plan_privacy, {"method": {"name": "dp-zo"}}),
         (plan_privacy, {"method": {"name": "prism", "metric_power": 1.0}}),

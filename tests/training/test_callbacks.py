@@ -256,20 +256,12 @@ def test_an_observer_is_one_by_its_class_and_can_be_called() -> None:
         refuse_no_observer(Short())
 
 
-def test_private_losses_end_at_the_observer() -> None:
-    """Several tells its observers all, and callbacks nothing of it."""
-    heard, private = Heard(), list[float]()
-
-    class Own(Observer):
-        def on_private_loss(self, step: int, loss: float) -> None:
-            private.append(loss)
-
-    both = Several((Own(), Callbacks([heard], [], None, SETTINGS)))
-    both.on_private_loss(1, 2.5)
+def test_callbacks_hear_public_numbers_alone() -> None:
+    heard = Heard()
+    both = Several((Observer(), Callbacks([heard], [], None, SETTINGS)))
     both.on_step(StepReport(1, 12, 0.1, 99.5, 1.0))
     both.on_warning("odd")
     both.on_public_work("texts", 1, 2)
-    assert private == [2.5]
     assert "99.5" not in str(heard.given)
     assert json.dumps([more for _, _, more in heard.given]) == json.dumps(
         [{}, {"logs": {"learning_rate": 0.1, "clip_norm": 1.0}}]

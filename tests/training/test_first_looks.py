@@ -160,7 +160,7 @@ def test_every_file_that_a_run_reads_is_read_to_its_end(where: str, model: Path,
     groups: dict[str, Any] = {
         "public_text": {"adapter": {"init": "public-gradient", "public_text": broken}},
         "auto": {"auto": {"file": broken}, "method": {"learning_rate": "auto"}},
-        "synthesis": {"synthesis": {"generator": "file", "file": broken}, "method": {"name": "prism-span"}},
+        "synthesis": {"synthesis": {"file": broken}, "method": {"name": "prism-span"}},
     }[where]
     run = {"output": str(tmp_path / "run")}
     with pytest.raises(DataError) as caught:

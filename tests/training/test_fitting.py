@@ -163,7 +163,7 @@ def test_a_model_that_is_not_loaded_takes_room_too(asked: list[int], free: Calla
 
 
 def test_methods_without_gradients_have_the_default() -> None:
-    votes = settings(method={"name": "aug-pe"}, synthesis={"generator": "model"})
+    votes = settings(method={"name": "aug-pe"}, synthesis={})
     assert chosen(votes, tiny_llama()) == 4096
 
 

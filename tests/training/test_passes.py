@@ -141,7 +141,7 @@ def test_settings_that_do_not_go_together(given: dict[str, Any], said: str) -> N
 
 @pytest.mark.parametrize("method", ["wishart-m2", "aug-pe", "pe-sgd"])
 def test_methods_that_are_accounted_otherwise_are_refused(method: str, bench: Bench, tmp_path: Path) -> None:
-    synthesis = None if method == "wishart-m2" else {"generator": "model"}
+    synthesis = None if method == "wishart-m2" else {}
     with pytest.raises(ConfigError, match=r"privacy\.sampling"):
         bench.start(tmp_path / "run", method=method, privacy=PASSES, synthesis=synthesis)
 

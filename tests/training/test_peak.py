@@ -149,7 +149,7 @@ def test_a_batch_is_bounded_by_public_numbers_alone() -> None:
 
 def test_methods_without_a_private_step_have_none_and_public_gradients_are_added() -> None:
     model = tiny_llama()
-    written = {"generator": "model"}
+    written = {}
     votes = settings("aug-pe", synthesis=written)
     assert estimate_memory(votes, find_row("aug-pe"), model)["peak"] is None
     few, many = (

@@ -44,14 +44,12 @@ def plan(steps: int, *, insecure: bool = False) -> Plan:
     )
 
 
-def show(run: Plan | None, steps: int, *, terminal: bool = False, private_loss: float | None = None) -> str:
+def show(run: Plan | None, steps: int, *, terminal: bool = False) -> str:
     """What a run of ``steps`` steps of half a second prints."""
     console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
     with RichObserver(console, run, timed=True) as observer:
         observer.on_evaluation(0, 2.5)
         for step in range(1, steps + 1):
-            if private_loss is not None:
-                observer.on_private_loss(step, private_loss)
             observer.on_step(StepReport(step, steps, 2e-4, 0.5))
     assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
@@ -175,7 +173,6 @@ def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.Mo
         observer._account_again_at = math.inf
         observer.on_step(StepReport(first + 1, steps, 2.5e-4, 3.5))
         observer.on_public_work("writing public texts", 38, 200)
-        observer.on_private_loss(first + 2, 1.25)
         observer.on_step(StepReport(first + 2, steps, 2.5e-4, 3.5))
         observer.on_public_work("writing public texts", 38, 200)
     assert isinstance(console.file, io.StringIO)
@@ -190,16 +187,9 @@ def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.Mo
     if width >= 120:
         assert "  ε 12.35 (δ 1e-05)  lr" in lines[0]
         assert f"  ε 12.35 (step {first})  lr" in lines[1]
-    for said in ("PRIVATE training loss 1.2500", "38 of 200"):
-        assert any(said in line for line in shown)
+    assert any("38 of 200" in line for line in shown)
     if width == 160:
         assert all("━" in line and "loss █" in line for line in lines[:2])
-
-
-def test_the_private_loss_is_marked() -> None:
-    assert "loss 1.25" not in show(plan(2), 2, terminal=True)
-    assert "PRIVATE training loss 1.2500" in show(plan(2), 2, terminal=True, private_loss=1.25)
-    assert "loss 1.25" not in show(plan(2), 2, private_loss=1.25)  # a log may be passed on
 
 
 @pytest.mark.parametrize("terminal", [False, True])

@@ -65,7 +65,7 @@ def groups_of(name: str, tmp_path: Path) -> dict[str, Any]:
     if method.public_texts:
         texts = tmp_path / "public.jsonl"
         texts.write_text("".join(json.dumps({"text": f"a visitor came {i} times"}) + "\n" for i in range(60)))
-        groups["synthesis"] = {"generator": "file", "file": str(texts), "seeds": 4, "variations": 1}
+        groups["synthesis"] = {"file": str(texts), "seeds": 4, "variations": 1}
     return groups
 
 
@@ -377,7 +377,7 @@ def test_one_process_reads_prepares_releases_and_moves(
 def test_a_finished_run_is_asked_for_texts_by_one_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked = {"synthesis": {"generator": "model", "source": "runs/done", "publish": True}}
+    asked = {"synthesis": {"source": "runs/done", "publish": True}}
     settings = settings_from(
         {"model": {"name": "m"}, "data": {"path": "d.jsonl"}, "privacy": REPEATABLE, **asked}, source="test"
     )
@@ -399,7 +399,7 @@ def test_a_finished_run_is_asked_for_texts_by_one_process(
 def test_votes_are_asked_for_in_one_process(bench: Bench, tmp_path: Path, capfd: Any) -> None:
     texts = tmp_path / "public.jsonl"
     texts.write_text('{"text": "a"}\n{"text": "b"}\n')
-    groups = {"synthesis": {"generator": "model", "seeds": 2, "publish": True}}
+    groups = {"synthesis": {"seeds": 2, "publish": True}}
     assert together(2, lambda _: bench.start(tmp_path / "run", method="aug-pe", **groups)) == [1, 1]
     assert "in one process" in capfd.readouterr().err
 

@@ -181,22 +181,22 @@ def refused(settings: Settings, *given: Any) -> list[str]:
 
 
 def test_every_file_is_looked_at_for_what_it_is_read_for(tmp_path: Path) -> None:
-    """The private ones for their owner, too; texts of a file that writes, for its own column."""
+    """The private ones for their owner, too; texts of a file that writes, too."""
     private = lines(tmp_path / "a.jsonl", {"text": "x", "who": "a"}, {"text": "y", "who": None})
     public = lines(tmp_path / "b.jsonl", {"text": "u"}, {"text": None})
-    written = lines(tmp_path / "c.jsonl", {"story": "v"}, {"text": "w"})
+    written = lines(tmp_path / "c.jsonl", {"text": "v"}, {"story": "w"})
     settings = run_of(
         tmp_path,
         private,
         data={"evaluation": public},
-        synthesis={"generator": "file", "file": written, "column": "story"},
+        synthesis={"file": written},
         method={"name": "prism-span"},
     )
     privacy = settings.privacy.model_copy(update={"unit": "user", "user_column": "who"})
     assert refused(settings.model_copy(update={"privacy": privacy})) == [
         f"{private}, line 2: unit column 'who' names no unit: it is empty (null)",
         f"{public}, line 2: column 'text' is empty (null)",
-        f"{written}, line 2: has no column 'story'; its columns are: text",
+        f"{written}, line 2: has no column 'text'; its columns are: story",
     ]
 
 

@@ -107,7 +107,7 @@ def test_the_subspaces_of_spread_weights_are_those_of_whole_ones(base: Path, tmp
     ("groups", "said"),
     [
         ({"method": "projected"}, "changes whole weights"),
-        ({"method": "pe-sgd", "synthesis": {"generator": "model", "seeds": 2}}, "public texts"),
+        ({"method": "pe-sgd", "synthesis": {"seeds": 2}}, "public texts"),
         ({"loading": {"quantization": "4bit"}}, "packed weights are not taken apart"),
         ({"loading": {"device_map": "auto", "device": "auto"}}, "each takes those of the others"),
     ],

@@ -119,9 +119,6 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     """
     settings = with_local_method(settings)
     federation, privacy = federation_of(settings), settings.privacy
-    if federation.phases is not None:
-        fix = "give one phase at a time, with the noise_multiplier that `privlora plan` shows for all of them"
-        raise ConfigError("federation.phases has rounds of several kinds, and an audit plays one", fix=fix)
     plan = client_plan(settings) or server_plan(settings)
     if plan is None:
         what = "a federation without noise claims nothing to audit"
@@ -130,16 +127,14 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
     content["data"] = {
         "path": AT_CLIENTS,
         "max_length": min(64, settings.data.max_length),
-        "add_eos": settings.data.add_eos,
         "unchecked": True,
     }
     content["federation"] |= dict.fromkeys(("clients_per_round", "column", "alpha", "weights")) | {
         "clients": [{"name": name} for name in stage.names],
         "rounds": rounds,
         "survivors": len(stage.names) - len(stage.silent) if federation.distributed else None,
-        "split": "iid",
     }
-    targets = ("target_epsilon", "target_right_guesses", "target_found", "public_dataset_size")
+    targets = ("target_epsilon", "public_dataset_size")
     content["privacy"] |= dict.fromkeys(targets) | {
         "noise_multiplier": plan.phases[-1][0].noise_multiplier,
         "sample_rate": privacy.q if sampled else 1.0,

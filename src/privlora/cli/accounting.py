@@ -100,8 +100,7 @@ def calibrate(
         problems.found.append(ConfigError(what, fix="leave out --bands or --projection"))
     given = {
         "target_epsilon": epsilon,
-        "target_right_guesses": right_guesses,
-        "target_found": found,
+        "noise_multiplier": 1.0 if shares else None,  # not known yet
         "delta": delta,
         "steps": steps,
         "sample_rate": sample_rate,

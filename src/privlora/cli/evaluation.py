@@ -57,7 +57,6 @@ def evaluate(
     text_pair: Annotated[str | None, option("Column of a pair's second text.")] = None,
     loss_on: Annotated[str | None, option("all or completion.")] = None,
     max_length: Annotated[int | None, option("In tokens.")] = None,
-    add_eos: Annotated[bool | None, option("End texts with EOS.")] = None,
     limit: Annotated[int | None, option("Use only this many records, from the first on.", min=1)] = None,
     dtype: Annotated[str | None, option("auto, float32 or bfloat16.")] = None,
     device: Annotated[str | None, option("auto, cpu, cuda, …")] = None,
@@ -76,7 +75,7 @@ def evaluate(
     form |= {} if label is None else {"label": label, "labels": _labels(labels), "text_pair": text_pair}
     if any(form.values()):
         run_data = {name: value for name, value in run_data.items() if name not in _REPLACED}
-    reading = {"format": format, "loss_on": loss_on, "max_length": max_length, "add_eos": add_eos}
+    reading = {"format": format, "loss_on": loss_on, "max_length": max_length}
     if data and named_twice(data) is not None:
         problems.found.append(ConfigError("--data names a file twice", fix="give each file once"))
         data = data[:1]

@@ -50,9 +50,7 @@ def invented_example(template: Template, tokenizer: Any, data: DataSettings) -> 
     record |= dict.fromkeys(fields_of([template.prompt]), _ASKED)
     if template.messages is not None:
         record[template.messages] = _talk(user=_ASKED, assistant=_ANSWER)
-    (example,) = build_examples(
-        [record], template, tokenizer, max_length=_LONGEST, loss_on=data.loss_on, add_eos=data.add_eos
-    )
+    (example,) = build_examples([record], template, tokenizer, max_length=_LONGEST, loss_on=data.loss_on)
     learnt = example.labels != IGNORED
     turns = [0, *(np.flatnonzero(np.diff(learnt)) + 1).tolist(), len(learnt)]
     shown = [tokenizer.decode(example.input_ids[:end].tolist()) for end in turns]

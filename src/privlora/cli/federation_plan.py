@@ -23,9 +23,7 @@ from privlora.config import Settings
 from privlora.federated.plans import (
     client_plan,
     federation_of,
-    plan_in,
     resolved,
-    round_settings,
     rule_of,
     rule_settings,
     server_plan,
@@ -64,8 +62,6 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
             means = meaning(whole.phases, whole.adjacency).to_dict()
         known = what_colluding_costs(settings, plan)
     hyper, method = resolved(settings), find_method(settings.method.name)
-    first = round_settings(settings, federation.first_rounds[0])
-    kinds = [_kind(settings, whole, number) for number in federation.first_rounds]
     content = {
         "private": cost is not None,
         "clients": federation.names,
@@ -84,14 +80,18 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
         "target_modules": settings.adapter.target_modules,
         "exclude_modules": settings.adapter.exclude_modules,
         **_rate(settings, hyper),
-        **(kinds[0] if len(kinds) == 1 else {"phases": kinds}),
+        "local_steps": federation.local_steps,
+        "sample_rate": settings.privacy.q,
+        "expected_batch_size": settings.privacy.b,
+        "expected_batch_size_of_a_client": settings.privacy.b / federation.size,
+        **({} if whole is None else _deviations(settings, whole)),
         **_noise(settings, whole),
         "epsilon": cost,
         "means": means,
         "epsilon_against_another_client": known[0]["epsilon"] if known else cost,
         "colluding": known,
         "bytes": None if model is None else _bytes(settings, model),
-        "memory": None if model is None else estimate_memory(first, method, model),
+        "memory": None if model is None else estimate_memory(settings, method, model),
         "refused_here": refused,
         "warnings": warnings(settings, plan, own, None if model is None else entries_of(settings, model)),
         "not_protected": [
@@ -131,23 +131,8 @@ def _groups(settings: Settings, model: Any) -> list[tuple[int, int, int]]:
     return [(len(group.sites), group.m, group.n) for group in adapter_for(settings, model).groups]
 
 
-def _kind(settings: Settings, plan: Plan | None, number: int) -> dict[str, Any]:
-    """What a round like round ``number`` takes, and its noise; where kinds are several, how many rounds are of it."""
-    federation = federation_of(settings)
-    kind, privacy = federation.kind_of(number), round_settings(settings, number).privacy
-    several = len(federation.kinds) > 1
-    return {
-        **({"rounds": kind.rounds} if several else {}),
-        "local_steps": kind.local_steps,
-        "sample_rate": privacy.q,
-        "expected_batch_size": privacy.b,
-        "expected_batch_size_of_a_client": privacy.b / federation.size,
-        **({} if plan is None else _deviations(settings, plan_in(settings, plan, number))),
-    }
-
-
 def _deviations(settings: Settings, plan: Plan) -> dict[str, Any]:
-    """The standard deviation of the noise in each coordinate. plan: of one phase."""
+    """The standard deviation of the noise in each coordinate."""
     federation, event = federation_of(settings), plan.event
     whole = event.noise_multiplier * plan.clip_norm / plan.expected_batch_size
     weights = sorted(federation.weights or [1.0] * federation.size, reverse=True)[: federation.per_round]
@@ -196,11 +181,6 @@ def _rows(
     settings: Settings, content: dict[str, Any], plan: Plan | None, own: Plan | None
 ) -> list[tuple[str, str]]:
     hyper = ", ".join([content["method"], *(f"{k} {v}" for k, v in content["hyperparameters"].items())])
-    kinds, several = content.get("phases", [content]), "phases" in content
-
-    def named(name: str, place: int) -> str:
-        return f"{name} {place}" if several else name
-
     whole, protected = own or plan, who_is_protected(settings)
     rows = [("promise", protected)]
     if content["means"] is not None:
@@ -218,20 +198,16 @@ def _rows(
         ("method", hyper),
         *rate_rows(content),
     ]
-    for place, kind in enumerate(kinds, start=1):
-        average = (
-            f"on average {kind['expected_batch_size']:g} {settings.privacy.unit}s of all clients together"
-        )
-        rows.append((named("batches", place), f"Poisson, q {kind['sample_rate']:.6g}: {average}"))
+    average = (
+        f"on average {content['expected_batch_size']:g} {settings.privacy.unit}s of all clients together"
+    )
+    rows.append(("batches", f"Poisson, q {content['sample_rate']:.6g}: {average}"))
     if whole is not None:
         rows += [
             ("releases", f"{content['releases']} {'by the server' if own else 'of each client at most'}"),
             ("statement", whole.describe()),
             *noise_rows(content, whole),
-            *(
-                (named("noise", place), _noise_line(kind, content["clients_per_round"]))
-                for place, kind in enumerate(kinds, start=1)
-            ),
+            ("noise", _noise_line(content)),
         ]
     rows += [*opinion_rows(content), ("messages", _bytes_line(content["bytes"], settings))]
     rows += memory_rows(content["memory"])
@@ -239,12 +215,12 @@ def _rows(
     return rows
 
 
-def _noise_line(kind: dict[str, Any], clients: int) -> str:
-    mean = f"{kind['noise_of_the_mean']:.4g} in each coordinate of the mean"
-    if kind["noise_of_a_client"] is None:
+def _noise_line(content: dict[str, Any]) -> str:
+    mean = f"{content['noise_of_the_mean']:.4g} in each coordinate of the mean"
+    if content["noise_of_a_client"] is None:
         return mean
-    alone = f"{kind['noise_of_a_client']:.4g} in each coordinate of a client's step"
-    return f"{alone}, {mean} of {clients} clients' steps"
+    alone = f"{content['noise_of_a_client']:.4g} in each coordinate of a client's step"
+    return f"{alone}, {mean} of {content['clients_per_round']} clients' steps"
 
 
 def _bytes_line(sizes: dict[str, float] | None, settings: Settings) -> str:

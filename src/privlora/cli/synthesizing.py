@@ -54,7 +54,7 @@ def _publishing(settings: Settings, source: Path | None) -> Settings:
     """The settings of a run whose release is texts. Raises ConfigError."""
     settings.refuse_a_federation()
     if settings.synthesis is None:
-        fix = "add the group synthesis, as `synthesis: {generator: model, preset: clinical-note}`"
+        fix = "add the group synthesis, as `synthesis: {preset: clinical-note}`"
         raise ConfigError("nothing says who writes the texts, and in which words", fix=fix)
     updates: dict[str, Any] = {"publish": True}
     if source is None and settings.synthesis.source is not None:

@@ -8,7 +8,7 @@ what they say of method and privacy is public, and stands in the report.
 """
 
 from privlora.config.auto import AutoSettings
-from privlora.config.federation import ClientSettings, FederationSettings, PhaseSettings
+from privlora.config.federation import ClientSettings, FederationSettings
 from privlora.config.groups import (
     AT_CLIENTS,
     IN_MEMORY,
@@ -37,7 +37,6 @@ __all__ = [
     "FederationSettings",
     "MethodSettings",
     "ModelSettings",
-    "PhaseSettings",
     "PrivacySettings",
     "RunSettings",
     "Settings",

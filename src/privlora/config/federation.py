@@ -4,22 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from itertools import accumulate, pairwise
 from typing import Any, Final, Literal
 
-from pydantic import (
-    Field,
-    SerializerFunctionWrapHandler,
-    ValidationError,
-    field_validator,
-    model_serializer,
-    model_validator,
-)
+from pydantic import Field, field_validator, model_validator
 
 from privlora.config.base import Countable, Group, Wrong, all_of, countable
-from privlora.data.formats import Format
 from privlora.errors import echoed, named, nearest
-from privlora.ranges import BATCHES, MOST_CLIENTS, MOST_PHASES, MOST_TURNS
+from privlora.ranges import MOST_CLIENTS, MOST_TURNS
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 _NAME_IN_WORDS = "letters a to z and A to Z, digits, - and _, at most 63, the first a letter or a digit"
@@ -72,8 +63,6 @@ class ClientSettings(Group):
     """Public; letters a to z and A to Z, digits, - and _."""
     path: str | list[str] | None = None
     """Its records, as data.path; null where the client itself knows (deployment)."""
-    format: Format = "auto"
-    """Of its files, as data.format; auto: by their endings. data.format itself says nothing of clients' files."""
 
     @field_validator("name")
     @classmethod
@@ -83,18 +72,6 @@ class ClientSettings(Group):
         return name
 
 
-class PhaseSettings(Group):
-    """Consecutive rounds of one kind."""
-
-    rounds: Countable = Field(ge=1)
-    """How many."""
-    local_steps: Countable = Field(default=1, ge=1)
-    """As federation.local_steps."""
-    expected_batch_size: float | None = Field(default=None, ge=BATCHES[0], le=BATCHES[1])
-    """Of all clients together, what sums of these rounds are divided by; null: privacy.expected_batch_size. The
-    sampling rate of these rounds is expected_batch_size / public_dataset_size."""
-
-
 _OF_A_ROUND: Final = 10  # clients whose draws take as long as a round by itself
 
 
@@ -102,26 +79,21 @@ class FederationSettings(Group):
     """Who trains together, and how what they send is put together.
 
     In privacy, public_dataset_size and expected_batch_size are of all clients together: with every client's sampling
-    rate q = b / N, a client's share of a step has the expected size b / clients. privacy.steps follows from rounds, or
-    from phases: rounds of several kinds, all with the one noise multiplier of privacy.
+    rate q = b / N, a client's share of a step has the expected size b / clients. privacy.steps follows from rounds.
     """
 
     clients: int | list[ClientSettings] = Field(union_mode="left_to_right")
-    """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals."""
-    split: Literal["iid", "dirichlet", "column"] = "iid"
-    """How data.path is cut. iid: at random. dirichlet: by label, with proportions from Dirichlet(alpha). column: one
-    client for each value of a column, in the order of the values; clients is their number."""
+    """Each client's name and path; or into how many parts data.path is cut, for studies and rehearsals. They are cut at
+    random, or by column."""
     column: str | None = None
-    """Column that split=dirichlet or split=column goes by."""
+    """Cut data.path by this column: one client for each of its values, in their order; clients is their number."""
     alpha: float | None = Field(default=None, gt=0)
-    """Of split=dirichlet: small values give each client few labels."""
+    """With column: each client gets shares of its values from Dirichlet(alpha) instead; small ones give it few
+    values."""
     rounds: Countable = Field(ge=1)
-    """How many; with phases it is the sum of theirs, and not given."""
+    """How many."""
     local_steps: Countable = Field(default=1, ge=1)
     """Private steps of a client in a round; rule joint takes one."""
-    phases: list[PhaseSettings] | None = Field(default=None, min_length=1, max_length=MOST_PHASES)
-    """Instead of rounds and local_steps: rounds of several kinds, in their order, each as “- {rounds: 4,
-    local_steps: 3, expected_batch_size: 128}”."""
     clients_per_round: int | None = Field(default=None, ge=1)
     """How many train in a round, each equally often; null: all. With trusted_server: how many it draws in secret on
     average, each with the same probability."""
@@ -169,43 +141,14 @@ class FederationSettings(Group):
         return -(-self.rounds * self.per_round // self.size)
 
     @property
-    def kinds(self) -> list[PhaseSettings]:
-        """The phases; rounds and local_steps as one, where there are none."""
-        return self.phases or [PhaseSettings(rounds=self.rounds, local_steps=self.local_steps)]
-
-    @property
-    def first_rounds(self) -> list[int]:
-        """The number of each phase's first round."""
-        return [1 + end for end in accumulate((kind.rounds for kind in self.kinds[:-1]), initial=0)]
-
-    def place_of(self, number: int) -> int:
-        """Which of ``kinds`` round 1, 2, … is of; the last, for rounds after all of them."""
-        return sum(first <= number for first in self.first_rounds) - 1
-
-    def kind_of(self, number: int) -> PhaseSettings:
-        """The phase of round 1, 2, …"""
-        return self.kinds[self.place_of(number)]
-
-    def steps_before(self, number: int) -> int:
-        """Private steps of a client that trains in all rounds, in those before round ``number``."""
-        ends = accumulate((kind.rounds for kind in self.kinds), initial=0)
-        return sum(
-            max(0, min(number - 1 - start, kind.rounds)) * kind.local_steps
-            for kind, start in zip(self.kinds, ends, strict=False)
-        )
-
-    @property
     def steps(self) -> int:
-        """Of all rounds."""
-        return self.steps_before(self.rounds + 1)
+        """Private steps of a client that trains in all rounds."""
+        return self.rounds * self.local_steps
 
     @property
-    def steps_of_a_client(self) -> list[int]:
-        """The largest number of steps that one client takes in each phase."""
-        # After so many rounds, a client has been in as many as any other, or in one more or less.
-        places = accumulate((kind.rounds * self.per_round for kind in self.kinds), initial=0)
-        most = [-(-end // self.size) - start // self.size for start, end in pairwise(places)]
-        return [count * kind.local_steps for count, kind in zip(most, self.kinds, strict=True)]
+    def steps_of_a_client(self) -> int:
+        """The largest number of steps that one client takes."""
+        return self.participations * self.local_steps
 
     @property
     def threshold(self) -> int:
@@ -235,27 +178,6 @@ class FederationSettings(Group):
     def secure(self) -> bool:
         """Whether the server sees sums only."""
         return self.distributed if self.secure_aggregation is None else self.secure_aggregation
-
-    @model_serializer(mode="wrap")
-    def _as_given(self, handler: SerializerFunctionWrapHandler) -> dict[str, Any]:
-        """Either phases, or rounds and local_steps: what is written can be read again."""
-        left_out = {"phases"} if self.phases is None else {"rounds", "local_steps"}
-        return {name: value for name, value in handler(self).items() if name not in left_out}
-
-    @model_validator(mode="before")
-    @classmethod
-    def _rounds_of_phases(cls, values: Any) -> Any:
-        """rounds, where phases say it."""
-        if not isinstance(values, Mapping) or values.get("phases") is None:
-            return values
-        if values.keys() & {"rounds", "local_steps"}:
-            what = "phases say rounds and local_steps, and both again would be a second timetable"
-            raise Wrong(what, "remove rounds and local_steps, or phases", "phases")
-        try:
-            phases = [PhaseSettings.model_validate(phase) for phase in values["phases"]]
-        except (ValidationError, TypeError):
-            return {**values, "rounds": 1}  # found again, and reported, where each phase is checked
-        return {**values, "phases": phases, "rounds": max(1, sum(phase.rounds for phase in phases))}
 
     @field_validator("clients", mode="before")
     @classmethod
@@ -309,18 +231,11 @@ class FederationSettings(Group):
 
     def _wrong_split(self) -> Iterator[Wrong]:
         """What does not go with how records are cut into clients."""
-        given = self.split != "iid" or self.column is not None or self.alpha is not None
-        if given and not isinstance(self.clients, int):
-            what = "split, column and alpha cut data.path, and clients have paths of their own"
-            yield Wrong(what, "remove either", "split")
-        if (self.alpha is None) == (self.split == "dirichlet"):
-            what = f"split=dirichlet takes alpha, and no other split does; this is split={self.split}"
-            fix = "remove alpha, or add split: dirichlet" if self.alpha else "add alpha: 0.5"
-            yield Wrong(what, fix, "split")
-        if (self.column is None) == (self.split != "iid"):
-            cuts = "cuts at random, and not by" if self.column else "cuts by"
-            fix = "remove column, or add split: column" if self.column else "name it, as column: label"
-            yield Wrong(f"split={self.split} {cuts} a column of data.path", fix, "split")
+        if self.column is not None and not isinstance(self.clients, int):
+            what = "column cuts data.path, and clients have paths of their own"
+            yield Wrong(what, "remove either", "column")
+        if self.alpha is not None and self.column is None:
+            yield Wrong("alpha draws shares of a column's values", "name it, as column: label", "alpha")
         if self.per_round > self.size:
             what = f"clients_per_round={self.clients_per_round} exceeds the {self.size} clients"
             fix = f"at most {self.size}; removed, all of them train in each round"
@@ -334,14 +249,11 @@ class FederationSettings(Group):
                 whose = OF_ONE_RULE[name]
                 what = f"{name} belongs to rule={whose}, and rule={self.rule} would ignore it"
                 yield Wrong(what, f"remove it, or set rule: {whose}", "rule")
-        if self.joint and any(kind.local_steps != 1 for kind in self.kinds):
+        if self.joint and self.local_steps != 1:
             what = (
                 "rule=joint takes one step a round: other clients' noise protects no step that one does alone"
             )
             yield Wrong(what, "local_steps: 1, or another rule", "rule")
-        if by_client and any(kind.expected_batch_size is not None for kind in self.kinds):
-            what = "privacy_model=client charges an update a round, whatever a phase's expected_batch_size is"
-            yield Wrong(what, "remove it; privacy.expected_batch_size holds in all phases", "privacy_model")
         if self.joint and by_client:
             fix = "remove privacy_model, or choose another rule"
             yield Wrong("rule=joint hides records, not clients", fix, "rule")

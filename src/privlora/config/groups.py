@@ -25,10 +25,10 @@ from privlora.errors import ConfigError, PrivloraError, echoed, nearest
 from privlora.names import EITHER, KEYWORD, KINDS, in_full
 from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 
+_MOST_CHUNKS: Final = 8  # of a record in a step
 _ONE_LINE = 10_000  # a path is found whole in the file
 PUBLIC_TEXTS: Final = 384  # of adapter.public_text
-_SHARES: Final = ("target_right_guesses", "target_found")  # one or both
-_TARGETS: Final = ("target_epsilon", "noise_multiplier", *_SHARES)
+_TARGETS: Final = ("target_epsilon", "noise_multiplier")
 _OFF_PASS = 0.05  # by how much a batch may differ from what a whole number of them in a pass has
 
 IN_MEMORY = "(in memory)"
@@ -141,7 +141,7 @@ class AdapterSettings(Group):
         return self
 
 
-_OF_TEMPLATES: Final = ("tools", "split_special_tokens", "chat_template", "chat_template_kwargs")
+_OF_TEMPLATES: Final = ("split_special_tokens", "chat_template", "chat_template_kwargs")
 
 
 class DataSettings(Group):
@@ -150,7 +150,8 @@ class DataSettings(Group):
     path: str | list[str]
     """JSONL, JSON, CSV, Parquet, Arrow or text files (also .gz), a folder that datasets saved, or hf://name:split."""
     format: Format = "auto"
-    """Of the files; auto: by their endings. text: one record a line; paragraphs: one between blank lines."""
+    """Of the files, also of clients in one place; auto: by their endings. text: one record a line; paragraphs: one
+    between blank lines."""
     task: str | None = None
     """A benchmark (sst2, cola, mrpc, stsb, qqp, mnli, qnli, rte, glue8, math10k, gsm8k, aqua, mawps, svamp). It brings
     prompt and completion, loss_on=completion unless that is given, and its metric in `privlora evaluate`."""
@@ -165,9 +166,8 @@ class DataSettings(Group):
     formats, unless they write control tokens. chat: the same, and a tokenizer without a template is refused. none, and
     auto without a template: as they stand, with a newline between if neither has white space there. Tasks: as none."""
     messages: str | None = None
-    """Column of chat messages, rendered by the tokenizer's chat template."""
-    tools: str | None = "tools"
-    """Column with the tools that a chat may call, for the chat template; records need not have it."""
+    """Column of chat messages, rendered by the tokenizer's chat template. A record's column "tools" holds those that
+    the chat may call."""
     chosen: str | None = None
     """Column or format of the better one of two answers to prompt; rejected names the other. The run learns the
     preference (DPO). Without prompt both are columns of chat messages. Both answers are of one unit."""
@@ -200,12 +200,8 @@ class DataSettings(Group):
     """What stays of a longer text: its first tokens, or its last ones."""
     chunk: bool = False
     """Divide texts that are longer than max_length into chunks of like length; else they are cut. All chunks of a text
-    are one unit, with one clip and one charge; with unit=user they are the user's."""
-    max_chunks: int = Field(default=8, ge=1)
-    """How many of a record's chunks take part in a step at most, drawn again each time. With unit=user it is
-    privacy.max_records_per_user instead."""
-    add_eos: bool = True
-    """End each text with the tokenizer's end-of-sequence token, so that the model learns where to stop."""
+    are one unit, with one clip and one charge, and at most 8 of them, drawn again each time, take part in a step. With
+    unit=user they are the user's, and privacy.max_records_per_user holds."""
     evaluation: str | list[str] | None = None
     """PUBLIC records of the same form, for the held-out loss and answers in the report. Never private ones."""
     unchecked: bool = False
@@ -399,9 +395,9 @@ class DataSettings(Group):
         if self.prompt is not None or self.completion is not None or self.messages is not None:
             what = "label is the class of a text, and these records are prompts or chats"
             yield Wrong(what, "name the text's column with text, or remove label", "label")
-        if self.loss_on != "all" or not self.add_eos:
-            what = "loss_on and add_eos are of texts that the model learns to write"
-            yield Wrong(what, "remove them, or label", "loss_on")
+        if self.loss_on != "all":
+            what = "loss_on is of texts that the model learns to write"
+            yield Wrong(what, "remove it, or label", "loss_on")
         if self.task is None:
             if self.labels is None:
                 what = "label needs labels: a label that only private records have would show them"
@@ -422,16 +418,10 @@ class PrivacySettings(Group):
     private: bool = True
     """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
-    """Epsilon at the end of the run; the noise multiplier follows from it. Give this, target shares, or
-    noise_multiplier."""
-    target_right_guesses: float | None = Field(default=None, gt=0.5, lt=1)
-    """Target instead of epsilon: who guesses whether a unit took part is right in at most this share of cases, such as
-    0.6 (a coin: 0.5)."""
-    target_found: float | None = Field(default=None, gt=0.01, lt=1)
-    """Target instead of epsilon: who may accuse 1 unit in 100 falsely finds at most this share of those that took part,
-    such as 0.05."""
+    """Epsilon at the end of the run; the noise multiplier follows from it. Give this or noise_multiplier."""
     noise_multiplier: float | None = Field(default=None, ge=NOISE_MULTIPLIERS[0], le=NOISE_MULTIPLIERS[1])
-    """sigma: the noise's standard deviation, as a multiple of clip_norm."""
+    """sigma: the noise's standard deviation, as a multiple of clip_norm. `privlora calibrate` finds it for a target in
+    shares of right guesses."""
     delta: float | None = Field(default=None, gt=0, lt=1)
     """Below 1 / public_dataset_size, better at most a tenth of it."""
     clip_norm: Annotated[float, OrAuto] = Field(default=1.0, ge=CLIP_NORMS[0], le=CLIP_NORMS[1])
@@ -501,8 +491,8 @@ class PrivacySettings(Group):
                 yield Wrong(what, "remove one of them", "private", given[0])
             if self.clip_quantile is not None:
                 yield Wrong("private=false clips nothing", "remove clip_quantile", "private")
-        elif len({k if k not in _SHARES else _SHARES for k in given}) != 1:
-            what = "the noise follows from one of target_epsilon, noise_multiplier, and target shares"
+        elif len(given) != 1:
+            what = "the noise follows from either target_epsilon or noise_multiplier"
             fix = "give exactly one of them, for example target_epsilon: 3"
             yield Wrong(what, fix, "target_epsilon", lacking="target_epsilon" in lacking)
         elif "delta" in lacking:
@@ -687,10 +677,6 @@ class MethodSettings(Group):
     beside: float | None = Field(default=None, title="kept beside the span", ge=0, le=1)
     """guided-prism, pdp-sgd: how much counts what is released outside of the span of public gradients; 1: as much as
     what lies along it."""
-    embedding_clip: float | None = Field(default=None, title="embedding clip", gt=0)
-    """gep: norm to which the part of a gradient in the span is clipped. clip_norm scales both parts alike."""
-    residual_clip: float | None = Field(default=None, title="residual clip", gt=0)
-    """gep: norm to which the part outside of the span is clipped."""
 
 
 OPTIMIZER_SETTINGS = {name: field.title for name, field in MethodSettings.model_fields.items() if field.title}
@@ -725,8 +711,6 @@ class RunSettings(Group):
     since the time of each number would show how long a step took."""
     log_every: int = Field(default=10, ge=1)
     """Steps from one line of report_to and of `Result.history` to the next."""
-    show_private_loss: bool = False
-    """Show the training loss on the screen. It is private data: only for people who may see the records."""
 
     @field_validator("report_to", mode="before")
     @classmethod
@@ -809,7 +793,7 @@ class Settings(Group):
         except (ValidationError, TypeError):
             pass  # found again, and reported, where the group is checked
         else:
-            steps = sum(federation.steps_of_a_client)
+            steps = federation.steps_of_a_client
         # Before the groups themselves, whose checks would advise other values.
         all_of(_what_federations_have_not(of_mapping(values), steps))
         filled = {
@@ -849,15 +833,8 @@ class Settings(Group):
         if federation is None:
             return
         yield from _what_federations_have_not(
-            lambda group, name: getattr(getattr(self, group), name, None), sum(federation.steps_of_a_client)
+            lambda group, name: getattr(getattr(self, group), name, None), federation.steps_of_a_client
         )
-        for place, kind in enumerate(federation.kinds):
-            if kind.expected_batch_size is not None and kind.expected_batch_size > privacy.n:
-                what = (
-                    f"federation.phases[{place}].expected_batch_size={kind.expected_batch_size:g} exceeds the "
-                    f"{privacy.n:g} {privacy.unit}s of all clients (privacy.public_dataset_size)"
-                )
-                yield Wrong(what, "lower it", "federation.phases", "privacy.public_dataset_size")
         if (self.data.path == AT_CLIENTS) == isinstance(federation.clients, int):
             fix = "give data.path with the number of clients to cut it into, or each client a path of its own"
             yield Wrong("records are either cut into clients or are their own", fix)
@@ -881,7 +858,7 @@ class Settings(Group):
         answers = 1 if self.data.chosen is None else 2
         if self.privacy.unit == "user":
             return answers * self.privacy.max_records_per_user
-        return self.data.max_chunks if self.data.chunk else answers
+        return _MOST_CHUNKS if self.data.chunk else answers
 
     def _other_than_public_texts(self) -> Iterator[Wrong]:
         if self.synthesis is None:

@@ -131,7 +131,7 @@ SPACES: Final = {
     "span-and-residual": SpaceFacts(
         "in the span of public gradients and beside it, each part clipped by itself",
         "It is white beside the span of public gradients at the last step, and of another size along it.",
-        "top_k embedding_clip residual_clip",
+        "top_k",
     ),
     "tangent-coefficients": SpaceFacts(
         "as coefficients of public gradients in isometric coordinates of the tangent space",

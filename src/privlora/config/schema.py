@@ -41,11 +41,9 @@ def schema() -> dict[str, Any]:
                 field["description"] = told[name]
     for name, kind in groups().items():
         found["properties"][name]["description"] = purpose(kind)
-    # They follow where there is a federation, or phases of one.
+    # They follow where there is a federation.
     held["DataSettings"]["required"].remove("path")
     held["PrivacySettings"]["required"].remove("steps")
-    held["FederationSettings"]["required"].remove("rounds")
-    held["FederationSettings"]["anyOf"] = [{"required": ["rounds"]}, {"required": ["phases"]}]
     held["FederationSettings"]["properties"]["rule"]["enum"] = list(RULE_NAMES)
     found["required"].remove("data")
     for part in held.values():

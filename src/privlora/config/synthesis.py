@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterator, Sequence
-from typing import Any, Final, Literal
+from collections.abc import Iterator
+from typing import Final, Literal
 from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
 from privlora.config.base import Group, Wrong, all_of
-from privlora.errors import echoed, nearest
 
 Preset = Literal[
     "text",
@@ -25,38 +23,21 @@ Preset = Literal[
 """Of the table of prompts, which is above this room."""
 
 _PLACE = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*(\.[A-Za-z_]\w*)*")
-_VARIABLE = re.compile(r"[A-Z_][A-Z0-9_]*")
 
 PROMPTED: Final = ("preset", "random_prompt", "variation_prompt", "chat")
 """Settings of generators that are asked in words."""
 
-_GENERATORS: Final[dict[str, dict[str, str]]] = {
-    "model": {},
-    "file": {"file": "public.jsonl"},
-    "endpoint": {"endpoint": "http://localhost:8000/v1", "endpoint_model": "its name there"},
-    "callable": {"callable": "my_texts:write"},
-}
-"""Generator -> the settings that it needs, each with an example."""
-
 _ASKED: Final = ("model", "endpoint", "callable")
 _OF: Final[dict[str, tuple[str, ...]]] = {
-    "file": ("file",),
-    "column": ("file",),
-    "endpoint": ("endpoint",),
     "endpoint_model": ("endpoint",),
-    "api_key_env": ("endpoint",),
-    "callable": ("callable",),
     "temperature": ("model", "endpoint"),
     "max_new_tokens": ("model", "endpoint"),
     **dict.fromkeys(PROMPTED, _ASKED),
 }
 """Setting -> the generators that read it; of others it would be ignored."""
 
-OF_METHOD: Final[dict[str, str]] = {
-    **dict.fromkeys(("nearest", "selection"), "aug-pe"),
-    **dict.fromkeys(("requests", "answers", "dpo_learning_rate"), "popri"),
-}
-"""Setting -> the method that reads it; with others it would be ignored."""
+OF_POPRI: Final = ("requests", "answers", "dpo_learning_rate")
+"""Settings that the method popri reads; with others they would be ignored."""
 
 
 class SynthesisSettings(Group):
@@ -66,21 +47,16 @@ class SynthesisSettings(Group):
     as the releases so far have made it.
     """
 
-    generator: Literal["model", "file", "endpoint", "callable"] = "model"
-    """Who writes. model: the one that is trained, as it is at that step. file: a public one, each of whose texts is
-    used once. endpoint: a server that speaks OpenAI's protocol. callable: a Python function or object of your own."""
     file: str | list[str] | None = None
-    """PUBLIC records of generator=file, in any form that data.path may have. Never private ones."""
-    column: str = "text"
-    """Column of file that holds the texts. Where records have prompts or messages, the columns of data do."""
+    """PUBLIC records instead of texts that the model in training writes, with the columns that data names, in any form
+    that data.path may have; each is used once. Never private ones."""
     endpoint: str | None = None
-    """Address of generator=endpoint up to where /chat/completions follows, as http://localhost:8000/v1."""
+    """Address of a server that speaks OpenAI's protocol and writes instead, up to where /chat/completions follows, as
+    http://localhost:8000/v1. It is sent the key in the environment variable PRIVLORA_API_KEY, if there is one."""
     endpoint_model: str | None = None
     """What the endpoint calls its model."""
-    api_key_env: str | None = None
-    """Environment variable that holds the endpoint's key. The key itself is never written down."""
     callable: str | None = None
-    """Of generator=callable, as module:name. A function from a list of prompts to a list of answers, or an object with
+    """What writes instead, as module:name: a function from a list of prompts to a list of answers, or an object with
     random and vary."""
     preset: Preset | None = None
     """Kind of text that prompts ask for; null: text, which is any."""
@@ -101,24 +77,19 @@ class SynthesisSettings(Group):
     """Of sampling; 1 draws as the model says."""
     max_new_tokens: int = Field(default=512, ge=1)
     """Longest text in tokens; of the model at most what its context has room for."""
-    evolve_every: int = Field(default=1, ge=0)
-    """Steps between two choices; 0 keeps the first texts."""
     warm_start_epochs: int = Field(default=0, ge=0)
     """Ordinary epochs on the first texts before the first private step, which cost no epsilon."""
     warm_start_learning_rate: float | None = Field(default=None, gt=0)
     """Of these epochs; null: method.learning_rate, or the method's own."""
     similarity_limit: float | None = Field(default=0.99, gt=0, le=1)
     """Of two texts whose gradients have a larger cosine, one is left out; null leaves out exact copies alone."""
-    evolution: Literal["variations", "fresh"] = "variations"
-    """What takes the place of texts that are not kept. variations: of those that are. fresh: new texts (L = infinity);
-    pe-sgd then keeps none, since its model has moved, and aug-pe keeps those with votes."""
+    evolution: Literal["variations", "fresh", "none"] = "variations"
+    """What takes the place of texts that a step does not keep. variations: of those that are kept. fresh: new texts (L
+    = infinity); pe-sgd then keeps none, since its model has moved, and aug-pe keeps those with votes. none: all texts
+    stay."""
     embedding: str | None = None
     """Methods that release votes: a PUBLIC sentence-transformers model, in which texts are near each other. Null: the
     base model's own hidden states."""
-    nearest: int = Field(default=1, ge=1)
-    """aug-pe: for how many of the nearest texts a record votes."""
-    selection: Literal["rank", "probability"] = "rank"
-    """aug-pe: whether the texts with the highest counts are kept, or some drawn in proportion to them."""
     requests: int = Field(default=40, ge=1)
     """popri: R, the requests that the model answers in every round."""
     answers: int = Field(default=5, ge=2)
@@ -136,6 +107,15 @@ class SynthesisSettings(Group):
     """privlora synthesize --from: a finished run, whose adapter is asked for the texts at no further cost."""
 
     @property
+    def generator(self) -> Literal["model", "file", "endpoint", "callable"]:
+        """Who writes: the model that is trained, as it is at that step, unless another writer is named."""
+        if self.file is not None:
+            return "file"
+        if self.endpoint is not None:
+            return "endpoint"
+        return "model" if self.callable is None else "callable"
+
+    @property
     def given(self) -> set[str]:
         """Settings that are other than their defaults."""
         return {
@@ -146,24 +126,6 @@ class SynthesisSettings(Group):
     def count(self) -> int:
         """N: of a population without copies."""
         return self.seeds * (1 + self.variations)
-
-    @field_validator("generator", mode="before")
-    @classmethod
-    def _is_a_generator(cls, name: Any) -> Any:
-        if not isinstance(name, str) or name in _GENERATORS:
-            return name
-        if "://" in name:  # not shown: it may hold a password
-            raise Wrong("it is an address", "set generator to endpoint, and endpoint to the address")
-        if _PLACE.fullmatch(name):
-            raise Wrong("it is a function's place", "set generator to callable, and callable to it")
-        if "." in name or "/" in name:
-            raise Wrong("it is a file's name", "set generator to file, and file to that name", "file")
-        if difflib.get_close_matches(name, _GENERATORS):
-            raise Wrong(f"{echoed(name, _GENERATORS)} is no generator", nearest(name, _GENERATORS))
-        known = (
-            each + (f" (with {' and '.join(needs)})" if needs else "") for each, needs in _GENERATORS.items()
-        )
-        raise Wrong(f"{echoed(name)} is no generator", f"set it to {_one_of(list(known))}")
 
     @field_validator("endpoint")
     @classmethod
@@ -179,19 +141,9 @@ class SynthesisSettings(Group):
         if not plain or endpoint != endpoint.strip():
             raise Wrong("it is no address", "write it as http://localhost:8000/v1")
         if parts.username is not None or parts.password is not None or parts.query or parts.fragment:
-            fix = "remove user, password and what follows ? or #; name the key's environment variable in api_key_env"
+            fix = "remove user, password and what follows ? or #; export a key as PRIVLORA_API_KEY"
             raise Wrong("it holds more than an address, and settings are written to disk", fix)
         return endpoint
-
-    @field_validator("api_key_env")
-    @classmethod
-    def _is_a_variable(cls, name: str | None) -> str | None:
-        if name is not None and not _VARIABLE.fullmatch(name):  # not shown: it may be the key
-            what = "it is no name of an environment variable, and a key itself would be written to disk"
-            raise Wrong(
-                what, "export the key as OPENAI_API_KEY or another name in capitals, and give that name"
-            )
-        return name
 
     @field_validator("callable")
     @classmethod
@@ -213,20 +165,16 @@ class SynthesisSettings(Group):
         return self
 
     def _contradictions(self) -> Iterator[Wrong]:
-        needs = _GENERATORS[self.generator]
-        lacking = [name for name in needs if getattr(self, name) is None]
-        if lacking:
-            what = f"generator={self.generator} needs {' and '.join(lacking)}"
-            fix = "add " + ", and ".join(f"{name}: {needs[name]}" for name in lacking)
-            yield Wrong(what, fix, *lacking, lacking=True)
-        unread = {name: of for name, of in _OF.items() if self.generator not in of and name in self.given}
+        writers = [name for name in ("file", "endpoint", "callable") if getattr(self, name) is not None]
+        if len(writers) > 1:
+            yield Wrong(f"{' and '.join(writers)} are several writers", "give one of them", *writers)
+        if self.endpoint is not None and self.endpoint_model is None:
+            fix = "add endpoint_model: its name there"
+            yield Wrong("endpoint needs endpoint_model", fix, "endpoint_model", lacking=True)
+        unread = [name for name, of in _OF.items() if self.generator not in of and name in self.given]
         if unread:
-            readers = next(iter(unread.values()))
-            names = [name for name, of in unread.items() if of == readers]
-            only = f"{' and '.join(names)} is read for generator={_one_of(readers)} only"
-            unless = "" if "generator" in self.model_fields_set else " unless it is set"
-            fix = f"set generator to {_one_of(readers)}, or remove what is not read"
-            yield Wrong(f"{only}, and generator is {self.generator}{unless}", fix, *names)
+            writer = "the model writes" if self.generator == "model" else f"{self.generator} is given"
+            yield Wrong(f"{' and '.join(unread)} is not read where {writer}", "remove either", *unread)
         if self.warm_start_learning_rate is not None and not self.warm_start_epochs:
             what = "warm_start_learning_rate goes with warm_start_epochs"
             yield Wrong(what, "set how many epochs, or remove the rate", "warm_start_learning_rate")
@@ -240,7 +188,3 @@ class SynthesisSettings(Group):
         if self.variation_prompt is not None and "{text}" not in self.variation_prompt:
             what = "variation_prompt has no place for the text that is varied"
             yield Wrong(what, "write {text} where it belongs", "variation_prompt")
-
-
-def _one_of(names: Sequence[str]) -> str:
-    return " or ".join([", ".join(names[:-1]), names[-1]] if len(names) > 1 else names)

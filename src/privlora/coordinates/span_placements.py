@@ -102,21 +102,18 @@ class ResidualSpanCoordinates(EncodedSpace):
     With V (p, k) the leading directions of the public gradients a unit's gradient h becomes
     (cl(V^T h; C0) / C0, cl(h - V V^T h; C1) / C1) / sqrt(2) with cl(v; c) = v min(1, c / |v|): one vector of norm 1 at
     most, in k + p numbers, and one Gaussian mechanism. Both parts are of one batch, so accounting them as two
-    subsampled mechanisms would claim too little. embedding_clip: C0. residual_clip: C1. Both in units of gradients.
+    subsampled mechanisms would claim too little.
 
     Normalised clipping scales that vector by C and by nothing else: what is decoded is C times the estimate of GEP.
     """
 
-    def __init__(
-        self,
-        inner: Coordinates,
-        *,
-        top_k: float = 50,
-        embedding_clip: float = 1.0,
-        residual_clip: float = 0.2,
-    ) -> None:
+    embedding_clip = 1.0
+    """C0, in units of gradients."""
+    residual_clip = 0.2
+    """C1."""
+
+    def __init__(self, inner: Coordinates, *, top_k: float = 50) -> None:
         super().__init__(inner, ridge=0.0, top_k=top_k)
-        self.embedding_clip, self.residual_clip = embedding_clip, residual_clip
 
     @classmethod
     def dimension_of(cls, adapter: LowRankAdapter) -> int:

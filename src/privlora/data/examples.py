@@ -237,9 +237,8 @@ class Template:
     completion: str | None = None
     """What the model should answer; also a column with a list of messages."""
     messages: str | None = None
-    """Column with a list of ``{"role": ..., "content": ...}``, rendered by the chat template."""
-    tools: str | None = "tools"
-    """Column with descriptions of tools for the chat template, in records that have it."""
+    """Column with a list of ``{"role": ..., "content": ...}``, rendered by the chat template, which gets the tools that
+    a record's column "tools" describes."""
     template: Literal["auto", "chat", "none"] = "auto"
     """How prompt and completion meet, as ``data.template``: as turns of a chat if there is a chat template (auto), or
     else it is refused (chat); or as they stand, with a newline where no white space is between (none)."""
@@ -344,7 +343,7 @@ def framed(
         raise ConfigError(what, fix='give prompt and completion columns, or set loss_on to "all"')
     render = Renderer(template, tokenizer, loss_on)
     if add_eos and not render.is_chat and tokenizer.eos_token_id is None:
-        raise ConfigError("the tokenizer has no EOS token", fix="set tokenizer.eos_token, or add_eos=False")
+        raise ConfigError("the tokenizer has no EOS token", fix="set tokenizer.eos_token")
     return frame_of(tokenizer, max_length, loss_on == "all", add_eos, render.is_chat, keeps), render
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from privlora.data.records import value_of
 from privlora.data.units import Units, group_units
-from privlora.errors import ConfigError, DataError, RecordError
+from privlora.errors import DataError, RecordError
 from privlora.randomness import counter_generator
 
 _DRAWS = 1000  # of proportions, before alpha counts as too small
@@ -26,10 +26,10 @@ def cut(
 ) -> dict[str, list[_Record]]:
     """The records of each client, in their order; every client has at least one.
 
-    iid: at random; sizes differ by at most one. dirichlet: for each value of ``column``, the shares of the clients are
-    drawn from Dirichlet(alpha, ..., alpha) (Yurochkin et al., 2019), whatever the clients have already; shares that
-    leave a client empty are drawn again, all of them. column: one client for each value, in the order of the
-    values: a record more or less leaves all others where they are.
+    Without ``column`` at random; sizes differ by at most one. With it one client for each value, in the order of the
+    values: a record more or less leaves all others where they are. With ``alpha`` too, for each value the shares of the
+    clients are drawn from Dirichlet(alpha, ..., alpha) (Yurochkin et al., 2019), whatever the clients have already;
+    shares that leave a client empty are drawn again, all of them.
 
     Args:
         records: of any number, in memory.
@@ -39,8 +39,7 @@ def cut(
             records; a user's value is the most frequent one of the user's records. None: every record for itself.
 
     Raises:
-        ConfigError: ``split`` is unknown, or lacks its column or alpha.
-        DataError: fewer records or users than clients; with split=column, another number of values than of clients; a
+        DataError: fewer records or users than clients; with column alone, another number of values than of clients; a
             record without the column; a value that is neither a string nor an integer; alpha too small for every client
             to get a record.
     """
@@ -61,18 +60,12 @@ def _parts(
 ) -> Sequence[np.ndarray | list[int]]:
     """Units of each client."""
     clients = len(federation.names)
-    if federation.split == "iid":
+    if federation.column is None:
         return np.array_split(counter_generator(seed).permutation(len(units)), clients)
-    if federation.column is None or (federation.split == "dirichlet" and federation.alpha is None):
-        fix = "name the column to cut by, and with split=dirichlet set alpha, for example to 0.5"
-        what = f"federation.split={federation.split} lacks federation.column or federation.alpha"
-        raise ConfigError(what, fix=fix)
     of_value = _units_of_each_value(records, units, federation.column)
-    if federation.split == "column":
+    if federation.alpha is None:
         return _one_for_each(of_value, clients, federation.column)
-    if federation.split == "dirichlet":
-        return _dirichlet(list(of_value.values()), clients, federation.alpha, seed)
-    raise ConfigError(f"federation.split={federation.split!r} is unknown", fix="use iid, dirichlet or column")
+    return _dirichlet(list(of_value.values()), clients, federation.alpha, seed)
 
 
 def _units_of_each_value(records: Sequence[_Record], units: Units, column: str) -> dict[Any, list[int]]:

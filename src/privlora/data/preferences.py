@@ -20,7 +20,6 @@ def build_preferences(
     tokenizer: PreTrainedTokenizerBase,
     *,
     max_length: int,
-    add_eos: bool,
     beta: float,
     truncation_mode: TruncationMode = "keep_start",
 ) -> Examples:
@@ -28,7 +27,7 @@ def build_preferences(
 
     beta: of the loss. Raises what `build_examples` does.
     """
-    given = (tokenizer, max_length, "completion", add_eos, truncation_mode)
+    given = (tokenizer, max_length, "completion", True, truncation_mode)
     both = [framed(each, *given) for each in (chosen, rejected)]
     found: tuple[list[Tokens], list[Tokens]] = ([], [])
     read, spelled = Reader(tokenizer), 0

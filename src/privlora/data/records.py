@@ -344,14 +344,6 @@ def _plain(value: Any) -> Any:
     return [_plain(part) for part in value] if isinstance(value, list | tuple) else value
 
 
-def synthesis_texts(path: str | list[str], column: str) -> list[str]:
-    """The texts of synthesis.file in synthesis.column, which its errors name. Raises DataError."""
-    try:
-        return [text_of(record, column, number) for number, record in enumerate(load_records(path), start=1)]
-    except DataError as error:
-        raise error.of("synthesis.file, read by synthesis.column") from None
-
-
 def text_of(record: Mapping[str, Any], column: str, number: int) -> str:
     """The text in ``column`` of record ``number`` (counted from 1).
 

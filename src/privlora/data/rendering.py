@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from privlora.data.examples import Template
 
 Message = dict[str, Any]
+TOOLS: Final = "tools"
+"""The column with descriptions of tools, in chats that have it."""
 ROLES = ("system", "developer", "user", "assistant", "tool")
 
 Span = tuple[int, int]
@@ -266,7 +268,7 @@ class _Talk:
     ) -> None:
         """Raises DataError for tools, or what else the template is given, that are not of the record alone."""
         self.messages, self.number, self._whose = messages, number, renderer.whose
-        self.tools = tools_of(record, number, renderer.template.tools)
+        self.tools = tools_of(record, number)
         self._own = told_by(record, number)  # what else the record gives the template, and the settings do
         self._told = renderer.template.chat_template_kwargs
         self._template = renderer.applied(with_tools=bool(self.tools))
@@ -446,17 +448,18 @@ def _turn_end(whole: str, start: int, until_turn: str, content: str) -> int | No
     return None
 
 
-def tools_of(record: Mapping[str, Any], number: int, column: str | None) -> list[Any] | None:
-    """Descriptions of tools in ``column``, a list or one in JSON; None where there are none. Raises DataError."""
-    given = record.get(column) if column is not None else None
+def tools_of(record: Mapping[str, Any], number: int) -> list[Any] | None:
+    """Descriptions of tools in the column ``tools``, a list or one in JSON; None where there are none. Raises
+    DataError."""
+    given = record.get(TOOLS)
     with suppress(ValueError):
         given = json.loads(given) if isinstance(given, str) else given
     if not given or given != given:  # NaN, which pandas writes where a record has none
         return None
     if not isinstance(given, list) or not all(isinstance(each, Mapping) for each in given):
-        fix = 'write [{"type": "function", "function": {"name": "...", ...}}], or set data.tools to a column or null'
-        raise RecordError(number, f"column {column!r} is no list of tools", fix=fix)
-    return [_of_its_own(each, number, f"column {column!r}") for each in given]
+        fix = 'write [{"type": "function", "function": {"name": "...", ...}}], or call the column otherwise'
+        raise RecordError(number, f"column {TOOLS!r} is no list of tools", fix=fix)
+    return [_of_its_own(each, number, f"column {TOOLS!r}") for each in given]
 
 
 def _of_its_own(value: Any, number: int, whose: str) -> Any:

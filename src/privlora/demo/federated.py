@@ -151,7 +151,7 @@ def _alone(output: Path, sizes: Sizes) -> Settings:
 
 def _together(output: Path, sizes: Sizes, *, private: bool) -> Settings:
     """The federation of all; without privacy one round of it, whose messages are open."""
-    federation = {"clients": len(_NAMES), "split": "column", "column": "clinic", "rule": "joint"}
+    federation = {"clients": len(_NAMES), "column": "clinic", "rule": "joint"}
     if private:
         privacy = _protected(sizes.patients * len(_NAMES), sizes.batch)
         rounds, every = sizes.steps, max(1, sizes.steps // 2)

@@ -134,7 +134,7 @@ def _introduce(console: Console, note: str, public: str, sizes: Sizes) -> None:
 
 
 def _settings(output: Path, method: str, public: Path, sizes: Sizes) -> Settings:
-    synthesis = {"generator": "file", "file": str(public), "seeds": sizes.texts // 2}
+    synthesis = {"file": str(public), "seeds": sizes.texts // 2}
     synthesis |= {"warm_start_epochs": sizes.epochs, "warm_start_learning_rate": _WARM_RATE}
     privacy = {**PROMISE, "public_dataset_size": sizes.notes, "expected_batch_size": sizes.batch}
     return script.settings_of(

@@ -263,7 +263,7 @@ class Session:
         self.desk.opened(self.private)
         if self.private:
             ledger = held.enter_context(Ledger.open(self.desk.ledger))
-            plans.reach(ledger, self.federation, settings.privacy, request.round)
+            plans.refuse_spent(ledger, self.federation)
         if not self.federation.joint:
             beginning = plans.rule_of(self.federation).begin(self._asked_by_rule(request))
         seed = settings.privacy.insecure_noise_seed

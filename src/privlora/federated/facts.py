@@ -48,8 +48,8 @@ def keep_ledgers(
 
     def shown(name: str, where: str) -> int:
         """What its ledger shows after all rounds where it was "asked", or has "answered"."""
-        within = [one.step for one in rounds if name in getattr(one, where)]
-        return plans.charged_after(federation, settings.privacy, within)
+        within = sum(name in getattr(one, where) for one in rounds)
+        return within * plans.charges_a_round(federation)
 
     found: dict[str, LedgerSummary] = {}
     for name in federation.names:
@@ -157,8 +157,7 @@ def federation_facts(
     most = most_released(ledgers) if ledgers else None
     charged = ledgers[most].events() if most else ()
     expected = server.expected(server.stages[0], 1)
-    lattices = plans.lattices_of(settings, plan, expected)
-    lattice = lattices[-1] if lattices else None
+    lattice = plans.lattice_of(federation, plan, expected)
     own, entries = plans.server_plan(settings), sum(map(prod, expected.values()))
     return {
         "rule": plans.rule_in(settings),
@@ -168,27 +167,15 @@ def federation_facts(
         "ring_bits": None if not federation.secure else FIXED_BITS if lattice is None else lattice.bits,
         "lattice": None if lattice is None else {"entries": lattice.entries, "width": lattice.width},
         "share_noise_std": None if lattice is None else lattice.noise_std(1),
-        "colluding": plans.colluding(federation, lattices, plan, charged),
+        "colluding": plans.colluding(federation, lattice, plan, charged),
         "update_noise": plans.update_noise(federation, plan or own, entries),
         "clients_per_round": federation.per_round,
-        **_kinds(settings),
+        "local_steps": federation.local_steps,
         "statement_of": most,
         "clients": _clients(settings, rounds, ledgers),
         "rounds": _rounds(federation, rounds),
         "bytes": _bytes(settings, server, rounds),
     }
-
-
-def _kinds(settings: Settings) -> dict[str, Any]:
-    """What a round is; of each phase, where rounds are of several kinds."""
-    federation = plans.federation_of(settings)
-    if len(federation.kinds) == 1:
-        return {"local_steps": federation.kinds[0].local_steps}
-    phases = []
-    for kind in federation.kinds:
-        b = plans.privacy_of(settings.privacy, kind).b
-        phases.append({"rounds": kind.rounds, "local_steps": kind.local_steps, "expected_batch_size": b})
-    return {"phases": phases}
 
 
 _OF_LEDGERS = ("steps_charged", "steps_planned", "epsilon", "epsilon_planned", "delta")

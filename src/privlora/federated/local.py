@@ -18,8 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from privlora.accounting import Ledger, Plan
-from privlora.accounting.events import StepEvent
+from privlora.accounting import Ledger
 from privlora.adapters.peft_files import CONFIG_NAME, lora_scaling
 from privlora.config import Settings
 from privlora.coordinates import (
@@ -56,7 +55,7 @@ _log = logging.getLogger(__name__)
 @dataclass(frozen=True)
 class Job:
     """One client's part of a round. data, ledger, seed: its own; seed: of tests alone, whose noise repeats. The ledger
-    stands where the round's releases are next (`phases.reach`).
+    has releases left for the round (`plans.refuse_spent`).
 
     number: of the round. sent: what the server sent. beginning: by the rule; None for joint.
     """
@@ -106,7 +105,7 @@ def _train_hidden(job: Job, workplace: Workplace) -> Ended | None:
 def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
     model, _, settings = workplace.loaded
     number, federation = jobs[0].number, plans.federation_of(settings)
-    mine, steps = plans.client_settings(settings, number), federation.kind_of(number).local_steps
+    mine, steps = plans.client_settings(settings), federation.local_steps
     beginnings = [job.beginning for job in jobs if job.beginning is not None]
     rate = rates(settings, number)
     sigma = None if jobs[0].ledger is None else jobs[0].ledger.plan.phases[-1][0].noise_multiplier
@@ -118,7 +117,8 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
         parts.coordinates.load_state_dict(joined([beginning.state for beginning in beginnings]))
         parts.optimizer.drift = _drift(parts, beginnings, number)
         examples = end_to_end([job.data.examples for job in jobs])
-        members = members_of(jobs, mine, _ledgers(jobs, settings) if sigma is not None else {})
+        ledgers: dict[str, Charges] = {job.name: job.ledger for job in jobs if job.ledger is not None}
+        members = members_of(jobs, mine, ledgers if sigma is not None else {})
         team = Team(parts, examples, members, noise_multiplier=sigma, learning_rate=rate)
         told = workplace.told
         team.take(steps, None if told is None else lambda done: told(done, steps))
@@ -130,7 +130,7 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
 def rates(settings: Settings, number: int) -> Callable[[int], float]:
     """The learning rate of steps 1, 2, … of a round."""
     federation, hyper = plans.federation_of(settings), plans.resolved(settings)
-    before, steps = federation.steps_before(number), federation.steps
+    before, steps = (number - 1) * federation.local_steps, federation.steps
     shape = steps, hyper.learning_rate, hyper.schedule, hyper.warmup_steps
     return lambda step: learning_rate_at(before + step, *shape)
 
@@ -184,7 +184,7 @@ def write_beginning(folder: Path, beginning: Beginning, workplace: Workplace, ba
     model, _, settings = workplace.loaded
     last = plans.federation_of(settings).rounds
     with unchanged_afterwards(model):
-        _parts(plans.client_settings(settings, last), model, beginning, last).write_adapter(folder)
+        _parts(plans.client_settings(settings), model, beginning, last).write_adapter(folder)
     config = json.loads((folder / CONFIG_NAME).read_bytes())
     config["base_model_name_or_path"] = base  # its place, since nobody else reads it
     write_atomically(folder / CONFIG_NAME, json.dumps(config, indent=2, sort_keys=True), mode=0o600)
@@ -218,23 +218,6 @@ def _drift(parts: Parts, beginnings: Sequence[Beginning], number: int) -> Callab
     return drift
 
 
-@dataclass(frozen=True)
-class _InRound:
-    """A ledger as the releases of one round see it. plan: of rounds like it."""
-
-    ledger: Ledger
-    plan: Plan
-
-    def charge(self, event: StepEvent) -> int:
-        return self.ledger.charge(event)
-
-
-def _ledgers(jobs: Sequence[Job], settings: Settings) -> dict[str, Charges]:
-    """By the names of clients. settings: of the run."""
-    known = ((job, job.ledger) for job in jobs if job.ledger is not None)
-    return {job.name: _InRound(own, plans.plan_in(settings, own.plan, job.number)) for job, own in known}
-
-
 def members_of(jobs: Sequence[Job], settings: Settings, ledgers: Mapping[str, Charges]) -> list[Member]:
     """settings: of a client in the round. ledgers: of the members that are charged for themselves."""
     members, first = [], 0
@@ -266,14 +249,13 @@ def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
     A client draws its Poisson share, clips, sums and adds its share of the noise, at a common public point; the server
     sees the secure sum alone. Accounting, noise and accuracy are the central ones; only the sum is taken elsewhere.
     """
-    model, _, run = workplace.loaded
-    settings = plans.round_settings(run, jobs[0].number)
+    model, _, settings = workplace.loaded
     with unchanged_afterwards(model):
         parts = _joint_parts(settings, model, jobs)
         members = members_of(jobs, settings, {})  # the mechanism charges for them
         step = Step(
             state=parts,
-            mechanism=_mechanism(parts, jobs, members, run),
+            mechanism=_mechanism(parts, jobs, members),
             examples=end_to_end([job.data.examples for job in jobs]),
             learning_rate=0.0,  # nothing moves here
             max_tokens=settings.run.max_tokens,
@@ -307,16 +289,13 @@ def _joint_parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]
     return _trained_in(coordinates, settings, hyper)
 
 
-def _mechanism(
-    parts: Parts, jobs: Sequence[Job], members: Sequence[Member], run: Settings
-) -> ShareMechanism | PlainSums:
-    """parts: with the settings of the round. run: settings of all rounds."""
+def _mechanism(parts: Parts, jobs: Sequence[Job], members: Sequence[Member]) -> ShareMechanism | PlainSums:
     settings = parts.settings
     privacy, ledgers = settings.privacy, [job.ledger for job in jobs if job.ledger is not None]
     if not ledgers:
         b, steps = privacy.b, privacy.steps
         return PlainSums(parts.coordinates, expected_batch_size=b, steps=steps, needs_examples=True)
-    plan = plans.plan_in(run, ledgers[0].plan, jobs[0].number)
+    plan = ledgers[0].plan
     entries = {SUM: (Layout.of(parts.coordinates).entries,)}
     lattice = plans.lattice_of(plans.federation_of(settings), plan, entries)
     assert lattice is not None

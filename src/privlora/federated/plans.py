@@ -1,18 +1,11 @@
 """What follows from a federation's settings: who trains when and with which local method, what each client will
-release, where its releases stand in its ledger, and what distributed noise is worth, and to whom.
-
-A ledger charges its plan's phases in their order. A client that missed rounds of an earlier phase has releases of it
-left, which are of no use in a later one. Before it trains there they are charged and not made: so a ledger may show
-more than was released, never less.
-"""
+release, and what distributed noise is worth, and to whom."""
 
 from __future__ import annotations
 
-from bisect import bisect
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
 from math import ceil, prod, sqrt
 from typing import Any, Final
 
@@ -24,8 +17,6 @@ from privlora.config import (
     AT_CLIENTS,
     ClientSettings,
     FederationSettings,
-    PhaseSettings,
-    PrivacySettings,
     RunSettings,
     Settings,
 )
@@ -69,7 +60,7 @@ def changed(settings: Settings, **groups: Mapping[str, Any]) -> Settings:
 def names_alone(settings: Settings) -> dict[str, Any]:
     """Of the group federation: clients by their names, and nothing of where their records lie or come from."""
     names = [ClientSettings(name=name) for name in federation_of(settings).names]
-    return {"clients": names, "split": "iid", "column": None, "alpha": None}
+    return {"clients": names, "column": None, "alpha": None}
 
 
 def rule_of(federation: FederationSettings) -> type[Rule]:
@@ -155,19 +146,11 @@ def with_local_method(settings: Settings) -> Settings:
     return settings
 
 
-def round_settings(settings: Settings, number: int) -> Settings:
-    """The settings of round ``number``, of all clients together: batch size and sampling rate are its phase's."""
-    privacy = privacy_of(settings.privacy, federation_of(settings).kind_of(number))
-    return settings.model_copy(update={"privacy": privacy})
-
-
-def client_settings(settings: Settings, number: int) -> Settings:
-    """The settings of a client's own steps in round ``number``: the round's sampling rate, its share of the batch as
-    the divisor."""
-    federation, settings = federation_of(settings), round_settings(settings, number)
+def client_settings(settings: Settings) -> Settings:
+    """The settings of a client's own steps: the sampling rate of all, its share of the batch as the divisor."""
+    federation, privacy = federation_of(settings), settings.privacy
     if federation.joint:
         return settings
-    privacy = settings.privacy
     share, rate = privacy.b / federation.size, privacy.q
     own = {"sample_rate": rate, "expected_batch_size": share, "public_dataset_size": None}
     return changed(settings, privacy=own)
@@ -179,22 +162,9 @@ def client_plan(settings: Settings, model: torch.nn.Module | None = None) -> Pla
     if not settings.privacy.private or federation.trusted_server:
         return None
     if federation.privacy_model == "record":
-        counts = federation.steps_of_a_client
-        phases = [
-            (PoissonSampling(privacy_of(settings.privacy, kind).q), count)
-            for kind, count in zip(federation.kinds, counts, strict=True)
-        ]
-        return plan_privacy(client_settings(settings, federation.rounds), model, phases)
+        phase = PoissonSampling(settings.privacy.q), federation.steps_of_a_client
+        return plan_privacy(client_settings(settings), model, [phase])
     return _of_whole_clients(settings, PoissonSampling(1.0), federation.participations)
-
-
-def plan_in(settings: Settings, plan: Plan, number: int) -> Plan:
-    """What a client's plan says of the rounds like round ``number``: a plan of one phase, with its divisor."""
-    if len(plan.phases) == 1:
-        return plan
-    span = span_of(federation_of(settings), settings.privacy, number)
-    b = client_settings(settings, number).privacy.b
-    return replace(plan, phases=((plan.event_of(span.stop), len(span)),), expected_batch_size=b)
 
 
 def public_settings(settings: Settings) -> Settings:
@@ -306,68 +276,18 @@ def local_methods(rule: type[Rule], chosen: RuleSettings) -> tuple[Method, list[
     return usual, [row.name for row in METHODS.values() if row.coordinates is usual.coordinates]
 
 
-def privacy_of(privacy: PrivacySettings, kind: PhaseSettings) -> PrivacySettings:
-    """Of all clients together in rounds of one kind: their batch b, and q = b / N."""
-    b = kind.expected_batch_size
-    if b is None:
-        return privacy
-    rate = None if privacy.public_dataset_size is not None else b / privacy.n
-    return privacy.model_copy(update={"expected_batch_size": b, "sample_rate": rate})
+def charges_a_round(federation: FederationSettings) -> int:
+    """How many releases a client's ledger is charged for in a round."""
+    return 1 if federation.privacy_model == "client" else federation.local_steps
 
 
-def charges_a_round(federation: FederationSettings, number: int) -> int:
-    """How many releases a client's ledger is charged for in round ``number``."""
-    return 1 if federation.privacy_model == "client" else federation.kind_of(number).local_steps
-
-
-def span_of(federation: FederationSettings, privacy: PrivacySettings, number: int) -> range:
-    """Where the releases of round ``number`` stand in a client's ledger, counted from 0; they are of one event.
-    Neighbouring phases of one batch size are one, as in the plan."""
-    return _spans(federation, privacy)[federation.place_of(number)]
-
-
-def _spans(federation: FederationSettings, privacy: PrivacySettings) -> list[range]:
-    """Of each phase."""
-    if federation.privacy_model == "client":
-        return [range(0, federation.participations)] * len(federation.kinds)
-    rates = [privacy_of(privacy, kind).q for kind in federation.kinds]
-    spans: list[range] = []
-    start = 0
-    for _, run in groupby(zip(rates, federation.steps_of_a_client, strict=True), key=lambda pair: pair[0]):
-        counts = [count for _, count in run]
-        spans += [range(start, start + sum(counts))] * len(counts)
-        start += sum(counts)
-    return spans
-
-
-def charged_after(federation: FederationSettings, privacy: PrivacySettings, rounds: Iterable[int]) -> int:
-    """What a client's ledger shows after it has trained in these rounds, which rise; more than is planned where they
-    are more than the timetable's."""
-    firsts = federation.first_rounds
-    phases = [
-        (span.start, charges_a_round(federation, first))
-        for span, first in zip(_spans(federation, privacy), firsts, strict=True)
-    ]
-    done = 0
-    for number in rounds:
-        start, charges = phases[bisect(firsts, number) - 1]
-        done = max(done, start) + charges
-    return done
-
-
-def reach(ledger: Ledger, federation: FederationSettings, privacy: PrivacySettings, number: int) -> None:
-    """Charge what is left of earlier phases, which nothing will be released for, so that round ``number`` is next.
-
-    Raises PrivacyError if its phase has fewer releases left than the round takes; then nothing is charged.
-    """
-    span, takes = span_of(federation, privacy, number), charges_a_round(federation, number)
-    left = span.stop - max(span.start, ledger.charges)
+def refuse_spent(ledger: Ledger, federation: FederationSettings) -> None:
+    """Raise PrivacyError if the ledger has fewer releases left than a round takes."""
+    takes, left = charges_a_round(federation), ledger.plan.steps - ledger.charges
     if left < takes:
         what = f"the budget has {max(0, left)} releases left, and a round takes {takes}"
         why = "more releases than planned would exceed the stated epsilon"
         raise PrivacyError(what, why=why, fix="end the federation; the next one can plan more rounds")
-    for step in range(ledger.charges + 1, span.start + 1):
-        ledger.charge(ledger.plan.event_of(step))
 
 
 @lru_cache(maxsize=4)
@@ -421,37 +341,24 @@ def lattice_of(
     )
 
 
-def lattices_of(
-    settings: Settings, plan: Plan | None, expected: Mapping[str, tuple[int, ...]] = ANY
-) -> list[Lattice]:
-    """``lattice_of`` each phase of rounds; none where clients share no noise."""
-    if plan is None:
-        return []
-    federation = federation_of(settings)
-    plans = (plan_in(settings, plan, number) for number in federation.first_rounds)
-    return [found for each in plans if (found := lattice_of(federation, each, expected)) is not None]
-
-
 def colluding(
     federation: FederationSettings,
-    lattices: Sequence[Lattice],
+    lattice: Lattice | None,
     plan: Plan | None,
     events: Sequence[tuple[StepEvent, int]],
 ) -> list[dict[str, Any]]:
     """Epsilon of the same releases for c clients and a server that work together and take off their own noise, in the
     smallest sum that they can open, for the c of `colluding_counts`.
 
-    lattices: of each phase. events: what was, or will be, charged. Rows have ``clients``, ``noise_multiplier`` (what is
+    events: what was, or will be, charged. Rows have ``clients``, ``noise_multiplier`` (what is
     left: sigma sqrt(`honest_left` / t)) and ``epsilon``; none where nobody knows a share, or nothing is promised.
     """
-    if not lattices or plan is None or plan.insecure_noise:
+    if lattice is None or plan is None or plan.insecure_noise:
         return []
     rows, n, t = [], federation.per_round, federation.threshold
     for count in colluding_counts(n, t):
         honest = honest_left(n, t, count)
-        # Phases differ in what rounding adds alone; the least noise bounds all of them.
-        shared = (replace(lattice, survivors=honest) for lattice in lattices)
-        left = min(each.noise_multiplier(plan.clip_norm) for each in shared)
+        left = replace(lattice, survivors=honest).noise_multiplier(plan.clip_norm)
         weaker = tuple((replace(event, noise_multiplier=left), number) for event, number in events)
         found = epsilon_of(weaker, plan.delta, plan.adjacency)
         rows.append({"clients": count, "noise_multiplier": left, "epsilon": finite(found)})

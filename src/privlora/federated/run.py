@@ -400,9 +400,7 @@ def records_of(settings: Settings, records: Records | Mapping[str, Records] | No
     for client in federation.clients:
         name, path = client.name, client.path or ""
         try:
-            found[name] = (
-                as_records(given[name]) if name in given else load_records(path, format=client.format)
-            )
+            found[name] = as_records(given[name]) if name in given else load_records(path, format=data.format)
         except DataError as error:
             raise error.of(f"client {name}") from None
     return found

@@ -163,10 +163,14 @@ class JointServer:
 
     def __init__(self, parts: Parts, plan: Plan | None) -> None:
         """plan: of each client's ledger; None in the non-private mode."""
-        self.parts, self._plan = parts, plan
+        self.parts, settings = parts, parts.settings
         self._layout = Layout.of(parts.coordinates)
-        for number in plans.federation_of(parts.settings).first_rounds:
-            self._mechanism(number)  # refuses sums that no lattice is fine enough for
+        self._mechanism = SumMechanism(
+            parts.coordinates,
+            lattice=plans.lattice_of(plans.federation_of(settings), plan, self.expected("train", 1)),
+            expected_batch_size=settings.privacy.b,
+            clip_norm=settings.privacy.clip_norm,
+        )
         self._total: np.ndarray | None = None
 
     def tensors(self, stage: str) -> Tensors:
@@ -182,18 +186,9 @@ class JointServer:
     def close(self, stage: str, number: int, present: int) -> None:
         assert self._total is not None
         total, self._total = self._total, None
-        release = self._mechanism(number).release(total, number, shares=present)
+        release = self._mechanism.release(total, number, shares=present)
         # Schedules run over all rounds, and a client is not in each of them.
         self.parts.move(release, rates(self.parts.settings, number)(1))
-
-    def _mechanism(self, number: int) -> SumMechanism:
-        """Of round ``number``: its lattice, its divisor."""
-        run, plan = self.parts.settings, self._plan
-        privacy = plans.round_settings(run, number).privacy
-        in_round = None if plan is None else plans.plan_in(run, plan, number)
-        lattice = plans.lattice_of(plans.federation_of(run), in_round, self.expected("train", number))
-        c, b = privacy.clip_norm, privacy.b
-        return SumMechanism(self.parts.coordinates, lattice=lattice, expected_batch_size=b, clip_norm=c)
 
     def states(self) -> States:
         return self.parts.states()
@@ -275,8 +270,7 @@ class Turn:
         """A sum of which no part is seen."""
         federation = self.federation
         expected = self.server.expected(stage, self.number)
-        plan = None if self.plan is None else plans.plan_in(self.settings, self.plan, self.number)
-        lattice = plans.lattice_of(federation, plan, expected)
+        lattice = plans.lattice_of(federation, self.plan, expected)
         roster = tuple(self.roster[name] for name in sorted(asked))
         bits = FIXED_BITS if lattice is None else lattice.bits
         terms = Terms(Which(self.run, self.number, stage), federation.threshold, bits, roster)

@@ -7,7 +7,7 @@ from typing import Any
 
 from privlora.accounting import Plan, epsilon
 from privlora.config import Settings
-from privlora.federated.plans import colluding, federation_of, lattices_of, privacy_of, rule_in, update_noise
+from privlora.federated.plans import colluding, federation_of, lattice_of, rule_in, update_noise
 from privlora.reporting import parties
 from privlora.rounding import rounded_up
 
@@ -33,18 +33,10 @@ def who_trains(settings: Settings) -> str:
 def how_it_is_put_together(settings: Settings) -> str:
     """The rule, the local method and the local steps."""
     federation, method = federation_of(settings), settings.method.name
-    phases = []
-    for kind in federation.kinds:
-        steps = f"{kind.local_steps} local step{'s' * (kind.local_steps != 1)}"
-        own = "" if federation.joint else f"{steps}, "
-        b = privacy_of(settings.privacy, kind).b
-        phases.append(f"{kind.rounds} round{'s' * (kind.rounds != 1)} of {own}b {b:g}")
-    alike = len(phases) == 1
-    then = "" if alike else f"; {', then '.join(phases)}"
     if federation.joint:
-        return f"rule joint: each round is one step of {method} on a batch spread over the clients{then}"
-    what = f"{steps} of {method} in a round" if alike else f"local steps of {method}"
-    return f"rule {federation.rule}: {what}{then}"
+        return f"rule joint: each round is one step of {method} on a batch spread over the clients"
+    steps = f"{federation.local_steps} local step{'s' * (federation.local_steps != 1)}"
+    return f"rule {federation.rule}: {steps} of {method} in a round"
 
 
 def who_is_protected(settings: Settings) -> str:
@@ -100,7 +92,7 @@ knows its own share of the noise; 7.100 against 2 clients that collude'
 def what_colluding_costs(settings: Settings, plan: Plan | None) -> list[dict[str, Any]]:
     """Of all that is planned: see `shares.colluding`. plan: of a client's ledger."""
     phases = () if plan is None else plan.phases
-    return colluding(federation_of(settings), lattices_of(settings, plan), plan, phases)
+    return colluding(federation_of(settings), lattice_of(federation_of(settings), plan), plan, phases)
 
 
 def what_it_costs(settings: Settings, plan: Plan | None, own: Plan | None) -> str:
@@ -147,7 +139,7 @@ def what_is_not_hidden(settings: Settings) -> list[str]:
     ]
     if not settings.privacy.protects:
         return found
-    if isinstance(federation.clients, int) and federation.split != "column":
+    if isinstance(federation.clients, int) and (federation.column is None or federation.alpha is not None):
         found.append(
             "How one set of records was cut into clients. Where a record goes can depend on all others, and the "
             "statement is about the clients' records as they were cut. For one about the whole set, cut by a column, "

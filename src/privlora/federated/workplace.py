@@ -154,7 +154,7 @@ class Own:
         record.
         """
         mine = changed(
-            client_settings(settings, 1),  # of rounds: reading is the same in all
+            client_settings(settings),
             data={"path": "", "evaluation": None, "unchecked": True},
             adapter={"init": None, "public_text": None},
             # Not held against the number of records, or a server could count them by its choice of delta.

@@ -127,7 +127,7 @@ def choose(
 ) -> Chosen:
     """The method and the learning rate of a run on ``settings``, whose ``method.name`` stands for several.
 
-    noise_multiplier: sigma of the run's plan. generator: of synthesis.generator=callable, in Python. The model is given
+    noise_multiplier: sigma of the run's plan. generator: instead of synthesis.callable, in Python. The model is given
     back as it was.
 
     Raises ConfigError and DataError for what cannot be rehearsed.
@@ -203,7 +203,7 @@ def _still(settings: Settings) -> Settings:
     if settings.synthesis is None:
         return settings
     return settings.model_copy(
-        update={"synthesis": settings.synthesis.model_copy(update={"evolve_every": 0})}
+        update={"synthesis": settings.synthesis.model_copy(update={"evolution": "none"})}
     )
 
 
@@ -220,7 +220,7 @@ def _refuse_nothing_to_rehearse(settings: Settings, who: str) -> None:
         raise ConfigError(
             f"{who} needs public texts to rehearse on, and there is no group synthesis",
             why="which method does better on few records depends on the model and on such texts",
-            fix="add `synthesis: {generator: file, file: PUBLIC.jsonl}`, or another generator; or name a method",
+            fix="add `synthesis: {file: PUBLIC.jsonl}`, or another writer; or name a method",
         )
     if not privacy.private:
         raise ConfigError(

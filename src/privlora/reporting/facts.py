@@ -18,7 +18,7 @@ from privlora.accounting import LedgerSummary
 from privlora.adapters import LowRankAdapter, Site
 from privlora.config import Settings
 from privlora.config.methods import SPACES, space_in_words
-from privlora.config.synthesis import OF_METHOD
+from privlora.config.synthesis import OF_POPRI
 from privlora.mechanisms import band_coefficients, clipping_slack
 from privlora.names import EITHER, is_local, published_name
 from privlora.pages.numbers import finite
@@ -220,7 +220,7 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "generator": chosen.generator,
         "count": chosen.count,
-        "evolve_every": chosen.evolve_every if parts.method.public_texts == "evolving" else 0,
+        "evolve_every": int(parts.method.public_texts == "evolving" and chosen.evolution != "none"),
         "warm_start_epochs": chosen.warm_start_epochs,
     }
     if parts.texts is not None and parts.texts.distinct:
@@ -230,9 +230,9 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
             "embedding": None if chosen.embedding is None else published_name(chosen.embedding),
             "epochs": 0 if chosen.publish else chosen.epochs,
         }
-        names = [name for name, method in OF_METHOD.items() if method == parts.method.name]
-        facts["votes"] |= {name: getattr(chosen, name) for name in names}
-        if not parts.method.tunes_writer:
+        if parts.method.tunes_writer:
+            facts["votes"] |= {name: getattr(chosen, name) for name in OF_POPRI}
+        else:
             facts |= {"evolve_every": 1}
             facts["votes"] |= {"keep": chosen.seeds}
     return {"public_texts": facts}

@@ -80,9 +80,9 @@ _FAULT: Final = one_of(None, "ends at once", "says nothing", "repeats itself", "
 _ANSWER: Final = {"text": TEXT, "fault": _FAULT}
 _OF_SETTINGS: Final = (
     "beta1 beta2 weight_decay floor learning_rate_ratio error_feedback right_weight metric_power perturbation alpha "
-    "ridge top_k hold_out beside embedding_clip residual_clip"
+    "ridge top_k hold_out beside"
 )
-_VOTES: Final = "epochs nearest keep requests answers dpo_learning_rate"
+_VOTES: Final = "epochs keep requests answers dpo_learning_rate"
 
 FIELDS: Final[Mapping[str, Any]] = {
     **dict.fromkeys(
@@ -123,7 +123,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         "public_texts": {
             "generator": one_of("model", "file", "endpoint", "callable"),
             **numbers("count evolve_every warm_start_epochs distinct"),
-            "votes": {"embedding": TEXT, "selection": one_of("rank", "probability"), **numbers(_VOTES)},
+            "votes": {"embedding": TEXT, **numbers(_VOTES)},
         },
     },
     "federation": {
@@ -133,7 +133,6 @@ FIELDS: Final[Mapping[str, Any]] = {
         "lattice": numbers("entries width"),
         "update_noise": numbers("to_clip_norm clients_needed"),
         "colluding": [numbers("clients noise_multiplier epsilon")],
-        "phases": [numbers("rounds local_steps expected_batch_size")],
         "clients": [
             {
                 "name": TEXT,

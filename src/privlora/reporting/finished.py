@@ -110,9 +110,9 @@ def refuse_another_writer(chosen: SynthesisSettings) -> None:
     """Raise ConfigError where it is not the model, with the adapter, that writes."""
     if chosen.generator != "model":
         raise ConfigError(
-            f"the adapter of a finished run is asked, and generator={chosen.generator} asks another writer",
+            f"the adapter of a finished run is asked, and synthesis.{chosen.generator} asks another writer",
             why="such texts would say nothing of the records",
-            fix="set synthesis.generator=model",
+            fix=f"remove synthesis.{chosen.generator}",
         )
 
 

@@ -78,7 +78,7 @@ def _public_sets(settings: Settings, column: str) -> dict[str, list[str]]:
     if chosen.source is not None:  # no private record is at hand to be told from what is said to be public
         return found
     if chosen.file is not None:
-        found["synthesis.file"] = _texts(load_records(chosen.file), chosen.column)
+        found["synthesis.file"] = _texts(load_records(chosen.file), column)
     if lora.public_text is not None:
         found["adapter.public_text"] = _texts(load_records(lora.public_text, format=data.format), column)
     if data.evaluation is not None and data.evaluation != IN_MEMORY:

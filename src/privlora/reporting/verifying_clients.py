@@ -4,12 +4,10 @@ together may learn."""
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import lru_cache
-from itertools import groupby
-from math import isclose, sqrt
-from operator import itemgetter
+from math import sqrt
 from typing import Any, cast
 
 from pydantic import ValidationError
@@ -39,15 +37,13 @@ def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
     facts, plan = report["federation"], summary.plan
     terms, whole = _terms(facts, plan), plan.unit == "client"
     by, event = noise_by(terms, private=True), plan.phases[-1][0]
-    steps, rate, secure = sum(terms.steps_of_a_client), 1.0, terms.secure or by == "shares"
+    steps, rate, secure = terms.steps_of_a_client, 1.0, terms.secure or by == "shares"
     if by == "server":
         steps, rate = terms.rounds, terms.per_round / terms.size
     elif whole:
         steps = terms.participations
     if plan.steps != steps or (whole and not alike(getattr(event.sampling, "sample_rate", None), rate)):
         raise PrivacyError("the report's clients and rounds do not make the plan of the ledger")
-    if "phases" in facts and not whole and not _are_phases_of(facts["phases"], terms, plan):
-        raise PrivacyError("the report's phases do not make the plan of the ledger")
     known = {*terms.names, terms.rule}
     for word in _words({**facts, "noise_by": None}):
         if word not in known:
@@ -71,25 +67,9 @@ def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
     return again | {"lattice": lattice, "share_noise_std": std, "colluding": _colluding(terms, summary)}
 
 
-def _are_phases_of(kinds: Sequence[Report], terms: FederationSettings, plan: Plan) -> bool:
-    """Whether the ledger charges each of them as often, and at rates in proportion to their batches."""
-    counts = zip((kind["expected_batch_size"] for kind in kinds), terms.steps_of_a_client, strict=True)
-    runs = groupby((each for each in counts if each[1]), key=itemgetter(0))
-    said = [(size, sum(count for _, count in of)) for size, of in runs]
-    true = [(getattr(event.sampling, "sample_rate", 0.0), count) for event, count in plan.phases]
-    return len(said) == len(true) and all(
-        count == charged and isclose(size * true[-1][0], rate * said[-1][0], rel_tol=1e-6)
-        for (size, count), (rate, charged) in zip(said, true, strict=True)
-    )
-
-
 def _terms(facts: Report, plan: Plan) -> FederationSettings:
     """What the clients agreed on, as far as it is in the report or follows from the ledger."""
     whole = plan.unit == "client"
-    timetable = {"rounds": facts["rounds"]["planned"], "local_steps": facts.get("local_steps")}
-    if "phases" in facts:
-        kinds = [{name: kind[name] for name in timetable} for kind in facts["phases"]]
-        timetable = {"phases": kinds}
     try:
         return FederationSettings.model_validate(
             {
@@ -100,7 +80,8 @@ def _terms(facts: Report, plan: Plan) -> FederationSettings:
                 "clients_per_round": facts["clients_per_round"],
                 "secure_aggregation": facts["secure_sums"],
                 "survivors": facts["threshold"],
-                **timetable,
+                "rounds": facts["rounds"]["planned"],
+                "local_steps": facts["local_steps"],
             }
         )
     except ValidationError as error:
@@ -199,20 +180,10 @@ def _refuse_other_rounds(
         took, shown = row["rounds_asked"], stated.charges
         if own is not None:
             took, shown = row["rounds_answered"], own.summary.charges
-        if _least_releases(federation, took, whole=stated.plan.unit == "client") > shown:
+        each = 1 if stated.plan.unit == "client" else federation["local_steps"]
+        if took * each > shown:
             whose = "the stated" if own is None else "its"
             raise PrivacyError(f"{named(row['name'])} took part in more rounds than {whose} ledger has")
-
-
-def _least_releases(federation: Mapping[str, Any], rounds: int, *, whole: bool) -> int:
-    """Of a client in so many rounds, those with the fewest local steps. whole: whether it is hidden as a whole."""
-    if whole:
-        return rounds
-    found, one_kind = 0, [{**federation, "rounds": rounds}]
-    for kind in sorted(federation.get("phases", one_kind), key=itemgetter("local_steps")):
-        count = min(rounds, kind["rounds"])
-        found, rounds = found + count * kind["local_steps"], rounds - count
-    return found
 
 
 def refuse_other(said: object, true: object, whose: str, by: str, name: str = "") -> None:

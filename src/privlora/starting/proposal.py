@@ -349,13 +349,11 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
         draft.put("method.clipping", "automatic")
     if not numbers.few or not texts:
         return
-    column = draft.get("data.text")
-    named = "" if column in (None, "text") or not column.isidentifier() else f", column: {column}"
     draft.remark(
         "method",
         "With PUBLIC texts of a similar kind, other methods may learn more from so few, and auto rehearses which",
         "does (docs/few-records.md): write name: auto here, without the settings below it and clip_norm, and add",
-        f"  synthesis: {{generator: file, file: public.jsonl{named}}}",
+        "  synthesis: {file: public.jsonl}",
     )
 
 

@@ -15,6 +15,7 @@ from privlora.synthesis.writers import PATIENCE
 if TYPE_CHECKING:
     import httpx
 
+_KEY: Final = "PRIVLORA_API_KEY"
 _AT_ONCE: Final = 8  # requests under way
 _TRIES: Final = 5
 _LONGEST_WAIT: Final = 60.0  # s, whatever a server asks for
@@ -37,25 +38,19 @@ class EndpointWriter:
         chat: bool = True,
         temperature: float = 1.0,
         max_new_tokens: int = 512,
-        api_key_env: str | None = None,
         timeout: float = PATIENCE,
         backoff: float = 1.0,
     ) -> None:
-        """api_key_env: environment variable that holds the key, which is read here and never shown. timeout: seconds
-        for one request. backoff: seconds before the second try.
+        """timeout: seconds for one request. backoff: seconds before the second try. The key in the environment variable
+        PRIVLORA_API_KEY is read here, if there is one, and never shown.
 
-        Raises ConfigError if the variable is not set, or httpx is not installed.
+        Raises ConfigError if it is no key, or httpx is not installed.
         """
         try:
             import httpx
         except ImportError:
-            raise ConfigError("generator=endpoint needs the package httpx", fix="pip install httpx") from None
-        key = os.environ.get(api_key_env) if api_key_env else None
-        if api_key_env and not key:
-            raise ConfigError(
-                f"the environment variable {api_key_env} is not set",
-                fix="export it with the endpoint's key, or remove synthesis.api_key_env",
-            )
+            raise ConfigError("synthesis.endpoint needs the package httpx", fix="pip install httpx") from None
+        key = os.environ.get(_KEY)
         self.name, self.chat = f"endpoint (model {model})", chat
         self.told: Callable[[int], None] | None = None
         self._place = f"{url.rstrip('/')}/{'chat/completions' if chat else 'completions'}"
@@ -64,14 +59,14 @@ class EndpointWriter:
             "temperature": temperature,
             "max_tokens": max_new_tokens,
         }
-        self._env, self._timeout, self._backoff = api_key_env, timeout, backoff
+        self._has_key, self._timeout, self._backoff = bool(key), timeout, backoff
         try:
             self._client = httpx.Client(
                 headers={"Authorization": f"Bearer {key}"} if key else {}, timeout=timeout
             )
         except ValueError:  # not chained: it holds the key
             raise ConfigError(
-                f"the key in {api_key_env} holds characters that no header may have",
+                f"the key in {_KEY} holds characters that no header may have",
                 fix="set the variable to the key alone",
             ) from None
 
@@ -121,8 +116,8 @@ class EndpointWriter:
                 if status in (401, 403):
                     raise GeneratorError(
                         f"{problem}: it refused "
-                        + (f"the key in {self._env}" if self._env else "a request without a key"),
-                        fix="set synthesis.api_key_env to the variable that holds a valid key",
+                        + (f"the key in {_KEY}" if self._has_key else "a request without a key"),
+                        fix=f"export a valid key as {_KEY}",
                     )
                 said = self._shown(_message(content))
                 problem += f" and said “{said}”" if said else ""

@@ -20,7 +20,6 @@ from torch import Tensor
 
 from privlora.config.synthesis import PROMPTED, SynthesisSettings
 from privlora.data.examples import Template
-from privlora.data.records import synthesis_texts
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivloraError, article
 from privlora.randomness import counter_generator
 from privlora.synthesis.endpoint import EndpointWriter
@@ -238,8 +237,8 @@ class FileGenerator(_Resumable):
             raise DataError(
                 f"synthesis.file has {left} different texts that are not used yet, and {count} are needed: seeds x "
                 "(1 + variations) at first, and seeds x variations whenever texts evolve",
-                fix="give a larger public file, lower synthesis.seeds or variations, or raise evolve_every; a run that "
-                "has begun goes on once more texts stand at the end of its file",
+                fix="give a larger public file, lower synthesis.seeds or variations, or set evolution: none; a run "
+                "that has begun goes on once more texts stand at the end of its file",
             )
 
 
@@ -278,7 +277,7 @@ def build_generator(
     tokenizer: Any = None,
     own: Any = None,
     max_tokens: int = 8192,
-    texts: Sequence[str] | None = None,
+    texts: Sequence[str] = (),
     template: Template | None = None,
 ) -> PromptedGenerator | OwnGenerator | FileGenerator:
     """The generator that the settings describe.
@@ -286,20 +285,18 @@ def build_generator(
     Args:
         settings: the group ``synthesis``.
         seed: PUBLIC; the same one gives the same texts.
-        model, tokenizer: of generator=model, as they are when texts are asked for.
-        own: of generator=callable, in the place of what settings.callable names: a function from a list of prompts to
+        model, tokenizer: where the model writes, as they are when texts are asked for.
+        own: instead of what settings.callable names: a function from a list of prompts to
             a list of answers, or an object with ``random`` and ``vary``.
-        max_tokens: of generator=model, bound on a batch, prompts and answers.
-        texts: of generator=file, those of the file, instead of what its column holds.
+        max_tokens: where the model writes, bound on a batch, prompts and answers.
+        texts: of a file.
         template: of records with prompts, which texts answer; by its chat template the model is asked.
 
     Raises:
         ConfigError, DataError: what is named cannot be imported, read or used.
     """
     if settings.generator == "file":
-        assert settings.file is not None
-        found = synthesis_texts(settings.file, settings.column) if texts is None else texts
-        return FileGenerator(found, seed=seed)
+        return FileGenerator(texts, seed=seed)
     drawing: dict[str, Any] = {
         "temperature": settings.temperature,
         "max_new_tokens": settings.max_new_tokens,
@@ -316,7 +313,6 @@ def build_generator(
             settings.endpoint,
             settings.endpoint_model,
             chat=settings.chat is not False,
-            api_key_env=settings.api_key_env,
             **drawing,
         )
     else:

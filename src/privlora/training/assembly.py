@@ -128,7 +128,7 @@ class PublicStart:
     """What starts from public texts: the subspaces of adapter.init=public-gradient, and generated texts.
 
     Keeps the subspaces of the last adapter and texts, one for each seed, for one model that does not change: runs that
-    differ in method, privacy or learning rate share them. generator: of synthesis.generator=callable, in Python.
+    differ in method, privacy or learning rate share them. generator: instead of synthesis.callable, in Python.
     """
 
     def __init__(self, tokenizer: Any, generator: Any = None) -> None:

@@ -64,7 +64,7 @@ def identify(data: Data | None, model: torch.nn.Module, sizes: Mapping[str, int]
 _MOVABLE: Final[Mapping[str, frozenset[str]]] = {
     # Where things lie; of records and evaluation the content is held against the run's by itself.
     "data": frozenset(("path", "evaluation", "format")),
-    "synthesis": frozenset(("file", "source", "callable", "endpoint", "api_key_env")),
+    "synthesis": frozenset(("file", "source", "callable", "endpoint")),
     "federation": frozenset(("clients",)),
 }
 _FIXED_ALONE: Final[Mapping[str, frozenset[str]]] = {
@@ -88,6 +88,8 @@ def fixed(settings: Settings, hyper: Mapping[str, Any]) -> dict[str, Any]:
             alone = _FIXED_ALONE.get(group)
             if name not in _MOVABLE.get(group, ()) and (alone is None or name in alone):
                 found[f"{group}.{name}"] = value
+    if settings.synthesis is not None:
+        found["synthesis.generator"] = settings.synthesis.generator
     for name, value in hyper.items():
         found[f"adapter.{name}" if name == "init" else f"method.{name}"] = value
     whole: dict[str, Any] = json.loads(json.dumps(found))

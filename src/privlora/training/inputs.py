@@ -168,9 +168,8 @@ def refuse_all_unusable(
     private = check_of(data, Grouping(owner), tokenizer)
 
     def written(record: Mapping[str, Any], number: int) -> None:
-        assert settings.synthesis is not None
         if record_template(data) is None:
-            text_of(record, settings.synthesis.column, number)
+            text_of(record, text_column(data), number)
         else:
             public(record, number)
 
@@ -288,7 +287,7 @@ def _load_alone(
         paths := [client.path] if isinstance(client.path, str) else client.path
     ):
         check = check_of(data, Grouping(privacy.user_column), tokenizer)
-        refuse_unusable_files(paths, client.format, None, check)
+        refuse_unusable_files(paths, data.format, None, check)
     refuse_unusable(records, check_of(data, Grouping(privacy.user_column), tokenizer))
     units = group_units(records, privacy.user_column)
     found = summarise(tokenise(records, data, tokenizer), len(units))
@@ -353,7 +352,6 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
             Template(**data.rejected_columns),
             tokenizer,
             max_length=length,
-            add_eos=data.add_eos,
             beta=data.beta,
             truncation_mode=data.truncation_mode,
         )
@@ -363,7 +361,6 @@ def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: 
         tokenizer,
         max_length=length,
         loss_on=data.loss_on,
-        add_eos=data.add_eos,
         chunk=data.chunk,
         truncation_mode=data.truncation_mode,
     )

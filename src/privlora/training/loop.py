@@ -152,8 +152,7 @@ def train(
                 if kept < step - 1:
                     save(step - 1)  # of this step nothing is released
                 raise
-            shown = observer if run.show_private_loss else Observer()
-            _keep_private_loss(folder, mark(step), losses, one.halved, shown)
+            _keep_private_loss(folder, mark(step), losses, one.halved)
             seconds = time.perf_counter() - started
             clip_norm = privacy.clip_norm if parts.adaptive is None else parts.adaptive.value
             rate, shown_norm = parts.learning_rate(step), clip_norm if privacy.private else None
@@ -377,16 +376,12 @@ def _worse_than_guessing(parts: Parts, loss: float) -> str | None:
 _CLEARLY: Final = 0.5  # nats, by which small and untrained models may be worse
 
 
-def _keep_private_loss(
-    folder: RunFolder, mark: Mark, losses: torch.Tensor, halved: int | None, observer: Observer
-) -> None:
+def _keep_private_loss(folder: RunFolder, mark: Mark, losses: torch.Tensor, halved: int | None) -> None:
     loss = float(losses.mean()) if len(losses) else None
     row = {"step": mark.step, "units": len(losses), "loss": loss, "charge": mark.charge}
     if halved is not None:
         row["tokens_per_micro_batch"] = halved
     append_line(folder.private_losses, row)
-    if loss is not None:
-        observer.on_private_loss(mark.step, loss)
 
 
 _AFTER_ROUND: Final = (

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from privlora.config import Settings, SynthesisSettings
 from privlora.config.methods import adds_no_noise, no_setting
-from privlora.config.synthesis import OF_METHOD
+from privlora.config.synthesis import OF_POPRI
 from privlora.errors import ConfigError
 from privlora.mechanisms import UNADAPTED
 from privlora.methods import SPACES, Method, find_row, refuse_hopeless_rate
@@ -126,7 +126,7 @@ def refuse_missing_texts(method: Method) -> None:
         way = f"{method.called} on" if method.releases == "votes" else "along the gradients of"
         raise ConfigError(
             f"method {method.name!r} releases {way} public texts, and none are given",
-            fix="add the group synthesis, as `synthesis: {generator: model}`; or choose another method, such as prism",
+            fix="add the group synthesis, as `synthesis: {preset: text}`; or choose another method, such as prism",
         )
 
 
@@ -139,9 +139,9 @@ def refuse_unused_texts(settings: Settings) -> None:
     _refuse_settings_of_others(chosen, method)
     if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
         raise ConfigError(
-            f"the texts of method {method.name!r} are what its adapter writes, and generator={chosen.generator} asks "
+            f"the texts of method {method.name!r} are what its adapter writes, and synthesis.{chosen.generator} asks "
             "another writer",
-            fix="set synthesis.generator=model, or choose a method whose texts evolve: pe-sgd, span-prism, aug-pe",
+            fix=f"remove synthesis.{chosen.generator}, or choose a method whose texts evolve, such as pe-sgd or aug-pe",
         )
     if not (chosen.publish or method.public_texts or chosen.warm_start_epochs):
         raise ConfigError(
@@ -159,19 +159,21 @@ def refuse_unused_texts(settings: Settings) -> None:
 
 def _refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
     """Raise ConfigError for settings that another method reads, or that leave this one without effect."""
-    for name in sorted(chosen.given & OF_METHOD.keys()):
-        if OF_METHOD[name] != method.name:
-            raise ConfigError(
-                f"synthesis.{name} is read by method {OF_METHOD[name]} and not by {method.name}",
-                fix=f"remove it, or set method.name={OF_METHOD[name]}",
-            )
+    for name in () if method.tunes_writer else sorted(chosen.given & set(OF_POPRI)):
+        raise ConfigError(
+            f"synthesis.{name} is read by method popri and not by {method.name}",
+            fix="remove it, or set method.name=popri",
+        )
+    if method.releases == "votes" and chosen.evolution == "none":
+        what = f"method {method.name!r} is rounds of texts, and synthesis.evolution=none keeps the first"
+        raise ConfigError(what, fix="set variations or fresh")
     if not chosen.epochs and not method.tunes_writer:
         what = f"synthesis.epochs=0 trains no adapter of method {method.name!r}"
         raise ConfigError(what, fix="set at least 1")
     if method.tunes_writer and chosen.generator != "model":
         raise ConfigError(
-            f"method {method.name!r} tunes the model that writes, and generator={chosen.generator} asks another writer",
-            fix="set synthesis.generator=model, or choose aug-pe",
+            f"method {method.name!r} tunes the model that writes, and synthesis.{chosen.generator} asks another writer",
+            fix=f"remove synthesis.{chosen.generator}, or choose aug-pe",
         )
 
 
@@ -180,7 +182,7 @@ def texts_evolve(settings: Settings) -> bool:
     chosen, method = settings.synthesis, find_row(settings.method.name)
     if chosen is None or method.public_texts != "evolving":
         return False
-    return method.releases == "votes" or chosen.evolve_every > 0
+    return method.releases == "votes" or chosen.evolution != "none"
 
 
 def refuse_unsettled(settings: Settings) -> None:

@@ -57,9 +57,6 @@ class Observer:
     def on_evaluation(self, step: int, loss: float) -> None:
         """The held-out loss after a step, on public records."""
 
-    def on_private_loss(self, step: int, loss: float) -> None:
-        """Only called when run.show_private_loss is set; ``loss`` is private data."""
-
     def on_public_work(self, what: str, done: int, total: int) -> None:
         """How far work on public things is: public texts, or what is found out about the model. Also within a step."""
 

@@ -133,7 +133,7 @@ def read_files(
         named.append(("synthesis.file", texts.file, "auto", None))
     if records is None or isinstance(records, Mapping):
         away = (each for each in clients if each.name not in (records or {}))
-        named += [(f"client {each.name}", each.path, each.format, None) for each in away]
+        named += [(f"client {each.name}", each.path, data.format, None) for each in away]
     for setting, path, form, limit in named:
         if path is not None:
             yield setting, [path] if isinstance(path, str) else path, form, limit

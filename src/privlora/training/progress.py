@@ -74,7 +74,6 @@ class RichObserver(Observer):
         self._plan = plan
         self._live = Live(console=console, refresh_per_second=_FRAMES, transient=True)
         self._sign = Spinner("dots", style="dim")
-        self._private_loss: float | None = None
         self._layouts = list[Text]()  # of the last step's live line, from the fullest to the shortest
         self._progress = Progress(console=console)  # never drawn: it tells how long public work will take
         self._work, self._working, self._work_began, self._work_done = TaskID(0), "", 0.0, 0
@@ -125,7 +124,7 @@ class RichObserver(Observer):
             ended = time.monotonic()
             self._account_again_at = ended + (ended - now) / _ACCOUNTING_SHARE
         if plain:
-            self._console.print(Text("  ").join([self._line(report), *self._private_part()]))
+            self._console.print(self._line(report))
             self._printed_at = time.monotonic()
         if live:
             bar, losses = bar_of(report.step, report.steps), losses_drawn(self._losses)
@@ -144,11 +143,6 @@ class RichObserver(Observer):
         self._console.print(
             f"held-out loss after step {step}: {loss:.4f} {self._unit} (mean over records){meant}"
         )
-
-    def on_private_loss(self, step: int, loss: float) -> None:
-        """Keep it for the step's line; on a terminal alone, since a log may be passed on."""
-        if self._console.is_terminal:
-            self._private_loss = loss
 
     def on_public_work(self, what: str, done: int, total: int) -> None:
         """Show how far writing public texts and the like is: beside the step's line, or now and then in a log."""
@@ -219,14 +213,10 @@ class RichObserver(Observer):
         line.append(pace(self._seconds, word, report.steps - report.step) if self._timed else "")
         return line
 
-    def _private_part(self) -> list[Text]:
-        loss = self._private_loss
-        return [] if loss is None else [Text(f"PRIVATE training loss {loss:.4f}", style="magenta")]
-
     def _show(self, *more: Text) -> None:
         """The last step's line behind a moving sign, since a step may take minutes. more: shown next to it, or below
         where there is no room."""
-        line = fitting(self._layouts, self._console.width - _SIGN, [*self._private_part(), *more])
+        line = fitting(self._layouts, self._console.width - _SIGN, more)
         self._sign.update(text=line)
         self._live.update(self._sign, refresh=True)
 

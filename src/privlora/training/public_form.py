@@ -13,8 +13,8 @@ from typing import Any
 
 from privlora.config import DataSettings, Settings
 from privlora.data.examples import Template
-from privlora.data.records import field_of, load_records, synthesis_texts, text_of
-from privlora.data.rendering import messages_of, told_by, tools_of
+from privlora.data.records import field_of, load_records, text_of
+from privlora.data.rendering import TOOLS, messages_of, told_by, tools_of
 from privlora.data.templates import parse
 from privlora.errors import ConfigError, DataError
 from privlora.methods import VOTE_METHODS
@@ -40,23 +40,19 @@ def refuse_formless(settings: Settings) -> None:
     if not _asks(data) or chosen.publish or settings.method.name in VOTE_METHODS:
         text_column(data)
     elif chosen.generator == "file":
-        if chosen.column != "text":
-            raise ConfigError(
-                "synthesis.column names one text, and data describes records of several parts",
-                fix="remove synthesis.column, and name the columns of synthesis.file as data does",
-            )
+        return
     elif chosen.random_prompt is None:
         raise ConfigError(
             "records have prompts, and synthesis.random_prompt is not set",
             why="the public answers need the user turn that the private ones have",
             fix="set it to that prompt, in words that are public; or give PUBLIC records with the same columns, as "
-            "`synthesis: {generator: file, file: PUBLIC.jsonl}`",
+            "`synthesis: {file: PUBLIC.jsonl}`",
         )
     elif data.messages is None and len(set(_answer_columns(data))) < 2:
         raise ConfigError(
             "the writer answers one fixed prompt, and data describes prompts or answers of several columns",
             fix="set data.prompt to one column, and data.completion to another one or a format with it; or give PUBLIC "
-            "records with the same columns, as `synthesis: {generator: file, file: PUBLIC.jsonl}`",
+            "records with the same columns, as `synthesis: {file: PUBLIC.jsonl}`",
         )
 
 
@@ -82,10 +78,12 @@ def file_texts(settings: Settings) -> list[str]:
     data, chosen = settings.data, settings.synthesis
     assert chosen is not None
     assert chosen.file is not None
-    if not _asks(data):
-        return synthesis_texts(chosen.file, chosen.column)
+    column = None if _asks(data) else text_column(data)
     try:
-        return [_written(record, number, data) for number, record in enumerate(load_records(chosen.file), 1)]
+        return [
+            _written(record, number, data) if column is None else text_of(record, column, number)
+            for number, record in enumerate(load_records(chosen.file), 1)
+        ]
     except DataError as error:
         raise error.of("synthesis.file, read by the columns of data") from None
 
@@ -127,8 +125,8 @@ def _written(record: Mapping[str, Any], number: int, data: DataSettings) -> str:
             found[name] = messages_of(record, number, name)
         else:
             found[name] = text_of(record, name, number)
-    if tools := tools_of(record, number, data.tools):
-        found[str(data.tools)] = tools
+    if tools := tools_of(record, number):
+        found[TOOLS] = tools
     if told := told_by(record, number):
         found["chat_template_kwargs"] = told
     return json.dumps(found)

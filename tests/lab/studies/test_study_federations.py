@@ -45,7 +45,7 @@ def small(folder: Path) -> dict[str, Any]:
     """Of one cell for each split."""
     for package in ("cryptography", "Crypto"):
         pytest.importorskip(package, reason="of the extra federated")
-    split = {"federation": {"split": "dirichlet", "alpha": 0.5, "column": "patient"}}
+    split = {"federation": {"alpha": 0.5, "column": "patient"}}
     changed = {"tasks": {"iid": None, "uneven": split}, "methods": [{"federation.rule": "fedavg"}]}
     return of_federations(on_disk(folder, **changed, seeds=[0]))
 
@@ -78,17 +78,6 @@ def test_all_take_the_same_number_of_steps() -> None:
     assert {settings_of(study, arm.label).privacy.q for arm in study.arms} == {12 / 40}
 
 
-def test_phases_of_one_batch_size_and_of_several() -> None:
-    phases = [{"rounds": 1, "local_steps": 3}, {"rounds": 2, "local_steps": 2}]
-    timetable: dict[str, Any] = {"rounds": None, "local_steps": None}
-    study = on_paper(RULES, **timetable, phases=phases)
-    assert [kind.rounds for kind in settings_of(study, "joint (prism)").federation.kinds] == [3, 4]
-    assert settings_of(study, "dp-adamw (in one place)").privacy.steps == 7
-    phases[0]["expected_batch_size"] = 20
-    with pytest.raises(ConfigError, match="does not compare with this federation"):
-        on_paper(RULES, **timetable, phases=phases)
-
-
 def test_methods_of_one_rule() -> None:
     study = on_paper(["dp-adamw", "dp-sgd"], rule="fedavg")
     assert [settings_of(study, arm.label).federation.rule for arm in study.arms] == ["fedavg", "fedavg"]
@@ -97,7 +86,7 @@ def test_methods_of_one_rule() -> None:
 UNEQUAL: dict[str, tuple[Any, dict[str, Any], str]] = {
     "other rounds": ({"federation.rule": "tan", "federation.rounds": 9}, {}, "sets federation.rounds"),
     "other clients": ({"federation": {"rule": "tan", "clients": 9}}, {}, "sets federation.clients"),
-    "another split": ({"federation.rule": "tan", "federation.split": "column"}, {}, "sets federation.split"),
+    "another split": ({"federation.rule": "tan", "federation.column": "a"}, {}, "sets federation.column"),
     "another unit": (
         {"federation.rule": "tan", "federation.privacy_model": "client"},
         {},

@@ -18,7 +18,7 @@ def test_votes_and_gradients_stand_in_one_table(tmp_path: Path) -> None:
     texts = write_records(
         tmp_path / "public.jsonl", 60, make=lambda i: {"text": f"visitor {i} left on day {i * 7}."}
     )
-    content["base"]["synthesis"] = {"generator": "file", "file": str(texts), "seeds": 3, "epochs": 1}
+    content["base"]["synthesis"] = {"file": str(texts), "seeds": 3, "epochs": 1}
     content.pop("selection")
     found = run_study(study_from(content, "tiny.yaml"), tmp_path / "results")
     table = found.table.read_text()

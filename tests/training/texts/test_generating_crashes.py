@@ -39,7 +39,6 @@ SETTINGS: dict[str, Any] = {
     "data": {"max_length": 40},
     "method": {"name": "pe-sgd", "learning_rate": 0.05},
     "synthesis": {
-        "generator": "model",
         "chat": False,
         "random_prompt": "note: ",
         "seeds": 3,

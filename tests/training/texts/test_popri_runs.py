@@ -146,12 +146,12 @@ def test_a_crash_while_the_last_texts_are_learnt_changes_nothing(
 @pytest.mark.parametrize(
     ("method", "synthesis", "said"),
     [
-        ("popri", {"nearest": 2}, "read by method aug-pe and not by popri"),
         ("aug-pe", {}, "read by method popri and not by aug-pe"),
+        ("popri", {"evolution": "none"}, "evolution=none keeps the first"),
         ("pe-sgd", {}, "read by method popri and not by pe-sgd"),
         (
             "popri",
-            {"generator": "endpoint", "endpoint": "http://localhost:1/v1", "endpoint_model": "x"},
+            {"endpoint": "http://localhost:1/v1", "endpoint_model": "x"},
             "tunes the model that writes",
         ),
     ],

@@ -34,7 +34,7 @@ FORMS: dict[str, dict[str, Any]] = {
 }
 PRIVACY = promise(steps=2, batch=6, records=30, noise_multiplier=1.0)
 SYNTHESIS = {"seeds": 4, "variations": 1, "similarity_limit": None}
-FIXED = {"generator": "model", "random_prompt": PROMPT}
+FIXED = {"random_prompt": PROMPT}
 
 
 def as_record(answer: str, prompt: str = PROMPT) -> dict[str, Any]:
@@ -78,9 +78,9 @@ class Notes:
 def test_a_public_answer_is_read_as_a_private_one(form: str, source: str, tmp_path: Path) -> None:
     """The same prompt, the same template, and the loss on the answer and its end alone."""
     answers = [f"room {i} is cold." for i in range(4)] + [f"room {i} is cold. still." for i in range(4)]
-    given: dict[str, Any] = {"generator": "callable", "callable": "a:b", "random_prompt": PROMPT}
+    given: dict[str, Any] = {"callable": "a:b", "random_prompt": PROMPT}
     if source == "file":
-        given = {"generator": "file", "file": write_public(tmp_path, [*map(as_record, answers)])}
+        given = {"file": write_public(tmp_path, [*map(as_record, answers)])}
     settings, tokenizer = read(FORMS[form], **given), tiny_tokenizer()
     public = SyntheticTexts(settings, tiny_llama(), tokenizer, evolving=False, own=Notes()).examples()
     private = tokenise([*map(as_record, answers)], settings.data, tokenizer)
@@ -136,7 +136,7 @@ def test_the_model_answers_the_prompt_and_its_answers_evolve(
 @pytest.mark.parametrize("form", ["prompt", "messages"])
 def test_records_of_a_file_keep_their_own_prompts(method: str, form: str, tmp_path: Path) -> None:
     file = write_public(tmp_path, [as_record(f"room {i} is cold.", f"ask {i}: say it.") for i in range(16)])
-    run(tmp_path, FORMS[form], method, {"generator": "file", "file": file})
+    run(tmp_path, FORMS[form], method, {"file": file})
     assert read_ledger(tmp_path / "run" / "release" / "ledger.jsonl").charges == PRIVACY["steps"]
 
 
@@ -161,7 +161,7 @@ def test_a_private_answer_among_public_ones_is_refused(form: str, tmp_path: Path
     for stolen in (PRIVATE[7], as_record(PRIVATE[7]["note"], "say it.")):
         file = write_public(tmp_path, [*public, stolen])
         with pytest.raises(PrivacyError, match=r"synthesis\.file holds records that are the same as private"):
-            run(tmp_path, FORMS[form], "pe-sgd-fix", {"generator": "file", "file": file})
+            run(tmp_path, FORMS[form], "pe-sgd-fix", {"file": file})
 
 
 def test_a_near_copy_in_another_tools_form_of_messages_is_refused(tmp_path: Path) -> None:
@@ -174,7 +174,6 @@ def test_a_near_copy_in_another_tools_form_of_messages_is_refused(tmp_path: Path
     public = [shared(f"room {i} is cold.") for i in range(16)]
     given = read(
         FORMS["messages"],
-        generator="file",
         file=write_public(tmp_path, [*public, shared("Guest 7  came in at 0 with a cold.")]),
     )
     with pytest.raises(PrivacyError, match=r"synthesis\.file holds records that are the same as private"):
@@ -182,18 +181,13 @@ def test_a_near_copy_in_another_tools_form_of_messages_is_refused(tmp_path: Path
 
 
 REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
-    "no prompt": (FORMS["prompt"], {"generator": "model"}, "synthesis.random_prompt is not set"),
+    "no prompt": (FORMS["prompt"], {}, "synthesis.random_prompt is not set"),
     "a preset": (FORMS["messages"], {"preset": "clinical-note"}, "synthesis.random_prompt is not set"),
     "a format": ({**FORMS["prompt"], "prompt": "Q: {ask}"}, FIXED, "answers one fixed prompt"),
     "two columns": ({**FORMS["prompt"], "completion": "{note} {ask}"}, FIXED, "answers one fixed prompt"),
     "one column": ({"prompt": "note", "completion": "note"}, FIXED, "answers one fixed prompt"),
     "votes": (FORMS["prompt"], {**FIXED, "method": "aug-pe"}, "synthesis writes whole texts"),
     "a data set": (FORMS["messages"], {**FIXED, "publish": True}, "synthesis writes whole texts"),
-    "a column": (
-        FORMS["prompt"],
-        {"generator": "file", "file": "p.jsonl", "column": "note"},
-        "synthesis.column names one text",
-    ),
 }
 
 
@@ -208,7 +202,7 @@ def test_a_broken_public_record_is_named_by_its_number(tmp_path: Path) -> None:
     broken = {"ask": PROMPT, "talk": "a secret"}
     file = write_public(tmp_path, [as_record("room 1 is cold."), broken])
     for form, says in (("prompt", "record 2: has no column 'note'"), ("messages", "not a list of messages")):
-        settings = read(FORMS[form], generator="file", file=file)
+        settings = read(FORMS[form], file=file)
         with pytest.raises(DataError, match=says) as refused:
             refuse_unusable_texts(settings, find_row("pe-sgd"))
         assert "synthesis.file" in str(refused.value)

@@ -119,7 +119,7 @@ def test_a_file_without_texts_for_every_step_is_refused_before_the_first(
     for count in (needed - 1, needed):
         lines = (json.dumps({"text": f"a public note of {i} days"}) for i in range(count))
         file.write_text("\n".join(lines), encoding="utf-8")
-        synthesis = {**SYNTHESIS, "generator": "file", "file": str(file), **more}
+        synthesis = {**SYNTHESIS, "file": str(file), **more}
         output = tmp_path / f"run-{count}"
         if count < needed:
             with pytest.raises(DataError, match=f"{count} different texts.* and {needed} are needed"):
@@ -190,12 +190,12 @@ def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
 
 
 @quickly
-@pytest.mark.parametrize("every", [0, 2])
-def test_evolve_every_says_how_often(tmp_path: Path, every: int) -> None:
+@pytest.mark.parametrize("evolution", ["none", "variations"])
+def test_texts_evolve_after_each_step_or_stay(tmp_path: Path, evolution: str) -> None:
     model = tiny_model()
     notes = Notes(model)
-    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "evolve_every": every})
-    assert len(notes.asked) - 2 == (1 if every else 0)  # of the three chances after steps 1, 2 and 3
+    tune(model, tmp_path / "run", generator=notes, synthesis={**SYNTHESIS, "evolution": evolution})
+    assert len(notes.asked) - 2 == (0 if evolution == "none" else 3)  # after steps 1, 2 and 3
 
 
 @quickly
@@ -249,7 +249,7 @@ def test_copies_are_left_out(tmp_path: Path) -> None:
 
 @quickly
 def test_the_model_itself_writes(tmp_path: Path) -> None:
-    words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
+    words = {"chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
     written = []
     for name, seed in (("a", 0), ("b", 0), ("c", 1)):
         options = {"method": {"name": "pe-sgd-fix", "learning_rate": 0.05}, "privacy": NOT_PRIVATE}
@@ -308,7 +308,7 @@ def test_a_warm_start_has_a_rate_of_its_own(tmp_path: Path, monkeypatch: pytest.
             {"generator": Notes(None), "data": {"prompt": "text", "completion": "text"}},
             "random_prompt is not set",
         ),
-        ({"generator": Notes(None), "synthesis": {"generator": "model"}}, "names another one"),
+        ({"generator": Notes(None), "synthesis": {"file": "a.jsonl"}}, "names another one"),
     ],
 )
 def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str, Any], said: str) -> None:
@@ -320,9 +320,9 @@ def test_what_does_not_go_together_is_refused(tmp_path: Path, options: dict[str,
 @quickly
 def test_a_private_record_among_public_texts_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "public.jsonl"
-    lines = [{"words": f"note {i}: a cough."} for i in range(20)] + [{"words": RECORDS[4]["text"]}]
+    lines = [{"text": f"note {i}: a cough."} for i in range(20)] + [RECORDS[4]]
     file.write_text("\n".join(json.dumps(line) for line in lines))
-    given = {"generator": "file", "file": str(file), "column": "words", "seeds": 4}
+    given = {"file": str(file), "seeds": 4}
     with pytest.raises(PrivacyError, match=r"synthesis\.file"):
         tune(tiny_model(), tmp_path / "run", synthesis=given)
 
@@ -436,7 +436,7 @@ def test_a_file_that_is_used_up_is_enough_to_report_again(tmp_path: Path) -> Non
     used = K * L + (PRIVACY["steps"] - 1) * K * (L - 1)  # the next step would need more
     lines = [{"text": f"note {i}: a patient had a cough for {i + 2} days."} for i in range(used)]
     file.write_text("\n".join(json.dumps(line) for line in lines))
-    from_file = {**SYNTHESIS, "generator": "file", "file": str(file), "similarity_limit": None}
+    from_file = {**SYNTHESIS, "file": str(file), "similarity_limit": None}
     tune(model, tmp_path / "run", synthesis=from_file)
     release = RunFolder(tmp_path / "run").release
     (release / "report.html").unlink()
@@ -480,7 +480,7 @@ def test_whoever_watches_is_told_of_the_work_on_public_texts(tmp_path: Path) -> 
             self.told.append(("step", report.step, report.steps))
 
     watching = Watching()
-    words = {"generator": "model", "chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
+    words = {"chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
     synthesis, run = {**SYNTHESIS, **words, "warm_start_epochs": 1}, {"tokens_per_micro_batch": 40}
     tune(tiny_model(), tmp_path / "run", synthesis=synthesis, observer=watching, run=run)
     texts, gradients = ("writing public texts", "gradients of public texts")

@@ -107,9 +107,6 @@ class Watch(Observer):
         if report.step == self.stop_at:
             os.kill(os.getpid(), signal.SIGINT)
 
-    def on_private_loss(self, step: int, loss: float) -> None:
-        raise AssertionError("votes have no loss")
-
 
 def test_each_round_is_charged_once_and_training_costs_nothing(shop: Shop, tmp_path: Path) -> None:
     watch, notes = Watch(), Notes()
@@ -273,27 +270,6 @@ def test_a_generator_that_dies_charges_nothing_twice(shop: Shop, tmp_path: Path)
     assert read_ledger(folder.ledger).charges == ROUNDS
     assert torch.equal(load_file(folder.checkpoint)["ballot/released"], stored)
     assert (result.release / "adapter_model.safetensors").exists()
-
-
-def test_texts_that_are_drawn_do_not_tell_of_a_crash(shop: Shop, tmp_path: Path) -> None:
-    """Between the last release and the choice that follows from it: the same texts are chosen again."""
-    drawn: dict[str, Any] = {
-        "privacy": {"insecure_noise_seed": 1, "noise_multiplier": 50.0},  # half of all texts have counts
-        "synthesis": {"selection": "probability", "variations": 5, "publish": True},
-    }
-
-    def fail(what: str, number: int) -> None:
-        if number == 2 + ROUNDS:
-            raise OSError("the line is dead")
-
-    whole, broken = RunFolder(tmp_path / "whole"), RunFolder(tmp_path / "run")
-    shop.start(whole.root, **drawn)
-    with pytest.raises(GeneratorError):
-        shop.start(broken.root, Notes(fail), **drawn)
-    notes = Notes()
-    notes.asked = ["before the crash"] * (1 + ROUNDS)  # it numbers its texts
-    shop.resume(broken.root, notes)
-    assert broken.texts.read_text() == whole.texts.read_text()
 
 
 def test_an_interruption_says_the_round_and_goes_on(shop: Shop, tmp_path: Path) -> None:

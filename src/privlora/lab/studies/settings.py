@@ -52,7 +52,7 @@ _BY_AXIS = {
 _METHODS_PRIVACY = ("bands", "clip_norm", "clip_quantile", "private")
 _METHODS_FEDERATION = ("rule", *OF_ONE_RULE)
 # Of a federation, what says how many steps are taken.
-_TIMETABLE = ("rounds", "local_steps", "phases")
+_TIMETABLE = ("rounds", "local_steps")
 
 
 _Value = TypeVar("_Value")
@@ -229,6 +229,10 @@ class Study:
             content["method"].pop("relative_rate", None)
             if method.is_relative(settings.method.relative_rate):
                 content["method"]["relative_rate"] = True
+            if settings.federation is not None and settings.federation.column is not None:
+                # As runs are kept that were made while how records are cut was a setting of its own.
+                cut = "column" if settings.federation.alpha is None else "dirichlet"
+                content["federation"]["split"] = cut
             if method.revision:
                 content["revision"] = method.revision
             found[place] = _digest(content)
@@ -358,18 +362,12 @@ def _take_equal_steps(merged: Groups, arm: Arm, source: str) -> None:
     found = checked(
         FederationSettings, {"clients": 2, "rule": "fedavg", **timetable}, f"{source}: federation"
     )
-    batches = any(kind.expected_batch_size is not None for kind in found.kinds)
     if not arm.in_one_place:
-        phases = [
-            {**kind.model_dump(exclude_none=True), "rounds": kind.rounds * kind.local_steps, "local_steps": 1}
-            for kind in found.kinds
-        ]
         others = {name: value for name, value in group.items() if name not in _TIMETABLE}
-        steps = {"phases": phases} if "phases" in timetable else {"rounds": found.steps}
-        merged["federation"] = {**others, **steps}
-    elif batches or group.get("privacy_model") == "client" or not isinstance(group.get("clients"), int):
-        why = "it hides records, in batches of one size, and reads data.path"
-        fix = "leave out this method, or privacy_model: client, batch sizes of phases and paths of clients"
+        merged["federation"] = {**others, "rounds": found.steps}
+    elif group.get("privacy_model") == "client" or not isinstance(group.get("clients"), int):
+        why = "it hides records, and reads data.path"
+        fix = "leave out this method, or privacy_model: client and paths of clients"
         raise ConfigError(
             f"{source}: a run in one place does not compare with this federation", why=why, fix=fix
         )

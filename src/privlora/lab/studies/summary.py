@@ -136,7 +136,7 @@ def _differences(progress: Progress) -> list[dict[str, Any]]:
             sees = "sums" if federation.secure else "each client's answer"
             if federation.trusted_server:
                 sees = "each client's update"
-            rounds = [(kind.rounds, kind.local_steps) for kind in federation.kinds]
+            rounds = [(federation.rounds, federation.local_steps)]
         key = (method, local, sees, *rounds)
         facts = {"method": method, "local_method": local, "in_one_place": federation is None, "sees": sees}
         line = lines.setdefault(key, {**facts, "rounds": rounds, "tasks": {}, "epsilons": {}})

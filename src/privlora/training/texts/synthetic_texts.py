@@ -31,9 +31,9 @@ class SyntheticTexts:
     They are public: the generator sees fixed words, earlier texts, and the model as releases have made it. Everything
     that is drawn follows from run.seed. A text stands where a record would, as ``public_form`` says.
 
-    model: asked as it is at that moment, with the adapter as trained so far, where generator=model. evolving: whether
-    texts are chosen and varied; else those of the first step stay. own: of generator=callable, in Python. distinct:
-    whether copies are left out, so that there may be fewer texts than settings say.
+    model: asked as it is at that moment, with the adapter as trained so far, where it writes. evolving: whether
+    texts are chosen and varied; else those of the first step stay. own: instead of synthesis.callable, in Python.
+    distinct: whether copies are left out, so that there may be fewer texts than settings say.
 
     tell: set by who shows how far the work on them is, which takes most of a step: (what, done, all), all public.
     warn: set by who shows what is odd about them, a public sentence; said once.
@@ -60,8 +60,8 @@ class SyntheticTexts:
         refuse_formless(settings)
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
-        self._evolve_every = self._chosen.evolve_every if evolving else 0
-        later = later_texts(self._chosen, settings.privacy.steps, self._evolve_every)
+        self._evolves = evolving and settings.synthesis.evolution != "none"
+        later = later_texts(self._chosen, settings.privacy.steps) if self._evolves else 0
         self._needed = self._chosen.count + later
         self._distinct = distinct
         self.generator = build_generator(
@@ -130,7 +130,7 @@ class SyntheticTexts:
         """Those of the next step, see ``PublicTexts``."""
         if scores is not None and len(self._population):
             self._steps += 1
-            if self._evolve_every and self._steps % self._evolve_every == 0:
+            if self._evolves:
                 self._evolve(scores)
         return self.examples()
 
@@ -208,11 +208,9 @@ class SyntheticTexts:
             )
 
 
-def later_texts(chosen: SynthesisSettings, steps: int, evolve_every: int) -> int:
-    """Texts that a run of so many steps asks for after its first ones, where they evolve after so many (0: never)."""
-    if not evolve_every:
-        return 0
-    times = (steps - 1) // evolve_every + chosen.publish
+def later_texts(chosen: SynthesisSettings, steps: int) -> int:
+    """Texts that a run of so many steps asks for after its first ones, where they evolve."""
+    times = steps - 1 + chosen.publish
     return times * (chosen.count if chosen.evolution == "fresh" else chosen.seeds * chosen.variations)
 
 
@@ -235,9 +233,11 @@ def refuse_unusable_texts(settings: Settings, method: Method) -> None:
     generator = build_generator(chosen, seed=settings.run.seed, texts=texts, template=template)
     if isinstance(generator, FileGenerator):
         steps = settings.privacy.steps
-        evolve_every = chosen.evolve_every if method.public_texts == "evolving" else 0
-        votes = method.releases == "votes"
-        later = texts_of_rounds(chosen, steps) if votes else later_texts(chosen, steps, evolve_every)
+        later = 0
+        if method.releases == "votes":
+            later = texts_of_rounds(chosen, steps)
+        elif method.public_texts == "evolving" and chosen.evolution != "none":
+            later = later_texts(chosen, steps)
         generator.refuse_fewer(chosen.count + later)
 
 

@@ -10,11 +10,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final
 
 from privlora.accounting import Ledger
 from privlora.mechanisms import NoiseSource
-from privlora.randomness import counter_generator
 from privlora.synthesis.aug_pe import AugPE
 from privlora.synthesis.directions import record_directions
 from privlora.synthesis.generators import FileGenerator, PromptedGenerator
@@ -27,8 +25,6 @@ from privlora.training.inputs import Data
 from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
 from privlora.training.texts.synthetic_texts import texts_of_rounds
 from privlora.training.texts.warm_start import train_on_texts
-
-_CHOICES: Final = 2**63 + 2**60  # streams of the public seed: apart from warm starts and rehearsals
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,13 +59,11 @@ def aug_pe(parts: Parts) -> Poll:
         ballot.embed,
         keep=chosen.seeds,
         variations=chosen.variations,
-        selection=chosen.selection,
         fresh=chosen.evolution == "fresh",
-        public=lambda number: counter_generator(settings.run.seed, stream=_CHOICES + number),
     )
     return Poll(
         proposer=proposer,
-        encode=NearestVotes(chosen.nearest),
+        encode=NearestVotes(),
         texts=lambda: proposer.population.texts,
         finish=lambda: train_on_texts(parts, chosen.epochs),
     )
