@@ -73,10 +73,3 @@ def test_noise_for_a_share_is_of_all_phases_together() -> None:
 def test_a_share_of_a_coin_is_refused() -> None:
     with pytest.raises(PrivacyError, match="between that of a coin and 1"):
         noise_for(((PoissonSampling(0.1), 4),), right_guesses=0.5)
-
-
-def test_noise_for_a_share_counts_what_is_projected_afresh() -> None:
-    phases = ((PoissonSampling(0.1), 10),)
-    assert noise_for(phases, right_guesses=0.6, projections=((16, 64),)) < noise_for(
-        phases, right_guesses=0.6
-    )

@@ -203,7 +203,7 @@ def test_a_promise_in_shares_of_guesses(capsys: pytest.CaptureFixture[str]) -> N
     banded = call(capsys, *request, "--found", 0.05, "--bands", 2, "--json").json
     assert 0.049 < banded["means"]["found_at_1_percent"] <= 0.05
     refused = call(capsys, *request, "--found", "Mrs Smith has HIV")
-    check(refused, "a share of right guesses or of found units")
+    check(refused, "target_found")
     assert "Smith" not in refused.err + refused.out
     check(call(capsys, *request), "give either --epsilon or shares", "--epsilon 3")
     check(call(capsys, *request, "--found", 0.05, "--epsilon", 3), "give either --epsilon or shares")

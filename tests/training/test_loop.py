@@ -13,8 +13,9 @@ from promises import promise
 from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, StopAt, edit_settings, releases, side_log
 
 import privlora.training.loop
-from privlora.accounting import read_ledger
-from privlora.config import PrivacySettings
+from privlora.accounting import PoissonSampling, read_ledger
+from privlora.accounting.meaning import meaning, noise_for
+from privlora.config import PrivacySettings, checked
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Template, build_examples
 from privlora.data.sampling import PoissonSampler
@@ -27,7 +28,7 @@ from privlora.training.files import read_lines
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer, StepReport
-from privlora.training.promise import sampler
+from privlora.training.promise import noise_multiplier, sampler
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -316,3 +317,23 @@ def test_long_steps_are_saved_by_the_clock(
     monkeypatch.setattr("privlora.training.loop.time.monotonic", lambda: next(clock))
     bench.start(tmp_path / "run", run={"checkpoint_every": 100})
     assert saved == [3, 6, 9, 12]
+
+
+@pytest.mark.parametrize(("right", "found"), [(0.6, 0.2), (0.9, 0.05), (None, 0.05)])
+def test_a_run_keeps_a_target_of_shares(right: float | None, found: float, tmp_path: Path) -> None:
+    shares = {"target_epsilon": None, "target_right_guesses": right, "target_found": found}
+    Bench().start(tmp_path / "run", privacy={**PRIVACY, **shares})
+    means = meaning(read_ledger(tmp_path / "run/release/ledger.jsonl").events())
+    assert means.right_guesses <= (right or 1)
+    assert means.found_at_1_percent <= found
+    binds = means.right_guesses if right == 0.6 else means.found_at_1_percent
+    assert binds > 0.99 * (0.6 if right == 0.6 else found)
+
+
+def test_noise_for_shares_counts_what_is_projected_afresh() -> None:
+    shares = {"target_epsilon": None, "target_right_guesses": 0.6}
+    privacy = checked(PrivacySettings, {**PRIVACY, **shares}, "test")
+    phases, layers = ((PoissonSampling(0.1), 10),), ((16, 64),)
+    found = noise_multiplier(privacy, phases, layers)
+    assert found == noise_for(phases, right_guesses=0.6, projections=layers)
+    assert found < noise_multiplier(privacy, phases)

@@ -134,7 +134,7 @@ def rehearsed(settings: Settings, stage: Stage, *, rounds: int, sampled: bool = 
         "rounds": rounds,
         "survivors": len(stage.names) - len(stage.silent) if federation.distributed else None,
     }
-    targets = ("target_epsilon", "public_dataset_size")
+    targets = ("target_epsilon", "target_right_guesses", "target_found", "public_dataset_size")
     content["privacy"] |= dict.fromkeys(targets) | {
         "noise_multiplier": plan.phases[-1][0].noise_multiplier,
         "sample_rate": privacy.q if sampled else 1.0,

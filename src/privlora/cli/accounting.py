@@ -100,7 +100,8 @@ def calibrate(
         problems.found.append(ConfigError(what, fix="leave out --bands or --projection"))
     given = {
         "target_epsilon": epsilon,
-        "noise_multiplier": 1.0 if shares else None,  # not known yet
+        "target_right_guesses": right_guesses,
+        "target_found": found,
         "delta": delta,
         "steps": steps,
         "sample_rate": sample_rate,

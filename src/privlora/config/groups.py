@@ -28,7 +28,8 @@ from privlora.ranges import BATCHES, CLIP_NORMS, MOST_BANDS, NOISE_MULTIPLIERS
 _MOST_CHUNKS: Final = 8  # of a record in a step
 _ONE_LINE = 10_000  # a path is found whole in the file
 PUBLIC_TEXTS: Final = 384  # of adapter.public_text
-_TARGETS: Final = ("target_epsilon", "noise_multiplier")
+_SHARES: Final = ("target_right_guesses", "target_found")  # one or both
+_TARGETS: Final = ("target_epsilon", "noise_multiplier", *_SHARES)
 _OFF_PASS = 0.05  # by how much a batch may differ from what a whole number of them in a pass has
 
 IN_MEMORY = "(in memory)"
@@ -418,10 +419,16 @@ class PrivacySettings(Group):
     private: bool = True
     """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
-    """Epsilon at the end of the run; the noise multiplier follows from it. Give this or noise_multiplier."""
+    """Epsilon at the end of the run; the noise multiplier follows from it. Give this, target shares, or
+    noise_multiplier."""
+    target_right_guesses: float | None = Field(default=None, gt=0.5, lt=1)
+    """Target instead of epsilon: who guesses whether a unit took part is right in at most this share of cases, such as
+    0.6 (a coin: 0.5)."""
+    target_found: float | None = Field(default=None, gt=0.01, lt=1)
+    """Target instead of epsilon: who may accuse 1 unit in 100 falsely finds at most this share of those that took part,
+    such as 0.05."""
     noise_multiplier: float | None = Field(default=None, ge=NOISE_MULTIPLIERS[0], le=NOISE_MULTIPLIERS[1])
-    """sigma: the noise's standard deviation, as a multiple of clip_norm. `privlora calibrate` finds it for a target in
-    shares of right guesses."""
+    """sigma: the noise's standard deviation, as a multiple of clip_norm."""
     delta: float | None = Field(default=None, gt=0, lt=1)
     """Below 1 / public_dataset_size, better at most a tenth of it."""
     clip_norm: Annotated[float, OrAuto] = Field(default=1.0, ge=CLIP_NORMS[0], le=CLIP_NORMS[1])
@@ -491,8 +498,8 @@ class PrivacySettings(Group):
                 yield Wrong(what, "remove one of them", "private", given[0])
             if self.clip_quantile is not None:
                 yield Wrong("private=false clips nothing", "remove clip_quantile", "private")
-        elif len(given) != 1:
-            what = "the noise follows from either target_epsilon or noise_multiplier"
+        elif len({k if k not in _SHARES else _SHARES for k in given}) != 1:
+            what = "the noise follows from one of target_epsilon, noise_multiplier, and target shares"
             fix = "give exactly one of them, for example target_epsilon: 3"
             yield Wrong(what, fix, "target_epsilon", lacking="target_epsilon" in lacking)
         elif "delta" in lacking:

@@ -45,6 +45,8 @@ _EXAMPLES: Final = {
     "data.path": "records.jsonl",
     "privacy.target_epsilon": "3",
     "privacy.noise_multiplier": "1.0",
+    "privacy.target_right_guesses": "0.6",
+    "privacy.target_found": "0.05",
     "privacy.delta": "1e-5",
     "privacy.steps": "200",
     "privacy.expected_batch_size": "64",
@@ -55,7 +57,7 @@ _EXAMPLES: Final = {
     "federation.rounds": "20",
 }
 _SIZES: Final = {"steps": MOST_STEPS, "expected_batch_size": 1.0, "public_dataset_size": 10**9}
-_INSTEAD: Final = ("noise_multiplier", "sample_rate")
+_INSTEAD: Final = ("noise_multiplier", "target_right_guesses", "target_found", "sample_rate")
 """Settings that are given instead of others."""
 _STAND_INS: Final[Mapping[str, Mapping[str, Any]]] = {
     "model": {"name": "model"},

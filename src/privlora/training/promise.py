@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from privlora.accounting import Plan
 from privlora.accounting.calibration import Phases, calibrate_noise_multiplier
 from privlora.accounting.events import Projections, Sampling, StepEvent
+from privlora.accounting.meaning import noise_for
 from privlora.adapters import LowRankAdapter
 from privlora.config import PrivacySettings, Settings
 from privlora.data.sampling import PoissonSampler
@@ -66,7 +67,14 @@ def noise_multiplier(
     """sigma as it is given, or the smallest with which all phases together keep the target."""
     if privacy.noise_multiplier is not None:
         return privacy.noise_multiplier
-    assert privacy.target_epsilon is not None
+    if privacy.target_epsilon is None:
+        return noise_for(
+            phases,
+            right_guesses=privacy.target_right_guesses,
+            found_at_1_percent=privacy.target_found,
+            adjacency=adjacency,
+            projections=projections,
+        )
     assert privacy.delta is not None
     (sampling, steps), *others = phases
     return calibrate_noise_multiplier(
