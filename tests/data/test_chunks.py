@@ -61,7 +61,6 @@ def test_parts_are_the_text_in_like_lengths(count: int, max_length: int, eos: bo
 
 def test_a_text_is_one_unit_of_all_its_chunks() -> None:
     data = loaded()
-    assert data.examples.chunks is not None
     assert data.examples.chunks.tolist() == [1, 4, 1]
     assert [len(unit) for unit in data.units] == [1, 4, 1]
     assert int(data.examples.lengths.max()) <= 16

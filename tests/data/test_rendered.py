@@ -97,7 +97,6 @@ class TestPromptsAsTurns:
                 add_eos=True,
                 beta=0.1,
             )
-            assert found.rejected is not None
             assert shown(tokenizer, found)[1] == ["Hello<|im_end|>\n"]
             assert shown(tokenizer, found.rejected)[1] == ["What?<|im_end|>\n"]
 

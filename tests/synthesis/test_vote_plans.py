@@ -15,11 +15,6 @@ def test_ten_rounds_of_everybody_need_the_published_noise(target: float, sigma: 
     assert epsilon([(StepEvent(event.sampling, event.noise_multiplier * 0.995), 10)], 1e-5) > target
 
 
-def test_sampled_voters_need_less_noise() -> None:
-    found = calibrate_noise_multiplier(PoissonSampling(0.2), 10, 1.0, 1e-5)
-    assert found.noise_multiplier == pytest.approx(2.8257, rel=0.005)
-
-
 def test_training_has_what_the_votes_leave() -> None:
     votes, sampling = StepEvent(PoissonSampling(1.0), 12.0), PoissonSampling(0.2)
     alone = calibrate_noise_multiplier(sampling, 10, 3.0, 1e-5)
