@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import yaml
 from cli_cases import call
-from study_cases import content, on_disk
+from study_cases import on_disk
 
 from privlora.lab.studies.results import Results, Row
 
@@ -74,13 +74,6 @@ def test_bad_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert not Path("studies").exists()
 
 
-def test_another_folder(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = call(capsys, "lab", "compare", study, "--output", "elsewhere", "--json")
-    assert ended.code == 0, ended.err
-    assert Path("elsewhere/results.jsonl").exists()
-    assert not Path("studies").exists()
-
-
 def test_failures_are_shown(
     study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -115,17 +108,6 @@ def test_ctrl_c(study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert stopped.err.splitlines()[-1].startswith("interrupted: finished runs are kept")
     assert len(Path("studies/tiny/results.jsonl").read_text().splitlines()) == 2
     assert call(capsys, "lab", "compare", study).code == 0
-
-
-def test_missing_records_are_told_before_the_first_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("study.yaml").write_text(yaml.safe_dump(content()))
-    ended = call(capsys, "lab", "compare", "study.yaml")
-    assert ended.code == 2
-    assert "there is no file records.jsonl" in ended.err
-    assert not Path("studies").exists()
 
 
 def test_bad_options(study: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,12 +53,6 @@ def test_records_are_private_unless_asserted_otherwise(
     assert json.loads((private / "diagnostics.json").read_text())["facts"]["rank"] == 3
 
 
-def test_user_level_and_capped_batches(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    privacy = {"unit": "user", "user_column": "patient", "public_dataset_size": 8, "max_batch_size": 7}
-    config = write_config(folder, run_settings(model, folder, privacy=privacy))
-    assert call(capsys, "lab", "diagnose", config, *QUICK, "--output", folder / "found").code == 0
-
-
 def test_without_a_file_it_takes_generated_records(
     model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -127,14 +121,3 @@ def test_an_interruption(
     ended = call(capsys, "lab", "diagnose", config, "--output", folder / "found")
     assert ended.code == 130
     assert "nothing was written" in ended.err
-
-
-def test_help_names_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "lab", "diagnose", "--help").out
-    assert all(figure in shown for figure in FIGURES)
-
-
-def test_a_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    ended = call(capsys, "lab", "diagnose", tmp_path / "no.yaml")
-    assert ended.code == 2
-    assert "cannot read" in ended.err

@@ -55,57 +55,18 @@ def test_a_run_brings_its_task(trained: Path, capsys: pytest.CaptureFixture[str]
 
 def test_own_columns_replace_the_runs_task(trained: Path, capsys: pytest.CaptureFixture[str]) -> None:
     data = ["--data", write(trained / "public.jsonl", REVIEWS)]
-    loss = call(capsys, "evaluate", trained / "run", *data, "--text", "sentence", "--json")
+    column = ["--text", "sentence"]
+    loss = call(capsys, "evaluate", trained / "run", *data, *column, "--json")
     assert loss.json["loss_per_example"] > 0
-    model = call(
-        capsys,
-        "evaluate",
-        load_settings(trained / "run.yaml").model.name,
-        *data,
-        "--text",
-        "sentence",
-        "--max-length",
-        100,
-        "--json",
-    )
+    base = load_settings(trained / "run.yaml").model.name
+    model = call(capsys, "evaluate", base, *data, *column, "--max-length", 100, "--json")
     assert loss.json["base"]["loss_per_example"] == pytest.approx(model.json["loss_per_example"], rel=1e-5)
     assert "base" not in model.json
-    shown = call(capsys, "evaluate", trained / "run", *data, "--text", "sentence")
+    shown = call(capsys, "evaluate", trained / "run", *data, *column)
     gained = loss.json["base"]["loss_per_example"] - loss.json["loss_per_example"]
-    assert f"base model       {loss.json['base']['loss_per_example']:.4f} on the same records" in shown.out
     assert f"gained           {gained:.4f}: " in shown.out
     other = call(capsys, "evaluate", trained / "run", *data, "--task", "cola", "--json")
     assert other.json["metric_name"] == "matthews_correlation"
-
-
-def test_a_folder_that_is_not_there_offers_the_nearest_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    for name in ("short", "other"):
-        run = RunFolder(Path("runs") / name)
-        run.settings.parent.mkdir(parents=True)
-        run.settings.touch()
-    Path("runs/shirt").mkdir()  # no run
-    for target in ("runs/shrt", "shrt", tmp_path / "runs/shrt"):
-        ended = call(capsys, "evaluate", target)
-        assert ended.code == 2
-        assert ended.err.startswith("error: there is no run in ")
-        assert "Fix: did you mean the run '" in ended.err
-        assert "runs/short'?" in ended.err
-    ended = call(capsys, "evaluate", "runs/nothing-like-it")
-    assert "did you mean the run" not in ended.err
-    assert ended.err.startswith("error: cannot load model 'runs/nothing-like-it'")
-
-
-def test_a_model_that_is_cut_short(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    (tmp_path / "m").mkdir()
-    (tmp_path / "m/config.json").write_text("{}")
-    (tmp_path / "m/model.safetensors").write_bytes(b"cut")
-    data = write(tmp_path / "public.jsonl", REVIEWS[:4])
-    ended = call(capsys, "evaluate", tmp_path / "m", "--data", data, "--text", "sentence")
-    assert ended.code == 2
-    assert "model.safetensors' is cut short or damaged. Fix: copy it again" in ended.err
 
 
 def test_a_yaml_in_the_place_of_its_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -139,16 +100,8 @@ def test_generation_and_every_answer(model: Path, tmp_path: Path, capsys: pytest
     assert found.json["per_example"]["gold"] == [1, 2, 3]
     shown = call(capsys, "evaluate", model, *data, *asked)
     assert after(shown, *EVALUATING) == []
-    for words in (
-        "gsm8k",
-        "accuracy",
-        "3 records by generation",
-        "counted as wrong",
-        "as LLM-Adapters read",
-        "95% interval",
-        "so are these",
-    ):
-        assert words in shown.out
+    assert "3 records by generation" in shown.out
+    assert "95% interval" in shown.out
 
 
 def test_a_suite_in_one_command(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

