@@ -58,15 +58,11 @@ class Bench:
             **groups,
         )
 
-    def resume(self, folder: Path, evaluation: Any = None, observer: Observer | None = None) -> Result:
-        return resume_run(
-            folder,
-            model=self.model,
-            tokenizer=self.tokenizer,
-            records=RECORDS,
-            evaluation=evaluation,
-            observer=observer,
-        )
+    def resume(
+        self, folder: Path, evaluation: Any = None, observer: Observer | None = None, **options: Any
+    ) -> Result:
+        given = {"model": self.model, "tokenizer": self.tokenizer, "records": RECORDS, **options}
+        return resume_run(folder, evaluation=evaluation, observer=observer, **given)
 
     def continue_or_start(self, folder: Path, **options: Any) -> Result:
         """What a user does after a crash: resume, or start again if the run had not begun."""
@@ -115,6 +111,17 @@ class StopAt(Observer):
 
     def on_private_loss(self, step: int, loss: float) -> None:
         raise AssertionError("nobody asked for it")
+
+
+class Warned(StopAt):
+    """Stops nowhere, and keeps what it was warned of."""
+
+    def __init__(self) -> None:
+        super().__init__(step=0)
+        self.warnings: list[str] = []
+
+    def on_warning(self, what: str) -> None:
+        self.warnings.append(what)
 
 
 def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:
