@@ -5,23 +5,17 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from promises import promise, small_settings
 
 from privlora.accounting import epsilon
-from privlora.config import Settings, settings_from
+from privlora.config import Settings
 from privlora.errors import ConfigError
 from privlora.training.promise import plan_privacy
 
 
 def _settings(limit: int | None, **privacy: Any) -> Settings:
-    plan = {"delta": 1e-5, "steps": 20, "expected_batch_size": 20, "public_dataset_size": 100}
-    return settings_from(
-        {
-            "model": {"name": "unused"},
-            "data": {"path": "unused.jsonl", "limit": limit},
-            "privacy": {**plan, **({"target_epsilon": 3} | privacy)},
-            "run": {"output": "unused"},
-        }
-    )
+    plan = promise(steps=20, batch=20, records=100, delta=1e-5, **({"target_epsilon": 3} | privacy))
+    return small_settings(data={"path": "unused.jsonl", "limit": limit}, privacy=plan)
 
 
 @pytest.mark.parametrize("privacy", [{}, {"target_epsilon": None, "target_found": 0.05}])
