@@ -28,6 +28,7 @@ from privlora.api import Result, fine_tune, resume_run
 from privlora.mechanisms import NoiseSource, Release
 from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import digest_of
+from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer, StepReport
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
@@ -48,15 +49,14 @@ class Bench:
     ) -> Result:
         groups = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, **groups}
         groups["run"] = {"checkpoint_every": 2, "tokens_per_micro_batch": 120, **groups.get("run", {})}
-        return fine_tune(
-            self.model,
-            RECORDS,
-            tokenizer=self.tokenizer,
-            method=method,
-            output=folder,
-            observer=observer,
-            **groups,
-        )
+        records = groups.pop("records", RECORDS)
+        given = {"tokenizer": self.tokenizer, "method": method, "output": folder, "observer": observer}
+        return fine_tune(self.model, records, **given, **groups)
+
+    def stopped(self, folder: Path, after: int, **options: Any) -> None:
+        """A run that was stopped after so many steps."""
+        with pytest.raises(Interrupted):
+            self.start(folder, observer=StopAt(after), **options)
 
     def resume(
         self, folder: Path, evaluation: Any = None, observer: Observer | None = None, **options: Any
