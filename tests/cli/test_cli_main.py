@@ -12,7 +12,7 @@ from logging import getLogger
 from pathlib import Path
 
 import pytest
-from cli_cases import CHECKING, call, check
+from cli_cases import CHECKING, Call, check
 
 import privlora
 from privlora.cli import main
@@ -41,13 +41,11 @@ def isolated(code: str, cache: Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.mark.parametrize("columns", ["60", "120"])
-def test_every_command_has_help_and_json(
-    columns: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_has_help_and_json(columns: str, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", columns)
     assert (len(COMMANDS), IN_LAB) == (16, ["compare", "diagnose"])
     for words in ALL:
-        shown = call(capsys, *words, "--help")
+        shown = call(*words, "--help")
         assert shown.code == 0
         assert f"Usage: privlora {' '.join(words)} " in shown.out
         assert "--json" in shown.out
@@ -56,34 +54,32 @@ def test_every_command_has_help_and_json(
 
 
 def test_every_command_without_arguments_or_with_wrong_ones_is_refused_in_a_line(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "60")
     for words in ALL:
         wrong = [["--no-such-option"], ["a", "b", "c", "--no-such-option=3"]]
         for argv in ([[]] if words[-1] not in BY_THEMSELVES else []) + wrong:
-            shown = call(capsys, *words, *argv)
+            shown = call(*words, *argv)
             check(shown)
             first, *more = shown.err.splitlines()
             assert first.startswith("error: "), (words, argv)
             assert all(line.startswith("  - ") for line in more), shown.err
 
 
-def test_without_a_command_help_is_shown(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_a_command_help_is_shown(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
-    shown = call(capsys)
+    shown = call()
     assert shown.code == 0
     assert all(f" {name} " in shown.out for name in [*COMMANDS, "lab"])
     assert "…" not in shown.out
-    shown = call(capsys, "lab")
+    shown = call("lab")
     assert shown.code == 0
     assert all(f" {name} " in shown.out for name in IN_LAB)
 
 
-def test_version(capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "--version").out == f"privlora {privlora.__version__}\n"
+def test_version(call: Call) -> None:
+    assert call("--version").out == f"privlora {privlora.__version__}\n"
 
 
 def test_what_settings_say_of_privacy_never_imports_transformers(tmp_path: Path) -> None:
@@ -236,9 +232,9 @@ def test_ctrl_c_is_one_line(capsys: pytest.CaptureFixture[str], monkeypatch: pyt
     assert captured.err.count("\n") == 1
 
 
-def test_a_mistyped_command_is_hinted_at(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_mistyped_command_is_hinted_at(call: Call) -> None:
     for typed in ("trian", "trane", "Train"):
-        check(call(capsys, typed), f"there is no command '{typed}'. Fix: did you mean 'train'?")
+        check(call(typed), f"there is no command '{typed}'. Fix: did you mean 'train'?")
 
 
 def test_what_a_table_does_not_need_is_not_imported(tmp_path: Path) -> None:
@@ -258,22 +254,20 @@ def test_a_kernel_that_nothing_uses_is_not_told_of(caplog: pytest.LogCaptureFixt
     assert caplog.messages == ["anything else"]
 
 
-def test_a_setting_given_to_resume_is_answered(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_setting_given_to_resume_is_answered(call: Call) -> None:
     for name in ("privacy.bands", "target_epsilon"):
-        outcome = call(capsys, "resume", "runs/notes", f"{name}=8")
+        outcome = call("resume", "runs/notes", f"{name}=8")
         assert outcome.code == 2
         assert f"'{name}' is given, and settings of a run cannot change" in outcome.err
     assert "other settings take a new run" in outcome.err
     assert "\n" not in outcome.err.strip()
-    assert "settings of a run" not in call(capsys, "resume", "runs/notes", "other").err
+    assert "settings of a run" not in call("resume", "runs/notes", "other").err
 
 
-def test_parts_of_what_was_typed_show_nothing_of_a_file(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_parts_of_what_was_typed_show_nothing_of_a_file(tmp_path: Path, call: Call) -> None:
     config = tmp_path / "Noel" / "c.yaml"
     config.parent.mkdir()
     config.write_text("data: {path: a.jsonl, format: Noel}\n")
-    told = call(capsys, "train", config).err.replace(str(tmp_path), "")
+    told = call("train", config).err.replace(str(tmp_path), "")
     assert "Noel" not in told.replace("/Noel/c.yaml", "")
-    assert "'Noel'" in call(capsys, "train", config, "data.format=Noel").err
+    assert "'Noel'" in call("train", config, "data.format=Noel").err

@@ -12,16 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import (
-    LOADING,
-    TRAINING,
-    WRITING,
-    call,
-    check,
-    phases,
-    run_settings,
-    write_config,
-)
+from cli_cases import LOADING, TRAINING, WRITING, Call, check, phases, run_settings, write_config
 
 import privlora
 from privlora.accounting import read_ledger
@@ -33,10 +24,8 @@ from privlora.training.progress import RichObserver
 from privlora.training.takeover import is_over
 
 
-def test_json_is_alone_on_stdout(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = call(
-        capsys, "train", write_config(folder, run_settings(model, folder)), "privacy.steps=4", "--json"
-    )
+def test_json_is_alone_on_stdout(model: Path, folder: Path, call: Call) -> None:
+    ended = call("train", write_config(folder, run_settings(model, folder)), "privacy.steps=4", "--json")
     assert ended.code == 0, ended.err
     found = ended.json
     summary = read_ledger(found["ledger"])
@@ -52,10 +41,8 @@ def test_json_is_alone_on_stdout(model: Path, folder: Path, capsys: pytest.Captu
     assert "step 4/4" in ended.err
 
 
-def test_the_promise_names_all_that_it_depends_on(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended = call(capsys, "train", write_config(folder, run_settings(model, folder)))
+def test_the_promise_names_all_that_it_depends_on(model: Path, folder: Path, call: Call) -> None:
+    ended = call("train", write_config(folder, run_settings(model, folder)))
     run = folder / "run" / "release"
     for place in (f"adapter:  {run}\n", f"ledger:   {run}/ledger.jsonl\n", f"report:   {run}/report.html\n"):
         assert place in ended.out
@@ -72,30 +59,25 @@ def test_the_promise_names_all_that_it_depends_on(
     ],
 )
 def test_an_odd_setting_is_told_as_a_plan_tells_it(
-    groups: dict[str, Any],
-    name: str,
-    words: str,
-    model: Path,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
+    groups: dict[str, Any], name: str, words: str, model: Path, folder: Path, call: Call
 ) -> None:
     config = write_config(folder, run_settings(model, folder, **groups))
-    shown = call(capsys, "plan", config).out.splitlines()
+    shown = call("plan", config).out.splitlines()
     (said,) = [line.removeprefix(name).strip() for line in shown if line.startswith(f"{name} ")]
     assert words in said
-    assert call(capsys, "train", config).err.splitlines().count(f"WARNING: {said}") == 1
-    assert said not in call(capsys, "resume", folder / "run").err  # it is too late
+    assert call("train", config).err.splitlines().count(f"WARNING: {said}") == 1
+    assert said not in call("resume", folder / "run").err  # it is too late
 
 
 def test_the_private_loss_is_shown_only_on_request_and_on_a_terminal(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = write_config(folder, run_settings(model, folder, privacy={"expected_batch_size": 20}))
     asked = "run.show_private_loss=true"
-    hidden = call(capsys, "train", config)
-    piped = call(capsys, "train", config, asked, f"run.output={folder / 'piped'}")
+    hidden = call("train", config)
+    piped = call("train", config, asked, f"run.output={folder / 'piped'}")
     monkeypatch.setattr("rich.console.Console.is_terminal", True)
-    shown = call(capsys, "train", config, asked, f"run.output={folder / 'other'}")
+    shown = call("train", config, asked, f"run.output={folder / 'other'}")
     assert "training loss" not in hidden.out + hidden.err + piped.out + piped.err
     assert "PRIVATE training loss" in shown.err
     assert "training loss" not in shown.out
@@ -104,17 +86,15 @@ def test_the_private_loss_is_shown_only_on_request_and_on_a_terminal(
 @pytest.mark.parametrize(
     "privacy", [{"private": False, "noise_multiplier": None}, {"insecure_noise_seed": 1}]
 )
-def test_what_is_not_private_says_so(
-    privacy: dict[str, Any], model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_private_says_so(privacy: dict[str, Any], model: Path, folder: Path, call: Call) -> None:
     settings = run_settings(model, folder, privacy=privacy)
-    ended = call(capsys, "train", write_config(folder, settings))
+    ended = call("train", write_config(folder, settings))
     assert ended.code == 0, ended.err
     assert "NOT PRIVATE" in ended.out
     assert "NOT PRIVATE" in ended.err.splitlines()[1]
     assert phases(ended) == list(TRAINING)
     assert "ε" not in ended.out + ended.err
-    again = call(capsys, "resume", folder / "run", "--json")
+    again = call("resume", folder / "run", "--json")
     assert again.err.splitlines()[2].startswith("this run is over already: no step is taken")
     assert again.json["private"] is False
     assert "epsilon" not in again.json
@@ -132,12 +112,12 @@ def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = sign
 
 
 def test_ctrl_c_keeps_everything_and_resume_goes_on(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, run = write_config(folder, run_settings(model, folder, privacy={"steps": 5})), folder / "run"
     with monkeypatch.context() as patch:
         _interrupt_at(2, patch)
-        stopped = call(capsys, "train", config, "--json")
+        stopped = call("train", config, "--json")
     assert stopped.code == 130
     assert stopped.out == ""
     last = stopped.err.splitlines()[-1]
@@ -146,14 +126,14 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     assert not (run / "release" / "adapter_model.safetensors").exists()
     # Only the ledger says that a run is over, never a report.
     (run / "release" / "privacy_report.json").write_text("{}")
-    check(call(capsys, "train", config), "holds a run already: its ledger shows charges", "privlora resume")
+    check(call("train", config), "holds a run already: its ledger shows charges", "privlora resume")
     charged = read_ledger(run / "release" / "ledger.jsonl")
     records = load_settings(config).data.path
     Path(records).rename(folder / "moved.jsonl")
-    lost = call(capsys, "resume", run)
+    lost = call("resume", run)
     check(lost, "data.path (line ", "there is no file", "say where they lie now: ", "--data FILE")
     (folder / "moved.jsonl").rename(records)
-    resumed = call(capsys, "resume", run, "--json")
+    resumed = call("resume", run, "--json")
     assert resumed.code == 0, resumed.err
     spent = f"epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
     assert f"going on after step 2 of 5, {spent}, by the settings that it began with" in resumed.err
@@ -167,16 +147,12 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
 def test_other_signals_save_as_ctrl_c_does(
-    number: signal.Signals,
-    model: Path,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _interrupt_at(2, monkeypatch, number)
     before = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored
     try:
-        stopped = call(capsys, "train", write_config(folder, run_settings(model, folder)))
+        stopped = call("train", write_config(folder, run_settings(model, folder)))
     finally:
         signal.signal(number, before)
     assert stopped.code == 128 + number
@@ -205,14 +181,14 @@ def test_a_run_that_nobody_reads_goes_on_to_its_end(closed: str, model: Path, fo
 
 
 def test_an_interruption_before_the_start_leaves_nothing(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     config = write_config(folder, run_settings(model, folder))
     monkeypatch.setattr("privlora.running.load_all", interrupt)
-    stopped = call(capsys, "train", config)
+    stopped = call("train", config)
     assert stopped.code == 130
     assert (
         stopped.err.splitlines()[-1]
@@ -233,7 +209,7 @@ def test_a_report_that_somebody_put_there_makes_no_run_finished(finished: Path, 
 
 
 def test_full_memory_of_a_device_is_one_line(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -242,7 +218,7 @@ def test_full_memory_of_a_device_is_one_line(
 
     monkeypatch.setattr("privlora.training.step.micro_batch_gradients", full)
     settings = run_settings(model, folder, privacy={"expected_batch_size": 30})
-    ended = call(capsys, "train", write_config(folder, settings))
+    ended = call("train", write_config(folder, settings))
     assert ended.code == 2
     assert "error: out of device memory. Fix: lower run.tokens_per_micro_batch" in ended.err
     assert f"privlora resume {folder / 'run'}" in ended.err
