@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
 import transformers as hf
+from promises import promise, small_settings
 from tiny_models import VOCAB, tiny_tokenizer
 
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
-from privlora.config import Settings, settings_from
+from privlora.config import Settings
 from privlora.coordinates.headed import HeadedCoordinates
 from privlora.data.examples import Examples
 from privlora.methods import METHODS, build
@@ -70,10 +70,8 @@ def labelled(**data: Any) -> Settings:
 
 
 def settings_of(**groups: Mapping[str, Any]) -> Settings:
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2, "expected_batch_size": 2}
-    return settings_from(
-        {"model": {"name": "m"}, "privacy": privacy | {"public_dataset_size": 5}, **groups}, source="test"
-    )
+    own = promise(steps=2, batch=2, records=5, noise_multiplier=1.0, delta=1e-5)
+    return small_settings(**{"privacy": own, **groups})
 
 
 def examples_of(records: list[dict[str, Any]], **data: Any) -> Examples:
@@ -96,9 +94,3 @@ def started(model: Any, method: str) -> tuple[HeadedAdapter, HeadedCoordinates, 
             t.copy_(0.3 * torch.randn_like(t))
     coordinates.install()
     return adapter, coordinates, optimizer
-
-
-def spoiled(example: Any) -> Any:
-    ids = example.input_ids.copy()
-    ids[0] = VOCAB - 1
-    return replace(example, input_ids=ids)

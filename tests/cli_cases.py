@@ -134,6 +134,10 @@ def call(capsys: pytest.CaptureFixture[str], *argv: object) -> Outcome:
     return Outcome(code, captured.out, captured.err)
 
 
+Call = Callable[..., Outcome]
+"""The command line with these arguments, as the fixture ``call`` of tests/cli gives it."""
+
+
 def phases(outcome: Outcome) -> list[str]:
     """Of the lines of stderr those that name a phase, in their order."""
     return [line for line in outcome.err.splitlines() if line in PHASES]
@@ -155,7 +159,7 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 
 def refuses(
-    capsys: pytest.CaptureFixture[str],
+    call: Call,
     folder: Path,
     argv: list[object],
     *words: str,
@@ -168,7 +172,7 @@ def refuses(
     imports.
     """
     before = tree(folder)
-    outcome = call(capsys, *argv)
+    outcome = call(*argv)
     check(outcome, *words)
     if quiet:
         slow = [phase for phase in phases(outcome) if phase in (LOADING, CHECKING)]

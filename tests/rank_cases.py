@@ -1,4 +1,4 @@
-"""Processes that train together: forked here, joined as torchrun joins its own."""
+"""Processes that train together: forked here, joined as torchrun joins its own; and a mechanism for each."""
 
 from __future__ import annotations
 
@@ -13,11 +13,36 @@ from pathlib import Path
 
 import torch
 import tqdm
+from tiny_models import tiny_model
 
+from privlora.accounting import PoissonSampling
+from privlora.accounting.events import StepEvent
+from privlora.adapters import LowRankAdapter
+from privlora.coordinates import Coordinates
+from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism
+from privlora.mechanisms.charges import Uncharged
+from privlora.methods import METHODS, build
 from privlora.training.torch_ranks import joined
 
 # Its thread holds a lock that a forked process would wait for.
 tqdm.tqdm.monitor_interval = 0
+
+
+def coordinates_of(name: str = "dp-sgd") -> Coordinates:
+    adapter = LowRankAdapter(tiny_model(), rank=4, target_modules="all-linear")
+    return build(METHODS[name], adapter, optimizer=METHODS[name].optimizer, init=None, seed=0, settings={})[0]
+
+
+def mechanism_of(coordinates: Coordinates | None = None, *, adaptive: bool = False) -> GaussianMechanism:
+    coordinates = coordinates_of() if coordinates is None else coordinates
+    return GaussianMechanism(
+        coordinates,
+        clip_norm=2.0,
+        event=StepEvent(PoissonSampling(0.1), 1.5, coordinates.event_layers),
+        expected_batch_size=10,
+        ledger=Uncharged(),
+        adaptive=AdaptiveClipNorm(2.0, 0.5) if adaptive else None,
+    )
 
 
 def start_together(size: int, work: Callable[[int], object]) -> list[int]:

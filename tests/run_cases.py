@@ -28,6 +28,7 @@ from privlora.api import Result, fine_tune, resume_run
 from privlora.mechanisms import NoiseSource, Release
 from privlora.optimizers import Optimizer
 from privlora.training.checkpoint import digest_of
+from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer, StepReport
 
 RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
@@ -48,25 +49,20 @@ class Bench:
     ) -> Result:
         groups = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, **groups}
         groups["run"] = {"checkpoint_every": 2, "tokens_per_micro_batch": 120, **groups.get("run", {})}
-        return fine_tune(
-            self.model,
-            RECORDS,
-            tokenizer=self.tokenizer,
-            method=method,
-            output=folder,
-            observer=observer,
-            **groups,
-        )
+        records = groups.pop("records", RECORDS)
+        given = {"tokenizer": self.tokenizer, "method": method, "output": folder, "observer": observer}
+        return fine_tune(self.model, records, **given, **groups)
 
-    def resume(self, folder: Path, evaluation: Any = None, observer: Observer | None = None) -> Result:
-        return resume_run(
-            folder,
-            model=self.model,
-            tokenizer=self.tokenizer,
-            records=RECORDS,
-            evaluation=evaluation,
-            observer=observer,
-        )
+    def stopped(self, folder: Path, after: int, **options: Any) -> None:
+        """A run that was stopped after so many steps."""
+        with pytest.raises(Interrupted):
+            self.start(folder, observer=StopAt(after), **options)
+
+    def resume(
+        self, folder: Path, evaluation: Any = None, observer: Observer | None = None, **options: Any
+    ) -> Result:
+        given = {"model": self.model, "tokenizer": self.tokenizer, "records": RECORDS, **options}
+        return resume_run(folder, evaluation=evaluation, observer=observer, **given)
 
     def continue_or_start(self, folder: Path, **options: Any) -> Result:
         """What a user does after a crash: resume, or start again if the run had not begun."""
@@ -112,6 +108,17 @@ class StopAt(Observer):
     def on_evaluation(self, step: int, loss: float) -> None:
         if self.during == "evaluation" and step == self.step:
             os.kill(os.getpid(), signal.SIGINT)
+
+
+class Warned(StopAt):
+    """Stops nowhere, and keeps what it was warned of."""
+
+    def __init__(self) -> None:
+        super().__init__(step=0)
+        self.warnings: list[str] = []
+
+    def on_warning(self, what: str) -> None:
+        self.warnings.append(what)
 
 
 def in_a_child(work: Callable[[], object], kill_after: float | None = None) -> int:

@@ -74,7 +74,7 @@ Refused = Callable[..., Outcome]
 @pytest.fixture
 def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Called with a command and words of its one line: it refuses, and no file in ``folder`` changes."""
-    return partial(refuses, capsys, folder)
+    return partial(refuses, partial(call, capsys), folder)
 
 
 @pytest.fixture
@@ -361,7 +361,7 @@ def test_devices(device: str, model: Path, folder: Path, untrainable: Refused) -
 def test_an_output_that_is_taken(finished: Path, capsys: pytest.CaptureFixture[str]) -> None:
     over = ["holds a run already, and that is finished", f"its results are in {finished}/run/release"]
     argv: list[object] = ["train", finished / "run.yaml"]
-    outcome = refuses(capsys, finished, argv, *over, "set run.output to another folder")
+    outcome = refuses(partial(call, capsys), finished, argv, *over, "set run.output to another folder")
     assert "privlora resume" not in outcome.err
 
 

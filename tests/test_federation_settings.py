@@ -49,7 +49,6 @@ def of(**values: Any) -> dict[str, Groups]:
 @pytest.mark.parametrize("rule", ["joint", None])
 def test_a_metric_goes_with_the_rule_that_nobody_has_to_name(rule: str | None) -> None:
     found = settings_from({**of(rule=rule), "method": {"name": "prism", "metric_power": 1}})
-    assert found.federation is not None
     assert found.federation.joint
     made = {"method": {"metric_power": 1}, "federation": found.federation}
     assert not misplaced(of_mapping(made))

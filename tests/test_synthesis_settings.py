@@ -29,7 +29,6 @@ def test_a_run_has_none_unless_it_says_so() -> None:
     assert settings_from(BASE).synthesis is None
     assert "synthesis" not in settings_from(BASE).to_yaml()
     default = of().synthesis
-    assert default is not None
     assert (default.generator, default.seeds, default.variations) == ("model", 100, 1)
     assert (default.temperature, default.warm_start_epochs, default.evolution) == (1.0, 0, "variations")
 
@@ -83,7 +82,6 @@ def test_refused(given: dict[str, Any], words: str) -> None:
 
 def test_a_finished_run_is_a_source_of_published_texts_alone() -> None:
     found = of(publish=True, source="runs/a").synthesis
-    assert found is not None
     assert (found.publish, found.source) == (True, "runs/a")
 
 

@@ -58,7 +58,6 @@ def test_what_nobody_gives_is_auto(
     trainer(kind(**used), auto=auto, **more)
     (settings,) = found
     assert (settings.privacy.steps, settings.privacy.b) == run_sizes(1000, 5 if auto is True else 2)
-    assert settings.auto is not None
     assert set(settings.auto.choose) == {"clip_norm", "right_weight", "learning_rate"}
     trainer(kind(max_steps=7, **used), auto=auto, **more)
     assert found[-1].privacy.steps == 7

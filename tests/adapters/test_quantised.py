@@ -103,7 +103,6 @@ def test_gradients_are_autograds() -> None:
     torch.nn.functional.cross_entropy(logits, ids[0, 1:]).backward()
     handle.remove()
     let_go(held)
-    assert update.grad is not None
     with adapter:
         captured, _ = micro_batch_gradients(adapter, one_batch([example]))
     torch.testing.assert_close(captured.p[-1][0], update.grad @ site.right, rtol=1e-4, atol=1e-6)

@@ -135,7 +135,6 @@ def test_canaries_are_drawn_in_their_own_turn_alone(name: str) -> None:
 def test_signals_of_rows_are_what_an_honest_mechanism_adds(name: str) -> None:
     state, drawn = played(name, 1e-5)
     found = state.signals
-    assert found is not None
     weights = [
         sum(C[t - s] ** 2 * len(drawn[s]) for s in range(max(0, t - BANDS + 1), t + 1)) for t in range(STEPS)
     ]
@@ -158,7 +157,6 @@ def test_the_noise_of_rows_has_the_law_that_is_judged_by() -> None:
     sigma = 20.0
     state, _ = played("prism", sigma)
     found = state.signals
-    assert found is not None
     assert abs(found.signal - found.expected) < 5 * sigma * found.drawn**0.5
     assert abs(found.energy / sigma**2 / found.dimensions - 1) < 6 * (2 / found.dimensions) ** 0.5 + 0.02
 

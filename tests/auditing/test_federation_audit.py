@@ -151,7 +151,6 @@ def test_colluding_clients_add_no_noise(tmp_path: Path) -> None:
         plan = played.statement().plan
     spread = torch.stack(opened).var(dim=0).mean().sqrt().item()
     lattice = lattice_of(federation_of(played.settings), plan, {"sum": (len(opened[0]),)})
-    assert lattice is not None
     assert spread == pytest.approx(lattice.share_std * 3**0.5, rel=0.07)  # of three shares, not of four
 
 
@@ -388,7 +387,6 @@ def test_a_rehearsal_keeps_what_a_release_costs_and_nothing_of_the_records() -> 
     found = rehearsed(settings, stage_of(settings), rounds=50)
     assert found.privacy.noise_multiplier == SIGMA
     assert (found.privacy.q, found.privacy.clip_norm) == (1.0, settings.privacy.clip_norm)
-    assert found.federation is not None
     assert (found.federation.threshold, found.federation.rounds) == (3, 50)
     assert found.data.path == "(at the clients)"
     sampled = rehearsed(settings, stage_of(settings), rounds=50, sampled=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -62,9 +63,7 @@ def test_a_plain_run_gives_members_away_and_claims_nothing(finished: Path) -> No
     found = audit_finished(finished / "plain", **files(finished))
     assert found.epsilon_claimed is None
     assert not found.violated
-    assert found.membership is not None
     assert found.membership["after"].area.value > 0.7
-    assert found.leakage is not None
     assert found.leakage["before"].ceiling == 2.0
     assert found.to_dict()["membership"]["after"]["members"] == 12
     assert found.epsilon_most is None
@@ -158,7 +157,12 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_loaded(
     ledger.touch()
     monkeypatch.setattr("privlora.cli.auditing.loading", None)  # it would be called
     config = write_config(tmp_path, run_settings(tmp_path / "model", tmp_path))
-    refuses(capsys, tmp_path, ["audit", config, "--shadows=20", "data.max_length=30"], "holds a run already")
+    refuses(
+        partial(call, capsys),
+        tmp_path,
+        ["audit", config, "--shadows=20", "data.max_length=30"],
+        "holds a run already",
+    )
 
 
 def test_secrets_are_read_strictly(tmp_path: Path) -> None:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
+import cli_cases
 import pytest
-from cli_cases import run_settings, save_tiny_model, write_config, write_records
+from cli_cases import Call, run_settings, save_tiny_model, write_config, write_records
 
 from privlora.cli import main
 
@@ -31,3 +33,8 @@ def folder(tmp_path: Path) -> Path:
     """A folder with good records."""
     write_records(tmp_path / "records.jsonl")
     return tmp_path
+
+
+@pytest.fixture
+def call(capsys: pytest.CaptureFixture[str]) -> Call:
+    return partial(cli_cases.call, capsys)

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 import yaml
-from cli_cases import call
-from study_cases import content, on_disk
+from cli_cases import Call
+from study_cases import on_disk
 
 from privlora.lab.studies.results import Results, Row
 
@@ -31,75 +31,66 @@ def study(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return Path("tiny.yaml")
 
 
-def test_from_file_to_table(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    early = call(capsys, "lab", "compare", study, "--table")
+def test_from_file_to_table(study: Path, call: Call) -> None:
+    early = call("lab", "compare", study, "--table")
     assert early.code == 0, early.err
     assert "| prism | … |" in early.out
-    ended = call(capsys, "lab", "compare", study)
+    ended = call("lab", "compare", study)
     assert ended.code == 0, ended.err
     assert "selection runs: 4 of 4" in ended.err
     assert "report runs: 4 of 4" in ended.err
     assert Path("studies/tiny/table.md").read_text() in ended.out
     assert "page:     studies/tiny/study.html" in ended.out
     assert "is best in the mean" in ended.out
-    again = call(capsys, "lab", "compare", study, "--json")
+    again = call("lab", "compare", study, "--json")
     assert "report runs" not in again.err
     assert again.json["page"] == "studies/tiny/study.html"
     assert again.json["runs"]["finished"] == 8
     assert again.json["rules"] == json.loads(Path("studies/tiny/summary.json").read_text())["rules"]
-    assert call(capsys, "lab", "compare", study, "--table").out == ended.out
+    assert call("lab", "compare", study, "--table").out == ended.out
 
 
-def test_two_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    first = call(capsys, "lab", "compare", study, "--part", "1/2")
+def test_two_parts(study: Path, call: Call) -> None:
+    first = call("lab", "compare", study, "--part", "1/2")
     assert first.code == 0, first.err
     assert "selection runs: 2 of 2" in first.err
     assert "part 1/2 made 2 runs; 2 of other parts are left (choosing learning rates)" in first.out
-    second = call(capsys, "lab", "compare", study, "--part", "2/2", "--json").json
+    second = call("lab", "compare", study, "--part", "2/2", "--json").json
     assert second == {"part": "2/2", "phase": "report runs", "ran": 4, "left": 2}
-    ended = call(capsys, "lab", "compare", study, "--part", "1/2")
+    ended = call("lab", "compare", study, "--part", "1/2")
     assert ended.code == 0
     assert "report runs: 2 of 2" in ended.err
     assert "page:     studies/tiny/study.html" in ended.out
 
 
-def test_bad_parts(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_parts(study: Path, call: Call) -> None:
     for given, words in {
         ("--part", "0/2"): "write 1/N to N/N",
         ("--part", "two"): "'two' is no part",
     }.items():
-        ended = call(capsys, "lab", "compare", study, *given)
+        ended = call("lab", "compare", study, *given)
         assert ended.code == 2
         assert words in ended.err
     assert not Path("studies").exists()
 
 
-def test_another_folder(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = call(capsys, "lab", "compare", study, "--output", "elsewhere", "--json")
-    assert ended.code == 0, ended.err
-    assert Path("elsewhere/results.jsonl").exists()
-    assert not Path("studies").exists()
-
-
-def test_failures_are_shown(
-    study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failures_are_shown(study: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(*_: object, **__: object) -> None:
         raise RuntimeError("no luck")
 
     with monkeypatch.context() as patch:
         patch.setattr("privlora.lab.studies.running.finish_training", fails)
-        ended = call(capsys, "lab", "compare", study)
+        ended = call("lab", "compare", study)
     assert ended.code == 2
     assert "failed: one/prism/eps3-r2-lr0.002-s100: RuntimeError: no luck" in ended.err
     assert ended.err.splitlines()[-1].startswith(
         "error: every run failed, the first with: RuntimeError: no luck"
     )
-    assert call(capsys, "lab", "compare", study).code == 2
-    assert call(capsys, "lab", "compare", study, "--retry-failed").code == 0
+    assert call("lab", "compare", study).code == 2
+    assert call("lab", "compare", study, "--retry-failed").code == 0
 
 
-def test_ctrl_c(study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ctrl_c(study: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     kept, rows = Results.append, list[Row]()
 
     def append(self: Results, row: Row) -> None:
@@ -110,30 +101,19 @@ def test_ctrl_c(study: Path, capsys: pytest.CaptureFixture[str], monkeypatch: py
 
     with monkeypatch.context() as patch:
         patch.setattr(Results, "append", append)
-        stopped = call(capsys, "lab", "compare", study)
+        stopped = call("lab", "compare", study)
     assert stopped.code == 130
     assert stopped.err.splitlines()[-1].startswith("interrupted: finished runs are kept")
     assert len(Path("studies/tiny/results.jsonl").read_text().splitlines()) == 2
-    assert call(capsys, "lab", "compare", study).code == 0
+    assert call("lab", "compare", study).code == 0
 
 
-def test_missing_records_are_told_before_the_first_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("study.yaml").write_text(yaml.safe_dump(content()))
-    ended = call(capsys, "lab", "compare", "study.yaml")
-    assert ended.code == 2
-    assert "there is no file records.jsonl" in ended.err
-    assert not Path("studies").exists()
-
-
-def test_bad_options(study: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert call(capsys, "lab", "compare", study, "--jobs", "0").code == 2
-    assert call(capsys, "lab", "compare", "none.yaml").code == 2
+def test_bad_options(study: Path, call: Call) -> None:
+    assert call("lab", "compare", study, "--jobs", "0").code == 2
+    assert call("lab", "compare", "none.yaml").code == 2
     held = Path("studies/tiny")
     held.mkdir(parents=True)
     (held / "results.jsonl").write_text("{}\n")
-    broken = call(capsys, "lab", "compare", study, "--table")
+    broken = call("lab", "compare", study, "--table")
     assert broken.code == 2
     assert "line 1 is no result" in broken.err

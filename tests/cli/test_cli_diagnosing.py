@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cli_cases import call, run_settings, write_config
+from cli_cases import Call, run_settings, write_config
 
 from privlora.lab import cli
 from privlora.lab.diagnostics.choosing import FIGURES
@@ -17,10 +17,10 @@ QUICK = ("--figures", "noise-ratio,gauge-sweep", "--steps", "3")
 
 
 @pytest.mark.long
-def test_everything_on_public_records(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_everything_on_public_records(model: Path, folder: Path, call: Call) -> None:
     config = write_config(folder, run_settings(model, folder))
     out = folder / "found"
-    ended = call(capsys, "lab", "diagnose", config, "--steps", 3, "--public-data", "--output", out, "--json")
+    ended = call("lab", "diagnose", config, "--steps", 3, "--public-data", "--output", out, "--json")
     assert ended.code == 0
     assert ended.json["public"] is True
     assert ended.json["page"] == str(out / "diagnostics.html")
@@ -33,11 +33,9 @@ def test_everything_on_public_records(model: Path, folder: Path, capsys: pytest.
     assert not (folder / "run").exists()  # it trains nothing to keep
 
 
-def test_records_are_private_unless_asserted_otherwise(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_records_are_private_unless_asserted_otherwise(model: Path, folder: Path, call: Call) -> None:
     config = write_config(folder, run_settings(model, folder))
-    ended = call(capsys, "lab", "diagnose", config, "adapter.r=3", *QUICK, "--output", folder / "found")
+    ended = call("lab", "diagnose", config, "adapter.r=3", *QUICK, "--output", folder / "found")
     assert ended.code == 0
     assert "PRIVATE: computed from the records" in ended.out
     assert "--public-data is for records that everybody may read" in ended.out
@@ -53,14 +51,8 @@ def test_records_are_private_unless_asserted_otherwise(
     assert json.loads((private / "diagnostics.json").read_text())["facts"]["rank"] == 3
 
 
-def test_user_level_and_capped_batches(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    privacy = {"unit": "user", "user_column": "patient", "public_dataset_size": 8, "max_batch_size": 7}
-    config = write_config(folder, run_settings(model, folder, privacy=privacy))
-    assert call(capsys, "lab", "diagnose", config, *QUICK, "--output", folder / "found").code == 0
-
-
 def test_without_a_file_it_takes_generated_records(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, records = cli.embedded_inputs()
     small = settings.model_copy(update={"model": settings.model.model_copy(update={"name": str(model)})})
@@ -68,7 +60,7 @@ def test_without_a_file_it_takes_generated_records(
     small = small.model_copy(update={"data": small.data.model_copy(update={"max_length": 128})})  # of bytes
     monkeypatch.setattr(cli, "embedded_inputs", lambda: (small, records))
     monkeypatch.chdir(folder)
-    ended = call(capsys, "lab", "diagnose", *QUICK)
+    ended = call("lab", "diagnose", *QUICK)
     assert ended.code == 0
     assert "PRIVATE" not in ended.out
     series = json.loads((folder / "runs" / "diagnose" / "diagnostics.json").read_text())
@@ -96,19 +88,14 @@ def test_embedded_inputs_have_the_papers_settings() -> None:
     ],
 )
 def test_one_line_refusals(
-    arguments: list[str],
-    message: str,
-    model: Path,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    arguments: list[str], message: str, model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(folder)
     monkeypatch.setattr(
         "huggingface_hub.constants.HF_HUB_OFFLINE", True
     )  # or it asks the hub again and again
     config = write_config(folder, run_settings(model, folder))
-    ended = call(capsys, "lab", "diagnose", config, *arguments, "--public-data")
+    ended = call("lab", "diagnose", config, *arguments, "--public-data")
     assert ended.code == 2
     assert ended.out == ""
     line = ended.err.splitlines()[-1]
@@ -116,25 +103,12 @@ def test_one_line_refusals(
     assert message in line
 
 
-def test_an_interruption(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_interruption(model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("privlora.lab.diagnostics.experiments.diagnose", interrupted)
     config = write_config(folder, run_settings(model, folder))
-    ended = call(capsys, "lab", "diagnose", config, "--output", folder / "found")
+    ended = call("lab", "diagnose", config, "--output", folder / "found")
     assert ended.code == 130
     assert "nothing was written" in ended.err
-
-
-def test_help_names_the_figures(capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "lab", "diagnose", "--help").out
-    assert all(figure in shown for figure in FIGURES)
-
-
-def test_a_missing_file(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    ended = call(capsys, "lab", "diagnose", tmp_path / "no.yaml")
-    assert ended.code == 2
-    assert "cannot read" in ended.err

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from cli_cases import CHECKING, after, call, check, run_settings, write_config, write_records
+from cli_cases import CHECKING, NAMES, Call, after, check, run_settings, write_config, write_records
 from federation_cases import federation_settings, write_clients
 from test_api_synthesis import make as synthesized
 from tiny_models import tiny_model
@@ -26,57 +26,55 @@ def run(finished: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(finished / "run", tmp_path / "run"))
 
 
-def test_an_annex_is_written_and_verified(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "report", run, "--annex")
+def test_an_annex_is_written_and_verified(run: Path, call: Call) -> None:
+    shown = call("report", run, "--annex")
     assert shown.code == 0
     page, data, command = shown.out.splitlines()
     assert [page, data] == [str(run / "release" / name) for name in ("annex.html", "annex.json")]
     annex = json.loads(Path(data).read_text())
     head, digest = annex["ledger"]["head"], annex["sha256"]
     assert command == f"verify: privlora verify {run / 'release'} --hash {digest}"
-    again = call(capsys, "report", run, "--annex", "--json").json
+    again = call("report", run, "--annex", "--json").json
     assert again == {"page": page, "json": data, "head": head, "hash": digest, "signed_by": None}
 
     shutil.rmtree(run / "private")  # a third person has none
-    verified = call(capsys, "verify", run / "release", "--hash", digest)
+    verified = call("verify", run / "release", "--hash", digest)
     *lines, verdict = verified.out.splitlines()
     assert (verified.code, verdict) == (0, "verified")
     names = ["report", "files", "ledger", "epsilon", "rows", "pages", "annex", "base", "hash", "signature"]
     assert [line.split()[1] for line in lines] == names
     assert [line.split()[0] for line in lines] == ["ok"] * 7 + ["-", "ok", "-"]
-    found = call(capsys, "verify", run / "release", "--json")
+    found = call("verify", run / "release", "--json")
     assert found.code == 0
     assert found.json["verified"] is True
     assert (found.json["head"], found.json["epsilon"]) == (head, annex["statement"]["epsilon"])
     assert [check["name"] for check in found.json["checks"]] == names
 
 
-def test_what_fails_ends_with_1(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    call(capsys, "report", run, "--annex")
+def test_what_fails_ends_with_1(run: Path, call: Call) -> None:
+    call("report", run, "--annex")
     (run / "release" / "adapter_config.json").write_text("{}")
-    shown = call(capsys, "verify", run)
+    shown = call("verify", run)
     assert shown.code == 1
     assert after(shown, CHECKING) == []
     assert shown.out.splitlines()[-1].startswith("NOT verified: 2 of 10 checks failed. Do not rely on it")
     assert "FAILED  files      adapter_config.json in" in shown.out
-    found = call(capsys, "verify", run, "--json")
+    found = call("verify", run, "--json")
     assert (found.code, found.json["verified"]) == (1, False)
 
 
 @pytest.mark.parametrize("form", ["merge", "as-lora"])
-def test_an_export_is_told_from_a_release(
-    run: Path, form: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_export_is_told_from_a_release(run: Path, form: str, tmp_path: Path, call: Call) -> None:
     """It is no release that failed; what was changed in it is none of an export's, and fails."""
     copy = tmp_path / form
-    assert call(capsys, "export", run, copy, f"--{form}").code == 0
-    shown = call(capsys, "verify", copy)
+    assert call("export", run, copy, f"--{form}").code == 0
+    shown = call("verify", copy)
     assert (shown.code, shown.out) == (2, "")
     assert "is what `privlora export` writes" in shown.err
     assert "Fix: verify RUN/release" in shown.err
     assert "not rely" not in shown.err
     (copy / "records.txt").write_text("a patient")
-    shown = call(capsys, "verify", copy)
+    shown = call("verify", copy)
     assert shown.code == 1
     assert "FAILED  files" in shown.out
 
@@ -86,11 +84,11 @@ def test_an_export_is_told_from_a_release(
     "endless", [os.mkfifo, lambda path: path.symlink_to("/dev/zero")], ids=["pipe", "zero"]
 )
 def test_a_report_without_end_is_not_read(
-    run: Path, endless: Callable[[Path], None], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    run: Path, endless: Callable[[Path], None], tmp_path: Path, call: Call
 ) -> None:
     shutil.copy(run / "release/ledger.jsonl", tmp_path)
     endless(tmp_path / "privacy_report.json")
-    shown = call(capsys, "verify", tmp_path)
+    shown = call("verify", tmp_path)
     assert shown.code == 1
     assert "FAILED  report" in shown.out
 
@@ -101,8 +99,8 @@ def test_nothing_inside_a_release_is_taken_for_its_run(run: Path) -> None:
     assert not private.is_relative_to(run)
 
 
-def test_an_annex_is_of_a_run_and_not_of_its_release(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    shown = call(capsys, "report", run / "release", "--annex")
+def test_an_annex_is_of_a_run_and_not_of_its_release(run: Path, call: Call) -> None:
+    shown = call("report", run / "release", "--annex")
     assert shown.code == 2
     assert shown.err.endswith(f"is a part of a run. Fix: give the run's folder, {str(run)!r}\n")
 
@@ -111,9 +109,7 @@ def _hung_up(*_: object, **__: object) -> None:
     raise typer.Abort
 
 
-def test_a_signature_by_files(
-    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_signature_by_files(run: Path, tmp_path: Path, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("cryptography", reason="signs and verifies")
     from cryptography.hazmat.primitives import serialization as s
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -121,7 +117,7 @@ def test_a_signature_by_files(
     key, private, public = Ed25519PrivateKey.generate(), tmp_path / "key.pem", tmp_path / "public.pem"
     private.write_bytes(key.private_bytes(s.Encoding.PEM, s.PrivateFormat.PKCS8, s.NoEncryption()))
     private.chmod(0o644)
-    shown = call(capsys, "report", run, "--annex", "--sign", private)
+    shown = call("report", run, "--annex", "--sign", private)
     assert shown.code == 2
     (error,) = after(shown)  # before anything is looked at, as a key may ask for its passphrase
     assert "chmod 600" in error
@@ -132,18 +128,16 @@ def test_a_signature_by_files(
     )
     monkeypatch.setattr("privlora.cli.filing._has_terminal", lambda: False)
     monkeypatch.setattr("typer.prompt", _hung_up)
-    check(call(capsys, "report", run, "--annex", "--sign", locked), "is encrypted, and there is no terminal")
+    check(call("report", run, "--annex", "--sign", locked), "is encrypted, and there is no terminal")
     private.chmod(0o600)
-    assert (
-        "signed by the key with fingerprint" in call(capsys, "report", run, "--annex", "--sign", private).out
-    )
+    assert "signed by the key with fingerprint" in call("report", run, "--annex", "--sign", private).out
     public.write_bytes(key.public_key().public_bytes(s.Encoding.PEM, s.PublicFormat.SubjectPublicKeyInfo))
-    assert call(capsys, "verify", run, "--public-key", public).code == 0
-    assert "signed by the key" in call(capsys, "report", run, "--annex").out  # it says the same
-    assert call(capsys, "verify", run, "--public-key", public).code == 0
+    assert call("verify", run, "--public-key", public).code == 0
+    assert "signed by the key" in call("report", run, "--annex").out  # it says the same
+    assert call("verify", run, "--public-key", public).code == 0
     (run / "release/annex.json").unlink()
-    call(capsys, "report", run, "--annex")
-    assert call(capsys, "verify", run, "--public-key", public).code == 1
+    call("report", run, "--annex")
+    assert call("verify", run, "--public-key", public).code == 1
 
 
 @pytest.mark.parametrize(
@@ -157,12 +151,10 @@ def test_a_signature_by_files(
         (["verify", "RUN", "--public-key", "nowhere"], "cannot read the key"),
     ],
 )
-def test_of_bad_inputs_one_line_is_said(
-    argv: list[str], words: str, run: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_of_bad_inputs_one_line_is_said(argv: list[str], words: str, run: Path, call: Call) -> None:
     if "key" in words:
         pytest.importorskip("cryptography", reason="of the extra federated")
-    shown = call(capsys, *(str(run) if word == "RUN" else word for word in argv))
+    shown = call(*(str(run) if word == "RUN" else word for word in argv))
     at_once = "--sign" in argv or argv[1] == "nowhere"
     (error,) = after(shown, *([] if at_once else [CHECKING]))
     assert (shown.code, shown.out) == (2, "")
@@ -170,34 +162,34 @@ def test_of_bad_inputs_one_line_is_said(
     assert not (run / "release/annex.json").exists()
 
 
-def test_there_is_nothing_to_file_without_privacy(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_there_is_nothing_to_file_without_privacy(model: Path, folder: Path, call: Call) -> None:
     open_run = run_settings(
         model, folder, privacy={"private": False, "noise_multiplier": None, "delta": None}
     )
     assert main(["train", str(write_config(folder, {**open_run, "method": {"name": "adamw"}}))]) == 0
-    shown = call(capsys, "report", folder / "run", "--annex")
+    shown = call("report", folder / "run", "--annex")
     assert (shown.code, shown.out) == (2, "")
     (error,) = after(shown, CHECKING)
     assert error.startswith("error: nothing to file: the release of the run in")
     assert not list((folder / "run").rglob("annex*"))
-    shown = call(capsys, "verify", folder / "run")
+    shown = call("verify", folder / "run")
     assert shown.code == 1
     assert "NOT PRIVATE" in shown.out
 
 
-def _users(model: Path, folder: Path) -> Path:
-    privacy = {"unit": "user", "user_column": "patient", "max_records_per_user": 3, "public_dataset_size": 6}
-    settings = run_settings(model, folder, privacy=privacy)
+def _trained(folder: Path, settings: dict[str, Any]) -> Path:
     assert main(["train", str(write_config(folder, settings))]) == 0
     return folder / "run"
 
 
+def _users(model: Path, folder: Path) -> Path:
+    privacy = {"unit": "user", "user_column": "patient", "max_records_per_user": 3, "public_dataset_size": 6}
+    return _trained(folder, run_settings(model, folder, privacy=privacy))
+
+
 def _classes(model: Path, folder: Path) -> Path:
-    data = {"label": "patient", "text": "text", "labels": ["Ada", "Ben", "Cleo", "Dan", "Eve", "Finn"]}
-    assert main(["train", str(write_config(folder, run_settings(model, folder, data=data)))]) == 0
-    return folder / "run"
+    data = {"label": "patient", "text": "text", "labels": list(NAMES)}
+    return _trained(folder, run_settings(model, folder, data=data))
 
 
 def _preferences(model: Path, folder: Path) -> Path:
@@ -206,8 +198,7 @@ def _preferences(model: Path, folder: Path) -> Path:
 
     write_records(folder / "records.jsonl", make=pair)
     data = {"chosen": "chosen", "rejected": "rejected", "prompt": "prompt"}
-    assert main(["train", str(write_config(folder, run_settings(model, folder, data=data)))]) == 0
-    return folder / "run"
+    return _trained(folder, run_settings(model, folder, data=data))
 
 
 def _federated(**federation: Any) -> Callable[[Path, Path], Path]:
@@ -215,8 +206,7 @@ def _federated(**federation: Any) -> Callable[[Path, Path], Path]:
         given = {"clients": write_clients(folder), **federation}
         settings = federation_settings(model, folder, federation=given, privacy={"public_dataset_size": 48})
         settings["data"].pop("path", None)
-        assert main(["train", str(write_config(folder, settings))]) == 0
-        return folder / "run"
+        return _trained(folder, settings)
 
     return make
 
@@ -245,17 +235,17 @@ KINDS: dict[str, tuple[Callable[[Path, Path], Path], dict[str, str]]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_kind_of_run_is_filed_and_verified(
-    kind: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    kind: str, model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     make, told = KINDS[kind]
     root = make(model, folder)
-    assert call(capsys, "report", root, "--annex").code == 0
+    assert call("report", root, "--annex").code == 0
     release = Path(shutil.move(root / "release", folder / "handed-over"))
     annex = json.loads((release / "annex.json").read_text())
     for path, words in told.items():
         group, name = path.split("/")
         assert annex[group][name] == words
-    found = call(capsys, "verify", release, "--hash", annex["sha256"])
+    found = call("verify", release, "--hash", annex["sha256"])
     assert found.code == 0, found.out
     monkeypatch.setattr(verifying, "pages_of", lambda report: {})  # takes most of the time
     for path in sorted(release.iterdir()):
@@ -264,6 +254,13 @@ def test_every_kind_of_run_is_filed_and_verified(
         assert not verifying.verify(release).passed, path.name
         path.write_bytes(whole)
     assert {path.name for path in release.iterdir()} >= set(ANNEX)
+
+
+def _failed_when_sealed(release: Path, report: dict[str, Any] | None = None) -> set[str]:
+    """Checks that fail where the report, or another one, is sealed anew over what lies there."""
+    path = release / "privacy_report.json"
+    path.write_text(text_of(with_files(report or json.loads(path.read_text()), release)))
+    return {each.name for each in verifying.verify(release).checks if each.passed is False}
 
 
 @pytest.fixture(scope="module")
@@ -300,8 +297,7 @@ def test_a_federations_budgets_are_those_of_its_ledgers(
     for part in way:
         inner = inner[part]
     inner[last] = value
-    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
-    failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
+    failed = _failed_when_sealed(release, report)
     assert check in failed
     assert failed <= {check, "annex"}
 
@@ -314,10 +310,7 @@ def test_every_clients_ledger_is_read_to_its_end(
     lines = (release / "ledger-south.jsonl").read_bytes().splitlines(keepends=True)
     for changed in (lines[:-1], lines[:-2], [*lines, b"a patient"], lines[1:]):
         (release / "ledger-south.jsonl").write_bytes(b"".join(changed))
-        report = json.loads((release / "privacy_report.json").read_text())
-        (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
-        failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
-        assert {"clients", "annex"} <= failed
+        assert {"clients", "annex"} <= _failed_when_sealed(release)
 
 
 def test_no_ledger_of_nobody_is_part_of_a_release(
@@ -326,10 +319,7 @@ def test_no_ledger_of_nobody_is_part_of_a_release(
     monkeypatch.setattr(verifying, "pages_of", lambda report: {})
     release = Path(shutil.copytree(together, tmp_path / "release"))
     shutil.copy(release / "ledger-south.jsonl", release / "ledger-nobody.jsonl")
-    report = json.loads((release / "privacy_report.json").read_text())
-    (release / "privacy_report.json").write_text(text_of(with_files(report, release)))
-    failed = {each.name for each in verifying.verify(release).checks if each.passed is False}
-    assert failed == {"clients", "annex"}
+    assert _failed_when_sealed(release) == {"clients", "annex"}
 
 
 def test_no_name_of_a_client_leads_out_of_the_folder(together: Path, tmp_path: Path) -> None:

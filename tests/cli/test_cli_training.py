@@ -12,21 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from cli_cases import (
-    LOADING,
-    TRAINING,
-    WRITING,
-    call,
-    check,
-    phases,
-    run_settings,
-    write_config,
-    write_records,
-)
+from cli_cases import LOADING, TRAINING, WRITING, Call, check, phases, run_settings, write_config
 
 import privlora
 from privlora.accounting import read_ledger
-from privlora.config import load_settings, settings_from
+from privlora.config import load_settings
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 from privlora.training.observer import StepReport
@@ -34,10 +24,8 @@ from privlora.training.progress import RichObserver
 from privlora.training.takeover import is_over
 
 
-def test_json_is_alone_on_stdout(model: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    ended = call(
-        capsys, "train", write_config(folder, run_settings(model, folder)), "privacy.steps=4", "--json"
-    )
+def test_json_is_alone_on_stdout(model: Path, folder: Path, call: Call) -> None:
+    ended = call("train", write_config(folder, run_settings(model, folder)), "privacy.steps=4", "--json")
     assert ended.code == 0, ended.err
     found = ended.json
     summary = read_ledger(found["ledger"])
@@ -53,10 +41,8 @@ def test_json_is_alone_on_stdout(model: Path, folder: Path, capsys: pytest.Captu
     assert "step 4/4" in ended.err
 
 
-def test_the_promise_names_all_that_it_depends_on(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ended = call(capsys, "train", write_config(folder, run_settings(model, folder)))
+def test_the_promise_names_all_that_it_depends_on(model: Path, folder: Path, call: Call) -> None:
+    ended = call("train", write_config(folder, run_settings(model, folder)))
     run = folder / "run" / "release"
     for place in (f"adapter:  {run}\n", f"ledger:   {run}/ledger.jsonl\n", f"report:   {run}/report.html\n"):
         assert place in ended.out
@@ -65,57 +51,37 @@ def test_the_promise_names_all_that_it_depends_on(
     assert "dp-accounting" not in ended.out  # in the ledger and in --json
 
 
-def test_a_rate_far_from_the_rows_own_is_told_as_a_plan_tells_it(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("groups", "name", "words"),
+    [
+        ({"method": {"learning_rate": 1e-3}}, "rate", "0.001 is 1/283 of the method's default"),
+        ({"privacy": {"expected_batch_size": 0.5, "steps": 1}}, "empty", "61% of steps draw none"),
+    ],
+)
+def test_an_odd_setting_is_told_as_a_plan_tells_it(
+    groups: dict[str, Any], name: str, words: str, model: Path, folder: Path, call: Call
 ) -> None:
-    config = write_config(folder, run_settings(model, folder, method={"learning_rate": 1e-3}))
-    shown = call(capsys, "plan", config).out.splitlines()
-    (said,) = [line.removeprefix("rate").strip() for line in shown if line.startswith("rate ")]
-    assert said.startswith(
-        "method.learning_rate 0.001 is 1/283 of the method's default (0.283 (relative) for prism "
-    )
-    lines = call(capsys, "train", config).err.splitlines()
-    plan = next(at for at, line in enumerate(lines) if line.startswith("plan: "))
-    assert lines[plan + 1] == f"WARNING: {said}"
-    assert sum("is it meant" in line for line in lines) == 1
-    assert "is it meant" not in call(capsys, "resume", folder / "run").err  # it is too late
-    again = call(capsys, "train", config, "method.learning_rate=0.1", f"run.output={folder / 'other'}").err
-    assert "is it meant" not in again
-
-
-def test_steps_that_mostly_draw_nothing_are_told_as_a_plan_tells_them(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    privacy = {"expected_batch_size": 0.5, "steps": 1}
-    config = write_config(folder, run_settings(model, folder, privacy=privacy))
-    shown = call(capsys, "plan", config).out.splitlines()
-    (said,) = [line.removeprefix("empty").strip() for line in shown if line.startswith("empty ")]
-    assert said.startswith(
-        "with privacy.expected_batch_size a step draws 0.5 records on average: 61% of steps draw none and are noise"
-    )
-    assert f"WARNING: {said}" in call(capsys, "train", config).err.splitlines()
-    assert settings_from(run_settings(model, folder)).privacy.mostly_empty is None
+    config = write_config(folder, run_settings(model, folder, **groups))
+    shown = call("plan", config).out.splitlines()
+    (said,) = [line.removeprefix(name).strip() for line in shown if line.startswith(f"{name} ")]
+    assert words in said
+    assert call("train", config).err.splitlines().count(f"WARNING: {said}") == 1
+    assert said not in call("resume", folder / "run").err  # it is too late
 
 
 @pytest.mark.parametrize(
     "privacy", [{"private": False, "noise_multiplier": None}, {"insecure_noise_seed": 1}]
 )
-def test_what_is_not_private_says_so(
-    privacy: dict[str, Any], model: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_not_private_says_so(privacy: dict[str, Any], model: Path, folder: Path, call: Call) -> None:
     settings = run_settings(model, folder, privacy=privacy)
-    ended = call(capsys, "train", write_config(folder, settings))
+    ended = call("train", write_config(folder, settings))
     assert ended.code == 0, ended.err
     assert "NOT PRIVATE" in ended.out
-    begun = ended.err.splitlines()
-    assert begun[0] == LOADING
-    assert "NOT PRIVATE" in begun[1]
+    assert "NOT PRIVATE" in ended.err.splitlines()[1]
     assert phases(ended) == list(TRAINING)
     assert "ε" not in ended.out + ended.err
-    assert "over already" not in ended.err
-    again = call(capsys, "resume", folder / "run", "--json")
+    again = call("resume", folder / "run", "--json")
     assert again.err.splitlines()[2].startswith("this run is over already: no step is taken")
-    assert phases(again) == [LOADING, TRAINING[3], TRAINING[2], "preparing the release", WRITING]
     assert again.json["private"] is False
     assert "epsilon" not in again.json
 
@@ -132,12 +98,12 @@ def _interrupt_at(step: int, monkeypatch: pytest.MonkeyPatch, number: int = sign
 
 
 def test_ctrl_c_keeps_everything_and_resume_goes_on(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config, run = write_config(folder, run_settings(model, folder, privacy={"steps": 5})), folder / "run"
     with monkeypatch.context() as patch:
         _interrupt_at(2, patch)
-        stopped = call(capsys, "train", config, "--json")
+        stopped = call("train", config, "--json")
     assert stopped.code == 130
     assert stopped.out == ""
     last = stopped.err.splitlines()[-1]
@@ -146,25 +112,20 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     assert not (run / "release" / "adapter_model.safetensors").exists()
     # Only the ledger says that a run is over, never a report.
     (run / "release" / "privacy_report.json").write_text("{}")
-    check(call(capsys, "train", config), "holds a run already: its ledger shows charges", "privlora resume")
+    check(call("train", config), "holds a run already: its ledger shows charges", "privlora resume")
     charged = read_ledger(run / "release" / "ledger.jsonl")
     records = load_settings(config).data.path
-    assert isinstance(records, str)
     Path(records).rename(folder / "moved.jsonl")
-    lost = call(capsys, "resume", run)
+    lost = call("resume", run)
     check(lost, "data.path (line ", "there is no file", "say where they lie now: ", "--data FILE")
     (folder / "moved.jsonl").rename(records)
-    resumed = call(capsys, "resume", run, "--json")
+    resumed = call("resume", run, "--json")
     assert resumed.code == 0, resumed.err
     spent = f"epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
-    begun = (
-        f"going on after step 2 of 5, {spent}, by the settings that it began with, whatever its YAML says now"
-    )
-    assert [resumed.err.splitlines()[at] for at in (0, 2)] == [LOADING, begun]
+    assert f"going on after step 2 of 5, {spent}, by the settings that it began with" in resumed.err
     assert phases(resumed) == [LOADING, TRAINING[3], TRAINING[2], "preparing the next step", WRITING]
     ledger = read_ledger(run / "release" / "ledger.jsonl")
     assert (ledger.charges, ledger.closed) == (5, True)
-    assert "going on" not in call(capsys, "resume", run).err
     assert "step 3/5" in resumed.err
     assert "step 2/5" not in resumed.err
     assert resumed.json["epsilon"] == ledger.epsilon()
@@ -172,16 +133,12 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP], ids=lambda each: each.name)
 def test_other_signals_save_as_ctrl_c_does(
-    number: signal.Signals,
-    model: Path,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    number: signal.Signals, model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _interrupt_at(2, monkeypatch, number)
     before = signal.signal(number, signal.SIG_DFL)  # under nohup it would be ignored
     try:
-        stopped = call(capsys, "train", write_config(folder, run_settings(model, folder)))
+        stopped = call("train", write_config(folder, run_settings(model, folder)))
     finally:
         signal.signal(number, before)
     assert stopped.code == 128 + number
@@ -210,32 +167,20 @@ def test_a_run_that_nobody_reads_goes_on_to_its_end(closed: str, model: Path, fo
 
 
 def test_an_interruption_before_the_start_leaves_nothing(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     config = write_config(folder, run_settings(model, folder))
     monkeypatch.setattr("privlora.running.load_all", interrupt)
-    stopped = call(capsys, "train", config)
+    stopped = call("train", config)
     assert stopped.code == 130
     assert (
         stopped.err.splitlines()[-1]
         == "interrupted: before the run started; nothing was released or spent, and the same command begins anew"
     )
     assert not (folder / "run").exists()
-
-
-def test_resuming_a_finished_run_reports_it_again(
-    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = Path(shutil.copytree(finished / "run", folder / "run"))
-    ledger = run / "release" / "ledger.jsonl"
-    before = ledger.read_bytes()
-    (run / "release" / "adapter_model.safetensors").unlink()
-    assert call(capsys, "resume", run).code == 0
-    assert ledger.read_bytes() == before
-    assert (run / "release" / "adapter_model.safetensors").exists()
 
 
 def test_a_report_that_somebody_put_there_makes_no_run_finished(finished: Path, folder: Path) -> None:
@@ -249,49 +194,8 @@ def test_a_report_that_somebody_put_there_makes_no_run_finished(finished: Path, 
     assert not is_over(run)
 
 
-@pytest.mark.parametrize("left", ["all", "no report"])
-def test_a_finished_run_looks_for_no_micro_batches(
-    left: str, model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither for the micro-batches of steps that there are not, nor for their profile."""
-    config = write_config(folder, run_settings(model, folder, run={"tokens_per_micro_batch": "auto"}))
-    first = call(capsys, "train", config)
-    assert "a step takes at most about" in first.err
-    run = folder / "run"
-    ledger = (run / "release" / "ledger.jsonl").read_bytes()
-    if left == "no report":  # a crash while the release was written
-        (run / "release" / "privacy_report.json").unlink()
-
-    def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("no step is left")
-
-    monkeypatch.setattr("privlora.training.fitting.StepMemory", refuse)
-    again = call(capsys, "resume", run, "--profile")
-    assert again.code == 0, again.err
-    assert "no step was taken, so there is no profile" in again.err
-    assert "this run is over already" in again.err  # the ledger says so
-    assert (run / "release" / "privacy_report.json").exists()
-    assert (run / "release" / "ledger.jsonl").read_bytes() == ledger
-    kept = (run / "private" / "config.resolved.yaml").read_text()
-    assert "tokens_per_micro_batch: auto" in kept
-
-
-def test_a_run_that_stopped_before_its_first_charge_starts_anew(
-    finished: Path, folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    run = folder / "run"
-    (run / "release").mkdir(parents=True)
-    (run / "private").mkdir()
-    for name in ("identity.json", "config.resolved.yaml"):  # in the order in which they are written
-        shutil.copy(finished / "run/private" / name, run / "private")
-    resumed = call(capsys, "resume", run, "--json")
-    assert resumed.code == 0, resumed.err
-    assert resumed.json["private"] is True
-    assert read_ledger(resumed.json["ledger"]).charges == 3
-
-
 def test_full_memory_of_a_device_is_one_line(
-    model: Path, folder: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import torch
 
@@ -300,36 +204,7 @@ def test_full_memory_of_a_device_is_one_line(
 
     monkeypatch.setattr("privlora.training.step.micro_batch_gradients", full)
     settings = run_settings(model, folder, privacy={"expected_batch_size": 30})
-    ended = call(capsys, "train", write_config(folder, settings))
+    ended = call("train", write_config(folder, settings))
     assert ended.code == 2
     assert "error: out of device memory. Fix: lower run.tokens_per_micro_batch" in ended.err
     assert f"privlora resume {folder / 'run'}" in ended.err
-
-
-def test_evaluations_are_shown_and_kept(finished: Path) -> None:
-    rows = [
-        json.loads(line) for line in (finished / "run/release/evaluations.jsonl").read_text().splitlines()
-    ]
-    assert [row["step"] for row in rows] == [0, 3]
-
-
-def test_a_start_that_failed_makes_room_for_mended_settings(
-    model: Path,
-    folder: Path,
-    capsys: pytest.CaptureFixture[str],
-    caplog: pytest.LogCaptureFixture,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(str(folder))
-    (folder / "writers_here.py").write_text("def none(prompts): return []\n")
-    public = write_records(folder / "public.jsonl", 12, first=200)
-    texts = {"callable": "writers_here:none", "seeds": 6, "variations": 0}
-    config = write_config(folder, run_settings(model, folder, method={"name": "span-prism"}, synthesis=texts))
-    failed = call(capsys, "train", config)
-    check(failed, "it returned 0 texts instead of 6")
-    assert read_ledger(folder / "run/release/ledger.jsonl").charges == 0
-    of_file = [f"synthesis.file={public}", "synthesis.callable=null"]
-    mended = call(capsys, "train", config, *of_file)
-    assert mended.code == 0, mended.err
-    assert f"{folder / 'run'}: an earlier start failed there before anything was charged" in caplog.text
-    check(call(capsys, "train", config, *of_file), "holds a run already, and that is finished")

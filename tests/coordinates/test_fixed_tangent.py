@@ -65,7 +65,6 @@ def test_the_models_update_is_the_base_plus_what_moved() -> None:
         torch.testing.assert_close(z, expected)
         torch.testing.assert_close(point.embedding() + moved.embedding(point), expected)
         for k, site in enumerate(group.sites):
-            assert site.left is not None
             assert site.left.shape == (site.m, 2 * R)
             torch.testing.assert_close((site.left * site.mid) @ site.right.T, expected[k])
 

@@ -274,7 +274,6 @@ def test_near_copies_among_the_texts_cost_no_sensitivity(alpha: float, copies: f
         for batch in micro_batches(drawn, records, max_tokens=tokens):
             mechanism.accumulate(micro_batch_gradients(space.adapter, batch)[0])
         found = mechanism.clipped_sum()
-        assert found is not None
         return found[0][0]
 
     whole = total(range(6))

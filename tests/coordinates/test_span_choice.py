@@ -80,7 +80,6 @@ def test_what_is_forecast_happens(alpha: float, clipping: str, public: Tensor, p
 
 def test_the_choice_is_near_the_best_and_far_above_the_papers(public: Tensor, private: Tensor) -> None:
     chosen = choose_setting(PublicGradients(public).gram(), LAW)
-    assert chosen is not None
     own = chosen.setting
     found = kept(public, private, LAW, own.alpha, own.ridge, own.top_k)
     every = [
@@ -104,10 +103,8 @@ def test_what_is_given_is_not_chosen(public: Tensor) -> None:
     gram = PublicGradients(public).gram()
     for top_k, directions in ((7, 7), (0, N), (10 * N, N)):
         chosen = choose_setting(gram, LAW, alpha=0.5, ridge=0.2, top_k=top_k)
-        assert chosen is not None
         assert (chosen.alpha, chosen.ridge, chosen.directions) == (0.5, 0.2, directions)
     free = choose_setting(gram, LAW)
-    assert free is not None
     for name in ("alpha", "ridge", "top_k"):
         again = choose_setting(gram, LAW, **{name: getattr(free.setting, name)})
         assert again == free
@@ -119,9 +116,7 @@ def test_it_is_the_same_for_gradients_of_another_size_and_order_within_what_is_h
     gram = PublicGradients(public).gram()
     chosen = choose_setting(gram, LAW)
     assert chosen == choose_setting(gram.clone(), LAW)
-    assert chosen is not None
     scaled = choose_setting(1e-6 * gram, LAW)
-    assert scaled is not None
     assert scaled.setting == chosen.setting
     assert scaled.kappa == pytest.approx(chosen.kappa, rel=1e-6)
 
@@ -138,7 +133,6 @@ def test_kappa_compares_with_noise_on_whole_gradients(public: Tensor, private: T
     """Where noise is much: the same span, ridge and directions, bounded and noised before the projection."""
     law = ReleaseLaw(30.0, 1.0, BATCH, "normalized")
     chosen = choose_setting(PublicGradients(public).gram(), law, alpha=1.0, ridge=0.3, top_k=40)
-    assert chosen is not None
     span = Span(PublicGradients(public), ridge=0.3, top_k=40)
 
     total = private.sum(dim=0)

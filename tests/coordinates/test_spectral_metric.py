@@ -101,7 +101,6 @@ def test_layers_compute_with_the_update_itself(values: tuple[float, ...]) -> Non
         for k, site in enumerate(group.sites):
             assert site.left is not None
             assert site.mid is not None
-            assert site.right is not None
             torch.testing.assert_close(site.left * site.mid @ site.right.T, point.embedding()[k])
 
 

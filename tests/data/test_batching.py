@@ -253,5 +253,4 @@ def test_padding_is_of_no_second_text() -> None:
     both = padded([example(2), example(4)])
     both.answers = answers
     found = collate([np.array([0]), np.array([1])], both)
-    assert found.token_type_ids is not None
     assert found.token_type_ids.tolist() == [[0, 1, 0, 0], [0, 0, 1, 1]]

@@ -11,10 +11,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from promises import promise, small_settings
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.adapters import LowRankAdapter
-from privlora.config import Settings, settings_from
+from privlora.config import Settings
 from privlora.data.assembling import divided, frame_of
 from privlora.data.batching import collate
 from privlora.data.units import Units
@@ -28,15 +29,9 @@ RECORDS = [{"text": "abc", "who": "a"}, {"text": LONG, "who": "b"}, {"text": "",
 
 
 def settings_of(privacy: Mapping[str, Any] = {}, **data: Any) -> Settings:
-    own = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2, "expected_batch_size": 1}
-    return settings_from(
-        {
-            "model": {"name": "m"},
-            "privacy": own | {"public_dataset_size": 3} | dict(privacy),
-            "data": {"path": "x.jsonl", "text": "text", "max_length": 16, "chunk": True, **data},
-        },
-        source="test",
-    )
+    own = promise(steps=2, batch=1, records=3, noise_multiplier=1.0, delta=1e-5)
+    given = {"path": "x.jsonl", "text": "text", "max_length": 16, "chunk": True, **data}
+    return small_settings(privacy=own | dict(privacy), data=given)
 
 
 def loaded(**data: Any) -> Data:
@@ -61,7 +56,6 @@ def test_parts_are_the_text_in_like_lengths(count: int, max_length: int, eos: bo
 
 def test_a_text_is_one_unit_of_all_its_chunks() -> None:
     data = loaded()
-    assert data.examples.chunks is not None
     assert data.examples.chunks.tolist() == [1, 4, 1]
     assert [len(unit) for unit in data.units] == [1, 4, 1]
     assert int(data.examples.lengths.max()) <= 16

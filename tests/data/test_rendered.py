@@ -96,7 +96,6 @@ class TestPromptsAsTurns:
                 max_length=99,
                 beta=0.1,
             )
-            assert found.rejected is not None
             assert shown(tokenizer, found)[1] == ["Hello<|im_end|>\n"]
             assert shown(tokenizer, found.rejected)[1] == ["What?<|im_end|>\n"]
 

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow
 import pyarrow.parquet
 import pytest
+from promises import small_settings
 from tiny_models import tiny_tokenizer
 
 from privlora.config import DataSettings, checked, settings_from
@@ -190,12 +191,7 @@ def test_contradictions_in_settings(settings: dict[str, Any], expected: str) -> 
 
 
 def test_settings_of_a_task_survive_being_written() -> None:
-    content = {
-        "model": {"name": "m"},
-        "data": {"path": "x.jsonl", "task": "rte"},
-        "privacy": {"private": False, "steps": 1, "sample_rate": 0.1, "public_dataset_size": 10},
-    }
-    settings = settings_from(content)
+    settings = small_settings(data={"path": "x.jsonl", "task": "rte"})
     assert settings.data.loss_on == "completion"
     assert settings_from(json.loads(settings.model_dump_json())) == settings
 

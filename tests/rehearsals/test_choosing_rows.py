@@ -20,7 +20,6 @@ import privlora.running
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, settings_from
-from privlora.data.examples import Examples
 from privlora.errors import ConfigError, DataError, PrivloraError, RunError
 from privlora.methods import CHOICES, find_row
 from privlora.rehearsals import choosing, trials
@@ -101,6 +100,18 @@ def start(model: Any, root: Path, file: Path, observer: Any = None, **more: Any)
         observer=observer,
         **groups(file, **more),
     )
+
+
+def rehearsed(
+    chosen: Settings, model: Any, *rows: str, draws: int, told: Callable[..., None] = lambda *_: None
+) -> dict[str, Outcome]:
+    """What trials of ``rows`` gave, at the noise of a run over twelve records."""
+    public = PublicStart(tiny_tokenizer())
+    texts = split_texts(chosen, model, public, "span-prism", lambda *_: None)
+    noises = [Noise(1.5, chosen.privacy, 12.0)]
+    tried = [with_row(chosen, row) for row in rows]
+    (found,) = try_rows(tried, noises, texts, model, public, draws=draws, told=told)
+    return dict(found)
 
 
 def prefer(monkeypatch: pytest.MonkeyPatch, row: str) -> list[tuple[str, float, int]]:
@@ -250,12 +261,7 @@ def test_trials_repeat_and_the_best_rate_is_drawn_again(
 ) -> None:
     seen = prefer(monkeypatch, "prism")
     chosen = settings(file, method={"learning_rate": None})
-    texts = Texts(["a text", "b text"], *_some(chosen, model))
-    noises = [Noise(1.5, chosen.privacy, 12.0)]
-    rows = [with_row(chosen, "prism")]
-    (found,) = try_rows(
-        rows, noises, texts, model, PublicStart(tiny_tokenizer()), draws=3, told=lambda *_: None
-    )
+    found = rehearsed(chosen, model, "prism", draws=3)
     own = find_row("prism").rate_of(chosen.privacy.steps)
     assert found["prism"].tried == 3
     assert [(rate, draw) for _, rate, draw in seen] == [
@@ -266,12 +272,7 @@ def test_trials_repeat_and_the_best_rate_is_drawn_again(
         (own, 2),
     ]
     assert found["prism"].learning_rate == own
-    assert found["prism"].losses.shape == (3, len(texts.held))
-
-
-def _some(chosen: Settings, model: Any) -> tuple[Examples, Examples]:
-    found = split_texts(chosen, model, PublicStart(tiny_tokenizer()), "span-prism", lambda *_: None)
-    return found.records, found.held
+    assert found["prism"].losses.shape == (3, 16)
 
 
 def test_every_trial_starts_from_the_same_state(
@@ -279,13 +280,9 @@ def test_every_trial_starts_from_the_same_state(
 ) -> None:
     """Twice at one rate with one draw: equal to the last bit; with another draw: not."""
     chosen = settings(file)
-    public = PublicStart(tiny_tokenizer())
-    texts = split_texts(chosen, model, public, "span-prism", lambda *_: None)
-    noise = Noise(1.5, chosen.privacy, 12.0)
     held, draws = trials._held_losses, iter([0, 0, 1] * len(STARTED))
     monkeypatch.setattr(trials, "_held_losses", lambda p, t, n, draw, tick: held(p, t, n, next(draws), tick))
-    rows = [with_row(chosen, row) for row in STARTED]
-    (found,) = try_rows(rows, [noise], texts, model, public, draws=3, told=lambda *_: None)
+    found = rehearsed(chosen, model, *STARTED, draws=3)
     for outcome in found.values():
         assert torch.equal(outcome.losses[0], outcome.losses[1])
         assert not torch.equal(outcome.losses[0], outcome.losses[2])
@@ -308,17 +305,8 @@ def test_rates_are_sought_as_long_as_that_is_better(
     monkeypatch.setattr(trials, "_held_losses", losses)
     chosen = settings(file, method={"learning_rate": None})
     own = find_row("prism").rate_of(chosen.privacy.steps)
-    texts = Texts(["a text", "b text"], *_some(chosen, model))
     told: list[tuple[int, int]] = []
-    (found,) = try_rows(
-        [with_row(chosen, "prism")],
-        [Noise(1.5, chosen.privacy, 12.0)],
-        texts,
-        model,
-        PublicStart(tiny_tokenizer()),
-        draws=2,
-        told=lambda _, done, total: told.append((done, total)),
-    )
+    found = rehearsed(chosen, model, "prism", draws=2, told=lambda _, done, total: told.append((done, total)))
     best = tried[-1] if abs(tried[-1] - power) < abs(tried[-2] - power) else tried[-2]
     assert seen == pytest.approx([*tried, best], abs=1e-2)  # rates have three digits
     assert found["prism"].learning_rate == pytest.approx(own * 3.0**best, rel=1e-2)
@@ -337,11 +325,7 @@ def test_a_rate_that_goes_astray_loses(model: Any, file: Path, monkeypatch: pyte
     monkeypatch.setattr(trials, "trial_step", astray)
     chosen = settings(file, method={"learning_rate": None})
     limit = find_row("prism").rate_of(chosen.privacy.steps) / 5  # a third of the row's own goes astray, too
-    public = PublicStart(tiny_tokenizer())
-    texts = split_texts(chosen, model, public, "span-prism", lambda *_: None)
-    noises = [Noise(1.5, chosen.privacy, 12.0)]
-    rows = [with_row(chosen, "prism")]
-    (found,) = try_rows(rows, noises, texts, model, public, draws=1, told=lambda *_: None)
+    found = rehearsed(chosen, model, "prism", draws=1)
     assert found["prism"].learning_rate < limit
     assert found["prism"].losses.isfinite().all()
 
@@ -382,7 +366,6 @@ def test_a_warm_start_is_the_one_that_was_rehearsed(
     prefer(monkeypatch, "prism")
     warm = settings(file, method={"learning_rate": None}, synthesis={"warm_start_epochs": 1})
     found = choose(warm, 1.5, model, tiny_tokenizer()).settings
-    assert found.synthesis is not None
     assert found.synthesis.warm_start_learning_rate == find_row("prism").relative_learning_rate
     assert found.method.learning_rate == find_row("prism").rate_of(warm.privacy.steps)
 

@@ -404,7 +404,6 @@ def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
     result = run(RECORDS, "run")
     folder = RunFolder(tmp_path / "run")
     facts = read_choice(folder)
-    assert facts is not None
     assert "the run's noise alone, without a record, moves the model by 0." in because(facts)
     assert facts == result.report["method"]["choice"]
     page = " ".join((folder.release / "report.html").read_text("utf-8").split())

@@ -8,6 +8,10 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
+from privlora.errors import PrivacyError
+from privlora.reporting.pushing import push
 from privlora.reporting.seals import text_of, with_files
 from privlora.training.files import RunFolder
 
@@ -49,6 +53,12 @@ def sealed_again(run: RunFolder, **changed: Any) -> None:
     run.report.write_text(text_of(report))
     if run.private.exists():
         run.seal.write_text(json.loads(run.report.read_text())["sha256"])
+
+
+def refused(run: RunFolder, file: str = "privacy_report.json") -> None:
+    """No push, because of that file."""
+    with pytest.raises(PrivacyError, match=rf"{file} in .* is not as the run wrote it"):
+        push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
 def appended(name: str, text: str = " ") -> Callable[[Path], None]:

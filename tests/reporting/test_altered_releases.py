@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from push_cases import BASE, Hub, appended, sealed_again
+from push_cases import BASE, Hub, appended, refused, sealed_again
 from safetensors.torch import load_file, save_file
 
 from privlora.accounting import Ledger, read_ledger
@@ -72,12 +72,6 @@ def test_the_statement_is_that_of_the_ledger(field: str, value: Any, run: RunFol
     with pytest.raises(PrivacyError, match=says):
         push(run, "me/notes", base_model=BASE, api=hub)
     assert not hub.made
-
-
-def test_what_the_report_says_and_what_the_ledger_says_are_named(run: RunFolder) -> None:
-    _told(run, "statement.noise_multiplier", 2.5)
-    with pytest.raises(PrivacyError, match=r"statement.noise_multiplier = 2.5, and by the ledger it is 1.0"):
-        push(run, "me/notes", base_model=BASE, dry_run=True)
 
 
 @pytest.mark.parametrize(
@@ -190,12 +184,10 @@ def test_hashes_that_were_written_anew_are_not_the_runs(private: bool, run: RunF
     sealed_again(run)
     if private:
         kept.rename(run.private)
-        with pytest.raises(PrivacyError, match=r"privacy_report.json in .* is not as the run wrote it"):
-            push(run, "me/notes", base_model=BASE, dry_run=True)
+        refused(run)
         for harm in (run.seal.write_bytes, lambda _: run.seal.unlink(), lambda _: run.settings.unlink()):
             harm(b"")
-            with pytest.raises(PrivacyError, match=r"privacy_report.json in .* is not as the run wrote it"):
-                push(run, "me/notes", base_model=BASE, dry_run=True)
+            refused(run)
     else:
         assert push(run, "me/notes", base_model=BASE, dry_run=True).files
 
@@ -264,8 +256,7 @@ def test_what_was_altered_is_not_sealed_by_writing_the_report_again(
 def test_weights_are_not_sealed_by_writing_the_report_again(run: RunFolder) -> None:
     _swapped(run.release)
     rewrite_report(run)
-    with pytest.raises(PrivacyError, match=r"adapter_model.safetensors in .* is not as the run wrote it"):
-        push(run, "me/notes", base_model=BASE, dry_run=True)
+    refused(run, "adapter_model.safetensors")
 
 
 def test_a_promise_of_another_accountant_is_made_anew(run: RunFolder) -> None:

@@ -113,17 +113,11 @@ def test_bounds_are_never_rounded_down() -> None:
 def test_the_page_says_what_the_json_says(filed: RunFolder) -> None:
     annex, page = said(filed.release), (filed.release / "annex.html").read_text()
     assert page == render_annex(annex)
-    epsilon, means = annex["statement"]["epsilon"], annex["means"]
-    shown = f"{math.ceil(1000 * epsilon) / 1000:.3f}"
+    shown = f"{math.ceil(1000 * annex['statement']['epsilon']) / 1000:.3f}"
     for words in (
-        f">{shown}<",
         f"({shown}, 0.0001)",
-        f"50 % → {percent(means['posterior_at_most'])}",
-        f"{percent(means['found_at_1_percent'])}",
-        "about 40 records: the public number given to the run",
+        f"50 % → {percent(annex['means']['posterior_at_most'])}",
         f"privlora verify release --hash {annex['sha256']}",
-        "None is recorded in this release",
-        "Not signed",
         *(row["risk"].split("'")[0] for row in annex["risks"]),
         *annex["to_fill"][:-2],
     ):

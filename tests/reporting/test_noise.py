@@ -6,12 +6,6 @@ import pytest
 import torch
 from reporting_cases import Run, make_run
 
-from privlora.coordinates import (
-    FactorCoordinates,
-    OneFactorCoordinates,
-    ProjectedCoordinates,
-    TangentCoordinates,
-)
 from privlora.reporting.noise import noise_on_weights
 
 STD = 0.25
@@ -19,7 +13,6 @@ STD = 0.25
 
 def test_tangent_noise_has_its_closed_form(private_run: Run) -> None:
     coordinates = private_run.parts.coordinates
-    assert isinstance(coordinates, TangentCoordinates)
     modules = noise_on_weights(coordinates, STD)["modules"]
     assert set(modules) == {site.name for site in coordinates.adapter.sites}
     for site in coordinates.adapter.sites:
@@ -36,14 +29,8 @@ def test_a_right_weight_takes_noise_off_the_part_that_turns_v(tmp_path: Path) ->
         settings_of_method={"right_weight": 0.25},
     )
     coordinates = run.parts.coordinates
-    assert isinstance(coordinates, TangentCoordinates)
     page = (run.folder.release / "report.html").read_text()
     assert "right weight w = 0.25" in page
-    assert (
-        "in coordinates of the tangent space at the low-rank update, with what turns V weighed by 0.25"
-        in page
-    )
-    assert "isometric" not in page
     assert "m + n" not in page  # the law of another weight
     modules = noise_on_weights(coordinates, STD)["modules"]
     for site in coordinates.adapter.sites:
@@ -53,25 +40,9 @@ def test_a_right_weight_takes_noise_off_the_part_that_turns_v(tmp_path: Path) ->
         assert modules[site.name]["measured"] == pytest.approx(modules[site.name]["closed_form"], rel=0.1)
 
 
-def test_a_report_says_in_which_metric_gradients_were_clipped(tmp_path: Path) -> None:
-    run = make_run(
-        tmp_path / "run",
-        "prism",
-        privacy={"noise_multiplier": 1.0, "insecure_noise_seed": 5},
-        settings_of_method={"metric_power": 1.0, "right_weight": 0.5},
-    )
-    page = " ".join((run.folder.release / "report.html").read_text("utf-8").split())
-    told = "in coordinates of the tangent space at the low-rank update, weighed by its singular values"
-    assert f"{told}, with what turns V weighed by 0.5" in page
-    assert "metric power 1" in page
-    assert "is the root mean square of draws" in page
-    assert "isometric" not in page
-
-
 def test_factor_noise_equals_the_norm_of_dense_updates(tmp_path: Path) -> None:
     privacy = {"noise_multiplier": 1.0, "insecure_noise_seed": 5}
     coordinates = make_run(tmp_path / "run", "dp-adamw", privacy=privacy).parts.coordinates
-    assert isinstance(coordinates, FactorCoordinates)
     modules = noise_on_weights(coordinates, STD)["modules"]
     generator = torch.Generator().manual_seed(0)
 
@@ -92,7 +63,6 @@ def test_factor_noise_equals_the_norm_of_dense_updates(tmp_path: Path) -> None:
 def test_noise_on_one_factor_equals_the_norm_of_dense_updates(tmp_path: Path) -> None:
     privacy = {"noise_multiplier": 1.0, "insecure_noise_seed": 5}
     coordinates = make_run(tmp_path / "run", "ffa", privacy=privacy).parts.coordinates
-    assert isinstance(coordinates, OneFactorCoordinates)
     modules = noise_on_weights(coordinates, STD)["modules"]
     for group, right in zip(coordinates.adapter.groups, coordinates.right, strict=True):
         for k, site in enumerate(group.sites):
@@ -105,7 +75,6 @@ def test_noise_on_one_factor_equals_the_norm_of_dense_updates(tmp_path: Path) ->
 @pytest.mark.parametrize("method", ["projected", "wishart-m2"])
 def test_noise_through_a_projection_equals_the_norm_of_estimates(method: str, tmp_path: Path) -> None:
     coordinates = make_run(tmp_path / "run", method, privacy={"noise_multiplier": 1.0}).parts.coordinates
-    assert isinstance(coordinates, ProjectedCoordinates)
     modules = noise_on_weights(coordinates, STD)["modules"]
     estimates = [coordinates.gradients(coordinates.standard_normal(torch.randn)) for _ in range(100)]
     for g, group in enumerate(coordinates.adapter.groups):

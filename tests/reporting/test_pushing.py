@@ -52,15 +52,6 @@ def test_a_local_base_without_a_name_is_refused(run: RunFolder) -> None:
         push(run, "me/notes", api=Hub())
 
 
-def test_a_name_without_its_owner_is_told_beside_the_base(run: RunFolder) -> None:
-    with pytest.raises(ConfigError) as refused:
-        push(run, "notes", dry_run=True)
-    told = str(refused.value).splitlines()
-    assert told[0] == "2 mistakes:"
-    assert "'notes' is no name of a repository. Fix: write it as owner/name" in told[1]
-    assert "--base-model OWNER/NAME" in told[2]
-
-
 def test_a_base_of_the_hub_keeps_its_name(run: RunFolder) -> None:
     for name, group, key in (
         ("privacy_report.json", "adapter", "base_model"),
@@ -279,11 +270,3 @@ def test_what_comes_to_lie_there_meanwhile_stays(run: RunFolder, monkeypatch: py
     hub = Hub()
     push(run, "me/notes", base_model=BASE, api=hub)
     assert tuple(sorted(hub.files)) == FILES
-
-
-def test_the_card_and_the_page_are_made_anew(run: RunFolder) -> None:
-    for name in ("README.md", "report.html"):
-        (run.release / name).write_text("a patient")
-    hub = Hub()
-    push(run, "me/notes", base_model=BASE, api=hub)
-    assert all(b"a patient" not in content for content in hub.files.values())

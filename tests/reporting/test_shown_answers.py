@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from run_cases import PUBLIC, RECORDS, Bench, StopAt
+from run_cases import PUBLIC, RECORDS, Bench, Warned
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora import federate
@@ -36,7 +36,6 @@ def data_of(**columns: Any) -> DataSettings:
 
 def prompts_of(data: DataSettings, records: list[dict[str, Any]], tokenizer: Any = None) -> list[str]:
     found = answers(tiny_model(), tokenizer or tiny_tokenizer(), data, records)
-    assert found is not None
     return [each["prompt"] for each in found["shown"]]
 
 
@@ -99,7 +98,6 @@ def test_without_public_records_the_model_is_asked_something_of_privloras_own(
     columns: dict[str, Any],
 ) -> None:
     found = answers(tiny_model(), tiny_tokenizer(), data_of(**columns), [])
-    assert found is not None
     assert found["asked"] == "own"
     assert found["shown"]
 
@@ -108,7 +106,6 @@ def test_where_prompts_are_from_is_said() -> None:
     found = answers(
         tiny_model(), tiny_tokenizer(), data_of(text="note"), [{"note": "a public text of some words"}]
     )
-    assert found is not None
     assert found["asked"] == "data.evaluation"
 
 
@@ -144,7 +141,7 @@ def test_what_is_odd_about_an_answer(text: str, row: list[int], fault: str | Non
     assert _told(text, row, asked) == {"text": text.strip(), "fault": fault}
 
 
-def test_nothing_of_an_answer_has_an_effect(tmp_path: Path) -> None:
+def test_nothing_of_an_answer_has_an_effect(report: dict[str, Any]) -> None:
     """Neither on a terminal, nor on the page, nor in the card; and a long one is cut."""
     wild = (
         "<script>alert(1)</script> | [a](javascript:1) \x1b[31m\u202e`x` http://a.b www.a.b *b*\n# h"
@@ -160,9 +157,7 @@ def test_nothing_of_an_answer_has_an_effect(tmp_path: Path) -> None:
         "begun": 1,
         "ends_at_once": {"base": 0, "adapter": 0},
     }
-    Bench().start(tmp_path / "run")
-    report = {**json.loads((tmp_path / "run/release/privacy_report.json").read_text()), "answers": said}
-    page, text = render(report), card(report)
+    page, text = (made({**report, "answers": said}) for made in (render, card))
     assert "<script>alert" not in page
     row = next(line for line in text.splitlines() if "alert" in line)
     assert row.count(" | ") == 2
@@ -173,17 +168,12 @@ def test_nothing_of_an_answer_has_an_effect(tmp_path: Path) -> None:
 
 
 def test_an_adapter_that_ends_at_once_is_told_everywhere(tmp_path: Path) -> None:
-    bench, warned = Bench(), list[str]()
+    bench, observer = Bench(), Warned()
     bench.model = Ending()
-
-    class Watch(StopAt):
-        def on_warning(self, what: str) -> None:
-            warned.append(what)
-
     folder = RunFolder(tmp_path / "run")
-    result = bench.start(folder.root, evaluation=PUBLIC, observer=Watch(0))
+    result = bench.start(folder.root, evaluation=PUBLIC, observer=observer)
     words = "on 4 of 4 public prompts the adapter's answer ends at once; the base model's does on 4"
-    assert any(words in each and "Fix: " in each for each in warned)
+    assert any(words in each and "Fix: " in each for each in observer.warnings)
     assert faults(result.report["answers"]) == [words]
     for name in ("report.html", "README.md"):
         shown = (folder.release / name).read_text().replace("&#39;", "'")
@@ -207,21 +197,16 @@ def test_the_answers_are_those_of_what_is_released(tmp_path: Path) -> None:
     tuned = PeftModel.from_pretrained(bench.model, str(result.release))
     again = answers(tuned, bench.tokenizer, data_of(text="text"), PUBLIC)
     assert again == result.report["answers"]
-    assert again is not None
     assert any(each["base"] != each["adapter"] for each in again["shown"])
 
 
 def test_a_federation_shows_its_adapters_answers(tmp_path: Path) -> None:
+    privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "expected_batch_size": 6, "public_dataset_size": 30}
     found = federate(
         tiny_model(),
         {"a": RECORDS[:15], "b": RECORDS[15:]},
         federation={"rule": "tan", "rounds": 1, "local_steps": 1},
-        privacy={
-            "noise_multiplier": 1.0,
-            "delta": 1e-3,
-            "expected_batch_size": 6,
-            "public_dataset_size": 30,
-        },
+        privacy=privacy,
         tokenizer=tiny_tokenizer(),
         evaluation=PUBLIC,
         adapter={"r": 2},
@@ -238,15 +223,10 @@ def test_of_more_prompts_it_is_seen_whether_answers_end_at_once(tmp_path: Path) 
     pairs = [{"q": f"number {i % 20}", "a": "of some length"} for i in range(60)]
     data = data_of(prompt="q", completion="a")
     found = answers(Ending(), tiny_tokenizer(), data, pairs)
-    assert found is not None
-    assert (len(found["shown"]), found["begun"], found["ends_at_once"]) == (
-        3,
-        12,
-        {"base": 12, "adapter": 12},
-    )
+    assert (len(found["shown"]), found["begun"]) == (3, 12)
+    assert found["ends_at_once"] == {"base": 12, "adapter": 12}
     assert len({each["prompt"] for each in found["shown"]}) == 3
     once = answers(tiny_model(), tiny_tokenizer(), data, pairs[:1] * 5)
-    assert once is not None
     assert once["begun"] == 1
 
 

@@ -5,25 +5,21 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from promises import promise, small_settings
 from tiny_models import tiny_model, tiny_tokenizer
 
-from privlora.config import settings_from
 from privlora.reporting.facts import _public_texts
 from privlora.reporting.tables import method_table
 from privlora.training.assembly import PublicStart, build_parts
 
 
 def facts(method: str, **synthesis: Any) -> dict[str, Any]:
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-3, "steps": 2}
-    settings = settings_from(
-        {
-            "model": {"name": "tiny"},
-            "data": {"path": "(in memory)", "text": "text"},
-            "adapter": {"r": 2},
-            "privacy": {**privacy, "expected_batch_size": 30, "public_dataset_size": 30},
-            "method": {"name": method},
-            "synthesis": synthesis,
-        }
+    settings = small_settings(
+        data={"path": "(in memory)", "text": "text"},
+        adapter={"r": 2},
+        privacy=promise(steps=2, batch=30, records=30, noise_multiplier=1.0),
+        method={"name": method},
+        synthesis=synthesis,
     )
     parts = build_parts(settings, tiny_model(), PublicStart(tiny_tokenizer()))
     parts.adapter.detach()

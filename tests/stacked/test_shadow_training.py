@@ -162,7 +162,6 @@ def test_each_adapter_is_that_of_an_ordinary_run(name: str) -> None:
 def test_noise_takes_back_each_adapters_own_earlier_noise(name: str) -> None:
     chosen, examples = settings(METHODS[name], bands=2, steps=4, sample_rate=0.4), records()
     found = trained(chosen, together=2)
-    assert found.event is not None
     assert found.event.sampling == CyclicPoissonSampling(0.8, 2)
     assert found.epsilon(1e-5) == epsilon([(StepEvent(PoissonSampling(0.8), SIGMA), 2)], 1e-5)
     for n, own in enumerate(some(3, len(examples))):

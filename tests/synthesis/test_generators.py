@@ -25,6 +25,7 @@ from privlora.synthesis.prompts import PRESETS, Prompts, beginning
 
 WORDS = Prompts("write one", "{text} | {tone}", lead_in="Note: ", tones=("calm", "loud"))
 SECRET = "what nobody may read"
+CALLABLE = SynthesisSettings(callable="a:b")
 
 
 def echo(prompts: Sequence[str]) -> list[str]:
@@ -123,7 +124,7 @@ def test_what_is_no_list_of_texts_is_refused(answer: Any, words: str, kind: str)
             return answer
 
     own = Own() if kind == "object" else lambda prompts: answer if len(prompts) == 2 else ["x"] * len(prompts)
-    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=own)
+    generator = build_generator(CALLABLE, seed=0, own=own)
     generator.random(1)
     with pytest.raises(GeneratorError, match=words) as refused:
         generator.vary(["a text", "another"])
@@ -140,9 +141,8 @@ def test_a_call_that_failed_can_be_made_again() -> None:
             raise RuntimeError("no credit left\nfor \x1b[31mtoday " + "and on" * 99)
         return echo(prompts)
 
-    settings = SynthesisSettings(callable="a:b")
-    expected = build_generator(settings, seed=3, own=echo).vary(["a"] * 9)
-    generator = build_generator(settings, seed=3, own=write)
+    expected = build_generator(CALLABLE, seed=3, own=echo).vary(["a"] * 9)
+    generator = build_generator(CALLABLE, seed=3, own=write)
     before = generator.state_dict()
     with pytest.raises(
         GeneratorError,
@@ -162,7 +162,7 @@ def test_a_function_cannot_end_the_run_in_silence(ending: type[BaseException]) -
     def write(prompts: list[str]) -> list[str]:
         raise ending
 
-    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=write)
+    generator = build_generator(CALLABLE, seed=0, own=write)
     with pytest.raises(GeneratorError, match=ending.__name__):
         generator.random(1)
 
@@ -193,7 +193,7 @@ def test_how_much_memory_the_process_holds_is_not_told(ending: BaseException) ->
     def write(prompts: list[str]) -> list[str]:
         raise ending
 
-    generator = build_generator(SynthesisSettings(callable="a:b"), seed=0, own=write)
+    generator = build_generator(CALLABLE, seed=0, own=write)
     with pytest.raises(GeneratorError, match=type(ending).__name__) as failed:
         generator.random(1)
     assert SECRET not in str(failed.value)
@@ -210,10 +210,9 @@ def test_a_hanging_callable_is_left_behind(kind: str, monkeypatch: pytest.Monkey
 
     monkeypatch.setattr("privlora.synthesis.writers.PATIENCE", 0.05)
     monkeypatch.setattr("privlora.synthesis.generators.PATIENCE", 0.05)
-    settings = SynthesisSettings(callable="a:b")
     own = Hanging() if kind == "object" else lambda prompts: wakes.wait(60)
     with pytest.raises(GeneratorError, match=r"call 1 \(random, 2 texts\): it did not answer within 0.05 s"):
-        build_generator(settings, seed=0, own=own).random(2)
+        build_generator(CALLABLE, seed=0, own=own).random(2)
     wakes.set()
 
 
@@ -223,9 +222,8 @@ def test_a_function_cannot_change_what_it_is_given() -> None:
         prompts.clear()
         return answers
 
-    settings = SynthesisSettings(callable="a:b")
     texts = ["a", "b"]
-    assert len(build_generator(settings, seed=0, own=write).vary(texts)) == 2
+    assert len(build_generator(CALLABLE, seed=0, own=write).vary(texts)) == 2
     assert texts == ["a", "b"]
 
 

@@ -6,10 +6,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-from run_cases import PUBLIC, STOPPED, Bench, StopAt
+from run_cases import PUBLIC, STOPPED, Bench
 
 from privlora.training.files import RunFolder
-from privlora.training.loop import Interrupted
 
 
 @pytest.fixture(scope="session")
@@ -21,8 +20,7 @@ def bench() -> Bench:
 def stopped(bench: Bench, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run that was interrupted after 8 of its 12 steps, evaluated after every second."""
     root = tmp_path_factory.mktemp("stopped") / "run"
-    with pytest.raises(Interrupted):
-        bench.start(root, observer=StopAt(STOPPED), run={"evaluate_every": 2}, evaluation=PUBLIC)
+    bench.stopped(root, STOPPED, run={"evaluate_every": 2}, evaluation=PUBLIC)
     return root
 
 

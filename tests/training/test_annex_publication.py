@@ -10,7 +10,6 @@ from run_cases import PUBLIC, RECORDS, Bench
 from test_publication import MORNING, NIGHT, Clock, ruled_by
 
 from privlora.adapters import Captured
-from privlora.api import fine_tune
 from privlora.mechanisms import GaussianMechanism, NoiseSource
 from privlora.reporting.filing import file_annex
 from privlora.reporting.seals import ANNEX
@@ -37,16 +36,8 @@ def filed(
         patch.setattr(
             "privlora.accounting.ledger.secrets.token_hex", lambda size: f"{next(salts):0{2 * size}x}"
         )
-        fine_tune(
-            bench.model,
-            records,
-            tokenizer=bench.tokenizer,
-            privacy=promise(steps=3, records=30, noise_multiplier=1.0, sample_rate=0.2),
-            adapter={"r": 2},
-            data={"max_length": 40},
-            evaluation=PUBLIC,
-            output=root,
-        )
+        privacy = promise(steps=3, records=30, noise_multiplier=1.0, sample_rate=0.2)
+        bench.start(root, records=records, privacy=privacy, evaluation=PUBLIC)
         file_annex(RunFolder(root))
     return RunFolder(root)
 

@@ -24,15 +24,7 @@ RUN = {"checkpoint_every": 100, "log_every": 5, "evaluate_every": 6}
 
 
 def tune(bench: Bench, folder: Path, **options: Any) -> Any:
-    settings = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, "run": RUN, **options}
-    return fine_tune(
-        bench.model, RECORDS, tokenizer=bench.tokenizer, output=folder, evaluation=PUBLIC, **settings
-    )
-
-
-def go_on(bench: Bench, folder: Path, **options: Any) -> Any:
-    given = {"model": bench.model, "tokenizer": bench.tokenizer, "records": RECORDS, "evaluation": PUBLIC}
-    return resume_run(folder, **given, **options)
+    return bench.start(folder, evaluation=PUBLIC, **{"run": RUN, **options})
 
 
 class Heard(TrainerCallback):
@@ -85,13 +77,8 @@ def test_nothing_private_can_be_told(tmp_path: Path) -> None:
     privacy = {**PRIVACY, "insecure_noise_seed": 5}
     for number, records in enumerate((RECORDS, RECORDS[:-1])):
         bench, heard, events = Bench(), Heard(), list[PublicEvent]()
-        fine_tune(
-            *(bench.model, records),
-            tokenizer=bench.tokenizer,
-            **{"privacy": privacy, "adapter": {"r": 2}, "data": {"max_length": 40}, "run": RUN},
-            callbacks=[heard, events.append],
-            output=tmp_path / str(number),
-        )
+        listening = {"callbacks": [heard, events.append], "run": RUN}
+        bench.start(tmp_path / str(number), records=records, privacy=privacy, **listening)
         found.append((heard.given, [repr(event) for event in events]))
     assert found[0] == found[1]
     for arguments, state, more in found[0][0]:
@@ -128,7 +115,7 @@ def test_a_callback_stops_a_run_that_can_be_resumed(kind: str, tmp_path: Path) -
     assert stopped.value.step == at
     assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == at
     begun = list[PublicEvent]()
-    result = go_on(bench, tmp_path / "run", callbacks=[begun.append])
+    result = bench.resume(tmp_path / "run", PUBLIC, callbacks=[begun.append])
     assert (begun[0].kind, begun[0].step) == ("begin", at)
     assert [event.step for event in begun if event.kind == "step"] == list(range(at + 1, STEPS + 1))
     assert result.epsilon is not None
@@ -148,7 +135,7 @@ def test_an_error_in_a_callback_loses_no_step(tmp_path: Path) -> None:
         tune(bench, tmp_path / "run", callbacks=[fails])
     assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 3
     begun = list[PublicEvent]()
-    go_on(bench, tmp_path / "run", callbacks=[begun.append])
+    bench.resume(tmp_path / "run", PUBLIC, callbacks=[begun.append])
     assert begun[0].step == 3
 
 
@@ -165,7 +152,7 @@ def test_what_ends_the_process_leaves_at_once_and_all_charges_stay(tmp_path: Pat
         tune(bench, tmp_path / "run", callbacks=[leave])
     assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == 3
     assert not (tmp_path / "run/private/checkpoint.safetensors").exists()
-    go_on(bench, tmp_path / "run")
+    bench.resume(tmp_path / "run", PUBLIC)
     assert read_ledger(tmp_path / "run/release/ledger.jsonl").charges == STEPS
 
 

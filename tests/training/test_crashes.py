@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from run_cases import (
     PRIVACY,
     PUBLIC,
@@ -255,25 +254,6 @@ def test_a_finished_run_is_only_reported_again(bench: Bench, tmp_path: Path) -> 
     assert (folder / "release/adapter_model.safetensors").read_bytes() == weights
     assert (folder / "release/ledger.jsonl").read_bytes() == charges
     assert len(releases(log)) == STEPS
-
-
-def test_resuming_continues_from_the_checkpoint(bench: Bench, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        bench.start(folder, observer=StopAt(5), run={"checkpoint_every": 100})
-    seen: list[torch.Tensor] = []
-    loaded = privlora.training.loop.load
-
-    def spy(parts: Any, *args: Any) -> int:
-        step = loaded(parts, *args)
-        seen.append(torch.tensor(step))
-        assert float(max(point.S.max() for point in parts.coordinates.points)) > 0
-        return step
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(privlora.training.loop, "load", spy)
-        bench.resume(folder)
-    assert [int(step) for step in seen] == [5]
 
 
 def test_a_release_is_not_replaced_by_an_untrained_adapter(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from privlora.config import Settings, settings_from
 from privlora.demo import private_records
 from privlora.errors import ModelError
 from privlora.training.models import adapter_for, check_model, loadable_adapter
-from privlora.training.reach import coverage, inputs_of_layers
+from privlora.training.reach import coverage
 
 SHORT = [
     "privacy.steps=1",
@@ -32,7 +32,7 @@ SHORT = [
 ]
 SHORT += ["data.max_length=48", "data.unchecked=true", "method.right_weight=1"]
 
-FEW = ("qwen2-moe", "gemma3", "opt", "deepseek-v3")
+FEW = ("qwen2-moe", "gemma3", "opt")
 """Of which something is left out, or whose router's loss is asked for."""
 
 LEFT_OUT = {
@@ -83,22 +83,6 @@ def test_init_plan_and_train_agree(
         ours, theirs = base(ids).logits, loaded_by_peft(other, release)(ids).logits
     moved = float((ours - plain).abs().max())  # noise decides how far
     assert float((theirs - ours).abs().max()) < 0.1 * moved
-
-
-def test_a_model_that_cannot_be_trained_is_refused_in_the_same_words(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    model = save_family("bert", tmp_path / "model")
-    records = tmp_path / "notes.jsonl"
-    records.write_text("\n".join(map(json.dumps, private_records(60, seed=1))))
-    target = tmp_path / "run.yaml"
-    made = call(capsys, "init", records, "--model", model, "--output", target)
-    target.write_text(yaml.safe_dump(_settings(model, data={"path": str(records)})))
-    said = [made, call(capsys, "plan", target), call(capsys, "train", target)]
-    errors = [line for each in said for line in each.err.splitlines() if line.startswith("error: ")]
-    assert [each.code for each in said] == [2, 2, 2]
-    assert len(set(errors)) == 1
-    assert "the model is not causal" in errors[0]
 
 
 @pytest.mark.parametrize("told", [True, False])
@@ -174,12 +158,8 @@ def test_names_of_layers_are_those_that_read_text() -> None:
 def test_auto_takes_a_word_that_leaves_layers() -> None:
     adapter = adapter_for(*_of(_family("opt"), r=4, target_modules="auto"))
     assert adapter.target_modules == "all-linear"
-    assert {site.name.rsplit(".", 1)[-1] for site in adapter.sites} == {
-        "q_proj",
-        "k_proj",
-        "v_proj",
-        "out_proj",
-    }
+    names = {site.name.rsplit(".", 1)[-1] for site in adapter.sites}
+    assert names == {"q_proj", "k_proj", "v_proj", "out_proj"}
 
 
 def test_a_word_leaves_out_layers_narrower_than_the_rank() -> None:
@@ -203,19 +183,6 @@ def test_a_word_leaves_out_layers_narrower_than_the_rank() -> None:
 )
 def test_parts_of_a_model_are_loadable(adapter: dict[str, Any]) -> None:
     refuse_unloadable(loadable_adapter(*_of(_family("llama"), r=4, **adapter)))
-
-
-def test_the_model_stays_as_it_is() -> None:
-    model = _family("mixtral")
-    before = {name: (id(p), p.requires_grad) for name, p in model.named_parameters()}
-    modules = {name: id(module) for name, module in model.named_modules()}
-    config = model.config.to_dict()
-    hooks = {name: len(module._forward_hooks) for name, module in model.named_modules()}
-    loadable_adapter(*_of(model, r=4))
-    assert before == {name: (id(p), p.requires_grad) for name, p in model.named_parameters()}
-    assert modules == {name: id(module) for name, module in model.named_modules()}
-    assert config == model.config.to_dict()
-    assert hooks == {name: len(module._forward_hooks) for name, module in model.named_modules()}
 
 
 def test_a_model_still_tells_its_routers_afterwards(tmp_path: Path) -> None:
@@ -282,13 +249,3 @@ def test_a_config_holds_what_differs_from_the_defaults(tmp_path: Path) -> None:
         json.loads((tmp_path / CONFIG_NAME).read_text()).items()
         >= {"use_rslora": True, "lora_alpha": 1.5}.items()
     )
-
-
-def test_inputs_of_layers_are_found_without_values_and_the_model_stays_as_it_is() -> None:
-    model = tiny_model("mistral")
-    before = {name: p.clone() for name, p in model.named_parameters()}
-    found = inputs_of_layers(model)
-    assert len(found) == 14
-    assert set(map(tuple, found.values())) == {((3, 8, 16),), ((3, 8, 24),)}
-    assert all(bool((p == before[name]).all()) for name, p in model.named_parameters())
-    assert model(input_ids=torch.zeros(1, 3, dtype=torch.int64)).logits.isfinite().all()

@@ -170,14 +170,8 @@ def test_runs_below_a_folder_are_named_and_what_goes_on_comes_first(tmp_path: Pa
     begun(tmp_path / "z")
     (tmp_path / "data").mkdir()
     (tmp_path / "y.jsonl").touch()
-    error = no_run(tmp_path)
-    assert error.what == f"no run in {str(tmp_path)!r}"
-    assert error.fix == (
-        f"give one of the runs in it: {tmp_path}/z (not finished), {tmp_path}/a, {tmp_path}/b, {tmp_path}/c"
-    )
-    for number in range(4):
-        begun(tmp_path / f"d{number}").report.touch()
-    assert str(no_run(tmp_path)).endswith(f"{tmp_path}/d0 and 3 more")
+    fix = no_run(tmp_path).fix
+    assert fix.endswith(f"{tmp_path}/z (not finished), {tmp_path}/a, {tmp_path}/b, {tmp_path}/c")
     assert "in it" not in str(no_run(tmp_path / "data"))
 
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 import torch
-from promises import promise
+from promises import promise, small_settings
 from run_cases import Bench, StopAt
 from tiny_models import tiny_llama
 
 import privlora.running
-from privlora.config import MethodSettings, Settings, settings_from
+from privlora.config import MethodSettings, Settings
 from privlora.errors import ConfigError
 from privlora.mechanisms import CorrelatedNoise, band_coefficients
 from privlora.training import fitting
@@ -30,14 +30,12 @@ MIB = 2**20
 
 def settings(tokens: Any = "auto", **groups: Any) -> Settings:
     given = {
-        "model": {"name": "random"},
         "data": {"path": "(in memory)", "max_length": 64},
         "adapter": {"r": 4},
-        "method": {"name": "prism"},
         "privacy": promise(steps=3, batch=5000, records=100_000, noise_multiplier=1.0, delta=1e-6),
         "run": {"tokens_per_micro_batch": tokens},
     }
-    return settings_from({**given, **groups}, source="test")
+    return small_settings(**{**given, **groups})
 
 
 @pytest.fixture
@@ -68,7 +66,6 @@ def free(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 def chosen(given: Settings, model: torch.nn.Module, because: str = "") -> int:
     found, why = with_micro_batches(given, model, CPU)
-    assert why is not None
     assert found.run.max_tokens == found.run.tokens_per_micro_batch == why.tokens
     assert str(why.tokens) in why.why
     assert why.why.endswith(because)
@@ -113,7 +110,6 @@ def test_processes_share_what_is_free_or_was_before_records(
     given = {"sharing": 3, "free": 3 * fitting.free_bytes(CPU)}
     monkeypatch.setattr(fitting, "free_bytes", lambda _: pytest.fail("known"))
     _, found = with_micro_batches(settings(), tiny_llama(), CPU, **given)
-    assert found is not None
     assert found.tokens == 2048
 
 
@@ -157,8 +153,6 @@ def test_a_model_that_is_not_loaded_takes_room_too(asked: list[int], free: Calla
     assert weights > 0.2
     _, loaded = with_micro_batches(settings(), model, CPU)
     _, planned = with_micro_batches(settings(), model, CPU, loaded=False)
-    assert loaded is not None
-    assert planned is not None
     assert planned.tokens < loaded.tokens
 
 
@@ -182,8 +176,7 @@ def test_runs_choose_before_records_are_read_and_resumed_ones_anew(
 
     monkeypatch.setattr(privlora.running, "load_all", noted("records", load))
     monkeypatch.setattr(privlora.running, "with_micro_batches", noted("choice", fit))
-    with pytest.raises(Interrupted):
-        bench.start(tmp_path / "run", run={"tokens_per_micro_batch": "auto"}, observer=StopAt(3))
+    bench.stopped(tmp_path / "run", 3, run={"tokens_per_micro_batch": "auto"})
     assert order == ["choice", "records"]
     kept = (tmp_path / "run/private/config.resolved.yaml").read_text()
     assert "tokens_per_micro_batch: auto\n" in kept

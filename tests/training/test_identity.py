@@ -7,18 +7,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import run_cases
 import torch
-from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, STOPPED, Bench, StopAt, edit_settings
+from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, STOPPED, Bench, edit_settings
 from tiny_models import tiny_model
 
 from privlora.accounting import read_ledger
-from privlora.api import fine_tune, resume_run
+from privlora.api import resume_run
 from privlora.config import settings_from
 from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.training.files import RunFolder
 from privlora.training.identity import fixed
-from privlora.training.loop import Interrupted
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -27,8 +25,7 @@ BY_USER = {**PRIVACY, "unit": "user", "user_column": "name", "public_dataset_siz
 
 
 def resume(bench: Bench, folder: RunFolder, **given: Any) -> int:
-    whole = {"model": bench.model, "tokenizer": bench.tokenizer, "records": RECORDS, "evaluation": PUBLIC}
-    return resume_run(folder.root, **{**whole, **given}).steps
+    return bench.resume(folder.root, **{"evaluation": PUBLIC, **given}).steps
 
 
 def refused(bench: Bench, folder: RunFolder, error: type[PrivloraError], match: str, **given: Any) -> None:
@@ -52,24 +49,10 @@ def test_other_records(bench: Bench, run: RunFolder) -> None:
 
 def test_other_units(bench: Bench, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(Interrupted):
-        start_by_user(bench, folder)
+    bench.stopped(folder.root, 2, records=NAMED, privacy=BY_USER)
     swapped = [{**record, "name": NAMED[i - 1]["name"]} for i, record in enumerate(NAMED)]
     refused(bench, folder, PrivacyError, "are not those", records=swapped, evaluation=None)
     assert resume(bench, folder, records=NAMED[::-1], evaluation=None) == STEPS
-
-
-def start_by_user(bench: Bench, folder: RunFolder) -> None:
-    fine_tune(
-        bench.model,
-        NAMED,
-        tokenizer=bench.tokenizer,
-        privacy=BY_USER,
-        adapter={"r": 2},
-        data={"max_length": 40},
-        output=folder.root,
-        observer=StopAt(2),
-    )
 
 
 def test_another_model(bench: Bench, run: RunFolder) -> None:
@@ -96,17 +79,11 @@ def test_no_run_goes_on_without_it(bench: Bench, run: RunFolder) -> None:
     assert caught.value.fixes[-1].endswith(f"`privlora verify {run.release}`")
 
 
-def test_that_of_another_run_is_refused(
-    bench: Bench, run: RunFolder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_that_of_another_run_is_refused(bench: Bench, run: RunFolder, tmp_path: Path) -> None:
     """Of other records and the same settings: with it, these would go on under the first run's ledger."""
-    others, other = (
-        [{"text": f"a lazy cat {i} sleeps."} for i in range(len(RECORDS))],
-        RunFolder(tmp_path / "b"),
-    )
-    monkeypatch.setattr(run_cases, "RECORDS", others)
-    with pytest.raises(Interrupted):
-        bench.start(other.root, evaluation=PUBLIC, observer=StopAt(2))
+    others = [{"text": f"a lazy cat {i} sleeps."} for i in range(len(RECORDS))]
+    other = RunFolder(tmp_path / "b")
+    bench.stopped(other.root, 2, records=others, evaluation=PUBLIC)
     run.identity.write_bytes(other.identity.read_bytes())
     match = "not the one with which the run's checkpoint was taken"
     refused(bench, run, PrivacyError, match, records=others)
@@ -144,8 +121,7 @@ def test_it_is_private_and_the_ledger_has_none_of_it(run: RunFolder) -> None:
 
 def test_no_evaluation_where_the_run_has_none(bench: Bench, tmp_path: Path) -> None:
     folder = RunFolder(tmp_path / "run")
-    with pytest.raises(Interrupted):
-        bench.start(folder.root, observer=StopAt(2))
+    bench.stopped(folder.root, 2)
     refused(bench, folder, RunError, "has no evaluation records")
     assert resume(bench, folder, evaluation=None) == STEPS
 
@@ -216,9 +192,7 @@ def test_the_statement_is_the_ledgers_whatever_was_edited(name: str, bench: Benc
     edit_settings(run.root, group, change, unseen=True)
     before = read_ledger(run.ledger)
     try:
-        result = resume_run(
-            run.root, model=bench.model, tokenizer=bench.tokenizer, records=RECORDS, evaluation=PUBLIC
-        )
+        result = bench.resume(run.root, PUBLIC)
     except PrivloraError:
         assert read_ledger(run.ledger).charges == STOPPED
         return

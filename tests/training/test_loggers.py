@@ -12,7 +12,7 @@ import pytest
 from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench
 
 import privlora.training.loggers as module
-from privlora.api import fine_tune, resume_run
+from privlora.api import fine_tune
 from privlora.errors import ConfigError
 from privlora.training.callbacks import PublicEvent
 from privlora.training.files import RunFolder, read_lines
@@ -56,10 +56,8 @@ class Sent:
 
 
 def tune(folder: Path, records: Any = RECORDS, **options: Any) -> Any:
-    bench = Bench()
     run = {"report_to": ALL, "log_every": 5, "label": "notes", "checkpoint_every": 100}
-    settings = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, "run": run, **options}
-    return fine_tune(bench.model, records, tokenizer=bench.tokenizer, output=folder, **settings)
+    return Bench().start(folder, records=records, **{"run": run, **options})
 
 
 @pytest.mark.usefixtures("quick_reports")
@@ -126,8 +124,7 @@ def test_lines_do_not_show_where_a_run_broke(tmp_path: Path) -> None:
         "learning_rate",
         "clip_norm",
     }
-    bench = Bench()
-    resume_run(tmp_path / "run", model=bench.model, tokenizer=bench.tokenizer, records=RECORDS)
+    Bench().resume(tmp_path / "run")
     assert (
         tune(tmp_path / "whole", run=run).release.joinpath("metrics.jsonl").read_bytes() == lines.read_bytes()
     )

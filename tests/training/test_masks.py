@@ -58,7 +58,6 @@ def clipped_sums(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
 
     def noted(self: GaussianMechanism, total: Any = None) -> Release:
         found = self.clipped_sum()
-        assert found is not None
         seen.append(torch.cat([t.double().flatten() for parts in found for t in parts]))
         return release(self, total)
 

@@ -12,13 +12,13 @@ import pytest
 import torch
 import transformers as hf
 from cli_cases import save_tiny_model
-from promises import promise
+from promises import small_settings
 from run_cases import PRIVACY, assert_same, fingerprint
 from tiny_models import FAMILIES, VOCAB, set_checkpointing, tiny_model, tiny_tokenizer
 
 from privlora import fine_tune
 from privlora.adapters import LowRankAdapter
-from privlora.config import ModelSettings, settings_from
+from privlora.config import ModelSettings
 from privlora.data.examples import Example, Examples
 from privlora.errors import DataError, ModelError
 from privlora.training.model_checks import (
@@ -233,9 +233,7 @@ def test_a_model_that_does_not_run_or_has_no_numbers() -> None:
 
 
 def settings(**groups: dict[str, Any]) -> Any:
-    privacy = promise(steps=2, batch=4, noise_multiplier=1.0, delta=1e-4, sample_rate=0.1)
-    base = {"model": {"name": "m"}, "data": {"path": "x.txt", "max_length": 40}, "adapter": {"r": 2}}
-    return settings_from({**base, "privacy": privacy, **groups})
+    return small_settings(data={"path": "x.txt", "max_length": 40}, adapter={"r": 2}, **groups)
 
 
 @pytest.mark.parametrize("reentrant", [None, True, False])

@@ -16,7 +16,6 @@ from run_cases import PRIVACY, RECORDS, STEPS, Bench, StopAt, check_finished, no
 
 from privlora.accounting import compose_ledgers, read_ledger
 from privlora.accounting.events import BallsInBinsSampling
-from privlora.api import resume_run
 from privlora.auditing.rerun import refuse_settings
 from privlora.config import PrivacySettings, checked, settings_from
 from privlora.config.auto import in_whole_passes
@@ -97,13 +96,11 @@ def test_an_interrupted_run_and_a_lost_step_draw_nobody_twice(bench: Bench, tmp_
 
 def test_without_its_key_or_in_another_order_a_run_does_not_go_on(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    with pytest.raises(Interrupted):
-        bench.start(folder, privacy=PASSES, observer=StopAt(3))
+    bench.stopped(folder, 3, privacy=PASSES)
     path = folder / "private/cycles.json"
     kept = path.read_text()
-    given: dict[str, Any] = {"model": bench.model, "tokenizer": bench.tokenizer}
     with pytest.raises(PrivacyError, match="another order"):
-        resume_run(folder, records=[*RECORDS[1:], RECORDS[0]], **given)
+        bench.resume(folder, records=[*RECORDS[1:], RECORDS[0]])
     for damaged in (None, kept[:20], json.dumps({**json.loads(kept), "coefficients": [1.0]})):
         if damaged is None:
             path.unlink()
@@ -169,8 +166,7 @@ def test_who_cannot_account_for_passes_refuses() -> None:
 
 def test_copies_that_went_on_apart_are_not_composed(bench: Bench, tmp_path: Path) -> None:
     folder, copy = tmp_path / "run", tmp_path / "copy"
-    with pytest.raises(Interrupted):
-        bench.start(folder, privacy=PASSES, observer=StopAt(3))
+    bench.stopped(folder, 3, privacy=PASSES)
     shutil.copytree(folder, copy)
     for each in (folder, copy):
         bench.resume(each)

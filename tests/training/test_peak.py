@@ -10,21 +10,19 @@ import numpy as np
 import pytest
 import torch
 import transformers as hf
-from promises import promise
-from tiny_models import VOCAB, set_checkpointing, tiny_llama, tiny_model
+from promises import promise, small_settings
+from tiny_models import VOCAB, tiny_llama, tiny_model
 from torch.profiler import profile
 
 from privlora.accounting import Ledger
-from privlora.adapters import LowRankAdapter
 from privlora.cli.memory import estimate_memory
-from privlora.config import PrivacySettings, Settings, settings_from
+from privlora.config import PrivacySettings, Settings
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example, Examples
 from privlora.data.units import Units
 from privlora.methods import find_row
 from privlora.training.assembly import build_parts, build_step
 from privlora.training.fitting import StepMemory, largest_batch, saved_bytes
-from privlora.training.footprint import gradient_bytes, row_tokens, token_bytes
 from privlora.training.inputs import Data
 from privlora.training.models import adapter_for, unchanged_afterwards
 from privlora.training.promise import plan_privacy
@@ -46,7 +44,7 @@ def settings(method: str = "dp-adamw", length: int = 32, **groups: Any) -> Setti
         "method": {"name": method, **groups.pop("of_method", {})},
         "privacy": promise(steps=3, batch=400, records=4000, noise_multiplier=1.0, delta=1e-4),
     }
-    return settings_from({**given, **groups}, source="test")
+    return small_settings(**{**given, **groups})
 
 
 def wide_llama(**options: Any) -> torch.nn.Module:
@@ -82,9 +80,7 @@ def taken(given: Settings, model: torch.nn.Module, rows: int, width: int, folder
         ("prism", "llama", {"model": {"gradient_checkpointing": "non-reentrant"}}),
         pytest.param("prism", "llama", {"of_method": {"clipping": "automatic"}}, marks=pytest.mark.long),
         ("dp-adamw", "gpt2", {}),
-        ("dp-adamw", "gpt-neox", {}),
-        ("prism", "qwen2", {}),
-        ("dp-adamw", "gemma2", {}),
+        ("prism", "gemma2", {}),
         ("prism", "llama", {"model": {"dtype": "bfloat16"}}),
     ],
 )
@@ -182,36 +178,6 @@ def test_models_of_other_kinds_are_estimated_from_their_modules() -> None:
     assert large > 4 * small
     dense, mixed = (saved_bytes(adapter_for(settings(), tiny_model(f)))[0] for f in ("llama", "mixtral"))
     assert mixed > dense
-
-
-def test_eager_attention_keeps_its_weights() -> None:
-    fused, eager = (
-        saved_bytes(adapter_for(settings(), wide_llama(attn_implementation=kind)))[1]
-        for kind in ("sdpa", "eager")
-    )
-    assert eager == 4 * fused == 6 * 4 * 4
-
-
-@pytest.mark.parametrize(("dtype", "times"), [(torch.float32, 1), (torch.bfloat16, 2), (torch.float64, 1)])
-def test_a_row_takes_what_r_tokens_take(dtype: torch.dtype, times: int) -> None:
-    adapter = LowRankAdapter(tiny_llama().to(dtype), rank=4)
-    assert row_tokens(adapter) == 4 * times
-
-
-def test_gradients_are_counted_as_they_are_captured() -> None:
-    adapter = LowRankAdapter(tiny_llama(), rank=4)
-    assert gradient_bytes(adapter) == 4 * sum(4 * (site.m + site.n) for site in adapter.sites)
-    adapter.columns = (slice(2), slice(3, None))
-    assert gradient_bytes(adapter) == 4 * sum(2 * site.m + site.n for site in adapter.sites)
-
-
-def test_with_checkpoints_a_token_takes_less_and_a_row_more_tokens() -> None:
-    model = tiny_llama(num_hidden_layers=8)
-    adapter = LowRankAdapter(model, rank=4)
-    whole = token_bytes(model)
-    set_checkpointing(model, reentrant=False)
-    assert token_bytes(model) == whole // 8 + 4 * 8 * 16
-    assert row_tokens(adapter) == -(-4 * whole // token_bytes(model))
 
 
 def test_short_rows_are_as_many_as_their_gradients_allow() -> None:

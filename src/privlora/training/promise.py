@@ -72,7 +72,7 @@ def noise_multiplier(
             phases,
             right_guesses=privacy.target_right_guesses,
             found_at_1_percent=privacy.target_found,
-            adjacency=adjacency,
+            adjacency=ADJACENCY,
             projections=projections,
         )
     assert privacy.delta is not None

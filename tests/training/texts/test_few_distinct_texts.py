@@ -8,29 +8,17 @@ from typing import Any
 
 import pytest
 from promises import promise
-from run_cases import StopAt
-from tiny_models import tiny_model, tiny_tokenizer
+from run_cases import Bench, Warned
 
 from privlora.accounting import read_ledger
-from privlora.api import fine_tune
 from privlora.errors import GeneratorError
 from privlora.reporting.publication import read_report
 from privlora.reporting.tables import method_table
 from privlora.training.files import RunFolder
 
-RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVACY = promise(steps=2, batch=30, records=30, noise_multiplier=1.0)
 
 quickly = pytest.mark.usefixtures("quick_reports")
-
-
-class Warned(StopAt):
-    def __init__(self) -> None:
-        super().__init__(step=0)
-        self.warnings: list[str] = []
-
-    def on_warning(self, what: str) -> None:
-        self.warnings.append(what)
 
 
 def of_kinds(count: int) -> Callable[[list[str]], list[str]]:
@@ -41,19 +29,9 @@ def of_kinds(count: int) -> Callable[[list[str]], list[str]]:
 
 
 def tune(output: Path, method: str, generator: Any, observer: Any = None, **synthesis: Any) -> None:
-    fine_tune(
-        tiny_model(),
-        RECORDS,
-        tokenizer=tiny_tokenizer(),
-        privacy=PRIVACY,
-        adapter={"r": 2},
-        data={"max_length": 40},
-        method=method,
-        synthesis={"seeds": 8, "variations": 0, "similarity_limit": None, **synthesis},
-        generator=generator,
-        output=output,
-        observer=observer,
-    )
+    texts = {"seeds": 8, "variations": 0, "similarity_limit": None, **synthesis}
+    given = {"method": method, "observer": observer, "synthesis": texts, "generator": generator}
+    Bench().start(output, privacy=PRIVACY, **given)
 
 
 @pytest.mark.parametrize("method", ["pe-sgd-fix", "span-prism", "aug-pe", "prism"])

@@ -11,7 +11,7 @@ from promises import promise
 from run_cases import PUBLIC, Bench
 from torch import Tensor
 
-from privlora.accounting import PoissonSampling, calibrate_noise_multiplier, read_ledger
+from privlora.accounting import read_ledger
 from privlora.adapters.peft_files import read_adapter
 from privlora.errors import ConfigError
 from privlora.training.texts import voting
@@ -182,9 +182,3 @@ def test_without_trl_nothing_begins(bench: Bench, tmp_path: Path, monkeypatch: p
     with pytest.raises(ConfigError, match="pip install"):
         start(bench, tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_the_noise_of_the_papers_setting() -> None:
-    """T = 10 rounds of everybody; upstream's accountant is a stub at another delta."""
-    sigma = calibrate_noise_multiplier(PoissonSampling(1.0), 10, 1.0, 1e-5).noise_multiplier
-    assert sigma == pytest.approx(11.80, abs=0.01)

@@ -15,7 +15,6 @@ from tiny_models import loaded_by_peft, tiny_model, tiny_tokenizer
 from torch.nn.functional import logsigmoid
 
 from privlora.adapters import LowRankAdapter, write_adapter
-from privlora.coordinates import FactorCoordinates
 from privlora.errors import ConfigError, ModelError
 from privlora.methods import METHODS, build
 from privlora.optimizers import IterateAverage
@@ -79,7 +78,6 @@ def margins(model: Any) -> torch.Tensor:
 def round_by_formula(start: Tuned, model: Any) -> list[torch.Tensor]:
     """-log sigmoid(beta (margin - margin of the round's start)), by AdamW at a rate that falls to 0. W of each site."""
     space = start.state.coordinates
-    assert isinstance(space, FactorCoordinates)
     sites, factors = [], []
     for group, left, right in zip(space.adapter.groups, space.left, space.right, strict=True):
         for k, site in enumerate(group.sites):
@@ -126,7 +124,6 @@ def test_a_round_is_dpo_against_the_model_of_its_start() -> None:
 def test_the_average_begins_anew() -> None:
     made = tuned()
     made.tune(CHOICES)
-    assert made.state.average is not None
     averaged, last = made.state.average.factors(), made.state.coordinates.factors()
     for (a, b), (c, d) in zip(averaged, last, strict=True):
         torch.testing.assert_close(a @ b.mT, c @ d.mT)

@@ -9,13 +9,12 @@ from typing import Any
 
 import pytest
 import transformers as hf
-from promises import promise
+from promises import promise, small_settings
 from safetensors.torch import load_file
 from tiny_models import tiny_llama, tiny_tokenizer
 
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune
-from privlora.config import settings_from
 from privlora.demo import model_path
 from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.methods import find_row
@@ -47,15 +46,11 @@ PRIVATE = [as_record(f"guest {i} came in at {i % 7} with a cold.") for i in rang
 
 
 def read(form: dict[str, Any], *, method: str = "pe-sgd", **synthesis: Any) -> Any:
-    return settings_from(
-        {
-            "model": {"name": "m"},
-            "data": {"path": "x.jsonl", "max_length": 90, **form},
-            "privacy": PRIVACY,
-            "synthesis": {**SYNTHESIS, **synthesis},
-            "method": {"name": method},
-        },
-        source="test",
+    return small_settings(
+        data={"path": "x.jsonl", "max_length": 90, **form},
+        privacy=PRIVACY,
+        synthesis={**SYNTHESIS, **synthesis},
+        method={"name": method},
     )
 
 

@@ -9,14 +9,14 @@ from typing import Any
 import pytest
 import torch
 from promises import promise
-from run_cases import Bench, StopAt, assert_same, fingerprint
+from run_cases import Bench, assert_same, fingerprint
 from safetensors.torch import load_file
 from tiny_models import VOCAB, set_checkpointing, tiny_model, tiny_tokenizer, uneven_examples
 from torch import Tensor
 
 from privlora.adapters import LowRankAdapter
 from privlora.config import Settings, settings_from
-from privlora.coordinates import FactorCoordinates, SpanSpace, TangentCoordinates
+from privlora.coordinates import SpanSpace, TangentCoordinates
 from privlora.coordinates.starts import Subspaces
 from privlora.data.examples import Example, Examples
 from privlora.errors import ConfigError, DataError
@@ -24,7 +24,6 @@ from privlora.methods import METHODS
 from privlora.names import PUBLIC_GRADIENT
 from privlora.training import assembly
 from privlora.training.assembly import PublicStart, build_parts
-from privlora.training.loop import Interrupted
 from privlora.training.models import unchanged_afterwards
 from privlora.training.texts import public_start
 from privlora.training.texts.public_start import mean_gradient_subspaces
@@ -240,7 +239,6 @@ def test_every_method_takes_it_up_and_no_private_record_is_read(
                 torch.testing.assert_close(point.U[k] @ point.U[k].T, u @ u.T, atol=1e-5, rtol=0)
                 torch.testing.assert_close(point.V[k] @ point.V[k].T, v @ v.T, atol=1e-5, rtol=0)
             else:
-                assert isinstance(found, FactorCoordinates)
                 torch.testing.assert_close(found.right[g][k] * 3**0.5, v)
 
 
@@ -301,7 +299,6 @@ def test_a_run_from_end_to_end(method: str, bench: Bench, tmp_path: Path) -> Non
     report = json.loads((result.release / "privacy_report.json").read_text())
     assert report["adapter"]["init"] == PUBLIC_GRADIENT
     assert any("adapter.public_text" in text for text in report["not_protected"])
-    assert "that the start was computed from" in (result.release / "README.md").read_text()
     weights = load_file(result.release / "adapter_model.safetensors")
     assert all(bool(t.isfinite().all()) for t in weights.values())
     assert any(bool(t.any()) for t in weights.values())
@@ -313,8 +310,7 @@ def test_an_interrupted_run_goes_on_from_its_checkpoint(bench: Bench, tmp_path: 
     public.write_text("\n".join(PUBLIC))
 
     adapter = {"r": 2, "init": PUBLIC_GRADIENT, "public_text": str(public)}
-    with pytest.raises(Interrupted):
-        bench.start(tmp_path / "run", adapter=adapter, observer=StopAt(5))
+    bench.stopped(tmp_path / "run", 5, adapter=adapter)
     saved = load_file(tmp_path / "run/private/checkpoint.safetensors")
     seen: list[dict[str, Tensor]] = []
     load = TangentCoordinates.load_state_dict

@@ -68,7 +68,6 @@ def published(
                 observer=observer,
                 **{**SETTINGS, "method": {"name": method, "learning_rate": 0.05}},
             )
-    assert isinstance(console.file, io.StringIO)
     folder = RunFolder(root)
     files = {name: content for name, (_, content) in everything(folder).items()}
     texts = load_file(folder.checkpoint)["texts/population.utf8"].tolist()

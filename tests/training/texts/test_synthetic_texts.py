@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from promises import promise
-from run_cases import StopAt
+from run_cases import RECORDS, StopAt
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -24,7 +24,6 @@ from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer, StepReport
 from privlora.training.step import Step
 
-RECORDS = [{"text": f"patient {i} came in at {i % 7} with a cold."} for i in range(30)]
 PRIVACY: dict[str, Any] = promise(steps=4, batch=6, records=30, noise_multiplier=1.0)
 NOT_PRIVATE = {"private": False, "steps": 4, "expected_batch_size": 6, "public_dataset_size": 30}
 K, L = 3, 2
@@ -336,8 +335,6 @@ def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp
     assert K <= facts.pop("distinct") <= K * L  # noise moves gradients, and some may come to be alike
     assert facts == {"generator": "callable", "count": K * L, "evolve_every": 1, "warm_start_epochs": 1}
     assert any("generated texts" in text for text in report["not_protected"])
-    page = (release / "report.html").read_text()
-    assert f"{K * L} by a function of the user" in page
     assert all(b"cough" not in path.read_bytes() for path in release.iterdir())
 
 
@@ -392,10 +389,6 @@ def test_the_report_says_what_steps_were_released_along_and_not_where_the_run_br
     assert 0 < span["directions"][0] <= span["directions"][1] <= K * L
     assert 0 < span["cosine"][0] <= span["cosine"][1] < 1
     assert span["kappa"][0] > 0.1
-    for page in ("report.html", "README.md"):
-        text = (release / page).read_text()
-        assert "chosen before each step on public gradients" in text
-        assert f" {K * L} directions; expected cosine" in text
     before = (release / "privacy_report.json").read_text()
     go_on(output, model, Notes(model))
     again = json.loads((release / "privacy_report.json").read_text())
@@ -487,10 +480,6 @@ def test_whoever_watches_is_told_of_the_work_on_public_texts(tmp_path: Path) -> 
     kinds = [what for what, _ in groupby(what for what, _, _ in watching.told)]
     assert kinds[:4] == [texts, "ordinary steps on public texts", gradients, "step"]
     assert kinds[4:] == [texts, gradients, "step"] * (PRIVACY["steps"] - 1)
-    written = [(done, total) for what, done, total in watching.told if what == texts]
-    assert (0, K) in written
-    assert (2, K) in written  # between two batches of the model
-    assert (K, K) in written
     assert all(done <= total <= K * L for what, done, total in watching.told if what != "step")
 
 

@@ -13,12 +13,11 @@ import numpy as np
 import pytest
 import torch
 from promises import promise
-from run_cases import in_a_child
+from run_cases import Bench, in_a_child
 from safetensors.torch import load_file
-from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import read_ledger
-from privlora.api import Result, fine_tune, resume_run
+from privlora.api import Result, fine_tune
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivacyError, PrivloraError
 from privlora.mechanisms import NoiseSource
 from privlora.synthesis.embeddings import hidden_states
@@ -56,40 +55,21 @@ class Notes:
         return texts
 
 
-class Shop:
-    """One model, and runs on it."""
-
-    def __init__(self) -> None:
-        self.model, self.tokenizer = tiny_model(), tiny_tokenizer()
+class Shop(Bench):
+    """Runs by votes on its model."""
 
     def start(self, output: Path, generator: Notes | None = None, **options: Any) -> Result:
         groups: dict[str, Any] = {
-            "adapter": {"r": 2},
-            "data": {"max_length": 40},
+            "records": RECORDS,
             "method": {"name": "aug-pe", "learning_rate": 0.05},
             **options,
             "privacy": {**PRIVACY, **options.get("privacy", {})},
             "synthesis": {**SYNTHESIS, **options.get("synthesis", {})},
         }
-        records = groups.pop("records", RECORDS)
-        return fine_tune(
-            self.model,
-            records,
-            tokenizer=self.tokenizer,
-            output=output,
-            generator=generator or Notes(),
-            **groups,
-        )
+        return super().start(output, generator=generator or Notes(), **groups)
 
     def resume(self, output: Path, generator: Notes | None = None, **options: Any) -> Result:
-        return resume_run(
-            output,
-            model=self.model,
-            tokenizer=self.tokenizer,
-            records=RECORDS,
-            generator=generator or Notes(),
-            **options,
-        )
+        return super().resume(output, records=RECORDS, generator=generator or Notes(), **options)
 
 
 @pytest.fixture(scope="module")
