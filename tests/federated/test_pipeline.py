@@ -196,7 +196,7 @@ def test_neighbours_messages_differ_by_the_record_and_no_more(
     for name, own in (("a", full), ("b", full[:-1])):
         made, reply = trained(tmp_path / name, "joint", {**owners(2), "owner-0": own})
         vectors.append(reply.tensors["sum"].numpy())
-    lattice = made.server._mechanism(1).lattice  # type: ignore[attr-defined]
+    lattice = made.server._mechanism.lattice  # type: ignore[attr-defined]
     moved = lattice.opened(vectors[0] - vectors[1])
     reach = C + lattice.width * np.sqrt(lattice.entries)
     assert 0.9 * C < float(np.linalg.norm(moved)) <= reach

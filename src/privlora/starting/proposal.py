@@ -88,10 +88,6 @@ class Owner(NamedTuple):
     name: str
     path: str
 
-    def written(self, form: Format) -> dict[str, str]:
-        """As in the group federation. form: of the file; auto: by its ending."""
-        return self._asdict() if form == "auto" else {**self._asdict(), "format": form}
-
 
 @dataclass(frozen=True)
 class Asked:
@@ -197,8 +193,8 @@ def checked_text(draft: Draft, top: Iterable[str]) -> str:
 def _data(draft: Draft, asked: Asked, found: Survey, form: Form, base: Base, notes: list[str]) -> None:
     if not asked.clients:
         draft.put("data.path", asked.paths[0] if len(asked.paths) == 1 else list(asked.paths))
-        if asked.form != "auto":
-            draft.put("data.format", asked.form)
+    if asked.form != "auto":
+        draft.put("data.format", asked.form)
     if found.lines and asked.form == "auto":
         notes.append(
             "each line of a .txt that is not blank is one record, with a unit and an epsilon of its own: where blank "
@@ -317,7 +313,7 @@ def _chat_template(draft: Draft, asked: Asked, base: Base) -> None:
 def _federation(draft: Draft, asked: Asked, numbers: Numbers) -> None:
     """Who takes part, and how often; instead of privacy.steps and of a local method, which is the rule's."""
     rounds, local = rounds_for(numbers.steps)
-    owners = [each.written(asked.form) for each in asked.clients]
+    owners = [each._asdict() for each in asked.clients]
     lines = "".join(f"\n    - {scalar(owner)}" for owner in owners)
     draft.put("federation.clients", owners, written=lines)
     draft.put("federation.rounds", rounds)

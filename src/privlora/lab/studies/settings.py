@@ -229,10 +229,6 @@ class Study:
             content["method"].pop("relative_rate", None)
             if method.is_relative(settings.method.relative_rate):
                 content["method"]["relative_rate"] = True
-            if settings.federation is not None and settings.federation.column is not None:
-                # As runs are kept that were made while how records are cut was a setting of its own.
-                cut = "column" if settings.federation.alpha is None else "dirichlet"
-                content["federation"]["split"] = cut
             if method.revision:
                 content["revision"] = method.revision
             found[place] = _digest(content)
