@@ -282,17 +282,18 @@ def test_a_lattice_enlarges_noise_by_a_few_per_cent_at_most(books: dict[str, Boo
 
 
 def test_single_answers_have_one_share(tmp_path: Path) -> None:
-    """Of n = 7 and t = 5, three clients and the server open single answers; and the phase with least noise counts."""
-    phases = ((replace(EVENT, noise_multiplier=2.0), 3), (EVENT, 3))
-    plan = replace(PLAN, phases=phases)
+    """Of n = 7 and t = 5, three clients and the server open single answers. All releases are of one kind."""
+    plan = replace(PLAN, phases=((EVENT, 6),))
     books = {f"c{number}": _book(tmp_path / f"{number}.jsonl", 6, plan) for number in range(7)}
-    weakest = replace(PLAN, phases=((EVENT, 6),))
-    facts = _shares(7, 5, weakest) | {"rounds": {"planned": 6}}
+    facts = _shares(7, 5, plan) | {"rounds": {"planned": 6}}
     assert [row["clients"] for row in facts["colluding"]] == [1, 2, 3, 6]
     _checked(_report(books, "c0", **facts), books["c0"].summary)
     more = [{**row, "noise_multiplier": 2 * row["noise_multiplier"]} for row in facts["colluding"]]
     with pytest.raises(PrivacyError, match="noise_multiplier"):
         _checked(_report(books, "c0", **(facts | {"colluding": more})), books["c0"].summary)
+    two = replace(PLAN, phases=((replace(EVENT, noise_multiplier=2.0), 3), (EVENT, 3)))
+    with pytest.raises(PrivacyError, match="do not make the plan of the ledger"):
+        _checked(_report(books, "c0", **facts), _book(tmp_path / "two.jsonl", 6, two).summary)
 
 
 def test_a_ledger_says_whose_presence_is_hidden_and_who_adds_the_noise(tmp_path: Path) -> None:

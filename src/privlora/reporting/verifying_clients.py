@@ -42,7 +42,8 @@ def federation_again(report: Report, summary: LedgerSummary) -> dict[str, Any]:
         steps, rate = terms.rounds, terms.per_round / terms.size
     elif whole:
         steps = terms.participations
-    if plan.steps != steps or (whole and not alike(getattr(event.sampling, "sample_rate", None), rate)):
+    of_one_kind = len(plan.phases) == 1 and plan.steps == steps
+    if not of_one_kind or (whole and not alike(getattr(event.sampling, "sample_rate", None), rate)):
         raise PrivacyError("the report's clients and rounds do not make the plan of the ledger")
     known = {*terms.names, terms.rule}
     for word in _words({**facts, "noise_by": None}):
@@ -104,7 +105,7 @@ def _colluding(terms: FederationSettings, summary: LedgerSummary) -> list[dict[s
     rows, total = [], terms.threshold
     for count in colluding_counts(terms.per_round, total):
         honest = honest_left(terms.per_round, total, count)
-        left = min(event.noise_multiplier for event, _ in summary.events()) * sqrt(honest / total)
+        left = summary.plan.event.noise_multiplier * sqrt(honest / total)
         weaker = [(replace(event, noise_multiplier=left), steps) for event, steps in summary.events()]
         found = finite(epsilon(weaker, summary.plan.delta, adjacency=summary.plan.adjacency))
         rows.append({"clients": count, "noise_multiplier": left, "epsilon": found})
