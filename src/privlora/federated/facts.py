@@ -117,7 +117,7 @@ def _charged(
 
 def most_released(ledgers: Mapping[str, LedgerSummary]) -> str:
     """The client whose ledger has the most charges, the first of several: its budget bounds all others', since all
-    ledgers charge the phases of one plan in one order."""
+    ledgers charge the steps of one plan."""
     return max(ledgers, key=lambda name: ledgers[name].charges)
 
 
