@@ -275,7 +275,7 @@ def _resolve(target: str, base: str | None) -> tuple[dict[str, Any], Path | None
         settings = load_run_settings(run)
         require_adapter(run)
         model = settings.model.model_dump()
-        # Where and how far the run read says nothing about other records.
+        # Where the run read says nothing about other records.
         data = settings.data.model_dump(exclude={"path", "evaluation"})
         return {**model, **({"name": base} if base else {})}, run.release, data, settings.run.seed
     if (folder / ADAPTER_FILES[0]).exists():

@@ -220,7 +220,7 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
     facts: dict[str, Any] = {
         "generator": chosen.generator,
         "count": chosen.count,
-        "evolve_every": int(parts.method.public_texts == "evolving" and chosen.evolution != "none"),
+        "evolves": parts.method.public_texts == "evolving" and chosen.evolution != "none",
         "warm_start_epochs": chosen.warm_start_epochs,
     }
     if parts.texts is not None and parts.texts.distinct:
@@ -233,6 +233,6 @@ def _public_texts(parts: Parts) -> dict[str, Any]:
         if parts.method.tunes_writer:
             facts["votes"] |= {name: getattr(chosen, name) for name in OF_POPRI}
         else:
-            facts |= {"evolve_every": 1}
+            facts |= {"evolves": True}
             facts["votes"] |= {"keep": chosen.seeds}
     return {"public_texts": facts}

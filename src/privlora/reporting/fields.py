@@ -122,7 +122,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         "span": numbers("", "alpha", "ridge", "directions", "texts", "cosine", "kappa"),
         "public_texts": {
             "generator": one_of("model", "file", "endpoint", "callable"),
-            **numbers("count evolve_every warm_start_epochs distinct"),
+            **numbers("count evolves warm_start_epochs distinct"),
             "votes": {"embedding": TEXT, **numbers(_VOTES)},
         },
     },

@@ -333,7 +333,7 @@ def test_the_report_says_who_wrote_the_texts_and_that_they_are_not_protected(tmp
     report = json.loads((release / "privacy_report.json").read_text())
     facts = report["method"]["public_texts"]
     assert K <= facts.pop("distinct") <= K * L  # noise moves gradients, and some may come to be alike
-    assert facts == {"generator": "callable", "count": K * L, "evolve_every": 1, "warm_start_epochs": 1}
+    assert facts == {"generator": "callable", "count": K * L, "evolves": True, "warm_start_epochs": 1}
     assert any("generated texts" in text for text in report["not_protected"])
     assert all(b"cough" not in path.read_bytes() for path in release.iterdir())
 

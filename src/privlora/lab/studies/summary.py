@@ -131,13 +131,13 @@ def _differences(progress: Progress) -> list[dict[str, Any]]:
     for place, settings in federations.items():
         task, method, epsilon, _ = place
         federation = settings.federation
-        local, sees, rounds = settings.method.name, "all records", [(settings.privacy.steps, 1)]
+        local, sees, rounds = settings.method.name, "all records", (settings.privacy.steps, 1)
         if federation is not None:
             sees = "sums" if federation.secure else "each client's answer"
             if federation.trusted_server:
                 sees = "each client's update"
-            rounds = [(federation.rounds, federation.local_steps)]
-        key = (method, local, sees, *rounds)
+            rounds = federation.rounds, federation.local_steps
+        key = (method, local, sees, rounds)
         facts = {"method": method, "local_method": local, "in_one_place": federation is None, "sees": sees}
         line = lines.setdefault(key, {**facts, "rounds": rounds, "tasks": {}, "epsilons": {}})
         line["tasks"][task] = None

@@ -135,7 +135,7 @@ def _differences(lines: list[dict[str, Any]], summary: Summary) -> Iterator[list
     yield ["method", "clients train by", "rounds × steps", "the server sees", *reported]
     for line in lines:
         tasks = f" ({', '.join(line['tasks'])})" if methods.count(line["method"]) > 1 else ""
-        rounds = ", ".join(f"{count} × {steps}" for count, steps in line["rounds"])
+        rounds = " × ".join(map(str, line["rounds"]))
         found = [_reported(line, epsilon) for epsilon in epsilons]
         yield [line["method"] + tasks, line["local_method"], rounds, line["sees"], *found]
 
