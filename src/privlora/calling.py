@@ -74,7 +74,7 @@ def refuse_no_folder(name: str, folder: Any, otherwise: str = "as a text or a Pa
         raise ConfigError(f"{name} is {what}", fix=f"give the folder of the run, {otherwise}")
 
 
-def given_records(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
+def _given_records(data: Any, name: str) -> tuple[str | list[str], list[Mapping[str, Any]] | None]:
     """Paths for the settings, or the mark that stands for records in memory and those records.
 
     Files are a string by itself and whatever is a ``Path``. Strings in a list are records, whatever they say.
@@ -123,13 +123,13 @@ def refuse_no_tokenizer(tokenizer: Any, name: str = "tokenizer") -> None:
 def records_of(
     problems: Together, data: Any, name: str, *, needed: bool = False
 ) -> tuple[str | list[str] | None, list[Mapping[str, Any]] | None]:
-    """`given_records` of an argument, or nothing for None, unless it is needed; what is wrong with it is kept with
+    """`_given_records` of an argument, or nothing for None, unless it is needed; what is wrong with it is kept with
     other problems."""
     instead: tuple[str | list[str], list[Mapping[str, Any]] | None] = (IN_MEMORY, None)
     if data is None and needed:
         problems.found.append(DataError(f"{name} is None, so there are no records", fix=GIVE_RECORDS))
         return instead
-    return (None, None) if data is None else problems.of(instead, given_records, data, name)
+    return (None, None) if data is None else problems.of(instead, _given_records, data, name)
 
 
 def all_auto(auto: bool | Mapping[str, Any] | None) -> Mapping[str, Any] | None:

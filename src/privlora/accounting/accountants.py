@@ -251,7 +251,7 @@ def pld_epsilon(
     return max(0.0, float(_compose(events, adjacency, grid, theirs).get_epsilon_for_delta(delta)))
 
 
-def check_adjacency(adjacency: str) -> None:
+def _check_adjacency(adjacency: str) -> None:
     """Raise PrivacyError unless `adjacency` is one of `Adjacency`."""
     if adjacency not in get_args(Adjacency):
         raise PrivacyError(
@@ -261,7 +261,7 @@ def check_adjacency(adjacency: str) -> None:
 
 def check_covered(event: StepEvent, adjacency: Adjacency) -> None:
     """Raise PrivacyError if the accountants cannot price `event` under `adjacency`."""
-    check_adjacency(adjacency)
+    _check_adjacency(adjacency)
     if isinstance(event.sampling, BallsInBinsSampling) and adjacency != "add-or-remove-one":
         raise PrivacyError(
             f"balls in bins are not accounted under adjacency={adjacency}",
@@ -305,7 +305,7 @@ def merged(events: Events) -> dict[StepEvent, int]:
 
 
 def _check_supported(accountant: Accountant, adjacency: Adjacency, events: Events) -> None:
-    check_adjacency(adjacency)
+    _check_adjacency(adjacency)
     if accountant not in get_args(Accountant):
         raise PrivacyError(
             f"accountant={accountant!r} is unknown", fix=f"choose one of {', '.join(get_args(Accountant))}"

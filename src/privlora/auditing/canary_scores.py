@@ -247,7 +247,7 @@ def judge_canaries(
 ) -> OneRunAudit:
     """Guess, count, and bound. event, steps, delta: what is claimed.
 
-    Two games are played. In the first ``planned_guesses`` are made, which is sharpest for a correct run; in the second
+    Two games are played. In the first ``_planned_guesses`` are made, which is sharpest for a correct run; in the second
     half of all canaries are guessed, which convicts a run with far too little noise. They and the signals share the
     error probability, and the largest bound is told.
     """
@@ -259,7 +259,7 @@ def judge_canaries(
         of_signals = 1 - error * _SIGNALS_SHARE
         signals = together.largest_mu(event, steps, of_signals)
         error *= 1 - _SIGNALS_SHARE
-    best, half = planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE), 2 * (canaries // 4)
+    best, half = _planned_guesses(canaries, event, steps, 1 - error * _PLANNED_SHARE), 2 * (canaries // 4)
     shares = {best: _PLANNED_SHARE, half: 1 - _PLANNED_SHARE} if best != half else {half: 1.0}
     played = []
     for guesses, share in shares.items():
@@ -340,7 +340,7 @@ def _most(games: Sequence[_Game]) -> float | None:
     return max(game.largest_mu(game.guesses, 1 / game.event.noise_multiplier) for game in games)
 
 
-def planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: float) -> int:
+def _planned_guesses(canaries: int, event: StepEvent, steps: int, confidence: float) -> int:
     """The even number of guesses that gives the best bound on a correct run, by simulating one with public numbers."""
     generator = np.random.default_rng(0)
     simulated = min(20_000, max(2_000, 10**7 // steps))

@@ -64,7 +64,7 @@ def write_audit(audit: Audit, root: Path, **more: Any) -> tuple[Path, Path]:
         inside=len(scores["canaries"][0]) if "canaries" in scores else 0,
         secrets=secrets_picture(**leakage) if leakage else None,
         means=in_words(meaning(claims), "unit") if claims else [],
-        claimed=claimed_of(audit),
+        claimed=_claimed_of(audit),
         audited=describe_events(events) if events else None,
         version=__version__,
     )
@@ -89,7 +89,7 @@ def _free(folder: Path) -> tuple[Path, Path]:
     return next(pair for pair in names if not any(path.exists() for path in pair))
 
 
-def claimed_of(audit: Audit) -> str:
+def _claimed_of(audit: Audit) -> str:
     if audit.epsilon_claimed is None:
         return "nothing: this run is not private"
     return f"ε = {rounded_up(audit.epsilon_claimed)} at δ = {number(audit.delta)}"

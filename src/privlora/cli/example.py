@@ -27,7 +27,7 @@ def example_rows(data: DataSettings, tokenizer: Any) -> list[tuple[str, str]]:
         return []
     template = Template(**data.columns)
     try:
-        text = invented_example(template, tokenizer, data)
+        text = _invented_example(template, tokenizer, data)
     except DataError as error:  # the template refuses a question and its answer, or drops them
         return [
             ("example", f"none can be shown: {error.bare if isinstance(error, RecordError) else error.what}")
@@ -35,13 +35,13 @@ def example_rows(data: DataSettings, tokenizer: Any) -> list[tuple[str, str]]:
     rows = [
         ("example", f"{json.dumps(text, ensure_ascii=False)[1:-1]} (invented; learnt is what stands in « »)")
     ]
-    system = own_system_prompt(template, tokenizer)
+    system = _own_system_prompt(template, tokenizer)
     if system is not None:
         rows.append(("system", f"the chat template adds a system prompt of its own: {json.dumps(system)}"))
     return rows
 
 
-def invented_example(template: Template, tokenizer: Any, data: DataSettings) -> str:
+def _invented_example(template: Template, tokenizer: Any, data: DataSettings) -> str:
     """The text that is trained on for an invented record, in which « and » stand around what is learnt.
 
     Raises what `build_examples` does.
@@ -58,7 +58,7 @@ def invented_example(template: Template, tokenizer: Any, data: DataSettings) -> 
     return "".join(f"«{part}»" if learnt[at] else part for at, part in zip(turns, parts, strict=False))
 
 
-def own_system_prompt(template: Template, tokenizer: Any) -> str | None:
+def _own_system_prompt(template: Template, tokenizer: Any) -> str | None:
     """What a chat template says to the model where a record has no system message; None for nothing."""
     if not is_chat(template, tokenizer):
         return None

@@ -92,9 +92,9 @@ def _show_plan(settings: Settings, verbose: bool, cross_check: bool, advise: boo
     if as_json:
         emit(content)
         return
-    print_rows(rows if verbose else in_brief(rows, content), shown)
+    _print_rows(rows if verbose else _in_brief(rows, content), shown)
     if verbose:
-        print_list("not protected:", content["not_protected"], shown)
+        _print_list("not protected:", content["not_protected"], shown)
     else:
         shown.print(f"{'output':<12}{settings.run.output}")
         shown.print(
@@ -106,7 +106,7 @@ def _show_plan(settings: Settings, verbose: bool, cross_check: bool, advise: boo
         for line in advice_lines(content["advice"]):
             shown.print(line)
     if content["refused_here"]:  # last, where it is seen
-        print_list("`privlora train` is refused on this machine:", content["refused_here"], shown)
+        _print_list("`privlora train` is refused on this machine:", content["refused_here"], shown)
 
 
 def _plan_run(
@@ -152,9 +152,9 @@ def _plan_run(
         if choice is not None:
             content |= {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}
         rows = [] if shown is None else _privacy_rows(content, planned)
-        rows = rows if verbose else in_brief(rows, content)
+        rows = rows if verbose else _in_brief(rows, content)
         if shown is not None and shown.is_terminal:  # to whoever waits; elsewhere nothing is half a plan
-            print_rows(rows, shown)
+            _print_rows(rows, shown)
             rows = []
         with loading():
             from privlora.cli.memory import as_planned, estimate_memory
@@ -167,7 +167,7 @@ def _plan_run(
         fitted = memory = None
         refused = refused_here(settings, model) + ([] if missing is None else [str(missing)])
         if shown is not None:
-            print_rows(rows, shown)
+            _print_rows(rows, shown)
         if model is not None:
             settings, fitted = as_planned(settings, model)
             memory = estimate_memory(settings, method, model)
@@ -489,7 +489,7 @@ def memory_rows(memory: Mapping[str, Any] | None, chosen: str | None = None) -> 
     return [("memory", memory_line(memory)), *([] if chosen is None else [("auto", chosen)]), *peak]
 
 
-def in_brief(rows: _Rows, content: Mapping[str, Any]) -> _Rows:
+def _in_brief(rows: _Rows, content: Mapping[str, Any]) -> _Rows:
     """Of a plan's rows those that a person decides by."""
     from privlora.reporting.wording import targets_in_words
 
@@ -528,12 +528,12 @@ def _batches(content: dict[str, Any]) -> str:
     return f"Poisson, q {content['sample_rate']:.6g}"
 
 
-def print_rows(rows: _Rows, shown: Console) -> None:
+def _print_rows(rows: _Rows, shown: Console) -> None:
     for name, text in rows:
         shown.print(f"{name:<12}{text}")
 
 
-def print_list(title: str, sentences: list[str], shown: Console) -> None:
+def _print_list(title: str, sentences: list[str], shown: Console) -> None:
     shown.print(title)
     for sentence in sentences:
         shown.print(f"  - {sentence}")

@@ -245,7 +245,7 @@ class MethodFacts:
         """``name``, or the default for None. Raises ConfigError for one that the method does not have."""
         chosen = name or self.optimizer
         if chosen not in self.optimizers:
-            raise no_optimizer(self.name, chosen, self.optimizers)
+            raise _no_optimizer(self.name, chosen, self.optimizers)
         return chosen
 
 
@@ -557,7 +557,7 @@ def wrong_for_method(
         found.append(("name", adds_no_noise(name)))
     optimizer, clipping = chosen.get("optimizer"), chosen.get("clipping")
     if isinstance(optimizer, str) and optimizer not in method.optimizers:
-        found.append(("optimizer", no_optimizer(name, optimizer, method.optimizers)))
+        found.append(("optimizer", _no_optimizer(name, optimizer, method.optimizers)))
     elif optimizer is None or isinstance(optimizer, str):
         used = optimizer or method.optimizer
         own = method.settings_of(used)
@@ -584,7 +584,7 @@ def adds_no_noise(method: str) -> ConfigError:
     return ConfigError(what, fix=[keep, without])
 
 
-def no_optimizer(method: str, optimizer: str, known: tuple[str, ...]) -> ConfigError:
+def _no_optimizer(method: str, optimizer: str, known: tuple[str, ...]) -> ConfigError:
     what = f"method {method!r} has no optimizer {echoed(optimizer, known)}"
     return ConfigError(what, fix=f"one of {', '.join(known)}")
 

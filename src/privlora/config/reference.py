@@ -57,7 +57,7 @@ def settings_in(kind: type[Group], place: str) -> Iterator[Setting]:
     """All of a group, each followed by those of the group or list of groups that it holds."""
     found = meanings(kind)
     for name, field in kind.model_fields.items():
-        yield Setting(f"{place}.{name}", kind_in_words(field), default_in_yaml(field), found.get(name, ""))
+        yield Setting(f"{place}.{name}", _kind_in_words(field), _default_in_yaml(field), found.get(name, ""))
         inner = group_in(field.annotation)
         if inner is not None:
             yield from settings_in(inner, f"{place}.{name}")
@@ -116,12 +116,12 @@ def meanings(kind: type[BaseModel]) -> dict[str, str]:
     return found
 
 
-def default_in_yaml(field: FieldInfo) -> str | None:
+def _default_in_yaml(field: FieldInfo) -> str | None:
     """One line; None for a setting that is required."""
     return None if field.is_required() else yaml.safe_dump(field.default).splitlines()[0]
 
 
-def kind_in_words(field: FieldInfo) -> str:
+def _kind_in_words(field: FieldInfo) -> str:
     """What it may be, as "whole number, at least 1, or auto, or null"."""
     limits = [
         f"{words} {getattr(each, name):g}"

@@ -97,7 +97,7 @@ def begins_a_list(file: Path) -> bool:
 
 def _head(file: Path) -> bytes:
     try:
-        with gzip.open(file) if is_zipped(file) else open(file, "rb") as stream:
+        with gzip.open(file) if _is_zipped(file) else open(file, "rb") as stream:
             return stream.read(_HEAD)
     except (OSError, zlib.error, EOFError):  # reported where it is read
         return b""
@@ -107,7 +107,7 @@ def _text(head: bytes) -> str:
     return head.decode("utf-8", "replace").lstrip(_MARK).lstrip()
 
 
-def is_zipped(file: Path) -> bool:
+def _is_zipped(file: Path) -> bool:
     return file.name.lower().endswith(".gz")
 
 
@@ -122,7 +122,7 @@ def read_placed(file: Path, format: Format) -> Iterator[Placed]:
     # surrogateescape: else nothing could be read of the lines around one that is not UTF-8.
     how: dict[str, Any] = {"encoding": "utf-8", "errors": "surrogateescape", "newline": ""}
     try:
-        with gzip.open(file, "rt", **how) if is_zipped(file) else open(file, **how) as stream:
+        with gzip.open(file, "rt", **how) if _is_zipped(file) else open(file, **how) as stream:
             # Of every line, and not of the first alone: where files were joined, a record would change when the one
             # before it is removed.
             yield from _READERS[format](line.lstrip(_MARK) for line in stream)
@@ -306,7 +306,7 @@ def _read_arrow(file: Path, format: Format) -> Iterator[Placed]:
     import pyarrow.ipc
     import pyarrow.parquet
 
-    if is_zipped(file):
+    if _is_zipped(file):
         yield 0, DataError("this is a table inside gzip", fix="unpack it; such files are compressed inside")
         return
     try:

@@ -179,14 +179,14 @@ def as_records(data: Any) -> list[Mapping[str, Any]]:
         what = "all strings end like names of data files, and strings in a list are records"
         raise DataError(what, fix="give files as pathlib.Path")
     try:
-        return Records({"text": item} for item in items) if texts else Records(map(without_arrays, items))
+        return Records({"text": item} for item in items) if texts else Records(map(_without_arrays, items))
     except RecursionError:
         raise DataError("a record is too deeply nested", fix="give records of fewer levels") from None
 
 
 def _items_of(data: Any) -> Iterable[Any]:
     """Mappings or strings, as far as they are; what else there is, too. Raises DataError for what holds no records."""
-    refuse_splits(data)
+    _refuse_splits(data)
     if isinstance(data, Mapping):
         return _rows_of_columns(data)
     pandas = sys.modules.get("pandas")  # who passes a table has imported it
@@ -209,7 +209,7 @@ def _items_of(data: Any) -> Iterable[Any]:
 
 
 def _rows_of_columns(data: Mapping[str, Any]) -> Iterable[Record]:
-    columns = {name: without_arrays(column) for name, column in data.items()}
+    columns = {name: _without_arrays(column) for name, column in data.items()}
     if not all(isinstance(column, list) for column in columns.values()):
         fix = "give a mapping from columns to lists, or a list of mappings; put a single record in a list"
         raise DataError("the data are one mapping that holds no lists, and not several records", fix=fix)
@@ -233,17 +233,17 @@ def _rows_of_table(data: Any) -> Iterable[Any]:
     return rows
 
 
-def without_arrays(value: Any) -> Any:
+def _without_arrays(value: Any) -> Any:
     """Lists and Python's own numbers instead of what numpy or torch holds, also inside; else the same value."""
     if isinstance(value, Mapping):
-        found = {key: without_arrays(part) for key, part in value.items()}
+        found = {key: _without_arrays(part) for key, part in value.items()}
         return found if any(found[key] is not part for key, part in value.items()) else value
     if isinstance(value, list):
-        parts = [without_arrays(part) for part in value]
+        parts = [_without_arrays(part) for part in value]
         return parts if any(a is not b for a, b in zip(parts, value, strict=True)) else value
     if isinstance(value, tuple):
-        return without_arrays(list(value))
-    return without_arrays(value.tolist()) if hasattr(value, "tolist") else value
+        return _without_arrays(list(value))
+    return _without_arrays(value.tolist()) if hasattr(value, "tolist") else value
 
 
 SHOWN: Final = 5
@@ -271,7 +271,7 @@ def places(kind: str, where: Sequence[str], more: int = 0) -> str:
 _SPLITS: Final = frozenset({"train", "test", "validation", "valid", "val", "dev", "eval"})
 
 
-def refuse_splits(data: Any) -> None:
+def _refuse_splits(data: Any) -> None:
     """Raise DataError for a ``datasets.DatasetDict``, the streaming kind of it, or a mapping that is like one."""
     if not isinstance(data, Mapping) or not data:
         return

@@ -76,7 +76,7 @@ def summarise(examples: Examples, units: int) -> DataSummary:
     )
 
 
-def refuse_far_count(units: int, *, public_units: float, unit: str, at_clients: bool = False) -> None:
+def _refuse_far_count(units: int, *, public_units: float, unit: str, at_clients: bool = False) -> None:
     """The part of `refuse_implausible` for which it is enough to count the units."""
     if public_units / _FACTOR <= units <= _FACTOR * public_units:
         return
@@ -97,7 +97,7 @@ def refuse_implausible(
 
     at_clients: the records are those of all clients of a federation, each with files of its own.
     """
-    refuse_far_count(summary.units, public_units=public_units, unit=unit, at_clients=at_clients)
+    _refuse_far_count(summary.units, public_units=public_units, unit=unit, at_clients=at_clients)
     most = "more than half of the records"
     if summary.empty > _MOST:
         why = "noise and budget would be spent on nothing"

@@ -61,7 +61,7 @@ def keep_ledgers(
     for name in [name for name, summary in found.items() if runs[summary.run_id] > 1]:
         _log.warning("the ledger of %s is left out: it is that of another client, too", name)
         del found[name]
-    most = most_released(found) if found else None
+    most = _most_released(found) if found else None
     missing = [name for name in federation.names if name not in found]
     least = max((shown(name, "asked") for name in missing), default=0)
     if most is None or found[most].charges < least:
@@ -115,7 +115,7 @@ def _charged(
     return f"{shown}, as far as ledgers were given (not by {', '.join(missing)})" if missing else shown
 
 
-def most_released(ledgers: Mapping[str, LedgerSummary]) -> str:
+def _most_released(ledgers: Mapping[str, LedgerSummary]) -> str:
     """The client whose ledger has the most charges, the first of several: its budget bounds all others', since all
     ledgers charge the steps of one plan."""
     return max(ledgers, key=lambda name: ledgers[name].charges)
@@ -154,7 +154,7 @@ def federation_facts(
     """
     federation = plans.federation_of(settings)
     plan = next(iter(ledgers.values())).plan if ledgers else None
-    most = most_released(ledgers) if ledgers else None
+    most = _most_released(ledgers) if ledgers else None
     charged = ledgers[most].events() if most else ()
     expected = server.expected(server.stages[0], 1)
     lattice = plans.lattice_of(federation, plan, expected)

@@ -116,7 +116,7 @@ def _train(jobs: Sequence[Job], workplace: Workplace) -> list[Ended]:
         parts = stack_parts(_parts(mine, model, beginnings[0], number), len(jobs), owners)
         parts.coordinates.load_state_dict(joined([beginning.state for beginning in beginnings]))
         parts.optimizer.drift = _drift(parts, beginnings, number)
-        examples = end_to_end([job.data.examples for job in jobs])
+        examples = _end_to_end([job.data.examples for job in jobs])
         ledgers: dict[str, Charges] = {job.name: job.ledger for job in jobs if job.ledger is not None}
         members = members_of(jobs, mine, ledgers if sigma is not None else {})
         team = Team(parts, examples, members, noise_multiplier=sigma, learning_rate=rate)
@@ -141,7 +141,7 @@ def scale_of(settings: Settings) -> float:
     return lora_scaling(lora.lora_alpha, lora.r, lora.use_rslora)
 
 
-def dtype_beside(model: torch.nn.Module) -> torch.dtype:
+def _dtype_beside(model: torch.nn.Module) -> torch.dtype:
     """Of what a client trains beside the frozen model: float32, unless the model is float64."""
     return torch.float64 if next(model.parameters()).dtype == torch.float64 else torch.float32
 
@@ -157,7 +157,7 @@ def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, num
     scale = 1.0 if trains == "tangent" else scale_of(settings)
     for group, pair in zip(adapter.groups, beginning.offset or (), strict=False):
         adapter.subtract(group, -scale * pair[0], pair[1])
-    dtype, groups = dtype_beside(model), range(len(adapter.groups))
+    dtype, groups = _dtype_beside(model), range(len(adapter.groups))
 
     def of(name: str, g: int) -> Tensor:
         return beginning.state[f"{g}.{name}"].to(adapter.device, dtype)
@@ -238,7 +238,7 @@ def owners_of(data: Sequence[Data]) -> Tensor:
     return torch.repeat_interleave(torch.arange(len(data)), counts)
 
 
-def end_to_end(examples: Sequence[Examples]) -> Examples:
+def _end_to_end(examples: Sequence[Examples]) -> Examples:
     return Examples([one for each in examples for one in each], pad_token_id=examples[0].pad_token_id)
 
 
@@ -256,7 +256,7 @@ def _vectors(jobs: Sequence[Job], workplace: Workplace) -> list[np.ndarray]:
         step = Step(
             state=parts,
             mechanism=_mechanism(parts, jobs, members),
-            examples=end_to_end([job.data.examples for job in jobs]),
+            examples=_end_to_end([job.data.examples for job in jobs]),
             learning_rate=0.0,  # nothing moves here
             max_tokens=settings.run.max_tokens,
             dropout=settings.model.dropout,
@@ -278,7 +278,7 @@ def _joint_parts(settings: Settings, model: torch.nn.Module, jobs: Sequence[Job]
     of_space: dict[str, Any] = {
         name: hyper.settings[name] for name in space.optimizers[hyper.optimizer].space_settings
     }
-    dtype = dtype_beside(model)
+    dtype = _dtype_beside(model)
     # Where it starts makes no difference: the point follows.
     of_space |= {"scale": scale_of(settings), "dtype": dtype, "subspaces": None}
     start = space.start(adapter, "random", seed=0, **of_space)

@@ -142,7 +142,7 @@ def federate(
     return here.serve(InProcess(clients, answer), evaluation=evaluation, observer=observer)
 
 
-def what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
+def _what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
     """Of a federation that is over: its rounds are done, and all is published that clients can still give. Else None.
 
     Nobody is asked for anything, and no model is loaded.
@@ -218,7 +218,7 @@ def serve_run(
         raise RunError(f"{str(folder)!r} holds a run with other settings", why=why, fix=fix)
     if not fresh:
         refuse_other_settings(place, _fixed(settings))
-    left = None if fresh else what_it_left(place, settings)
+    left = None if fresh else _what_it_left(place, settings)
     if left is not None:
         _log.info("all rounds of this run were done before, and nobody is asked for anything")
         return left

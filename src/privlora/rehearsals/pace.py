@@ -91,7 +91,7 @@ def measure_pace(
 
     Raises ConfigError for units whose number of tokens does not follow from one record's.
     """
-    refuse_untimed(settings)
+    _refuse_untimed(settings)
     settings = settings.model_copy(update={"auto": None})  # a step takes as long at every rate
     few = max(1, min(_MOST_RECORDS // 2, settings.run.max_tokens // tokens))
     with unchanged_afterwards(model):
@@ -122,7 +122,7 @@ def measure_pace(
     return Pace(tokens, of_all - 2 * few * record, record)
 
 
-def refuse_untimed(settings: Settings) -> None:
+def _refuse_untimed(settings: Settings) -> None:
     """Raise ConfigError where a unit is more than one text, or no text that the model goes on with."""
     data = settings.data
     reasons = {

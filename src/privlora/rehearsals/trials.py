@@ -128,7 +128,7 @@ def start_losses(model: torch.nn.Module, texts: Texts) -> Tensor:
     return record_losses(model, texts.held)
 
 
-def number_of_trials(rows: Sequence[Settings], draws: int, counts: int = 1) -> int:
+def _number_of_trials(rows: Sequence[Settings], draws: int, counts: int = 1) -> int:
     """That ``try_rows`` makes at least: more where a method's best learning rate is far from its own."""
     return counts * sum((3 if row.method.learning_rate is None else 1) + draws - 1 for row in rows)
 
@@ -150,7 +150,7 @@ def try_rows(
     that is better; then at the best with ``draws``. Draws, batches and texts are the same for all methods.
     """
     found: list[dict[str, Outcome]] = [{} for _ in noises]
-    done, total = 0, number_of_trials(rows, draws, len(noises)) * rows[0].privacy.steps
+    done, total = 0, _number_of_trials(rows, draws, len(noises)) * rows[0].privacy.steps
     for settings in rows:
         name = settings.method.name
 

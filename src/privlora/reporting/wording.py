@@ -108,7 +108,7 @@ def releases_votes(report: Report) -> bool:
     return bool(report["method"].get("releases") == "votes")
 
 
-def compares_losses(report: Report) -> bool:
+def _compares_losses(report: Report) -> bool:
     """Whether what was clipped are differences of losses, and no gradients."""
     return bool(report["method"].get("compares") == "losses")
 
@@ -123,7 +123,7 @@ def clip_norm(report: Report) -> str:
     first, noise = number(report["statement"]["clip_norm"]), report["noise"]
     if noise["clipping_slack"] > FLOAT32_KEEPS:
         part = f"{1 - noise['clipping_slack']:.0%}"
-        clipped = "differences of losses" if compares_losses(report) else "gradients"
+        clipped = "differences of losses" if _compares_losses(report) else "gradients"
         first += f" ({clipped} are clipped to {part} of it, since the model rounds them)"
     if noise["clip_quantile"] is None:
         return first
@@ -193,7 +193,7 @@ def mechanism(report: Report) -> str:
         of = "the step" if before == 1 else f"the {before} steps"
         banded = f", each step's noise taking back a part of that of {of} before it"
     what = f"clipped per-{s['unit']} gradients, {report['method']['described']}"
-    if compares_losses(report):
+    if _compares_losses(report):
         what = f"one clipped number per {s['unit']}, {report['method']['described']}; no gradient is taken"
     return f"Gaussian mechanism on {what}{banded}"
 

@@ -36,7 +36,7 @@ class Form:
 Told = str | None
 
 
-def form_of(
+def _form_of(
     found: Survey, text: Told = None, prompt: Told = None, completion: Told = None, messages: Told = None
 ) -> Form:
     """What was told, or the best guess by most records. Raises DataError where columns cannot be guessed or are in no
@@ -59,10 +59,10 @@ def form_of(
 def fitting_form(
     path: Sequence[str], form: Format, found: Survey, user: str | None = None, **told: str | None
 ) -> Form:
-    """`form_of` what was ``told``, after a look whether all records are of it. path, form: the files and their format.
+    """`_form_of` what was ``told``, after a look whether all records are of it. path, form: the files and their format.
     user: column of a record's user. Raises DataError for all that is no record, or none of this form, by its lines."""
     problems = Together()
-    chosen = problems.of(None, lambda: form_of(found, **told))
+    chosen = problems.of(None, lambda: _form_of(found, **told))
     problems.of(None, _refuse_no_user, found, user)
     if found.broken or chosen is None or found.lacks(chosen.used) or are_read_twice(path):
         check = None

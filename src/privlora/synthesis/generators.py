@@ -93,7 +93,7 @@ class _Asking(_Resumable, ABC):
     def _draw(
         self, seeds: list[str | None], call: int, attempt: int, told: Callable[[int], None]
     ) -> list[str]:
-        """A text for each of ``seeds``: None for a fresh one, else a variation of it; checked by ``checked_texts``.
+        """A text for each of ``seeds``: None for a fresh one, else a variation of it; checked by ``_checked_texts``.
 
         told: may be called with how many of them are written.
         """
@@ -179,7 +179,7 @@ class PromptedGenerator(_Asking):
                 tone = self._prompts.tones[tones.integers(len(self._prompts.tones))]
                 asked.append(self._prompts.variation_of(seed, tone))
         self._writer.told = told
-        written = checked_texts(
+        written = _checked_texts(
             self._writer.write(asked, _key(self._seed, call, attempt, "texts")), len(seeds)
         )
         answers = (text.removeprefix(prompt) for text, prompt in zip(written, asked, strict=True))
@@ -201,7 +201,7 @@ class OwnGenerator(_Asking):
     ) -> list[str]:
         texts = [seed for seed in seeds if seed is not None]
         asked = (lambda: self._own.vary(texts)) if texts else (lambda: self._own.random(len(seeds)))
-        return checked_texts(within(PATIENCE, asked), len(seeds))
+        return _checked_texts(within(PATIENCE, asked), len(seeds))
 
 
 class FileGenerator(_Resumable):
@@ -242,7 +242,7 @@ class FileGenerator(_Resumable):
             )
 
 
-def checked_texts(answer: object, count: int) -> list[str]:
+def _checked_texts(answer: object, count: int) -> list[str]:
     """``answer`` where it is a list or tuple of ``count`` strings of valid Unicode. Raises GeneratorError otherwise.
 
     Of what is wrong the place and the type are told, not the content.

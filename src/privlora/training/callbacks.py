@@ -255,7 +255,7 @@ class Callbacks(Observer):
             log_history=[dict(row) for row in self._logs],
         )
         name, heard = f"callback {type(callback).__name__}.{method}", getattr(callback, method)
-        given = self._guarded(name, heard, public_arguments(self._run), state, self._control, **more)
+        given = self._guarded(name, heard, _public_arguments(self._run), state, self._control, **more)
         if given is not None:
             self._control = given
         if getattr(self._control, "should_training_stop", False):
@@ -281,7 +281,7 @@ class Callbacks(Observer):
 _OF_TRAINER: Final = {"held_out_loss": "eval_loss"}
 
 
-def public_arguments(settings: Settings) -> SimpleNamespace:
+def _public_arguments(settings: Settings) -> SimpleNamespace:
     """What a TrainerCallback finds as ``args``: public numbers in the names of TrainingArguments, and no path."""
     run, privacy = settings.run, settings.privacy
     return SimpleNamespace(

@@ -116,7 +116,7 @@ class StepMemory:
 
     def peak(self, max_tokens: int, longest: int | None = None) -> Peak:
         """Of the micro-batch of so many tokens that takes most. longest: the longest row's, if not the settings'."""
-        longest = longest_row(self._settings, self.adapter.model) if longest is None else longest
+        longest = _longest_row(self._settings, self.adapter.model) if longest is None else longest
         shortest = min(max(1, self.least), longest)
         widths = {*range(shortest, longest, 1 + (longest - shortest) // 64), longest}
         sizes = ((self.rows(width, max_tokens), width) for width in widths)
@@ -228,7 +228,7 @@ def weight_bytes(settings: Settings, model: Any) -> int:
     return size
 
 
-def longest_row(settings: Settings, model: torch.nn.Module) -> int:
+def _longest_row(settings: Settings, model: torch.nn.Module) -> int:
     """PUBLIC. data.max_length, or what the model reads if that is less."""
     length, positions = settings.data.max_length, positions_of(model)
     return length if positions is None else min(length, positions)
@@ -293,7 +293,7 @@ def with_micro_batches(
         why = f"micro-batches of {MICRO_BATCH} tokens: the base is spread over processes"
         found = Fitted(MICRO_BATCH, why)
     else:
-        memory, length = StepMemory(settings, model, device), longest_row(settings, model)
+        memory, length = StepMemory(settings, model, device), _longest_row(settings, model)
         noise = kept_bytes(bands_to_come(settings.privacy), memory.adapter)
         records = settings.privacy.n * (_RECORD_BYTES + _TOKEN_BYTES * length) if device.type == "cpu" else 0
         part = _PART.get(device.type, _PART["cpu"])

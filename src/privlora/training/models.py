@@ -170,7 +170,7 @@ def given_or_loaded(
     _refuse_other_loading(settings, model)
     if tokenizer is None:
         raise ConfigError("a loaded model needs its tokenizer", fix="pass tokenizer=...")
-    refuse_kernel(getattr(model, "config", None))
+    _refuse_kernel(getattr(model, "config", None))
     checks.refuse_adapted(model)  # a folder with an adapter is loaded with it
     checks.refuse_float16(model)
     _refuse_offloaded(model)
@@ -276,13 +276,13 @@ def _read_config(settings: ModelSettings, head: Head | None) -> Any:
     options = preflight.model_source(settings) | ({} if head is None else head.options())
     with _explained(settings, "check its config.json", ", its configuration"):
         config = AutoConfig.from_pretrained(**options, trust_remote_code=False)
-    refuse_kernel(config)
+    _refuse_kernel(config)
     if head is None:
         preflight.refuse_encoder_decoder(settings.name, config.to_dict())
     return config
 
 
-def refuse_kernel(config: Any) -> None:
+def _refuse_kernel(config: Any) -> None:
     """Raise ModelError for a configuration with attention from a repository of kernels, in any of its parts."""
     if "/" in str(getattr(config, "_attn_implementation", None)):
         raise ModelError(
@@ -291,7 +291,7 @@ def refuse_kernel(config: Any) -> None:
             fix="take attn_implementation out of its config.json, or load it with sdpa or eager",
         )
     for part in getattr(config, "sub_configs", ()):
-        refuse_kernel(getattr(config, part, None))
+        _refuse_kernel(getattr(config, part, None))
 
 
 @contextmanager

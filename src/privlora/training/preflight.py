@@ -104,7 +104,7 @@ def preflight(
         private = setting == "data.path"
         try:
             refuse_missing(paths[private:], format=form, look=True)
-            lacking += lacking_columns(data, paths[0], owner) if private else []
+            lacking += _lacking_columns(data, paths[0], owner) if private else []
         except DataError as error:
             problems.found.append(error.of(f"{setting}{settings.where(setting)}"))
     problems.found += [settings.placed(error, about) for about, error in lacking]
@@ -175,7 +175,7 @@ def check_columns(data: DataSettings, *, options: bool = False) -> None:
     problems = Together()
     for path in [data.path] if isinstance(data.path, str) else data.path:
         try:
-            lacking = lacking_columns(data, path, options=options)
+            lacking = _lacking_columns(data, path, options=options)
         except DataError as error:
             problems.found.append(error)
         else:
@@ -183,7 +183,7 @@ def check_columns(data: DataSettings, *, options: bool = False) -> None:
     problems.tell()
 
 
-def lacking_columns(
+def _lacking_columns(
     data: DataSettings, path: str, owner: str | None = None, *, options: bool = False
 ) -> list[tuple[str, DataError]]:
     """Of each column that a file's first record lacks the setting that names it, and what to say. Of records on the hub
@@ -205,8 +205,8 @@ def lacking_columns(
 def _lacking(
     data: DataSettings, first: Sequence[Any], table: bool, owner: str | None, *, options: bool = False
 ) -> list[tuple[str, DataError]]:
-    """`lacking_columns` of the first records. table: whether their columns may have been a record, as the first line of
-    a table is; so may those of records that were handed over."""
+    """What these columns lack in the first records. table: whether their columns may have been a record, as the first
+    line of a table is; so may those of records that were handed over."""
     if not first or not all(isinstance(record, Mapping) for record in first):
         return []
     record, named = first[0], list[tuple[str, str]]()

@@ -187,7 +187,7 @@ class RichObserver(Observer):
 
     def on_data(self, summary: DataSummary, settings: Settings) -> None:
         """What the records are, and what is odd about them, on a terminal alone."""
-        tell_records(self._console, summary, settings)
+        _tell_records(self._console, summary, settings)
 
     def on_choice(self, why: str) -> None:
         """What was left to the run."""
@@ -251,7 +251,7 @@ def bar_of(done: int, total: int) -> Text:
 
 def losses_drawn(losses: Sequence[float]) -> Text:
     """How the held-out loss went; nothing before it was taken twice."""
-    return Text(f"loss {spark(losses)} {losses[-1]:.3f}" if len(losses) > 1 else "")
+    return Text(f"loss {_spark(losses)} {losses[-1]:.3f}" if len(losses) > 1 else "")
 
 
 def pace(seconds: float, word: str, left: int) -> str:
@@ -259,10 +259,10 @@ def pace(seconds: float, word: str, left: int) -> str:
     return f"  {duration(seconds)}/{word}  ETA {clock(seconds * left)}"
 
 
-def spark(values: Sequence[float]) -> str:
+def _spark(values: Sequence[float]) -> str:
     """Numbers as one line of blocks, the least of them the lowest; a blank for what is not finite.
 
-    >>> spark([4.0, 2.0, 1.0, 0.0])
+    >>> _spark([4.0, 2.0, 1.0, 0.0])
     '█▅▃▁'
     """
     finite = [value for value in values if math.isfinite(value)]
@@ -288,7 +288,7 @@ def clock(seconds: float) -> str:
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
 
 
-def tell_records(shown_on: Console, summary: DataSummary, settings: Settings) -> None:
+def _tell_records(shown_on: Console, summary: DataSummary, settings: Settings) -> None:
     """On a terminal, to whoever may see the records: what they are, and what is odd about them. Elsewhere, as in a log
     that may be passed on, only where the numbers are: a warning would be a bit of them."""
     if not shown_on.is_terminal:

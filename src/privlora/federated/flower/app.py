@@ -29,7 +29,7 @@ _FILES: Final = {
 }
 
 
-def toml_string(text: str) -> str:
+def _toml_string(text: str) -> str:
     """As a basic string of TOML, which is that of JSON but for the character DEL."""
     return json.dumps(text, ensure_ascii=False).replace("\x7f", "\\u007f")
 
@@ -41,7 +41,7 @@ _TEMPLATES: Final = jinja2.Environment(
     keep_trailing_newline=True,
     trim_blocks=True,
 )
-_TEMPLATES.filters["toml"] = toml_string
+_TEMPLATES.filters["toml"] = _toml_string
 
 
 def write_app(

@@ -73,7 +73,7 @@ def diagnose(
     Raises ConfigError, DataError and what loading a model and records raises.
     """
     wanted, others = chosen_figures(figures), chosen_rows(also)
-    total, done = total_steps(wanted, len(others), steps), 0
+    total, done = _total_steps(wanted, len(others), steps), 0
     if burn_in is not None and not 1 <= burn_in < steps:
         raise ConfigError(f"burn_in={burn_in} leaves no step of {steps}", fix=f"give 1 to {steps - 1}")
 
@@ -125,7 +125,7 @@ def _sweep(bench: Workbench, trained: FactorPairs) -> GaugeSweep:
     return gauge_sweep(left, right, scale=bench.scale, noise_std=noise_std, seed=bench.seed, module=module)
 
 
-def total_steps(wanted: Sequence[str], others: int, steps: int) -> int:
+def _total_steps(wanted: Sequence[str], others: int, steps: int) -> int:
     """Of all runs that the figures need. others: how many methods are added. steps: of each run."""
     runs = (2 + others) * len(GAUGES) if _OF_GAUGES & set(wanted) else 0
     runs += 1 if set(wanted) - _OF_GAUGES else 0

@@ -51,7 +51,7 @@ def bilinear_law(m: int, n: int, r: int, scale: float, noise_std: float) -> floa
     return scale**2 * m * n * r * noise_std**4
 
 
-def chi_square_bound(degrees: int, failure: float) -> float:
+def _chi_square_bound(degrees: int, failure: float) -> float:
     """What a chi-square variable exceeds with probability ``failure`` at most (PRISM Proposition A.24)."""
     t = math.log(1 / failure)
     return degrees + 2 * math.sqrt(degrees * t) + 2 * t
@@ -59,12 +59,12 @@ def chi_square_bound(degrees: int, failure: float) -> float:
 
 def bilinear_bound(m: int, n: int, r: int, noise_std: float, failure: float) -> float:
     """What ||xi_left xi_right^T||_F exceeds with probability 2 ``failure`` at most (PRISM Lemma A.5)."""
-    return noise_std**2 * math.sqrt(chi_square_bound(m * r, failure) * chi_square_bound(n * r, failure))
+    return noise_std**2 * math.sqrt(_chi_square_bound(m * r, failure) * _chi_square_bound(n * r, failure))
 
 
 def tangent_bound(m: int, n: int, r: int, noise_std: float, failure: float) -> float:
     """What the norm of PRISM's noise on Z exceeds with probability ``failure`` at most (PRISM Eq. 48)."""
-    return noise_std * math.sqrt(chi_square_bound(r * (m + n - r), failure))
+    return noise_std * math.sqrt(_chi_square_bound(r * (m + n - r), failure))
 
 
 def federated_noise(

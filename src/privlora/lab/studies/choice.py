@@ -36,7 +36,7 @@ class Progress:
 
     def __init__(self, study: Study, rows: Iterable[Row]) -> None:
         self.study = study
-        wanted = {study.fingerprint(cell, role) for cell, role in all_cells(study)}
+        wanted = {study.fingerprint(cell, role) for cell, role in _all_cells(study)}
         self.rows: dict[Cell, Row] = {}
         self.outdated = 0
         """Rows that no cell of the study wants (other settings, or taken out of it)."""
@@ -150,7 +150,7 @@ class Progress:
         return self._units[task, epsilon, rank]
 
 
-def all_cells(study: Study) -> Iterable[tuple[Cell, Role]]:
+def _all_cells(study: Study) -> Iterable[tuple[Cell, Role]]:
     """Every run that the study may ask for."""
     for cell in selection_cells(study):
         yield cell, "selection"

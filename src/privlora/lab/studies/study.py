@@ -186,13 +186,13 @@ def run_study(
 ) -> StudyReport | Unfinished:
     """Run the cells that the folder does not hold yet, first those that choose learning rates; then report.
 
-    folder: None takes ``output_folder(study)``. part: (k, n) runs every n-th cell, from the k-th on. jobs: runs at the
+    folder: None takes ``_output_folder(study)``. part: (k, n) runs every n-th cell, from the k-th on. jobs: runs at the
     same time, each with so many ``threads``. ray: as tasks of Ray instead. retry_failed: run failed cells once more.
     on_run: called with each finished run, how many of its role are there, and how many there will be.
 
     Raises PrivloraError subclasses, and KeyboardInterrupt on ctrl-C; what is finished stays in any case.
     """
-    folder = output_folder(study) if folder is None else Path(folder)
+    folder = _output_folder(study) if folder is None else Path(folder)
     phases: list[tuple[Role, str]] = [("report", "report runs")]
     if study.selects:
         phases.insert(0, ("selection", "choosing learning rates"))
@@ -223,11 +223,11 @@ def run_study(
 
 def report_study(study: Study, folder: str | Path | None = None) -> StudyReport:
     """Make the tables and the page of what is finished; nothing is run."""
-    folder = output_folder(study) if folder is None else Path(folder)
+    folder = _output_folder(study) if folder is None else Path(folder)
     return _write(Progress(study, read_folder(folder)), folder)
 
 
-def output_folder(study: Study) -> Path:
+def _output_folder(study: Study) -> Path:
     return Path("studies") / Path(study.source).stem
 
 

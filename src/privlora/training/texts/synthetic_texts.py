@@ -61,7 +61,7 @@ class SyntheticTexts:
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
         self._evolves = evolving and settings.synthesis.evolution != "none"
-        later = later_texts(self._chosen, settings.privacy.steps) if self._evolves else 0
+        later = _later_texts(self._chosen, settings.privacy.steps) if self._evolves else 0
         self._needed = self._chosen.count + later
         self._distinct = distinct
         self.generator = build_generator(
@@ -208,7 +208,7 @@ class SyntheticTexts:
             )
 
 
-def later_texts(chosen: SynthesisSettings, steps: int) -> int:
+def _later_texts(chosen: SynthesisSettings, steps: int) -> int:
     """Texts that a run of so many steps asks for after its first ones, where they evolve."""
     times = steps - 1 + chosen.publish
     return times * (chosen.count if chosen.evolution == "fresh" else chosen.seeds * chosen.variations)
@@ -237,7 +237,7 @@ def refuse_unusable_texts(settings: Settings, method: Method) -> None:
         if method.releases == "votes":
             later = texts_of_rounds(chosen, steps)
         elif method.public_texts == "evolving" and chosen.evolution != "none":
-            later = later_texts(chosen, steps)
+            later = _later_texts(chosen, steps)
         generator.refuse_fewer(chosen.count + later)
 
 

@@ -163,7 +163,7 @@ def exact_epsilon(delta: float, query: VectorQuery, *, quantile_of_loss: bool = 
     return solve_epsilon(lambda epsilon: curve(epsilon, query), delta, query.support_failure)
 
 
-def student_rule(rank: int, *points: float) -> tuple[Floats, Floats]:
+def _student_rule(rank: int, *points: float) -> tuple[Floats, Floats]:
     """Quadrature for T ~ Student-t(r) between the first and the last of `points` (angles u, T = sqrt(r) tan u).
 
     Panels are dense where T is likely, and shrink geometrically towards every point.
@@ -190,7 +190,7 @@ def _where_loss_exceeds(epsilon: float, query: VectorQuery) -> tuple[Floats, Flo
     """
     # With rho = cos theta, R = cos(u - theta) / cos u: R = 0 at theta - pi/2 and R = 1 at theta / 2.
     theta = query.angle
-    angles, weights = student_rule(query.rank, theta - math.pi / 2, theta / 2, math.pi / 2)
+    angles, weights = _student_rule(query.rank, theta - math.pi / 2, theta / 2, math.pi / 2)
     ratio = np.cos(angles - theta) / np.cos(angles)
     below = -2 * np.sin(angles - theta / 2) * math.sin(theta / 2) / np.cos(angles)  # 1 - R, exact near R = 1
     log_ratio = np.where(np.abs(below) < 0.5, np.log1p(-np.minimum(below, 0.5)), np.log(ratio))
@@ -316,7 +316,7 @@ def alignment_slack(epsilon: float, query: VectorQuery) -> float:
         # A smaller c than needed is on the safe side.
         enough = largest_rise(_LARGEST, a, theta) <= epsilon
         log_c = _LARGEST if enough else brentq(lambda x: largest_rise(x, a, theta) - epsilon, 0.0, _LARGEST)
-    angles, weights = student_rule(query.rank, 0.0, math.pi / 2)
+    angles, weights = _student_rule(query.rank, 0.0, math.pi / 2)
     shape = (query.dimension + query.rank - 1) / 2
     return min(1.0, 2 * float(weights @ gammainc(shape, a * math.exp(-log_c) / np.cos(angles))))
 
