@@ -93,6 +93,8 @@ METHODS = {
     "prism, balls in bins": replace(PRISM, privacy={"sampling": "balls-in-bins"}),
     "prism-paper": Method({"name": "prism-paper"}, OF_THE_PAPER),
     "prism, all layers": replace(PRISM, adapter=ALL_LINEAR),
+    "prism, last iterate": replace(PRISM, settings={**PRISM.settings, "averaging": 0.0}),
+    "prism, flat clipping": replace(PRISM, settings={**PRISM.settings, "clipping": "flat"}),
     "adamw, not private": Method({"name": "adamw"}, ALL_LINEAR, private=False, rate=1e-3),
     "prism, not private": Method({"name": "prism"}, FEED_FORWARD, private=False, rate=0.02),
 }

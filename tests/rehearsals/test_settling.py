@@ -30,7 +30,6 @@ from privlora.rehearsals.choosing import plan_run
 from privlora.rehearsals.kept import because, keep_choice, of_rates, read_choice
 from privlora.rehearsals.recommending import recommend
 from privlora.rehearsals.settling import settle, trial_batch
-from privlora.reporting.rows import _is_settled
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.fitting import in_micro_batches
@@ -832,44 +831,6 @@ def test_the_median_is_no_mean(public: Path, monkeypatch: pytest.MonkeyPatch) ->
         ]
         == 1.0
     )
-
-
-@pytest.fixture(scope="module")
-def report(public: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of a run that settled its rate and its clip norm."""
-    root = tmp_path_factory.mktemp("settled") / "run"
-    run = settings(public, privacy={"clip_norm": "auto"}, run={"output": str(root)})
-    privlora.api.train_run(run, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
-    return json.loads(RunFolder(root).report.read_text("utf-8"))
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {"clip_norm": 99.0},
-        {"row": "dp-zo"},
-        {"held_out": 10**101},
-        {"drawn": 8.0},
-        {"untrained": 1.12345678901234567},
-        {"rows": "longer"},
-        {"rows": "other rate"},
-        {"rows": "other draws"},
-        {"rows": "other spread"},
-        {"equal_from": 0.123},
-        {"equal_to": 7.0},
-    ],
-    ids=str,
-)
-def test_a_choice_that_is_not_the_runs_is_refused(changed: dict[str, Any], report: dict[str, Any]) -> None:
-    true = report["method"]["choice"]
-    if changed.get("rows") == "longer":
-        changed = {"rows": true["rows"] * 60}
-    elif "rows" in changed:
-        other = {"other rate": {"learning_rate": 5.0}, "other draws": {"draws": 2.0}}
-        row = other.get(changed["rows"], {"spread": 0.12345678901234567})
-        changed = {"rows": [{**true["rows"][0], **row}, *true["rows"][1:]]}
-    assert _is_settled(true, report)
-    assert not _is_settled({**true, **changed}, report)
 
 
 def test_a_choice_without_numbers_is_told(tmp_path: Path) -> None:

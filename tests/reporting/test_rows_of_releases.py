@@ -184,33 +184,18 @@ def test_a_choice_is_spelt_as_a_run_spells_it(kind: str, run: RunFolder) -> None
         ("row", {"row": "a patient"}),
         ("row", {"row": "gep"}),
         ("row", {"asked": ["a patient"]}),
-        ("row", {"asked": "gep"}),
         ("row", {"lead": "a patient"}),
-        ("row", {"held_out": 10**4000}),
-        ("row", {"tried": 1}),
         ("row", {"tried": 8}),
-        ("row", {"tried": 7.0}),
         ("row", {"rows": {1: {"name": "a patient"}}}),
-        ("row", {"rows": {1: {"name": "prism"}}}),
         ("row", {"rows": {1: {"note": 1}}}),
         ("row", {"rows": {1: {"loss": [1]}}}),
-        ("row", {"rows": {0: {"learning_rate": 777.7}}}),
-        ("row", {"rows": {0: {"loss": 2.75}}}),
-        ("row", {"rows": {1: {"learning_rate": 1.23e300}}}),
-        ("noise", {"lead": 0.25}),
-        ("noise", {"asked": "auto"}),
-        ("noise", {"untrained": -3e10}),
-        ("noise", {"rows": {1: {"loss": 31847123456.25}}}),
-        ("noise", {"rows": {1: {"learning_rate": 0.123456}}}),
-        ("noise", {"rows": {2: {"loss": 1.5}}}),
-        ("noise", {"rows": {1: {"name": "gep"}}}),
-        ("file", {"lead": 31847.123}),
-        ("file", {"drawn": 8.0}),
-        ("file", {"equal_to": 7.0}),
-        ("file", {"median_norm": 0.5}),
-        *((kind, {"order": True}) for kind in KINDS),
-        *((kind, {"private_epsilon": value}) for kind in KINDS for value in (0.5, 1234567.89, None, 7)),
-        *((kind, {"private_runs": value}) for kind in KINDS for value in (2, 3.0)),
+        ("noise", {"rows": {0: {"learning_rate": 777.7}}}),
+        ("noise", {"median_norm": 0.5, "clip_norm": 0.12}),
+        ("noise", {"median_norm": 5.0, "clip_norm": 1.0}),
+        ("noise", {"turning": 0.5, "right_weight": 0.5}),
+        ("noise", {"turning": 3.0, "right_weight": 0.5}),
+        *((kind, {"private_epsilon": value}) for kind in KINDS for value in (0.5, 1234567.89, None)),
+        *((kind, {"private_runs": 2}) for kind in KINDS),
     ],
     ids=str,
 )
@@ -219,9 +204,7 @@ def test_a_choice_has_known_keys_names_and_numbers(
 ) -> None:
     """Also where its file is gone, of which the report repeats all."""
     choice = _choice(run, kind)
-    if "order" in changed:
-        choice = dict(reversed(choice.items()))
-    elif "rows" in changed:
+    if "rows" in changed:
         choice["rows"] = [{**row, **changed["rows"].get(k, {})} for k, row in enumerate(choice["rows"])]
     else:
         choice |= changed

@@ -82,6 +82,10 @@ _OF_SETTINGS: Final = (
     "beta1 beta2 weight_decay floor learning_rate_ratio error_feedback right_weight metric_power perturbation alpha "
     "ridge top_k hold_out beside"
 )
+_OF_CHOICE: Final = (
+    "aim of_its_own untrained spanning in_place_of_records held_out draws drawn tried lead standard_error equal_from "
+    "equal_to turning right_weight median_norm clip_norm private_runs private_epsilon"
+)
 _VOTES: Final = "epochs keep requests answers dpo_learning_rate"
 
 FIELDS: Final[Mapping[str, Any]] = {
@@ -109,9 +113,14 @@ FIELDS: Final[Mapping[str, Any]] = {
     },
     "method": {
         **dict.fromkeys(("name", "summary", "reference", "coordinates", "described"), TEXT),
-        **dict.fromkeys(("compares", "releases", "choice"), HELD),
+        **dict.fromkeys(("compares", "releases"), HELD),
         **numbers("learning_rate relative_rate warmup_steps averaging steps max_length dropout lora_dropout"),
         **numbers(_OF_SETTINGS),
+        "choice": {
+            **dict.fromkeys(("row", "asked"), WORD),
+            **numbers(_OF_CHOICE),
+            "rows": [{"name": WORD, **numbers("learning_rate loss spread draws")}],
+        },
         "optimizer": QUOTED,
         "schedule": one_of("constant", "linear", "cosine"),
         "clipping": one_of("none", *CLIPPINGS),
