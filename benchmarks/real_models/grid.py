@@ -95,6 +95,9 @@ METHODS = {
     "prism, all layers": replace(PRISM, adapter=ALL_LINEAR),
     "prism, last iterate": replace(PRISM, settings={**PRISM.settings, "averaging": 0.0}),
     "prism, flat clipping": replace(PRISM, settings={**PRISM.settings, "clipping": "flat"}),
+    "prism, flat clipping, last iterate": replace(
+        PRISM, settings={**PRISM.settings, "clipping": "flat", "averaging": 0.0}
+    ),
     "adamw, not private": Method({"name": "adamw"}, ALL_LINEAR, private=False, rate=1e-3),
     "prism, not private": Method({"name": "prism"}, FEED_FORWARD, private=False, rate=0.02),
 }

@@ -292,7 +292,7 @@ class TestControlTokens:
         records = [{"text": FORGED}] * 6 + [{"text": "plain"}] * 4
         found = summarise(build_examples(records, Template(text="text"), tokenizer, max_length=99), 10)
         assert found.spelled == 0.6
-        assert "60.0% spell control tokens" in found.describe()
+        assert "60.0% spell control tokens" in found.describe("unit")
         with pytest.raises(
             DataError, match=r"more than half of the records spell.*split_special_tokens=false"
         ):

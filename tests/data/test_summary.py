@@ -56,12 +56,12 @@ def test_counts() -> None:
         "chunks": None,
     }
     assert found.to_dict() == asdict(found)
-    assert "5 records of 3 units, 10 tokens" in found.describe()
-    assert "\n" not in found.describe()
+    assert "5 records of 3 units, 10 tokens" in found.describe("unit")
+    assert "\n" not in found.describe("unit")
     good = DataSummary(3, 3, 10.0, 12.0, cut=0.0, mostly_cut=0.0, empty=0.0, repeated=0.0)
     words = "3 records, 10 tokens each (median; 95 % have at most 12); "
-    assert good.describe() == f"{words}none is cut, empty or a repetition"
-    assert replace(good, cut=0.25).describe() == f"{words}25.0% are cut by max_length"
+    assert good.describe("unit") == f"{words}none is cut, empty or a repetition"
+    assert replace(good, cut=0.25).describe("unit") == f"{words}25.0% are cut by max_length"
 
 
 def test_what_a_record_loses_is_counted() -> None:

@@ -18,10 +18,11 @@ from reporting_cases import Run
 from test_pages import HOSTILE, LOADING, Tags
 
 from privlora.accounting.ledger_format import read_ledger
+from privlora.accounting.meaning import posterior, share_in_words
 from privlora.errors import PrivacyError, RunError
 from privlora.reporting import annex, rewrite_report
-from privlora.reporting.annex import OF_RECORDS, annex_of, posterior, read_book, size_of, to_fill
-from privlora.reporting.annex_page import percent, render_annex
+from privlora.reporting.annex import OF_RECORDS, annex_of, read_book, size_of, to_fill
+from privlora.reporting.annex_page import render_annex
 from privlora.reporting.filing import file_annex
 from privlora.reporting.pushing import push
 from privlora.reporting.seals import ANNEX
@@ -101,7 +102,7 @@ def test_posterior_is_bayes_rule_on_randomised_response() -> None:
 
 
 def test_bounds_are_never_rounded_down() -> None:
-    assert [percent(value) for value in (0.5, 0.9001, 0.9, 0.99999, 1.0)] == [
+    assert [share_in_words(value) for value in (0.5, 0.9001, 0.9, 0.99999, 1.0)] == [
         "50.0 %",
         "90.1 %",
         "90.0 %",
@@ -116,7 +117,7 @@ def test_the_page_says_what_the_json_says(filed: RunFolder) -> None:
     shown = f"{math.ceil(1000 * annex['statement']['epsilon']) / 1000:.3f}"
     for words in (
         f"({shown}, 0.0001)",
-        f"50 % → {percent(annex['means']['posterior_at_most'])}",
+        f"50 % → {share_in_words(annex['means']['posterior_at_most'])}",
         f"privlora verify release --hash {annex['sha256']}",
         *(row["risk"].split("'")[0] for row in annex["risks"]),
         *annex["to_fill"][:-2],

@@ -102,16 +102,37 @@ def noise_for(
     return float(f"{math.exp(found) * (1 + 1e-6):.7g}")  # as it is printed, and never below
 
 
-def in_words(means: Meaning, unit: str) -> list[str]:
-    """Two sentences; shares are rounded up. unit: "record" or "user"."""
-    guesses, found = _share(means.right_guesses), _share(means.found_at_1_percent)
+def posterior(epsilon: float) -> float:
+    """e^epsilon / (1 + e^epsilon): the most that 50 % can become under (epsilon, 0)-DP.
+
+    Whatever is (epsilon, delta)-DP can be made, for two neighbours, of one answer which with probability delta is the
+    truth, said to be so, and else that of randomised response at epsilon (Kairouz, Oh and Viswanath 2015).
+    """
+    return 1 / (1 + math.exp(-epsilon))
+
+
+def in_words(means: Meaning, unit: str, epsilon: float | None) -> list[str]:
+    """Sentences; shares are rounded up. unit: "record" or "user". epsilon: for the worst case; None leaves it out."""
+    guesses, found = share_in_words(means.right_guesses), share_in_words(means.found_at_1_percent)
+    worst = []
+    if epsilon is not None:
+        sure = share_in_words(posterior(epsilon))
+        worst = [
+            f"Worst case: somebody who was 50 % sure that one {unit} took part becomes at most {sure} sure."
+        ]
     return [
-        f"If half of the {unit}s that an attacker asks about took part, at most {guesses} of guesses are right "
+        f"Average: an attacker asks about {unit}s, half of which took part; at most {guesses} of guesses are right "
         "(a coin: 50 %).",
-        f"An attack with 1 % false accusations finds at most {found} of the {unit}s that took part; with 0.1 %, at "
-        f"most {_share(means.found_at_1_permille)}.",
+        f"Average: an attacker who wrongly accuses 1 % of outsiders finds at most {found} of the {unit}s that took "
+        "part.",
+        *worst,
     ]
 
 
-def _share(value: float) -> str:
+def share_in_words(value: float) -> str:
+    """In percent, never rounded down.
+
+    >>> share_in_words(0.95257), share_in_words(0.5), share_in_words(0.99996)
+    ('95.3 %', '50.0 %', '100.0 %')
+    """
     return f"{min(100.0, math.ceil(1000 * value - 1e-9) / 10):.1f} %"

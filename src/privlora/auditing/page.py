@@ -63,7 +63,7 @@ def write_audit(audit: Audit, root: Path, **more: Any) -> tuple[Path, Path]:
         bounded=audit.epsilon_lower > 0,
         inside=len(scores["canaries"][0]) if "canaries" in scores else 0,
         secrets=secrets_picture(**leakage) if leakage else None,
-        means=in_words(meaning(claims), "unit") if claims else [],
+        means=in_words(meaning(claims), "unit", claimed) if claims else [],
         claimed=_claimed_of(audit),
         audited=describe_events(events) if events else None,
         version=__version__,
@@ -103,8 +103,8 @@ def at_most(audit: Audit) -> str:
         return ""
     signals = "; the bound is that of the signals" if audit.epsilon_lower > most else ""
     return (
-        f"Guesses on {audit.guessed} could show no more than ε ≥ {rounded_up(most)}, had all been right: by them alone "
-        f"the claim could not be refuted{signals}."
+        f"Even if all guesses on {audit.guessed} were right, they would show only ε ≥ {rounded_up(most)}: too few to "
+        f"refute the claim{signals}."
     )
 
 
@@ -116,7 +116,9 @@ def verdict_of(audit: Audit) -> str:
     claimed = f"the claimed ε = {rounded_up(audit.epsilon_claimed)} (δ = {number(audit.delta)})"
     if audit.violated:
         return f"The attack refutes {claimed}: {bound}. Do not publish anything of this configuration."
-    return f"The attack agrees with {claimed}: {bound}. {at_most(audit)}".rstrip()
+    return (
+        f"The attack does not refute {claimed}: {bound}, which proves no privacy. {at_most(audit)}".rstrip()
+    )
 
 
 def verdict_of_secrets(before: Leakage, after: Leakage) -> str:

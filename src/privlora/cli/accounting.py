@@ -140,7 +140,7 @@ def calibrate(
     if found_of_bands:
         lines.insert(1, f"bands {words_of_bands(found_of_bands)}")
     means = meaning(calibrated.events, adjacency)
-    lines += in_words(means, "unit")
+    lines += in_words(means, "unit", calibrated.epsilon)
     facts = {"noise_multiplier": calibrated.noise_multiplier, **found_of_bands, "means": means.to_dict()}
     show({**facts, **calibrated.to_dict()}, lines, as_json)
 

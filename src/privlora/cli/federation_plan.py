@@ -95,7 +95,12 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
         "refused_here": refused,
         "warnings": warnings(settings, plan, own, None if model is None else entries_of(settings, model)),
         "not_protected": [
-            *not_protected(statement_of(whole, cost), hyper.init, discrete=federation.distributed),
+            *not_protected(
+                statement_of(whole, cost),
+                hyper.init,
+                discrete=federation.distributed,
+                unchecked=settings.data.unchecked,
+            ),
             *what_is_not_hidden(settings),
         ],
     }
@@ -187,7 +192,7 @@ def _rows(
         rows = [
             ("promise", what_it_costs(settings, plan, own)),
             ("hidden", protected.removeprefix("hidden: ")),
-            *(("means", words) for words in in_words(Meaning(**content["means"]), content["unit"])),
+            *(("means", words) for words in in_words(Meaning(**content["means"]), content["unit"], None)),
         ]
     if content["colluding"]:
         rows.append(("means", "A client that knows its own share of the noise is right more often."))

@@ -97,8 +97,10 @@ def _show_plan(settings: Settings, verbose: bool, cross_check: bool, advise: boo
         _print_list("not protected:", content["not_protected"], shown)
     else:
         shown.print(f"{'output':<12}{settings.run.output}")
+        others = "other records of the same person, " if settings.privacy.unit == "record" else ""
         shown.print(
-            f"not protected: {_SUCH_AS}. `privlora plan --verbose` lists all of it, and every number."
+            f"not protected: what many records have in common, {others}and more. `privlora plan --verbose` lists all "
+            "of it, and every number."
         )
     if advise:
         from privlora.cli.advising import advice_lines
@@ -180,7 +182,9 @@ def _plan_run(
             "memory": memory,
             "coverage": None if model is None else coverage(adapter_for(settings, model)),
             "tokens_per_micro_batch": settings.run.tokens_per_micro_batch,
-            "not_protected": not_protected(statement, hyper.init, written=written),
+            "not_protected": not_protected(
+                statement, hyper.init, written=written, unchecked=settings.data.unchecked
+            ),
         }
         if advise:
             from privlora.cli.advising import advise_on
@@ -448,10 +452,15 @@ def _privacy_rows(content: dict[str, Any], planned: Plan | None) -> _Rows:
         replaced = "not known for this method"
         if cost["epsilon_replace_one"] is not None:
             spent = rounded_up(cost["epsilon_replace_one"])
-            replaced = f"{spent} for one unit replaced by another; promised is the epsilon above"
+            replaced = (
+                f"{spent} if one unit is replaced by another; the promise is for adding or removing one"
+            )
         rows += [
             ("epsilon", f"{over} (delta {content['delta']:g})"),
-            *(("means", words) for words in in_words(Meaning(**cost["means"]), unit)),
+            *(
+                ("means", words)
+                for words in in_words(Meaning(**cost["means"]), unit, cost["over_steps"][-1]["epsilon"])
+            ),
             ("replace-one", replaced),
             *opinion_rows(cost),
         ]
@@ -515,7 +524,6 @@ _DETAILED = (
 )
 _DETAILS: Final = frozenset(_DETAILED.split())
 """Rows that are shown with --verbose alone."""
-_SUCH_AS: Final = "what many records have in common, other records of the same person, and more"
 
 
 def _batches(content: dict[str, Any]) -> str:

@@ -18,7 +18,7 @@ _UNCHECKED = "or set data.unchecked=true"
 class DataSummary:
     """Counts and lengths of tokenised records. All of it is private.
 
-    records, units: how many. median_tokens, p95_tokens: of the records as they are trained on. cut: share of records
+    records, units: how many. median_tokens, p95_tokens: of the records before any is cut. cut: share of records
     that max_length shortens. mostly_cut: share that loses more than half of its tokens. empty: share without a word to
     train on. repeated: share that says what an earlier record says. spelled: share that spells control tokens, read as
     text. chunks: into how many all records are divided,
@@ -40,10 +40,10 @@ class DataSummary:
         """JSON-ready, and private."""
         return asdict(self)
 
-    def describe(self) -> str:
-        """One line."""
+    def describe(self, unit: str) -> str:
+        """One line. unit: privacy.unit."""
         divided = "" if self.chunks is None else f" in {self.chunks} chunks"
-        of_units = "" if self.units == self.records else f" of {self.units} units"
+        of_units = "" if self.units == self.records else f" of {self.units} {unit}s"
         shares = {
             "are cut by max_length": self.cut,
             "have nothing to train on": self.empty,
@@ -62,11 +62,12 @@ def summarise(examples: Examples, units: int) -> DataSummary:
     # Eight bytes of each digest, and no set of them: one of a million has more bytes than the tokens.
     said = np.fromiter((int.from_bytes(e.digest[:8], "big") for e in examples), np.uint64, len(examples))
     said.sort()
+    whole = examples.lengths + examples.dropped
     return DataSummary(
         records=len(examples) if examples.chunks is None else len(examples.chunks),
         units=units,
-        median_tokens=float(np.median(examples.lengths)),
-        p95_tokens=float(np.quantile(examples.lengths, 0.95)),
+        median_tokens=float(np.median(whole)),
+        p95_tokens=float(np.quantile(whole, 0.95)),
         cut=float((examples.dropped > 0).mean()),
         mostly_cut=float((examples.dropped > examples.lengths).mean()),
         empty=float(((examples.label_counts == 0) | examples.blank).mean()),

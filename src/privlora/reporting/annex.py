@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp
 from pathlib import Path
 from typing import Any, Final
 
 from privlora.accounting import LedgerSummary
 from privlora.accounting.ledger_format import parse_ledger
+from privlora.accounting.meaning import posterior
 from privlora.errors import PrivacyError
 from privlora.pages.numbers import finite
 from privlora.ranges import MOST_PHASES
@@ -155,15 +155,6 @@ _STATED: Final = (
 def to_fill(unit: str) -> list[str]:
     """The fields that a data-protection officer fills in, as the page shows them."""
     return [*TO_FILL, *([OF_RECORDS] if unit == "record" else []), ATTACKS, SIGNED_BY]
-
-
-def posterior(epsilon: float) -> float:
-    """e^epsilon / (1 + e^epsilon): the most that 50 % can become under (epsilon, 0)-DP.
-
-    Whatever is (epsilon, delta)-DP can be made, for two neighbours, of one answer which with probability delta is the
-    truth, said to be so, and else that of randomised response at epsilon (Kairouz, Oh and Viswanath 2015).
-    """
-    return 1 / (1 + exp(-epsilon))
 
 
 def size_of(report: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
-from privlora.accounting.meaning import Meaning, in_words
+from privlora.accounting.meaning import Meaning, in_words, share_in_words
 from privlora.names import UNNAMED
 from privlora.pages.template import fill
 from privlora.reporting.annex import ATTACKS, SIGNATURE, SIGNED_BY
@@ -26,21 +25,12 @@ def render_annex(annex: Mapping[str, Any]) -> str:
         title=f"Privacy annex · {annex['subject']['title']}",
         banner=None,
         annex=annex,
-        meanings=in_words(Meaning(**found), annex["statement"]["unit"]),
+        meanings=in_words(Meaning(**found), annex["statement"]["unit"], None),
         public=public,
-        percent=percent,
+        percent=share_in_words,
         quoted=quoted,
         signature=None if signature is None else fingerprint_of(signature["public_key"]),
         ATTACKS=ATTACKS,
         SIGNED_BY=SIGNED_BY,
         UNNAMED=UNNAMED,
     )
-
-
-def percent(value: float) -> str:
-    """An upper bound on a share, never rounded down.
-
-    >>> percent(0.95257), percent(0.5), percent(0.99996)
-    ('95.3 %', '50.0 %', '100.0 %')
-    """
-    return f"{min(100.0, math.ceil(1000 * value - 1e-9) / 10):.1f} %"

@@ -173,6 +173,7 @@ def _method(parts: Parts) -> dict[str, Any]:
         **_chat(parts),
         "dropout": parts.settings.model.dropout,
         "lora_dropout": parts.settings.adapter.lora_dropout,
+        **({"unchecked": True} if data.unchecked else {}),
         **({"compares": "losses"} if method.coordinates.forward_only else {}),
         **({"releases": method.releases} if method.releases != "gradients" else {}),
         **_public_texts(parts),

@@ -114,7 +114,9 @@ FIELDS: Final[Mapping[str, Any]] = {
     "method": {
         **dict.fromkeys(("name", "summary", "reference", "coordinates", "described"), TEXT),
         **dict.fromkeys(("compares", "releases"), HELD),
-        **numbers("learning_rate relative_rate warmup_steps averaging steps max_length dropout lora_dropout"),
+        **numbers(
+            "learning_rate relative_rate warmup_steps averaging steps max_length dropout lora_dropout unchecked"
+        ),
         **numbers(_OF_SETTINGS),
         "choice": {
             **dict.fromkeys(("row", "asked"), WORD),

@@ -17,12 +17,13 @@ def not_protected(
     *,
     discrete: bool | None = None,
     written: bool = False,
+    unchecked: bool = False,
     released: Literal["adapter", "texts"] = "adapter",
 ) -> list[str]:
     """Sentences for a report; ``statement``, ``start`` (adapter.init) and ``federation`` as in its JSON.
 
-    written: whether texts were generated for the run. released: what the statement is about. discrete: whether noise is
-    integers; None: whether clients of ``federation`` share it.
+    written: whether texts were generated for the run. unchecked: data.unchecked. released: what the statement is
+    about. discrete: whether noise is integers; None: whether clients of ``federation`` share it.
     """
     texts = released == "texts"
     if statement is None or statement["epsilon"] is None:
@@ -30,7 +31,7 @@ def not_protected(
         return [f"Any training record. Handle {what} were the training records themselves."]
     if discrete is None:
         discrete = federation is not None and federation["noise_by"] == "shares"
-    found = _content(statement, start, federation, written)
+    found = {**_content(statement, start, federation, written), "unchecked": unchecked}
     return fill_lines("limits.txt.j2", "privlora.reporting", discrete=discrete, texts=texts, **found)
 
 
@@ -41,6 +42,7 @@ def limits_of(report: Report) -> list[str]:
         report["adapter"]["init"],
         report.get("federation"),
         written=_written(report),
+        unchecked=_unchecked(report),
         released="texts" if "texts" in report else "adapter",
     )
 
@@ -51,11 +53,21 @@ def risks_of(report: Report) -> list[dict[str, str]]:
     found = _content(
         report["statement"], report["adapter"]["init"], report.get("federation"), _written(report)
     )
-    found |= {"report": report, "evaluated": bool(report["evaluation"]), "FLOAT32_KEEPS": FLOAT32_KEEPS}
+    found |= {
+        "report": report,
+        "unchecked": _unchecked(report),
+        "evaluated": bool(report["evaluation"]),
+        "FLOAT32_KEEPS": FLOAT32_KEEPS,
+    }
     rows = (line.partition(" | ") for line in fill_lines("risks.txt.j2", "privlora.reporting", **found))
     risks = [{"edge": edge, "risk": risk} for edge, _, risk in rows]
     others = (text for text in limits_of(report) if not any(each["risk"] in text for each in risks))
     return [*risks, *({"edge": "", "risk": text} for text in others)]
+
+
+def _unchecked(report: Report) -> bool:
+    """Whether data.unchecked was set."""
+    return bool(report["method"].get("unchecked"))
 
 
 def _written(report: Report) -> bool:

@@ -273,7 +273,7 @@ class _Verification:
             raise RunError(f"{', '.join(lacking)}: named by the report, and not here")
         beside = [name for name in _OF_HUBS if (self.folder.release / name).exists()]
         but = f" but {', '.join(beside)}, which is no part of a release" if beside else ""
-        return f"all {len(held)} that training left match the report's hashes; no unexpected files{but}"
+        return f"the {len(held)} that training left match the report's hashes, and none is unexpected{but}"
 
     def _ledger(self) -> str:
         if not self.folder.ledger.exists():
@@ -329,7 +329,14 @@ class _Verification:
         if not 0 <= int(self.report["method"].get("steps", 0)) <= MOST_STEPS:
             raise PrivacyError(f"{REPORT_NAME} names more steps than a run can have")
         refuse_other_rows(self.folder, self.report, self.copied)
-        return "evaluations, metrics and choice match the report, as far as there are any"
+        kept = [
+            path
+            for path in (self.copied.evaluations, self.copied.metrics, self.copied.choice)
+            if path.exists()
+        ]
+        if not kept:
+            raise _Absent("this release has no evaluations, metrics or choice")
+        return f"{', '.join(path.name for path in kept)} match the report"
 
     def _pages(self) -> str:
         for name, text in pages_of(self.report).items():
@@ -338,7 +345,7 @@ class _Verification:
                 drawn = f", with matplotlib {version('matplotlib')}" if name == HTML_NAME else ""
                 words = f"{name} is not what {REPORT_NAME} makes here{drawn}"
                 _refuse_other(f"privlora {self.report['versions']['privlora']}", words)
-        return "card and page, made again from the report, are the same"
+        return f"{CARD_NAME} and {HTML_NAME}, made again from the report, are the same"
 
     def _base(self) -> str:
         adapter, classes = self.report["adapter"], self.report.get("classes")
@@ -347,7 +354,8 @@ class _Verification:
             raise _Absent("the report names no hash of its weights, since layers were packed")
         if self.base is None:
             raise _Absent(
-                f"{named(adapter['base_model'])}, whose weights have SHA-256 {expected}; --base MODEL compares"
+                f"{named(adapter['base_model'])}, whose weights have SHA-256 {expected}, was not compared: "
+                "--base MODEL does"
             )
         from privlora.config import ModelSettings
         from privlora.training.base_weights import refuse_another_base
@@ -388,14 +396,14 @@ class _Verification:
                 "its fields filled in",
             )
         return (
-            f"its numbers are those computed here, its page shows them, and all {len(said['files'])} other files "
-            "match its hashes"
+            f"its numbers are those computed here, its page shows them, and the {len(said['files'])} files that it "
+            "names match its hashes"
         )
 
     def _hash(self, annex_hash: str | None) -> str:
         if annex_hash is None:
             raise _Absent(
-                "no filed hash was given, so a whole forgery is not excluded; give that of the annex by --hash"
+                "no filed hash was given, so a complete forgery would go unnoticed; give the annex's by --hash"
             )
         if self.annex is None:
             raise PrivacyError(f"not compared, because {self._no_annex}")

@@ -58,8 +58,8 @@ def heading(report: Report) -> str:
 
 def means(report: Report) -> list[str]:
     """What the statement means to one person; nothing in reports that do not say it."""
-    found = report.get("means")
-    return [] if found is None else in_words(Meaning(**found), report["statement"]["unit"])
+    found, s = report.get("means"), report["statement"]
+    return [] if found is None else in_words(Meaning(**found), s["unit"], s["epsilon"])
 
 
 MEND = "Fix: see what one record becomes, by `privlora plan`, and whether data.max_length cuts it"

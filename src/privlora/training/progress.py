@@ -295,7 +295,7 @@ def _tell_records(shown_on: Console, summary: DataSummary, settings: Settings) -
         shown_on.print("private/data_summary.json says what the records are, and how many are cut")
         return
     privacy = settings.privacy
-    shown_on.print(f"PRIVATE, here and in private/ only: {summary.describe()}")
+    shown_on.print(f"PRIVATE, here and in private/ only: {summary.describe(privacy.unit)}")
     if privacy.unit == "record" and summary.repeated > _MOST:
         shown_on.print(
             "WARNING: most records say what another one says, and what is there k times is protected about k times "
