@@ -10,10 +10,10 @@ import torch
 from privlora.config import Settings
 from privlora.errors import ConfigError
 from privlora.methods import Method
-from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.fitting import Fitted, StepMemory, weight_bytes, with_micro_batches
 from privlora.training.footprint import resident_bytes
 from privlora.training.preflight import device_of
+from privlora.training.promise import bands_to_come, kept_bytes
 
 
 def estimate_memory(settings: Settings, method: Method, model: Any) -> dict[str, Any]:

@@ -123,9 +123,8 @@ def _plan_run(
     with quiet_libraries(told=True):
         with loading():  # of torch alone, so that what follows from settings is there at once
             from privlora.methods import CHOICES, find_row
-            from privlora.training.cycles import bands_of
             from privlora.training.misfits import refuse_misfits, refuse_unrehearsed
-            from privlora.training.promise import plan_privacy
+            from privlora.training.promise import bands_of, plan_privacy
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:
@@ -266,8 +265,7 @@ def _facts(
     """Numbers that follow from the settings alone. asked: before one method of several was taken."""
     from privlora.mechanisms import split_noise_multiplier
     from privlora.methods import far_rate, find_row, uses_lora_alpha
-    from privlora.training.cycles import bands_of
-    from privlora.training.promise import sampler
+    from privlora.training.promise import bands_of, sampler
 
     privacy, adapter, auto, name = settings.privacy, settings.adapter, settings.auto, settings.method.name
     bands = 1 if planned is None else bands_of(planned)

@@ -21,9 +21,8 @@ from privlora.rehearsals.kept import Chosen
 from privlora.rehearsals.rates import paired_error
 from privlora.rehearsals.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
 from privlora.training.assembly import PublicStart, refuse_other_texts
-from privlora.training.cycles import refuse_bands
 from privlora.training.misfits import refuse_misfits, refuse_unrehearsed, refuse_unused_texts
-from privlora.training.promise import plan_privacy
+from privlora.training.promise import plan_privacy, refuse_bands
 from privlora.training.public_form import refuse_formless
 
 REHEARSALS: Final = 3

@@ -20,10 +20,9 @@ from typing import Any, Final, Literal
 from privlora.accounting import Plan
 from privlora.config import Settings
 from privlora.errors import ConfigError, PrivloraError, RunError, reason_of
-from privlora.training.loggers import Logger
+from privlora.training.loggers import Logger, spent
 from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer, StepReport
-from privlora.training.public_rows import spent
 
 _log = logging.getLogger(__name__)
 

@@ -31,10 +31,10 @@ from privlora.losses import block_rows
 from privlora.mechanisms import takes_units_alone
 from privlora.methods import CHOICES, find_row
 from privlora.pages.numbers import in_one_unit
-from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.footprint import free_bytes, gradient_bytes, item_size, row_tokens
 from privlora.training.model_checks import positions_of, routes_tokens, steady_width
 from privlora.training.models import adapter_for, packing_of, set_checkpointing, unchanged_afterwards
+from privlora.training.promise import bands_to_come, kept_bytes
 from privlora.training.sharding import is_sharded
 
 # Of what is free. On a CPU glibc keeps freed pieces, up to as much again (docs/performance.md).

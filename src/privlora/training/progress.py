@@ -23,8 +23,8 @@ from privlora.pages.numbers import duration
 from privlora.rounding import rounded_up, to_one_digit
 from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder
+from privlora.training.loggers import spent
 from privlora.training.observer import Observer, StepReport
-from privlora.training.public_rows import spent
 from privlora.training.takeover import OVER, is_over
 
 _LINES = 10  # plain lines of a run

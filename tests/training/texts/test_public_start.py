@@ -25,8 +25,8 @@ from privlora.names import PUBLIC_GRADIENT
 from privlora.training import assembly
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.models import unchanged_afterwards
-from privlora.training.texts import public_start
-from privlora.training.texts.public_start import mean_gradient_subspaces
+from privlora.training.texts import public_gradients
+from privlora.training.texts.public_gradients import mean_gradient_subspaces
 
 TEXTS = [example for seed in (1, 2, 3) for example in uneven_examples(seed)]
 PUBLIC = [f"a note about nothing, number {i}." for i in range(12)]
@@ -77,14 +77,14 @@ def norm(gradient: dict[str, Tensor]) -> float:
 def weights(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What the texts were weighted with, by call of _product."""
     seen: list[Tensor] = []
-    product = public_start._SumOfGradients._product
+    product = public_gradients._SumOfGradients._product
 
     def noted(self: Any, *args: Any, **options: Any) -> list[Tensor]:
         result = product(self, *args, **options)
         seen.append(self.weights)
         return result
 
-    monkeypatch.setattr(public_start._SumOfGradients, "_product", noted)
+    monkeypatch.setattr(public_gradients._SumOfGradients, "_product", noted)
     return seen
 
 

@@ -156,7 +156,7 @@ def test_private_texts_are_embedded_one_by_one(
         seen.append(list(texts))
         return hidden_states(model, tokenizer, texts, **settings)
 
-    monkeypatch.setattr("privlora.training.texts.ballot.hidden_states", noted)
+    monkeypatch.setattr("privlora.training.assembly.hidden_states", noted)
     shop.start(tmp_path / "run")
     private = {record["text"] for record in RECORDS}
     assert [texts for texts in seen if private.intersection(texts)] == [[text["text"]] for text in RECORDS]
