@@ -202,7 +202,7 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
     ],
 )
 def test_units_of_held_out_losses(data: dict[str, Any], unit: str) -> None:
-    assert progress.unit_of(small_settings(data={"path": "x.jsonl", **data})) == unit
+    assert progress._unit_of(small_settings(data={"path": "x.jsonl", **data})) == unit
 
 
 @pytest.mark.parametrize(

@@ -192,7 +192,7 @@ def _refuse_missing(settings: Settings) -> DataError | None:
     """Raise what `preflight` would of a model that cannot be and of public files that are not there: a plan reads no
     private record, nor a client's, so of data.path it is given what is wrong."""
     problems = Together()
-    problems.of(None, refuse_no_model, settings.model)
+    problems.of(None, refuse_no_model, settings.model.name, settings.model.revision)
     problems.found = [settings.placed(error, "model.name") for error in problems.found]
     missing = missing_files(settings) if settings.federation is None else {}
     records = missing.pop("data.path", None)

@@ -51,7 +51,7 @@ from privlora.training.misfits import (
 )
 from privlora.training.models import adapter_for, set_checkpointing
 from privlora.training.promise import Cycles, bands_of, bands_to_come, cycle_of, sampler
-from privlora.training.public_form import refuse_formless
+from privlora.training.public_form import PublicForm
 from privlora.training.state import Part, TrainState
 from privlora.training.step import Step
 from privlora.training.texts.preferences import refuse_without_trl
@@ -267,9 +267,9 @@ def build_parts(
         relative_rate=hyper.relative_rate,
     )
     if texts is not None:
-        lean_on(texts, coordinates, optimizer, max_tokens)
+        _lean_on(texts, coordinates, optimizer, max_tokens)
     elif own is not None:
-        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients)
+        _lean_on(own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients)
     kind: Any = HeadedAverage if isinstance(adapter, HeadedAdapter) else IterateAverage
     average = kind(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
@@ -296,12 +296,12 @@ def refuse_other_texts(settings: Settings, method: Method) -> None:
         refuse_missing_texts(method)
     else:
         refuse_unused_texts(settings)
-        refuse_formless(settings)
+        PublicForm(settings).refuse_none()
     if method.tunes_writer:
         refuse_without_trl()
 
 
-def lean_on(
+def _lean_on(
     texts: PublicTexts,
     coordinates: Coordinates,
     optimizer: Optimizer,

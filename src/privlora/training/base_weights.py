@@ -69,7 +69,7 @@ def refuse_other_weights(settings: ModelSettings, model: Any, *, classifies: boo
     it, say, or tokens were added. Where this machine has no safetensors files of that name, nothing is compared; of
     packed layers only the shapes of what lies beside them."""
     revision = getattr(getattr(model, "config", None), "_commit_hash", None) or settings.revision
-    files = files_of(settings.model_copy(update={"revision": revision}))
+    files = files_of(settings.name, revision)
     if files is None or not files.weights or not all(file.is_file() for file in files.weights):
         return
     from safetensors import safe_open

@@ -132,7 +132,7 @@ def _takes(function: Any, arguments: int, **named: Any) -> bool:
     return True
 
 
-class Callbacks(Observer):
+class _Callbacks(Observer):
     """An observer that tells callbacks and loggers.
 
     An error in one of them loses no step: the run stops as by Ctrl-C, and ``failed`` says why.
@@ -314,12 +314,12 @@ def watching(
     loggers: Sequence[Logger],
     plan: Plan | None,
     settings: Settings,
-) -> Iterator[tuple[Observer, Callbacks]]:
+) -> Iterator[tuple[Observer, _Callbacks]]:
     """An observer for the steps that are taken inside, which tells all of these, and what tells callbacks and loggers.
 
     Raises RunError in the place of Interrupted where an error in one of them is why the run stopped.
     """
-    heard = Callbacks(callbacks, loggers, plan, settings)
+    heard = _Callbacks(callbacks, loggers, plan, settings)
     try:
         yield Several((observer, heard)) if callbacks or loggers else observer, heard
     except Interrupted:

@@ -33,7 +33,7 @@ from privlora.training.preflight import (
 )
 from privlora.training.preflight import check_sources as check_sources
 from privlora.training.promise import sampler
-from privlora.training.public_form import public_records, record_template, text_column
+from privlora.training.public_form import PublicForm
 
 
 @dataclass
@@ -163,13 +163,13 @@ def refuse_all_unusable(
     settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None
 ) -> None:
     """Raise DataError for all records that cannot be used, in whatever file or list they are."""
-    problems, data = Together(), settings.data
+    problems, data, public_form = Together(), settings.data, PublicForm(settings)
     public, owner = check_of(data, None, tokenizer), settings.privacy.user_column
     private = check_of(data, Grouping(owner), tokenizer)
 
     def written(record: Mapping[str, Any], number: int) -> None:
-        if record_template(data) is None:
-            text_of(record, text_column(data), number)
+        if public_form.template is None:
+            text_of(record, public_form.text_column, number)
         else:
             public(record, number)
 
@@ -226,7 +226,7 @@ def _read(
     """
     data, grouping, texts = settings.data, Grouping(settings.privacy.user_column), list[str]()
     columns = _columns(data)
-    votes = text_column(data) if settings.method.name in VOTE_METHODS else None
+    votes = PublicForm(settings).text_column if settings.method.name in VOTE_METHODS else None
 
     def passing() -> Iterator[Mapping[str, Any]]:
         for number, record in enumerate(records, start=1):
@@ -314,7 +314,7 @@ def _public(
     if auto is not None and auto.file is not None:
         public["auto.file"] = load_records(auto.file, format=form, limit=MOST_TEXTS)
     if settings.synthesis is not None and settings.synthesis.file is not None:
-        public["synthesis.file"] = public_records(settings)
+        public["synthesis.file"] = PublicForm(settings).file_records()
     return public
 
 

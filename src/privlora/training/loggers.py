@@ -96,7 +96,7 @@ class Logger(Protocol):
         """All rows of a run that is over."""
 
 
-class JsonLines:
+class _JsonLines:
     """metrics.jsonl in the run's release: a row as it comes, and at the end the rows that follow from what is public,
     so that the file does not show where a run broke."""
 
@@ -112,7 +112,7 @@ class JsonLines:
         write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-class TensorBoard:
+class _TensorBoard:
     """Event files in the run's private folder: their names and heads hold a clock and the machine's name."""
 
     name = "tensorboard"
@@ -218,8 +218,8 @@ def refuse_missing_loggers(report_to: Sequence[str]) -> None:
 def loggers(report_to: Sequence[str], folder: RunFolder, label: str | None) -> list[Logger]:
     """Of a run in ``folder``; nothing is written, imported or asked yet."""
     made: dict[str, Callable[[], Logger]] = {
-        "jsonl": lambda: JsonLines(folder),
-        "tensorboard": lambda: TensorBoard(folder),
+        "jsonl": lambda: _JsonLines(folder),
+        "tensorboard": lambda: _TensorBoard(folder),
         "wandb": lambda: Service("wandb", _to_wandb, folder, label),
         "trackio": lambda: Service("trackio", _to_trackio, folder, label),
     }

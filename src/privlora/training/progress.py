@@ -95,7 +95,7 @@ class RichObserver(Observer):
 
     def on_plan(self, plan: Plan | None, settings: Settings) -> None:
         """What is promised; where a run goes on."""
-        self._plan, self._unit = plan, unit_of(settings)
+        self._plan, self._unit = plan, _unit_of(settings)
         if "log_every" in settings.run.model_fields_set:
             self._every = settings.run.log_every
         words = "NOT PRIVATE: no clipping, no noise"
@@ -271,7 +271,7 @@ def _spark(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
-def unit_of(settings: Settings) -> str:
+def _unit_of(settings: Settings) -> str:
     """Of a run's held-out loss."""
     if settings.data.chosen is not None:
         return "nats per preference"

@@ -20,7 +20,7 @@ from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.methods import find_row
 from privlora.synthesis.writers import ModelWriter
 from privlora.training.inputs import load_data, tokenise
-from privlora.training.public_form import refuse_formless
+from privlora.training.public_form import PublicForm
 from privlora.training.texts.synthetic_texts import SyntheticTexts, refuse_unusable_texts
 
 PROMPT = "write a note."
@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_public_texts_without_a_form_are_refused(name: str) -> None:
     form, synthesis, says = REFUSED[name]
     with pytest.raises(ConfigError, match=says):
-        refuse_formless(read(form, **synthesis))
+        PublicForm(read(form, **synthesis)).refuse_none()
 
 
 def test_a_broken_public_record_is_named_by_its_number(tmp_path: Path) -> None:

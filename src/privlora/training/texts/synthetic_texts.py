@@ -18,7 +18,7 @@ from privlora.randomness import counter_generator
 from privlora.synthesis.generators import FileGenerator, build_generator
 from privlora.synthesis.population import Population, deduplicate, start
 from privlora.training.inputs import tokenise
-from privlora.training.public_form import as_records, file_texts, record_template, refuse_formless
+from privlora.training.public_form import PublicForm
 
 _GENERATOR, _POPULATION = "generator.", "population."
 _FEWEST: Final = 2
@@ -56,8 +56,9 @@ class SyntheticTexts:
         self.warn: Callable[[str], None] = _unheard
         self._warned = False
         self._chosen: SynthesisSettings = settings.synthesis
-        self._settings, self.tokenizer = settings, tokenizer
-        refuse_formless(settings)
+        self._data, self.tokenizer = settings.data, tokenizer
+        self._form = PublicForm(settings)
+        self._form.refuse_none()
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
         self._evolves = evolving and settings.synthesis.evolution != "none"
@@ -71,8 +72,8 @@ class SyntheticTexts:
             tokenizer=tokenizer,
             own=own,
             max_tokens=settings.run.max_tokens,
-            texts=file_texts(settings) if self._chosen.generator == "file" else (),
-            template=record_template(settings.data),
+            texts=self._form.file_texts(),
+            template=self._form.template,
         )
         self.generator.told = lambda written, total: self.tell("writing public texts", written, total)
         self._population = Population([])
@@ -116,7 +117,7 @@ class SyntheticTexts:
 
     def as_records(self, texts: Sequence[str]) -> Examples:
         """Any texts, as records are tokenised."""
-        return tokenise(as_records(texts, self._settings), self._settings.data, self.tokenizer)
+        return tokenise(self._form.records(texts), self._data, self.tokenizer)
 
     def examples(self) -> Examples:
         """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
@@ -224,13 +225,13 @@ def refuse_unusable_texts(settings: Settings, method: Method) -> None:
     column and how many texts it has, of a function whether it is there. No text is written and no server asked."""
     chosen = settings.synthesis
     assert chosen is not None
-    refuse_formless(settings)
+    form = PublicForm(settings)
+    form.refuse_none()
     files = [chosen.file] if isinstance(chosen.file, str) else chosen.file or []
     if chosen.generator == "model" or any(file.startswith(HUB) for file in files):
         return
-    texts = file_texts(settings) if chosen.generator == "file" else ()
-    template = record_template(settings.data)
-    generator = build_generator(chosen, seed=settings.run.seed, texts=texts, template=template)
+    seed, texts = settings.run.seed, form.file_texts()
+    generator = build_generator(chosen, seed=seed, texts=texts, template=form.template)
     if isinstance(generator, FileGenerator):
         steps = settings.privacy.steps
         later = 0

@@ -1,10 +1,10 @@
 """What trains on public texts next to private steps: ordinary training, which costs no epsilon (before the first step
 of any method, and after the last round of votes); and the private phase of methods that release votes.
 
-A method of ``methods.VOTE_METHODS`` has an entry in ``POLLS``: a function from a run's ``Parts`` to its ``Poll``, on
+A method of ``methods.VOTE_METHODS`` has an entry in ``POLLS``: a function from a run's ``Parts`` to its ``_Poll``, on
 what records vote and what becomes of it. All that such a method changes in its rounds has to be a part of ``Parts``
 (the adapter's coordinates, the texts with their generator), since one checkpoint stores them all after every release
-and after every use of one. Everything in a Poll is public but for the records' directions that ``encode`` is given.
+and after every use of one. Everything in a _Poll is public but for the records' directions that ``encode`` is given.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _STREAM: Final = 2**63  # of the public seed: apart from choices of texts, which
 
 
 @dataclass(frozen=True, kw_only=True)
-class Poll:
+class _Poll:
     """What a row asks records, on a model.
 
     proposer: the public half of its rounds; made anew in each process, and told by ``Rounds`` where it stands.
@@ -52,7 +52,7 @@ class Poll:
     finish: Callable[[], None]
 
 
-def aug_pe(parts: Parts) -> Poll:
+def _aug_pe(parts: Parts) -> _Poll:
     """Votes for the nearest texts; ordinary training on the last population."""
     texts, ballot, settings = parts.texts, parts.ballot, parts.settings
     assert texts is not None
@@ -70,7 +70,7 @@ def aug_pe(parts: Parts) -> Poll:
         variations=chosen.variations,
         fresh=chosen.evolution == "fresh",
     )
-    return Poll(
+    return _Poll(
         proposer=proposer,
         encode=NearestVotes(),
         texts=lambda: proposer.population.texts,
@@ -78,7 +78,7 @@ def aug_pe(parts: Parts) -> Poll:
     )
 
 
-def popri(parts: Parts) -> Poll:
+def popri(parts: Parts) -> _Poll:
     """Scores of the model's own texts, preferences, DPO of the run's factors; then the start of the run learns texts of
     the model that was tuned. Without epochs, what was tuned is the adapter."""
     texts, ballot, settings = parts.texts, parts.ballot, parts.settings
@@ -108,7 +108,7 @@ def popri(parts: Parts) -> Poll:
             parts.move_to(start, memory="reset")
             train_on_texts(parts, chosen.epochs)
 
-    return Poll(
+    return _Poll(
         proposer=proposer,
         encode=similarity_scores,
         texts=lambda: generator.random(chosen.count) if learns else [],
@@ -116,7 +116,7 @@ def popri(parts: Parts) -> Poll:
     )
 
 
-POLLS: dict[str, Callable[[Parts], Poll]] = {"aug-pe": aug_pe, "popri": popri}
+POLLS: dict[str, Callable[[Parts], _Poll]] = {"aug-pe": _aug_pe, "popri": popri}
 """Name of a method -> its poll."""
 
 
