@@ -17,7 +17,6 @@ from torch.profiler import profile
 from privlora.accounting import Ledger
 from privlora.cli.memory import estimate_memory
 from privlora.config import Settings
-from privlora.data.batching import micro_batches
 from privlora.data.examples import Example, Examples
 from privlora.data.units import Units
 from privlora.methods import find_row
@@ -173,11 +172,3 @@ def test_models_of_other_kinds_are_estimated_from_their_modules() -> None:
     assert large > 4 * small
     dense, mixed = (_saved_bytes(adapter_for(settings(), tiny_model(f)))[0] for f in ("llama", "mixtral"))
     assert mixed > dense
-
-
-def test_short_rows_are_as_many_as_their_gradients_allow() -> None:
-    examples = Examples([Example([1, 2], [-100, 2])] * 100, pad_token_id=0)
-    for beside, most in ((0, 50), (2, 50), (10, 10), (100, 1), (1000, 1)):
-        found = [b.unit_count for b in micro_batches(range(100), examples, max_tokens=100, row_tokens=beside)]
-        assert max(found) == most
-        assert sum(found) == 100

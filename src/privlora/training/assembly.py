@@ -196,15 +196,7 @@ class PublicStart:
 
     def texts(self, settings: Settings, model: torch.nn.Module, method: Method) -> SyntheticTexts:
         """New ones for a run, not yet written."""
-        gradients = method.releases == "gradients"
-        return SyntheticTexts(
-            settings,
-            model,
-            self._tokenizer,
-            evolving=method.public_texts == "evolving" and gradients,
-            own=self._generator,
-            distinct=gradients,  # votes go to as many texts in every round
-        )
+        return SyntheticTexts(settings, model, self._tokenizer, method, self._generator)
 
     def ballot(self, settings: Settings, model: torch.nn.Module, adapter: LowRankAdapter) -> Ballot:
         """Of a method that releases votes, before its first round: with the embedding of synthesis.embedding, or the

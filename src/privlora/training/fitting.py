@@ -33,7 +33,7 @@ from privlora.mechanisms import takes_units_alone
 from privlora.methods import CHOICES, find_row
 from privlora.pages.numbers import in_one_unit
 from privlora.training.footprint import free_bytes, gradient_bytes, item_size, row_tokens
-from privlora.training.model_checks import positions_of, routes_tokens, steady_width
+from privlora.training.model_checks import positions_of, routes_tokens, steady_width, text_config
 from privlora.training.models import adapter_for, packing_of, set_checkpointing, unchanged_afterwards
 from privlora.training.promise import bands_to_come, kept_bytes
 from privlora.training.sharding import is_sharded
@@ -133,7 +133,7 @@ class StepMemory:
         wide = steady_width(adapter, width, self._device) if adapter.reduced_precision else width
         tokens = wide * (self._at_once or rows)  # through the model at once
         kept, logits = tokens * (self._saved[0] + wide * self._saved[1]), self._logits(tokens)
-        layers = _number(_config(adapter.model), "num_hidden_layers") or 1
+        layers = _number(text_config(adapter.model), "num_hidden_layers") or 1
         state = 16 * self._numbers + self.update_bytes + self.public_bytes  # factors, moments and sums
         gradients = self.row_bytes * (rows if self._settings.privacy.private else 1)
         if self._kind.forward_only:  # without a graph: one layer's tensors at a time
@@ -141,7 +141,7 @@ class StepMemory:
         elif self._at_once:
             most = state + gradients + kept + logits
         elif self._settings.model.gradient_checkpointing != "none":
-            inputs = tokens * _number(_config(adapter.model), "hidden_size") * layers * self._item
+            inputs = tokens * _number(text_config(adapter.model), "hidden_size") * layers * self._item
             most = state + inputs + max(logits, kept / layers + gradients)
         else:
             # Their room is taken whole; on a CPU where it is written to, while activations are let go.
@@ -162,7 +162,7 @@ class StepMemory:
         does more to them."""
         if self._settings.data.classes is not None:
             return 0
-        config = _config(self.adapter.model)
+        config = text_config(self.adapter.model)
         words = _number(config, "vocab_size")
         if any(getattr(config, name, None) not in (None, 1.0) for name in _SCALED_LOGITS):
             return 4.0 * tokens * words * self._item
@@ -177,7 +177,7 @@ def _saved_bytes(adapter: LowRankAdapter) -> tuple[float, float]:
     their input, in float32 where they are written out. Attention weights where attention is eager; else a mask.
     """
     model: Any = adapter.model
-    config, item, head = _config(model), item_size(model), output_layer(model)
+    config, item, head = text_config(model), item_size(model), output_layer(model)
     names = "hidden_size", "num_attention_heads", "num_hidden_layers"
     hidden, heads, layers = (_number(config, name) for name in names)
     size = _number(config, "head_dim") or hidden // max(1, heads)
@@ -241,11 +241,6 @@ def _largest_batch(size: float, q: float, most: int | None) -> int:
     from scipy.stats import binom
 
     return max(1, min(n, int(binom.isf(_RARE, n, min(1.0, q)))))
-
-
-def _config(model: Any) -> Any:
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def _number(of: Any, name: str) -> int:

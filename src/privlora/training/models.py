@@ -336,7 +336,7 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
         (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
         for module in model.modules()
     ]
-    config = _text_config(model)
+    config = checks.text_config(model)
     held, padding = hold(model), getattr(config, "pad_token_id", None)
     try:
         yield
@@ -352,11 +352,6 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
                     delattr(module, name)
             module._forward_hooks.clear()
             module._forward_hooks.update(hooks)
-
-
-def _text_config(model: Any) -> Any:
-    whole: Any = getattr(model, "config", None)
-    return whole.get_text_config() if hasattr(whole, "get_text_config") else None
 
 
 def adapter_for(settings: Settings, model: torch.nn.Module, dropout: float = 0.0) -> LowRankAdapter:

@@ -76,8 +76,8 @@ def test_a_public_answer_is_read_as_a_private_one(form: str, source: str, tmp_pa
     given: dict[str, Any] = {"callable": "a:b", "random_prompt": PROMPT}
     if source == "file":
         given = {"file": write_public(tmp_path, [*map(as_record, answers)])}
-    settings, tokenizer = read(FORMS[form], **given), tiny_tokenizer()
-    public = SyntheticTexts(settings, tiny_llama(), tokenizer, evolving=False, own=Notes()).examples()
+    settings, tokenizer, fixed = read(FORMS[form], **given), tiny_tokenizer(), find_row("pe-sgd-fix")
+    public = SyntheticTexts(settings, tiny_llama(), tokenizer, fixed, Notes()).examples()
     private = tokenise([*map(as_record, answers)], settings.data, tokenizer)
     assert sorted(each.digest for each in public) == sorted(each.digest for each in private)
     for example in public:

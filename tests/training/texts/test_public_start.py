@@ -260,21 +260,6 @@ def test_a_start_is_shared_where_it_is_the_same(tmp_path: Path, monkeypatch: pyt
     assert ranks == [2, 2, 3]
 
 
-def test_the_first_384_texts_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-
-    def counted(adapter: LowRankAdapter, texts: list[Example], **options: Any) -> Subspaces:
-        counts.append(len(texts))
-        return {}
-
-    monkeypatch.setattr(assembly, "mean_gradient_subspaces", counted)
-    public = PublicStart(tiny_tokenizer())
-    chosen = settings(tmp_path)
-    Path(str(chosen.adapter.public_text)).write_text("a line\n" * 500)
-    public.subspaces(chosen, tiny_model())
-    assert counts == [384]
-
-
 def test_without_texts_it_is_refused(tmp_path: Path) -> None:
     chosen = settings(tmp_path)
     model = tiny_model()

@@ -140,12 +140,6 @@ def test_a_user_votes_once_with_all_records(
     assert read_ledger(result.release / "ledger.jsonl").plan.unit == "user"
 
 
-def test_drawn_voters_are_accounted_as_drawn(shop: Shop, tmp_path: Path) -> None:
-    result = shop.start(tmp_path / "run", privacy={"sample_rate": 0.5})
-    (event,) = {event for event, _ in read_ledger(result.release / "ledger.jsonl").plan.phases}
-    assert event.sampling.sample_rate == 0.5
-
-
 def test_private_texts_are_embedded_one_by_one(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

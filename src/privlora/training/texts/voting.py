@@ -20,7 +20,7 @@ from privlora.optimizers import SpanOptimizer, learning_rate_at
 from privlora.randomness import counter_generator
 from privlora.synthesis.aug_pe import AugPE
 from privlora.synthesis.directions import record_directions
-from privlora.synthesis.generators import FileGenerator, PromptedGenerator
+from privlora.synthesis.generators import PromptedGenerator
 from privlora.synthesis.popri import POPri
 from privlora.synthesis.population import Population
 from privlora.synthesis.rounds import Proposer, Rounds, State
@@ -29,8 +29,7 @@ from privlora.training.assembly import Parts
 from privlora.training.inputs import Data
 from privlora.training.state import TrainState
 from privlora.training.step import Step
-from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
-from privlora.training.texts.synthetic_texts import texts_of_rounds
+from privlora.training.texts.preferences import PreferenceTuner
 
 _BATCH: Final = 8
 _STREAM: Final = 2**63  # of the public seed: apart from choices of texts, which count up from 1
@@ -60,8 +59,6 @@ def _aug_pe(parts: Parts) -> _Poll:
     assert settings.synthesis is not None
     chosen = settings.synthesis
     population = texts.population
-    if isinstance(texts.generator, FileGenerator) and not ballot.rounds:  # before anything is charged
-        texts.generator.refuse_fewer(texts_of_rounds(chosen, settings.privacy.steps))
     proposer = AugPE(
         population,
         texts.generator,
@@ -89,8 +86,8 @@ def popri(parts: Parts) -> _Poll:
     assert isinstance(generator, PromptedGenerator)
     if not start:
         start.update(parts.states()["coordinates"])
-    dpo = PreferenceSettings(learning_rate=chosen.dpo_learning_rate)
-    tuner = PreferenceTuner(parts, texts.tokenizer, dpo, chat=generator.chat, seed=settings.run.seed)
+    rate, seed = chosen.dpo_learning_rate, settings.run.seed
+    tuner = PreferenceTuner(parts, texts.tokenizer, learning_rate=rate, chat=generator.chat, seed=seed)
     requests = generator.requests(chosen.requests)
     tuner.refuse_long(requests, chosen.max_new_tokens)
     proposer = POPri(
