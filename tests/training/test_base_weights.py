@@ -16,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from privlora import fine_tune
 from privlora.cli import main
-from privlora.config import ModelSettings
 from privlora.demo import model_path, private_records
 from privlora.errors import ModelError
 from privlora.reporting.verifying import verify
@@ -34,7 +33,7 @@ def _loaded(name: str | Path = model_path(), **options: Any) -> Any:
 
 
 def _compare(model: Any, name: str | Path = model_path()) -> None:
-    refuse_other_weights(ModelSettings(name=str(name)), model, classifies=False)
+    refuse_other_weights(str(name), None, model, classifies=False)
 
 
 def _merged(model: Any) -> Any:

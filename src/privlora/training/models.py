@@ -178,7 +178,7 @@ def given_or_loaded(
     checks.refuse_float16(model)
     _refuse_offloaded(model)
     if given is not None:
-        refuse_other_weights(settings, given, classifies=head is not None)
+        refuse_other_weights(settings.name, settings.revision, given, classifies=head is not None)
     return model, tokenizer
 
 

@@ -203,16 +203,16 @@ def planned_sampling(
     if privacy.sampling == "balls-in-bins":
         return BallsInBinsSampling(round(1 / privacy.q))
     if privacy.bands != "auto":
-        return plain if privacy.bands == 1 else _cyclic(privacy, privacy.bands)
+        return plain if privacy.bands == 1 else _cyclic(privacy.q, privacy.bands)
     assert privacy.target_epsilon is not None
     assert privacy.delta is not None
     best, least = plain, _WORTH**2 * _error(privacy, plain, 1, adjacency)
     for bands in _CANDIDATES:
         if bands > privacy.steps or bands * privacy.q > 1:
             break
-        error = _error(privacy, _cyclic(privacy, bands), bands, adjacency)
+        error = _error(privacy, _cyclic(privacy.q, bands), bands, adjacency)
         if error < least:
-            best, least = _cyclic(privacy, bands), error
+            best, least = _cyclic(privacy.q, bands), error
     return best
 
 
@@ -233,8 +233,8 @@ def kept_bytes(bands: int, adapter: LowRankAdapter) -> int:
     return 16 * (bands + 1) * numbers if bands > 1 else 0
 
 
-def _cyclic(privacy: PrivacySettings, bands: int) -> CyclicPoissonSampling:
-    return CyclicPoissonSampling(bands * privacy.q, bands)
+def _cyclic(q: float, bands: int) -> CyclicPoissonSampling:
+    return CyclicPoissonSampling(bands * q, bands)
 
 
 def noise_of_bands(
@@ -244,7 +244,7 @@ def noise_of_bands(
     most, and in the sums of releases, both at one noise multiplier; and in the sums at the same epsilon, to which a
     smaller multiplier leads where noise is independent. The last is None where no target_epsilon is given."""
     c = band_coefficients(bands, privacy.steps)
-    sampling = _cyclic(privacy, bands)
+    sampling = _cyclic(privacy.q, bands)
     equal = None
     if privacy.target_epsilon is not None:
         equal = (_error(privacy, sampling, bands, adjacency) / _error(privacy, plain, 1, adjacency)) ** 0.5

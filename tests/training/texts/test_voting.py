@@ -17,7 +17,7 @@ from run_cases import Bench, in_a_child
 from safetensors.torch import load_file
 
 from privlora.accounting import read_ledger
-from privlora.api import Result, fine_tune
+from privlora.api import Result
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivacyError, PrivloraError
 from privlora.mechanisms import NoiseSource
 from privlora.synthesis.embeddings import hidden_states
@@ -308,20 +308,6 @@ def test_what_votes_have_not_is_refused(
     with pytest.raises(ConfigError, match=words):
         shop.start(tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
-
-
-def test_without_texts_there_is_nothing_to_vote_on(shop: Shop, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="releases votes on public texts, and none are given"):
-        fine_tune(
-            shop.model,
-            RECORDS,
-            tokenizer=shop.tokenizer,
-            output=tmp_path / "run",
-            privacy=PRIVACY,
-            adapter={"r": 2},
-            data={"max_length": 40},
-            method="aug-pe",
-        )
 
 
 @pytest.mark.parametrize(
