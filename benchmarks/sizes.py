@@ -216,8 +216,8 @@ class Runs:
         from privlora.evaluation.next_token import record_losses
         from privlora.rehearsals.trials import Noise, trial_step
         from privlora.training.assembly import PublicStart, build_parts
-        from privlora.training.cycles import bands_of
         from privlora.training.models import unchanged_afterwards
+        from privlora.training.promise import bands_of
 
         found = {} if "rate" in row else {"rate": self.settle(row)["rate"]}
         settings, plan = self.prepare({**row, **found})

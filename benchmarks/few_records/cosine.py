@@ -50,7 +50,7 @@ from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
 from privlora.training.models import load_model
 from privlora.training.step import Step
-from privlora.training.texts.warm_start import warm_start
+from privlora.training.texts.voting import warm_start
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "cosine.json"

@@ -33,7 +33,7 @@ from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
 from privlora.training.models import load_model
-from privlora.training.texts.warm_start import warm_start
+from privlora.training.texts.voting import warm_start
 
 SKETCHES = (256, 1024, 4096, 16384)
 DRAWS = 5  # of projections

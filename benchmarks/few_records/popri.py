@@ -46,7 +46,7 @@ from privlora.synthesis.writers import ModelWriter
 from privlora.training.models import load_model
 from privlora.training.state import TrainState
 from privlora.training.step import Step
-from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
+from privlora.training.texts.preferences import PreferenceTuner
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "benchmarks" / "results" / "few_records" / "popri.json"
@@ -143,8 +143,7 @@ def measured(bench: Bench, cell: str, seed: int, rate: float) -> dict[str, Any]:
     )
     records = bench.records[:0] if cell == "noise alone" else bench.records
     state, generator = bench.state(seed), bench.generator(seed)
-    settings = PreferenceSettings(beta=BETA, learning_rate=rate, epochs=EPOCHS)
-    tuner = PreferenceTuner(state, bench.tokenizer, settings, seed=seed)
+    tuner = PreferenceTuner(state, bench.tokenizer, learning_rate=rate, beta=BETA, epochs=EPOCHS, seed=seed)
     embed = partial(bench.embed, adapter=state.adapter)
     started = time.process_time()
     with state.adapter, tempfile.TemporaryDirectory() as folder:

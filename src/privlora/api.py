@@ -274,7 +274,7 @@ def start_run(
         from privlora.rehearsals.choosing import plan_run
         from privlora.running import train_and_publish
         from privlora.training.callbacks import checked_callbacks
-        from privlora.training.cycles import bands_of
+        from privlora.training.promise import bands_of
         from privlora.training.texts.synthetic_texts import refuse_unusable_texts
         from privlora.training.torch_ranks import joined
 
@@ -411,8 +411,8 @@ def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
     """Before the model is loaded. A name that stands for several methods is another one than the run's."""
     from privlora.methods import CHOICES, find_row
     from privlora.rehearsals.kept import read_choice
-    from privlora.training.cycles import bands_to_come
     from privlora.training.identity import fixed, refuse_other_settings
+    from privlora.training.promise import bands_to_come
 
     method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
     if method.name not in CHOICES:

@@ -93,7 +93,7 @@ class Result:
         """Public numbers of the first and last step, of every ``run.log_every``-th and of those that were evaluated,
         from the run's own files, so also after a resume: step, epsilon (after it), learning_rate (of it) and
         held_out_loss (nats, as in evaluations; None where it was not evaluated)."""
-        from privlora.training.public_rows import rows_of_report, steps_shown
+        from privlora.training.loggers import rows_of_report, steps_shown
 
         folder = self._folder
         evaluations = read_lines(folder.evaluations)

@@ -47,7 +47,7 @@ from privlora.training.identity import (
     refuse_unlike_processes,
 )
 from privlora.training.inputs import Data, fitted, load_all
-from privlora.training.loggers import Service, loggers
+from privlora.training.loggers import Service, loggers, public_rows, steps_shown
 from privlora.training.loop import Interrupted, finish_training, train_beside
 from privlora.training.model_checks import refuse_unknown_tokens
 from privlora.training.models import (
@@ -59,7 +59,6 @@ from privlora.training.models import (
     unchanged_afterwards,
 )
 from privlora.training.progress import WRITING
-from privlora.training.public_rows import public_rows, steps_shown
 from privlora.training.ranks import Ranks
 from privlora.training.reach import coverage
 from privlora.training.sharding import load_sharded, refuse_in_several

@@ -91,7 +91,7 @@ def bags_of_words(*args: Any, **how: Any) -> np.ndarray:
 
 @pytest.fixture
 def words(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("privlora.training.texts.ballot.hidden_states", bags_of_words)
+    monkeypatch.setattr("privlora.training.assembly.hidden_states", bags_of_words)
 
 
 # --- scores ---

@@ -43,7 +43,7 @@ from privlora.mechanisms import (
 from privlora.mechanisms.charges import Charges
 from privlora.methods import METHODS, Method, build
 from privlora.optimizers import Optimizer, SpanOptimizer
-from privlora.training.assembly import lean_on
+from privlora.training.assembly import _lean_on
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.model_checks import own_width
 from privlora.training.state import TrainState
@@ -241,7 +241,7 @@ class Case:
 
 def lean_once(coordinates: Coordinates, optimizer: Optimizer) -> None:
     """Lean on public texts, whose gradients are taken once at each state, however often a test prepares there."""
-    lean_on(lambda _: PUBLIC_TEXTS, coordinates, optimizer, 10**6)
+    _lean_on(lambda _: PUBLIC_TEXTS, coordinates, optimizer, 10**6)
     if not isinstance(coordinates, SpanSpace):
         return
     assert coordinates.refresh is not None

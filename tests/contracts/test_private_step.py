@@ -303,7 +303,7 @@ def test_where_one_unit_spoils_a_batch_it_is_taken_again_and_no_unit_twice(
     expected_losses = step.accumulate(others)
     expected = flat(step.mechanism.clipped_sum())
     step.mechanism.discard()
-    monkeypatch.setattr("privlora.training.step.asks_late", lambda _: True)
+    monkeypatch.setattr("privlora.training.step._asks_late", lambda _: True)
     norm = case.adapter.model.model.norm
     # From one row into the next alone, so that some stay finite.
     norm.register_forward_hook(lambda _, __, out: out + 0 * out.roll(1, dims=0).sum(dim=(1, 2), keepdim=True))

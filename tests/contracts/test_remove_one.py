@@ -37,7 +37,7 @@ from privlora.coordinates.starts import Subspaces
 from privlora.data.examples import Examples
 from privlora.methods import METHODS, build
 from privlora.names import PUBLIC_GRADIENT, RANDOM, SPECTRAL_SPLIT, W0_SUBSPACE
-from privlora.training.texts.public_start import mean_gradient_subspaces
+from privlora.training.texts.public_gradients import mean_gradient_subspaces
 
 ADAPTER = "adapter"  # the folder of one that was trained before
 STARTS = {

@@ -45,8 +45,7 @@ from privlora.config import PrivacySettings, Settings, checked
 from privlora.data.sampling import CyclicPoissonSampler
 from privlora.errors import ConfigError, PrivacyError
 from privlora.rehearsals.choosing import rows_of_choice, rows_to_advise_on
-from privlora.training.cycles import noise_of_bands, planned_sampling
-from privlora.training.promise import plan_privacy
+from privlora.training.promise import noise_of_bands, plan_privacy, planned_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import json
 import shutil
 from collections.abc import Callable
@@ -17,7 +16,6 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from privlora import fine_tune
 from privlora.cli import main
-from privlora.config import ModelSettings
 from privlora.demo import model_path, private_records
 from privlora.errors import ModelError
 from privlora.reporting.verifying import verify
@@ -35,7 +33,7 @@ def _loaded(name: str | Path = model_path(), **options: Any) -> Any:
 
 
 def _compare(model: Any, name: str | Path = model_path()) -> None:
-    refuse_other_weights(ModelSettings(name=str(name)), model, classifies=False)
+    refuse_other_weights(str(name), None, model, classifies=False)
 
 
 def _merged(model: Any) -> Any:
@@ -100,13 +98,6 @@ def test_the_model_of_its_name_is_taken_in_any_dtype() -> None:
         _compare(model)
         hashes.add(weights_of(model))
     assert len(hashes) == 1
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_another_model_has_another_hash(change: Callable[[Any], Any]) -> None:
-    model = _loaded()
-    before = weights_of(model)
-    assert weights_of(change(copy.deepcopy(model))) != before == weights_of(model)
 
 
 def test_a_name_without_files_here_is_not_compared() -> None:

@@ -16,7 +16,7 @@ from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.config import settings_from
 from privlora.errors import ConfigError, RunError
-from privlora.training.callbacks import Callbacks, PublicEvent, Several
+from privlora.training.callbacks import PublicEvent, Several, _Callbacks
 from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer, StepReport, refuse_no_observer
 
@@ -245,7 +245,7 @@ def test_an_observer_is_one_by_its_class_and_can_be_called() -> None:
 
 def test_callbacks_hear_public_numbers_alone() -> None:
     heard = Heard()
-    both = Several((Observer(), Callbacks([heard], [], None, SETTINGS)))
+    both = Several((Observer(), _Callbacks([heard], [], None, SETTINGS)))
     both.on_step(StepReport(1, 12, 0.1, 99.5, 1.0))
     both.on_warning("odd")
     both.on_public_work("texts", 1, 2)
@@ -268,7 +268,7 @@ class Meddles(TrainerCallback):
 
 def test_what_a_callback_writes_reaches_no_other() -> None:
     heard = Heard()
-    observer = Callbacks([Meddles(), heard, Meddles()], [], None, SETTINGS)
+    observer = _Callbacks([Meddles(), heard, Meddles()], [], None, SETTINGS)
     for step in (1, 2):
         observer.on_step(StepReport(step, 12, 0.1, 99.5, 1.0))
         observer.on_evaluation(step, 2.5)

@@ -20,7 +20,6 @@ from privlora import federate, fine_tune, resume_run
 from privlora.demo import model_path, private_records
 from privlora.errors import ModelError
 from privlora.evaluation import evaluate_next_token
-from privlora.precision import own_context
 from privlora.training.files import RunFolder
 
 PROMISE: dict[str, Any] = promise(
@@ -162,12 +161,6 @@ def test_a_held_out_loss_is_the_same() -> None:
     expected = evaluate_next_token(model, examples)
     with all_at_once():
         assert evaluate_next_token(model, examples) == expected
-
-
-def test_what_holds_inside_is_the_packages_own() -> None:
-    with all_at_once(), own_context():
-        product = torch.ones(2, 2, requires_grad=True) @ torch.ones(2, 2)
-        assert (product.dtype, product.device.type, product.requires_grad) == (torch.float32, "cpu", True)
 
 
 def test_a_model_that_was_made_in_inference_mode_is_refused(tmp_path: Path) -> None:

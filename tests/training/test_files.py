@@ -77,21 +77,6 @@ def test_leftovers_are_removed_and_nothing_else(tmp_path: Path) -> None:
     assert all(path.read_text() == "x" for path in (*kept, link))
 
 
-def test_a_leftover_that_cannot_be_removed_is_one_clear_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    folder = RunFolder(tmp_path / "run")
-    folder.create()
-    (folder.private / ".x.privlora-tmp").write_text("x")
-
-    def refuse(_: Path) -> None:
-        raise OSError(1, "Operation not permitted")
-
-    monkeypatch.setattr(Path, "unlink", refuse)
-    with pytest.raises(RunError, match=r"cannot remove .*Operation not permitted"):
-        folder.remove_leftovers()
-
-
 def test_the_new_content_is_on_the_disk_before_the_name(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,11 +18,11 @@ from privlora.errors import ConfigError
 from privlora.mechanisms import CorrelatedNoise, band_coefficients
 from privlora.training import fitting
 from privlora.training.assembly import build_parts
-from privlora.training.cycles import kept_bytes
 from privlora.training.fitting import Peak, StepMemory, with_micro_batches
 from privlora.training.footprint import free_but_for_own, free_bytes
 from privlora.training.loop import Interrupted
 from privlora.training.models import adapter_for
+from privlora.training.promise import kept_bytes
 
 CPU = torch.device("cpu")
 MIB = 2**20

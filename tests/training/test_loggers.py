@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -159,11 +158,3 @@ def test_a_missing_package_is_told_before_anything(
     ):
         fine_tune("no-such", RECORDS, privacy=PRIVACY, run={"report_to": name}, output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
-
-
-def test_rows_are_json_without_infinities(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.release.mkdir()
-    (one,) = module.loggers(["jsonl"], folder, None)
-    one.end([{"step": 1, "epsilon": None, "learning_rate": 0.1, "held_out_loss": None}])
-    assert json.loads(folder.metrics.read_text())["learning_rate"] == 0.1

@@ -203,15 +203,6 @@ def test_settings_that_the_ledger_did_not_plan_are_refused(
     assert read_ledger(folder / "release/ledger.jsonl").charges == 3
 
 
-def test_a_checkpoint_of_another_run_is_refused(bench: Bench, tmp_path: Path) -> None:
-    for name in ("one", "two"):
-        interrupted(bench, tmp_path / name)
-    checkpoint = "private/checkpoint.safetensors"
-    (tmp_path / "one" / checkpoint).write_bytes((tmp_path / "two" / checkpoint).read_bytes())
-    with pytest.raises(privlora.errors.RunError, match="belongs to another run"):
-        bench.resume(tmp_path / "one")
-
-
 def test_a_checkpoint_of_other_defaults_is_one_clear_error(bench: Bench, tmp_path: Path) -> None:
     folder = tmp_path / "run"
     interrupted(bench, folder, method={"name": "prism", "error_feedback": 0.0})

@@ -165,23 +165,3 @@ def test_the_users_generators_are_given_back(where: str, fails: bool, tmp_path: 
     else:
         run(model, tmp_path / "run", **groups)
     assert global_states() == before
-
-
-@pytest.mark.parametrize("method", ["prism", "dp-adamw", "projected"])
-def test_no_generator_of_torch_is_seeded(
-    method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def refuse(*_: object) -> None:
-        raise AssertionError("torch's own generators belong to the user")
-
-    model = dropping_model()
-    for module, name in (
-        (torch, "manual_seed"),
-        (torch, "seed"),
-        (torch.random, "manual_seed"),
-        (torch.cuda, "manual_seed"),
-        (torch.cuda, "manual_seed_all"),
-    ):
-        monkeypatch.setattr(module, name, refuse)
-    init = {} if method == "projected" else {"init": "w0-subspace"}
-    run(model, tmp_path / "run", method=method, adapter={"r": 2, **init})

@@ -31,13 +31,13 @@ def refused(model: Path, *words: str, **groups: Any) -> None:
 
 def test_files_that_lack_or_are_cut_short_are_told_together(model: Path) -> None:
     settings, weights = ModelSettings(name=str(model)), model / "model.safetensors"
-    refuse_damaged_weights(settings)
+    refuse_damaged_weights(settings.name)
     whole = weights.read_bytes()
     header = 8 + int.from_bytes(whole[:8], "little")
     for cut in (len(whole) - 1, header, header - 1, 8, 3, 0):
         weights.write_bytes(whole[:cut])
         with pytest.raises(ModelError, match=r"safetensors' is cut short or damaged\. Fix: copy it again"):
-            refuse_damaged_weights(settings)
+            refuse_damaged_weights(settings.name)
     weights.write_bytes(b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n")
     (model / "tokenizer.json").unlink()
     refused(model, "a pointer of git LFS", "`git lfs pull`", "its tokenizer: ", "the tokenizer's files too")
@@ -62,18 +62,18 @@ def test_weights_in_parts_are_those_of_the_index(model: Path) -> None:
     part, other = model / "model-1.safetensors", model / "consolidated.safetensors"
     part.write_bytes(whole.read_bytes()[:-1])
     other.write_bytes(b"of another program")
-    refuse_damaged_weights(settings)  # neither is read
+    refuse_damaged_weights(settings.name)  # neither is read
     whole.unlink()
     index = model / "model.safetensors.index.json"
     index.write_text(json.dumps({"weight_map": {"a": part.name, "b": "gone.safetensors"}}))
     with pytest.raises(ModelError, match=r"model-1\.safetensors' is cut short"):
-        refuse_damaged_weights(settings)
+        refuse_damaged_weights(settings.name)
     index.write_text("[]")
-    refuse_damaged_weights(settings)
+    refuse_damaged_weights(settings.name)
 
 
 def test_a_model_that_is_nowhere() -> None:
-    assert files_of(ModelSettings(name="nobody/nothing")) is None
+    assert files_of("nobody/nothing") is None
 
 
 def test_a_gguf_file_is_refused_with_the_command_that_makes_a_folder_of_it(tmp_path: Path) -> None:
@@ -81,6 +81,6 @@ def test_a_gguf_file_is_refused_with_the_command_that_makes_a_folder_of_it(tmp_p
     file.write_bytes(b"GGUF")
     for name in (file, tmp_path):  # the file, or the folder that holds it
         with pytest.raises(ModelError, match="GGUF file") as caught:
-            refuse_no_model(ModelSettings(name=str(name)))
+            refuse_no_model(str(name))
         assert "python -c" in str(caught.value)
         assert f'gguf_file="{file.name}"' in str(caught.value)

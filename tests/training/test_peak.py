@@ -16,24 +16,18 @@ from torch.profiler import profile
 
 from privlora.accounting import Ledger
 from privlora.cli.memory import estimate_memory
-from privlora.config import PrivacySettings, Settings
-from privlora.data.batching import micro_batches
+from privlora.config import Settings
 from privlora.data.examples import Example, Examples
 from privlora.data.units import Units
 from privlora.methods import find_row
 from privlora.training.assembly import build_parts, build_step
-from privlora.training.fitting import StepMemory, largest_batch, saved_bytes
+from privlora.training.fitting import StepMemory, _largest_batch, _saved_bytes
 from privlora.training.inputs import Data
 from privlora.training.models import adapter_for, unchanged_afterwards
 from privlora.training.promise import plan_privacy
 
 CPU = torch.device("cpu")
 WIDE = {"hidden_size": 128, "num_hidden_layers": 6, "num_attention_heads": 4, "vocab_size": VOCAB}
-
-
-def privacy(**given: object) -> PrivacySettings:
-    base = {"steps": 3, "noise_multiplier": 1.0, "delta": 1e-6, "public_dataset_size": 100_000}
-    return PrivacySettings(**{**base, "expected_batch_size": 5000, **given})
 
 
 def settings(method: str = "dp-adamw", length: int = 32, **groups: Any) -> Settings:
@@ -138,9 +132,9 @@ def test_rows_of_users_go_through_together() -> None:
 
 
 def test_a_batch_is_bounded_by_public_numbers_alone() -> None:
-    assert 5000 < largest_batch(privacy()) < 5600
-    assert largest_batch(privacy(max_batch_size=6000)) == 6000
-    assert largest_batch(privacy(expected_batch_size=None, sample_rate=1.0)) == 100_000
+    assert 5000 < _largest_batch(100_000, 0.05, None) < 5600
+    assert _largest_batch(100_000, 0.05, 6000) == 6000
+    assert _largest_batch(100_000, 1.0, None) == 100_000
 
 
 def test_methods_without_a_private_step_have_none_and_public_gradients_are_added() -> None:
@@ -172,17 +166,9 @@ def test_models_of_other_kinds_are_estimated_from_their_modules() -> None:
     """Experts, and a mixer whose state torch's own operations keep."""
     tiny = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 2}
     small, large = (
-        saved_bytes(adapter_for(settings(), hf.AutoModelForCausalLM.from_config(config)))[0]
+        _saved_bytes(adapter_for(settings(), hf.AutoModelForCausalLM.from_config(config)))[0]
         for config in (hf.MambaConfig(**tiny, state_size=size) for size in (4, 64))
     )
     assert large > 4 * small
-    dense, mixed = (saved_bytes(adapter_for(settings(), tiny_model(f)))[0] for f in ("llama", "mixtral"))
+    dense, mixed = (_saved_bytes(adapter_for(settings(), tiny_model(f)))[0] for f in ("llama", "mixtral"))
     assert mixed > dense
-
-
-def test_short_rows_are_as_many_as_their_gradients_allow() -> None:
-    examples = Examples([Example([1, 2], [-100, 2])] * 100, pad_token_id=0)
-    for beside, most in ((0, 50), (2, 50), (10, 10), (100, 1), (1000, 1)):
-        found = [b.unit_count for b in micro_batches(range(100), examples, max_tokens=100, row_tokens=beside)]
-        assert max(found) == most
-        assert sum(found) == 100

@@ -102,30 +102,6 @@ def test_releases_before_training_count() -> None:
         assert f"ε {math.ceil(true * 100) / 100:.2f} " in line
 
 
-def test_a_log_shows_how_long_public_work_before_the_first_step_takes(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    now, console = [0.0], Console(file=io.StringIO(), width=120)
-    monkeypatch.setattr(progress.time, "monotonic", lambda: now[0])
-    with RichObserver(console, plan(300)) as observer:
-        for done in range(0, 101, 10):
-            observer.on_public_work("writing", done, 100)
-            now[0] += 20.0
-    assert console.file.getvalue().splitlines() == [
-        "writing: 0 of 100",
-        "writing: 20 of 100, about 2:40 left",
-        "writing: 40 of 100, about 2:00 left",
-        "writing: 60 of 100, about 1:20 left",
-        "writing: 80 of 100, about 0:40 left",
-        "writing: 100 of 100",
-    ]
-    with RichObserver(console, plan(300)) as observer:
-        observer.on_public_work("writing", 5, 5)
-        now[0] += 100.0  # in which records are looked at
-        observer.on_public_work("writing", 1, 5)
-    assert console.file.getvalue().splitlines()[6:] == ["writing: 5 of 5"]
-
-
 @pytest.mark.parametrize("timed", [True, False])
 def test_no_clock_decides_on_a_line_of_a_log_that_tells_no_time(
     timed: bool, monkeypatch: pytest.MonkeyPatch
@@ -182,16 +158,6 @@ def test_a_live_line_is_never_cut(width: int, steps: int, monkeypatch: pytest.Mo
     assert any("38 of 200" in line for line in shown)
 
 
-@pytest.mark.parametrize("terminal", [False, True])
-def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
-    console = Console(file=io.StringIO(), force_terminal=terminal, color_system=None, width=120)
-    with RichObserver(console) as observer:
-        observer.on_public_work("writing public texts", 200, 200)
-        observer.on_warning("of 200 public texts that were asked for 3 differ")
-        observer.on_step(StepReport(1, 9, 2e-4, 0.5))
-    assert "WARNING: of 200 public texts that were asked for 3 differ\n" in console.file.getvalue()
-
-
 @pytest.mark.parametrize(
     ("data", "unit"),
     [
@@ -202,7 +168,7 @@ def test_a_warning_stays_on_the_screen(terminal: bool) -> None:
     ],
 )
 def test_units_of_held_out_losses(data: dict[str, Any], unit: str) -> None:
-    assert progress.unit_of(small_settings(data={"path": "x.jsonl", **data})) == unit
+    assert progress._unit_of(small_settings(data={"path": "x.jsonl", **data})) == unit
 
 
 @pytest.mark.parametrize(

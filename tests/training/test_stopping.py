@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import io
-import logging
 import os
-import re
 import signal
 import threading
 import time
 
 import pytest
-from rich.console import Console
 
-from privlora.training.observer import StepReport
-from privlora.training.progress import RichObserver
 from privlora.training.stopping import exit_code, interrupting, stop_on_signal
 
 WORDS = "stopping after this step, and saving. A second Ctrl-C or SIGTERM stops at once"
@@ -90,23 +84,3 @@ def test_signals_interrupt_a_command_wherever_it_is() -> None:
         with pytest.raises(KeyboardInterrupt):
             work(number)
         assert exit_code() == 128 + number
-
-
-def test_the_line_stands_above_a_live_display(monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a terminal without handlers of its own, where warnings go to stderr."""
-    screen = io.StringIO()
-    console = Console(file=screen, force_terminal=True, width=60, soft_wrap=True, highlight=False)
-    log = logging.getLogger("privlora.training.stopping")
-    assert logging.lastResort is not None
-    monkeypatch.setattr(log, "handlers", [logging.lastResort])
-    with RichObserver(console) as observer:
-        with stop_on_signal():
-            observer.on_step(StepReport(1, 9, 1e-3, 1.0))
-            os.kill(os.getpid(), signal.SIGINT)
-        observer.on_step(StepReport(2, 9, 1e-3, 1.0))
-    written = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", screen.getvalue())
-    lines = [part for line in written.split("\n") for part in line.split("\r") if part]
-    (told,) = [number for number, line in enumerate(lines) if line.startswith(WORDS)]
-    assert lines[told].endswith("and is lost")
-    assert "step 1/9" in lines[told - 1]
-    assert any("step 2/9" in line for line in lines[told + 1 :])

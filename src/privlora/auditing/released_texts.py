@@ -39,7 +39,7 @@ from privlora.training.inputs import Data, load_data, tokenise
 from privlora.training.misfits import refuse_unused_texts, texts_evolve
 from privlora.training.models import unchanged_afterwards
 from privlora.training.observer import Observer
-from privlora.training.public_form import text_column
+from privlora.training.public_form import PublicForm
 from privlora.training.texts.final_texts import Progress, final_texts, gather_texts
 
 _GUESSED: Final = 0.1  # of the canaries on either side, where no plan says how many suit it
@@ -137,7 +137,7 @@ def audit_texts(
     refuse_settings(settings)
     if writer is None:
         refuse_unused_texts(settings)
-    column = text_column(settings.data)
+    column = PublicForm(settings).text_column
     run = Rerun.of(settings, model, tokenizer, records, usual=True)
     settings, tokenizer, folder = run.settings, run.tokenizer, run.folder
     data = load_data(settings, tokenizer, records, model=run.model)

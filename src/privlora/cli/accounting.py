@@ -121,7 +121,7 @@ def calibrate(
         sampling = TruncatedPoissonSampling(privacy.q, privacy.max_batch_size, int(privacy.n))
     found_of_bands: dict[str, Any] = {}
     if privacy.bands != 1 or privacy.sampling != "poisson":
-        from privlora.training.cycles import planned_sampling
+        from privlora.training.promise import planned_sampling
 
         plain, sampling = sampling, planned_sampling(privacy, sampling, adjacency)
         number = sampling.classes if isinstance(sampling, CyclicPoissonSampling) else 1
@@ -148,9 +148,9 @@ def calibrate(
 def facts_of_bands(
     privacy: PrivacySettings, plain: Sampling, bands: int, adjacency: Adjacency = _DEFAULT_ADJACENCY
 ) -> dict[str, Any]:
-    """JSON-ready: how many there are, whether auto chose them, and `training.cycles.noise_of_bands`. Nothing of one
+    """JSON-ready: how many there are, whether auto chose them, and `training.promise.noise_of_bands`. Nothing of one
     band that nobody asked for by auto. plain: how batches would be drawn with one band."""
-    from privlora.training.cycles import noise_of_bands
+    from privlora.training.promise import noise_of_bands
 
     chosen = {"bands_by_auto": bands} if privacy.bands == "auto" else {}
     if bands == 1:

@@ -10,10 +10,10 @@ import torch
 from privlora.config import Settings
 from privlora.errors import ConfigError
 from privlora.methods import Method
-from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.fitting import Fitted, StepMemory, weight_bytes, with_micro_batches
 from privlora.training.footprint import resident_bytes
 from privlora.training.preflight import device_of
+from privlora.training.promise import bands_to_come, kept_bytes
 
 
 def estimate_memory(settings: Settings, method: Method, model: Any) -> dict[str, Any]:
@@ -62,7 +62,7 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> dict[str,
     sites = [(part.rank, site) for part in step.adapter.parts for site in part.sites]
     return {
         "model_parameters": sum(p.numel() for p in model.parameters()),
-        "weight_bytes": weight_bytes(settings, model),
+        "weight_bytes": weight_bytes(settings.model.packing, model),
         "modules": len(sites),
         "trained_numbers": kind.dimension_of(body)
         + directions
@@ -92,7 +92,7 @@ def as_planned(settings: Settings, model: Any) -> tuple[Settings, Fitted | None]
 def _device(settings: Settings) -> torch.device:
     """Where the model will be; the CPU instead of a device that is not here."""
     try:
-        return torch.device(device_of(settings.model))
+        return torch.device(device_of(settings.model.device))
     except ConfigError:
         return torch.device("cpu")
 

@@ -125,9 +125,8 @@ def _plan_run(
     with quiet_libraries(told=True):
         with loading():  # of torch alone, so that what follows from settings is there at once
             from privlora.methods import CHOICES, find_row
-            from privlora.training.cycles import bands_of
             from privlora.training.misfits import refuse_misfits, refuse_unrehearsed
-            from privlora.training.promise import plan_privacy
+            from privlora.training.promise import bands_of, plan_privacy
 
         choice = CHOICES.get(settings.method.name)
         if choice is not None:
@@ -197,7 +196,7 @@ def _refuse_missing(settings: Settings) -> DataError | None:
     """Raise what `preflight` would of a model that cannot be and of public files that are not there: a plan reads no
     private record, nor a client's, so of data.path it is given what is wrong."""
     problems = Together()
-    problems.of(None, refuse_no_model, settings.model)
+    problems.of(None, refuse_no_model, settings.model.name, settings.model.revision)
     problems.found = [settings.placed(error, "model.name") for error in problems.found]
     missing = missing_files(settings) if settings.federation is None else {}
     records = missing.pop("data.path", None)
@@ -270,8 +269,7 @@ def _facts(
     """Numbers that follow from the settings alone. asked: before one method of several was taken."""
     from privlora.mechanisms import split_noise_multiplier
     from privlora.methods import far_rate, find_row, uses_lora_alpha
-    from privlora.training.cycles import bands_of
-    from privlora.training.promise import sampler
+    from privlora.training.promise import bands_of, sampler
 
     privacy, adapter, auto, name = settings.privacy, settings.adapter, settings.auto, settings.method.name
     bands = 1 if planned is None else bands_of(planned)

@@ -419,8 +419,8 @@ class PrivacySettings(Group):
     private: bool = True
     """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
-    """Epsilon at the end of the run; the noise multiplier follows from it. Give this, target_right_guesses or target_found, or
-    noise_multiplier."""
+    """Epsilon at the end of the run; the noise multiplier follows from it. Give this, a target share (target_right_guesses,
+    target_found), or noise_multiplier."""
     target_right_guesses: float | None = Field(default=None, gt=0.5, lt=1)
     """Target instead of epsilon: who guesses whether a unit took part is right in at most this share of cases, such as
     0.6 (a coin: 0.5)."""
@@ -499,8 +499,8 @@ class PrivacySettings(Group):
             if self.clip_quantile is not None:
                 yield Wrong("private=false clips nothing", "remove clip_quantile", "private")
         elif len({k if k not in _SHARES else _SHARES for k in given}) != 1:
-            what = "the noise follows from one of target_epsilon, noise_multiplier, and target_right_guesses or target_found"
-            fix = "give exactly one of them, for example target_epsilon: 3"
+            what = "the noise follows from target_epsilon, noise_multiplier, or target shares (target_right_guesses)"
+            fix = "give exactly one of the three, for example target_epsilon: 3"
             yield Wrong(what, fix, "target_epsilon", lacking="target_epsilon" in lacking)
         elif "delta" in lacking:
             fix = "set it well below 1 / number of records, for example 1e-5"

@@ -3,7 +3,7 @@
 random          the update is zero; subspaces are uniformly random (factor methods: peft's own start of lora_A).
 w0-subspace     the update is zero; subspaces are the top singular vectors of the frozen weights.
 public-gradient the update is zero; subspaces are given: those of the mean gradient on public texts
-                (training.public_start; factor methods take V as their right factor).
+                (training.texts.public_gradients; factor methods take V as their right factor).
 spectral-split  the update starts as the top-r part of the frozen weights, which is subtracted from them: the model is
                 unchanged and Z is far from zero; the exported rank is 2r (as PRISM's authors do; PiSSA).
 <folder>        the factors of an adapter that was trained before, on other data.

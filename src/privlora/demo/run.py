@@ -13,7 +13,6 @@ from rich.text import Text
 
 from privlora.accounting import read_ledger
 from privlora.auditing.exposure import greedy_extraction, log_likelihood_scorer, measure_exposure
-from privlora.config import ModelSettings
 from privlora.data.examples import encode_prompts
 from privlora.demo import Canary, make_canaries, private_records, script
 from privlora.demo.script import DELTA, EPSILON, PROMISE, Losses
@@ -70,7 +69,7 @@ def main(output: Path | None, console: Console, model: str | None = None) -> dic
     """
     runs = runs_of(model)
     group = runs["private"]["model"]
-    refuse_no_model(ModelSettings(**group))
+    refuse_no_model(group["name"])
     root = script.fresh_folder(output, Path("runs/demo"), model)
     canaries = make_canaries(CANARIES, seed=11)
     records = private_records(RECORDS, seed=1) + [r for canary in canaries for r in canary.records()]

@@ -21,10 +21,9 @@ from privlora.rehearsals.kept import Chosen
 from privlora.rehearsals.rates import paired_error
 from privlora.rehearsals.trials import Noise, Outcome, Told, split_texts, start_losses, try_rows
 from privlora.training.assembly import PublicStart, refuse_other_texts
-from privlora.training.cycles import refuse_bands
 from privlora.training.misfits import refuse_misfits, refuse_unrehearsed, refuse_unused_texts
-from privlora.training.promise import plan_privacy
-from privlora.training.public_form import refuse_formless
+from privlora.training.promise import plan_privacy, refuse_bands
+from privlora.training.public_form import PublicForm
 
 REHEARSALS: Final = 3
 """With how many draws of noise each method is rehearsed at its best learning rate."""
@@ -233,4 +232,4 @@ def _refuse_nothing_to_rehearse(settings: Settings, who: str) -> None:
             why="methods of public texts clip to one norm, and the clip norm of rehearsals would not be the run's",
             fix="remove clip_quantile, or name a method in method.name",
         )
-    refuse_formless(settings)
+    PublicForm(settings).refuse_none()

@@ -36,8 +36,8 @@ from privlora.losses import LabelLogits, divergences, weighted_cross_entropy
 from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS, once
 from privlora.rehearsals.trials import Noise, Told, trial_step
 from privlora.training.assembly import PublicStart, build_parts
-from privlora.training.cycles import bands_of
 from privlora.training.models import unchanged_afterwards
+from privlora.training.promise import bands_of
 
 _LENGTH: Final = 32
 _NEAR: Final = 1.2  # of the aim: a tenth of a rate, which no run can tell

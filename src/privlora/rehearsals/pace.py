@@ -24,8 +24,8 @@ from privlora.errors import ConfigError
 from privlora.randomness import counter_generator
 from privlora.rehearsals.trials import Noise, Told, trial_step
 from privlora.training.assembly import PublicStart, build_parts
-from privlora.training.cycles import bands_to_come
 from privlora.training.models import unchanged_afterwards
+from privlora.training.promise import bands_to_come
 
 _TIMING: Final = "timing steps on random tokens"
 _MOST_RECORDS: Final = 32  # in the larger of the two steps that are compared

@@ -25,9 +25,8 @@ from privlora.methods import find_method
 from privlora.rehearsals.pace import Pace, measure_pace, most_passes
 from privlora.rehearsals.settling import public_texts, try_rates
 from privlora.rehearsals.trials import Told, start_losses
-from privlora.training.cycles import bands_of
 from privlora.training.misfits import refuse_unrehearsed
-from privlora.training.promise import plan_privacy
+from privlora.training.promise import bands_of, plan_privacy
 
 _PASSES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _EPSILONS = (0.5, 1.0, 2.0, 3.0, 6.0, 8.0)

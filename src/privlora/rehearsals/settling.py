@@ -32,14 +32,13 @@ from privlora.rehearsals.noise_alone import own_texts, rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
 from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
 from privlora.training.assembly import PublicStart, build_parts
-from privlora.training.cycles import bands_to_come
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.inputs import tokenise
 from privlora.training.misfits import refuse_unrehearsed
 from privlora.training.models import unchanged_afterwards
-from privlora.training.promise import plan_privacy
+from privlora.training.promise import bands_to_come, plan_privacy
 
 _FEWEST = 16  # records instead of private ones, and held out
 _MOST_HELD = 256

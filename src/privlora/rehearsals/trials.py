@@ -31,7 +31,7 @@ from privlora.synthesis.population import Population, deduplicate
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.models import unchanged_afterwards
 from privlora.training.step import Step
-from privlora.training.texts.warm_start import warm_start
+from privlora.training.texts.voting import warm_start
 
 Told = Callable[[str, int, int], None]
 """What is being done, how much of it is done, and all of it; public."""

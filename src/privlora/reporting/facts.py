@@ -27,7 +27,7 @@ from privlora.reporting.noise import noise_on_weights
 from privlora.reporting.statement import SCHEMA_VERSION, evaluation_rows, noise_facts, privacy_facts, versions
 from privlora.training.assembly import Parts
 from privlora.training.base_weights import weights_of
-from privlora.training.cycles import bands_of
+from privlora.training.promise import bands_of
 from privlora.training.reach import coverage
 
 

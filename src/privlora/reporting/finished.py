@@ -24,7 +24,7 @@ from privlora.training.files import RunFolder, no_run, write_atomically
 from privlora.training.identity import refuse_another_model
 from privlora.training.models import given_or_loaded, unchanged_afterwards
 from privlora.training.observer import Observer
-from privlora.training.public_form import text_column
+from privlora.training.public_form import PublicForm
 from privlora.training.takeover import make_room, refuse_if_spent
 from privlora.training.texts.final_texts import gather_texts
 
@@ -56,7 +56,7 @@ def texts_of_finished_run(
             fix="restore the settings that it was started with",
         )
     refuse_another_writer(chosen)
-    text_column(settings.data)
+    _ = PublicForm(settings).text_column
     if not source.settings.exists():
         raise no_run(source.root)
     report = read_report(source.report)

@@ -91,7 +91,7 @@ def _are_metrics(rows: list[dict[str, Any]], report: Mapping[str, Any], ledger: 
     if any(row.keys() != _OF_METRICS for row in rows):
         return False
     steps, evaluations = report["method"]["steps"], report["evaluation"]
-    from privlora.training.public_rows import rows_of_report, steps_shown
+    from privlora.training.loggers import rows_of_report, steps_shown
 
     shown, evaluated = [row["step"] for row in rows], [row["step"] for row in evaluations]
     every = math.gcd(*(set(shown) - {1, steps, *evaluated})) or steps

@@ -23,7 +23,7 @@ from privlora.reporting.seals import with_files
 from privlora.training.files import RunFolder, set_times, write_atomically
 from privlora.training.inputs import tokenise
 from privlora.training.misfits import texts_evolve
-from privlora.training.public_form import text_column
+from privlora.training.public_form import PublicForm
 
 
 def publish_texts(
@@ -42,7 +42,7 @@ def publish_texts(
 
     Raises RunError if a file cannot be written.
     """
-    chosen, column = settings.synthesis, text_column(settings.data)
+    chosen, column = settings.synthesis, PublicForm(settings).text_column
     assert chosen is not None
     figures = text_figures(
         base,

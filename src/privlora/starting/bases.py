@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from privlora.config import ModelSettings
 from privlora.training.preflight import files_of, in_float16, refuse_encoder_decoder, refuse_unknown_model
 
 _POSITIONS = ("max_position_embeddings", "n_positions", "max_seq_len", "max_target_positions", "seq_length")
@@ -54,7 +53,7 @@ def look_at(name: str) -> Base:
     """Raises ModelError for what is neither a local folder nor the name of a model on the hub."""
     refuse_unknown_model(name)
     folder = Path(name).expanduser()
-    files = files_of(ModelSettings(name=name))
+    files = files_of(name)
     here = folder if files is None else files.folder
     settings, chats = _json(here / "tokenizer_config.json"), None
     if settings is not None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,8 @@ from privlora.names import PUBLIC_GRADIENT
 from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
 from privlora.precision import own_context
 from privlora.randomness import private_generator
-from privlora.training.cycles import Cycles, bands_of, bands_to_come, cycle_of
+from privlora.synthesis.directions import Embedding
+from privlora.synthesis.embeddings import SentenceEmbedding, hidden_states
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, tokenise
 from privlora.training.misfits import (
@@ -48,15 +50,50 @@ from privlora.training.misfits import (
     refuse_unused_texts,
 )
 from privlora.training.models import adapter_for, set_checkpointing
-from privlora.training.promise import sampler
-from privlora.training.public_form import refuse_formless
+from privlora.training.promise import Cycles, bands_of, bands_to_come, cycle_of, sampler
+from privlora.training.public_form import PublicForm
 from privlora.training.state import Part, TrainState
 from privlora.training.step import Step
-from privlora.training.texts.ballot import Ballot, build_embedding
 from privlora.training.texts.preferences import refuse_without_trl
-from privlora.training.texts.public_gradients import PublicTexts, Room, public_gradients
-from privlora.training.texts.public_start import mean_gradient_subspaces
+from privlora.training.texts.public_gradients import (
+    PublicTexts,
+    Room,
+    mean_gradient_subspaces,
+    public_gradients,
+)
 from privlora.training.texts.synthetic_texts import SyntheticTexts
+
+_OVER, _START = "over", "start."
+
+
+class Ballot:
+    """What a method that releases votes adds to a run's state, in its one checkpoint.
+
+    embed: of texts, public; private records go through it one at a time.
+    """
+
+    def __init__(self, embed: Embedding) -> None:
+        self.embed = embed
+        self.rounds: dict[str, Tensor] = {}
+        """Of ``synthesis.rounds.Rounds.state_dict``, as it was stored last; empty before the first release."""
+        self.start: dict[str, Tensor] = {}
+        """The coordinates before the first round, of rows whose rounds move them; else empty."""
+        self.over = False
+        """Whether all that follows from the last round is made."""
+
+    @property
+    def waiting(self) -> bool:
+        """Whether the last release is stored and what follows from it is not."""
+        return bool(self.rounds) and int(self.rounds["used"]) < len(self.rounds["released"])
+
+    def state_dict(self) -> dict[str, Tensor]:
+        start = {_START + name: tensor for name, tensor in self.start.items()}
+        return {**self.rounds, **start, _OVER: torch.tensor(self.over)}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        self.start = {n.removeprefix(_START): t for n, t in tensors.items() if n.startswith(_START)}
+        self.rounds = {n: t for n, t in tensors.items() if n != _OVER and not n.startswith(_START)}
+        self.over = bool(tensors[_OVER])
 
 
 @dataclass(kw_only=True)
@@ -159,19 +196,18 @@ class PublicStart:
 
     def texts(self, settings: Settings, model: torch.nn.Module, method: Method) -> SyntheticTexts:
         """New ones for a run, not yet written."""
-        gradients = method.releases == "gradients"
-        return SyntheticTexts(
-            settings,
-            model,
-            self._tokenizer,
-            evolving=method.public_texts == "evolving" and gradients,
-            own=self._generator,
-            distinct=gradients,  # votes go to as many texts in every round
-        )
+        return SyntheticTexts(settings, model, self._tokenizer, method, self._generator)
 
     def ballot(self, settings: Settings, model: torch.nn.Module, adapter: LowRankAdapter) -> Ballot:
-        """Of a row that releases votes, before its first round. Raises ConfigError if there is no such embedding."""
-        return Ballot(build_embedding(settings, model, self._tokenizer, adapter))
+        """Of a method that releases votes, before its first round: with the embedding of synthesis.embedding, or the
+        base model's hidden states, without the adapter. Raises ConfigError if there is no such embedding."""
+        assert settings.synthesis is not None
+        if settings.synthesis.embedding is not None:
+            device = str(next(model.parameters()).device)
+            return Ballot(SentenceEmbedding(settings.synthesis.embedding, device=device))
+        length, tokens = settings.data.max_length, settings.run.max_tokens
+        fixed = partial(hidden_states, model, self._tokenizer, adapter=adapter)
+        return Ballot(partial(fixed, max_length=length, max_tokens=tokens))
 
 
 @own_context()
@@ -223,9 +259,9 @@ def build_parts(
         relative_rate=hyper.relative_rate,
     )
     if texts is not None:
-        lean_on(texts, coordinates, optimizer, max_tokens)
+        _lean_on(texts, coordinates, optimizer, max_tokens)
     elif own is not None:
-        lean_on(own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients)
+        _lean_on(own, coordinates, optimizer, max_tokens, own.without_copies, own.tell_of_gradients)
     kind: Any = HeadedAverage if isinstance(adapter, HeadedAdapter) else IterateAverage
     average = kind(coordinates, hyper.averaging) if hyper.averaging else None
     quantile = privacy.clip_quantile
@@ -252,12 +288,12 @@ def refuse_other_texts(settings: Settings, method: Method) -> None:
         refuse_missing_texts(method)
     else:
         refuse_unused_texts(settings)
-        refuse_formless(settings)
+        PublicForm(settings).refuse_none()
     if method.tunes_writer:
         refuse_without_trl()
 
 
-def lean_on(
+def _lean_on(
     texts: PublicTexts,
     coordinates: Coordinates,
     optimizer: Optimizer,
@@ -318,7 +354,7 @@ def build_step(
             raise PrivacyError(
                 "the plan prices steps together, and neither who is drawn when nor their noise is given",
                 why="dealt anew, a unit could join twice in a cycle of steps that is paid for once",
-                fix="take those of training.cycles",
+                fix="take those of training.promise",
             )
         draws = _in_cycles(settings.privacy, ledger, plan, cycles, len(data.units))
     mechanism = _mechanism(parts, ledger, plan, done, draws.sampling, correlated)

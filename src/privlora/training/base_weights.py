@@ -15,7 +15,6 @@ import torch
 from torch import Tensor
 
 from privlora.adapters.quantised import bits
-from privlora.config import ModelSettings
 from privlora.errors import ModelError, reason_of
 from privlora.names import ADAPTER_FILES
 from privlora.training.classifier import Head
@@ -64,12 +63,12 @@ def refuse_another_base(adapter: Mapping[str, Any], model: torch.nn.Module, *, c
         )
 
 
-def refuse_other_weights(settings: ModelSettings, model: Any, *, classifies: bool) -> None:
+def refuse_other_weights(name: str, revision: str | None, model: Any, *, classifies: bool) -> None:
     """Raise ModelError for a loaded model with other weights than the files of its name: an adapter was merged into
     it, say, or tokens were added. Where this machine has no safetensors files of that name, nothing is compared; of
     packed layers only the shapes of what lies beside them."""
-    revision = getattr(getattr(model, "config", None), "_commit_hash", None) or settings.revision
-    files = files_of(settings.model_copy(update={"revision": revision}))
+    revision = getattr(getattr(model, "config", None), "_commit_hash", None) or revision
+    files = files_of(name, revision)
     if files is None or not files.weights or not all(file.is_file() for file in files.weights):
         return
     from safetensors import safe_open
@@ -86,7 +85,7 @@ def refuse_other_weights(settings: ModelSettings, model: Any, *, classifies: boo
             others += [n for n, t in pairs if t is not None and not _same(t, stored.get_tensor(n), packed)]
     if others:
         raise ModelError(
-            f"the loaded model is not the one of its name, {settings.name!r}: {len(others)} of its weights are others, "
+            f"the loaded model is not the one of its name, {name!r}: {len(others)} of its weights are others, "
             f"such as {others[0]}",
             why="the release would name a base model beside which its adapter is another model",
             fix="give the folder that model.save_pretrained('my-base') and tokenizer.save_pretrained('my-base') write",

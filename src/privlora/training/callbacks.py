@@ -20,10 +20,9 @@ from typing import Any, Final, Literal
 from privlora.accounting import Plan
 from privlora.config import Settings
 from privlora.errors import ConfigError, PrivloraError, RunError, reason_of
-from privlora.training.loggers import Logger
+from privlora.training.loggers import Logger, spent
 from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer, StepReport
-from privlora.training.public_rows import spent
 
 _log = logging.getLogger(__name__)
 
@@ -133,7 +132,7 @@ def _takes(function: Any, arguments: int, **named: Any) -> bool:
     return True
 
 
-class Callbacks(Observer):
+class _Callbacks(Observer):
     """An observer that tells callbacks and loggers.
 
     An error in one of them loses no step: the run stops as by Ctrl-C, and ``failed`` says why.
@@ -145,7 +144,7 @@ class Callbacks(Observer):
         self, callbacks: Sequence[Any], loggers: Sequence[Logger], plan: Plan | None, settings: Settings
     ) -> None:
         self._callbacks, self._loggers, self._plan = callbacks, loggers, plan
-        self._steps, self._every, self._run = settings.privacy.steps, settings.run.log_every, settings
+        self._steps, self._run = settings.privacy.steps, settings.run
         self._stop_run: Callable[[], None] = lambda: None
         self._told = self._stopping = False
         self._asked = list[bool]()  # by functions
@@ -174,7 +173,7 @@ class Callbacks(Observer):
         self._step = report.step
         self._rate, self._clip_norm = report.learning_rate, report.clip_norm
         self._tell("step", "on_step_end")
-        if report.step in (1, self._steps) or report.step % self._every == 0:
+        if report.step in (1, self._steps) or report.step % self._run.log_every == 0:
             numbers = {"learning_rate": self._rate, "clip_norm": self._clip_norm}
             self._to_log({"epsilon": spent(self._plan, report.step), **numbers})
 
@@ -247,15 +246,15 @@ class Callbacks(Observer):
         from transformers import TrainerControl, TrainerState
 
         self._control = self._control or TrainerControl()
-        state = TrainerState(
-            global_step=self._step,
-            max_steps=self._steps,
-            logging_steps=self._every,
-            eval_steps=self._run.run.evaluation_interval(self._steps),
-            log_history=[dict(row) for row in self._logs],
-        )
+        run, every = self._run, self._run.evaluation_interval(self._steps)
+        shown = {"max_steps": self._steps, "logging_steps": run.log_every, "eval_steps": every}
+        history = [dict(row) for row in self._logs]
+        state = TrainerState(global_step=self._step, log_history=history, **shown)
+        # Public numbers in the names of TrainingArguments, and no path.
+        words = {"seed": run.seed, "run_name": run.label, "report_to": list(run.report_to)}
+        args = SimpleNamespace(**shown, **words, disable_tqdm=False)
         name, heard = f"callback {type(callback).__name__}.{method}", getattr(callback, method)
-        given = self._guarded(name, heard, _public_arguments(self._run), state, self._control, **more)
+        given = self._guarded(name, heard, args, state, self._control, **more)
         if given is not None:
             self._control = given
         if getattr(self._control, "should_training_stop", False):
@@ -281,20 +280,6 @@ class Callbacks(Observer):
 _OF_TRAINER: Final = {"held_out_loss": "eval_loss"}
 
 
-def _public_arguments(settings: Settings) -> SimpleNamespace:
-    """What a TrainerCallback finds as ``args``: public numbers in the names of TrainingArguments, and no path."""
-    run, privacy = settings.run, settings.privacy
-    return SimpleNamespace(
-        max_steps=privacy.steps,
-        logging_steps=run.log_every,
-        eval_steps=run.evaluation_interval(settings.privacy.steps),
-        seed=run.seed,
-        run_name=run.label,
-        report_to=list(run.report_to),
-        disable_tqdm=False,
-    )
-
-
 class Several(Observer):
     """An observer that gives others all that it hears, in their order."""
 
@@ -315,12 +300,12 @@ def watching(
     loggers: Sequence[Logger],
     plan: Plan | None,
     settings: Settings,
-) -> Iterator[tuple[Observer, Callbacks]]:
+) -> Iterator[tuple[Observer, _Callbacks]]:
     """An observer for the steps that are taken inside, which tells all of these, and what tells callbacks and loggers.
 
     Raises RunError in the place of Interrupted where an error in one of them is why the run stopped.
     """
-    heard = Callbacks(callbacks, loggers, plan, settings)
+    heard = _Callbacks(callbacks, loggers, plan, settings)
     try:
         yield Several((observer, heard)) if callbacks or loggers else observer, heard
     except Interrupted:

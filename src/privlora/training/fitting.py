@@ -1,7 +1,7 @@
 """How much memory a step takes, and ``run.tokens_per_micro_batch: auto``: as many tokens as fit in what is free.
 
 The step's most is an estimate from the model's modules and the settings; nothing is run. What each module keeps for the
-backward pass is added up (``saved_bytes``), and all else follows from shapes. Held against steps of five models, the
+backward pass is added up (``_saved_bytes``), and all else follows from shapes. Held against steps of five models, the
 estimate lies 6 to 23 % above them (docs/performance.md).
 
 The tokens follow from settings, model and device alone, to whose free memory what this process holds is added: how
@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_right
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -22,7 +23,7 @@ import torch
 from privlora.adapters import LowRankAdapter
 from privlora.adapters.quantised import bits
 from privlora.adapters.targets import feature_sizes, output_layer
-from privlora.config import PrivacySettings, Settings
+from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.coordinates import SpanSpace
 from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
@@ -31,10 +32,10 @@ from privlora.losses import block_rows
 from privlora.mechanisms import takes_units_alone
 from privlora.methods import CHOICES, find_row
 from privlora.pages.numbers import in_one_unit
-from privlora.training.cycles import bands_to_come, kept_bytes
 from privlora.training.footprint import free_bytes, gradient_bytes, item_size, row_tokens
-from privlora.training.model_checks import positions_of, routes_tokens, steady_width
+from privlora.training.model_checks import positions_of, routes_tokens, steady_width, text_config
 from privlora.training.models import adapter_for, packing_of, set_checkpointing, unchanged_afterwards
+from privlora.training.promise import bands_to_come, kept_bytes
 from privlora.training.sharding import is_sharded
 
 # Of what is free. On a CPU glibc keeps freed pieces, up to as much again (docs/performance.md).
@@ -72,7 +73,8 @@ class StepMemory:
 
     Attributes: row_bytes, of one row's gradients, as often as they are held at once. update_bytes, of dense updates and
     the weights with them. public_bytes, of the gradients of public texts that are kept. of_batch, rows of a batch.
-    least, tokens that a short row counts for.
+    least, tokens that a short row counts for. longest, of a row: data.max_length, or what the model reads if that is
+    less.
     """
 
     def __init__(self, settings: Settings, model: Any, device: torch.device) -> None:
@@ -83,15 +85,17 @@ class StepMemory:
         self._settings, self._device, self._kind = settings, device, method.coordinates
         alone = takes_units_alone(self.hyper.clipping) or routes_tokens(model)
         self._at_once = settings.rows_of_a_unit if alone or self._kind.forward_only else None
-        self._saved, self._item = saved_bytes(adapter), item_size(model)
+        self.longest = min(settings.data.max_length, positions_of(model) or settings.data.max_length)
+        self._saved, self._item = _saved_bytes(adapter), item_size(model)
         sites = [(part.rank, site.m, site.n) for part in adapter.parts for site in part.sites]
         self._numbers = sum(r * (m + n) for r, m, n in sites)
         self._squares = sum(r * r for r, _, _ in sites) if self.hyper.clipping == "spectral" else 0
         # Of packed weights the largest layer is unpacked as a whole.
         largest = max(m * n for _, m, n in sites)
-        self._unpacked = self._item * largest if packing_of(settings.model, model) else 0
+        self._unpacked = self._item * largest if packing_of(settings.model.packing, model) else 0
         self.update_bytes = self._kind.dense * (4 + self._item) * sum(m * n for _, m, n in sites)
-        self.of_batch = self._beside = largest_batch(privacy) * settings.rows_of_a_unit
+        units = _largest_batch(privacy.n, privacy.q, privacy.max_batch_size)
+        self.of_batch = self._beside = units * settings.rows_of_a_unit
         self.public_bytes = self.row_bytes = self.least = 0
         if method.releases == "votes":
             return
@@ -116,12 +120,12 @@ class StepMemory:
 
     def peak(self, max_tokens: int, longest: int | None = None) -> Peak:
         """Of the micro-batch of so many tokens that takes most. longest: the longest row's, if not the settings'."""
-        longest = _longest_row(self._settings, self.adapter.model) if longest is None else longest
+        longest = longest or self.longest
         shortest = min(max(1, self.least), longest)
         widths = {*range(shortest, longest, 1 + (longest - shortest) // 64), longest}
         sizes = ((self.rows(width, max_tokens), width) for width in widths)
         takes, rows, width = max((self._bytes(rows, width), rows, width) for rows, width in sizes)
-        return Peak(takes, weight_bytes(self._settings, self.adapter.model), rows, width)
+        return Peak(takes, weight_bytes(self._settings.model.packing, self.adapter.model), rows, width)
 
     def _bytes(self, rows: int, width: int) -> int:
         """Of a step whose micro-batches have so many rows."""
@@ -129,7 +133,7 @@ class StepMemory:
         wide = steady_width(adapter, width, self._device) if adapter.reduced_precision else width
         tokens = wide * (self._at_once or rows)  # through the model at once
         kept, logits = tokens * (self._saved[0] + wide * self._saved[1]), self._logits(tokens)
-        layers = _number(_config(adapter.model), "num_hidden_layers") or 1
+        layers = _number(text_config(adapter.model), "num_hidden_layers") or 1
         state = 16 * self._numbers + self.update_bytes + self.public_bytes  # factors, moments and sums
         gradients = self.row_bytes * (rows if self._settings.privacy.private else 1)
         if self._kind.forward_only:  # without a graph: one layer's tensors at a time
@@ -137,7 +141,7 @@ class StepMemory:
         elif self._at_once:
             most = state + gradients + kept + logits
         elif self._settings.model.gradient_checkpointing != "none":
-            inputs = tokens * _number(_config(adapter.model), "hidden_size") * layers * self._item
+            inputs = tokens * _number(text_config(adapter.model), "hidden_size") * layers * self._item
             most = state + inputs + max(logits, kept / layers + gradients)
         else:
             # Their room is taken whole; on a CPU where it is written to, while activations are let go.
@@ -158,14 +162,14 @@ class StepMemory:
         does more to them."""
         if self._settings.data.classes is not None:
             return 0
-        config = _config(self.adapter.model)
+        config = text_config(self.adapter.model)
         words = _number(config, "vocab_size")
         if any(getattr(config, name, None) not in (None, 1.0) for name in _SCALED_LOGITS):
             return 4.0 * tokens * words * self._item
         return min(tokens, block_rows(words)) * words * 4 * (3 if self._item >= 4 else 2.7)
 
 
-def saved_bytes(adapter: LowRankAdapter) -> tuple[float, float]:
+def _saved_bytes(adapter: LowRankAdapter) -> tuple[float, float]:
     """PUBLIC. What a forward pass keeps for the backward one: bytes of a token, and of a pair of a row's tokens.
 
     Of linear layers next to each other (attention, feed-forward): the outputs of all but the last, unless that leaves
@@ -173,7 +177,7 @@ def saved_bytes(adapter: LowRankAdapter) -> tuple[float, float]:
     their input, in float32 where they are written out. Attention weights where attention is eager; else a mask.
     """
     model: Any = adapter.model
-    config, item, head = _config(model), item_size(model), output_layer(model)
+    config, item, head = text_config(model), item_size(model), output_layer(model)
     names = "hidden_size", "num_attention_heads", "num_hidden_layers"
     hidden, heads, layers = (_number(config, name) for name in names)
     size = _number(config, "head_dim") or hidden // max(1, heads)
@@ -207,9 +211,10 @@ def saved_bytes(adapter: LowRankAdapter) -> tuple[float, float]:
     return numbers * item + 4 * floats, layers * (heads * weights if eager else item)
 
 
-def weight_bytes(settings: Settings, model: Any) -> int:
-    """Of all weights: packed numbers and their scales where layers are packed, else the dtype's."""
-    head, packing = output_layer(model), packing_of(settings.model, model)
+def weight_bytes(asked: Mapping[str, Any] | None, model: Any) -> int:
+    """Of all weights: packed numbers and their scales where layers are packed, else the dtype's. asked: as of
+    `packing_of`."""
+    head, packing = output_layer(model), packing_of(asked, model)
     spared, item = packing.get("llm_int8_skip_modules"), item_size(model)
     size = sum(p.nbytes for p in model.parameters())
     for name, module in model.named_modules() if packing else ():
@@ -228,25 +233,14 @@ def weight_bytes(settings: Settings, model: Any) -> int:
     return size
 
 
-def _longest_row(settings: Settings, model: torch.nn.Module) -> int:
-    """PUBLIC. data.max_length, or what the model reads if that is less."""
-    length, positions = settings.data.max_length, positions_of(model)
-    return length if positions is None else min(length, positions)
-
-
-def largest_batch(privacy: PrivacySettings) -> int:
+def _largest_batch(size: float, q: float, most: int | None) -> int:
     """PUBLIC. Units of a logical batch, at most; with a probability of 1e-9 a step there are more."""
-    n = math.ceil(privacy.n)
-    if privacy.max_batch_size is not None:
-        return min(n, privacy.max_batch_size)
+    n = math.ceil(size)
+    if most is not None:
+        return min(n, most)
     from scipy.stats import binom
 
-    return max(1, min(n, int(binom.isf(_RARE, n, min(1.0, privacy.q)))))
-
-
-def _config(model: Any) -> Any:
-    config: Any = getattr(model, "config", None)
-    return config.get_text_config() if hasattr(config, "get_text_config") else config
+    return max(1, min(n, int(binom.isf(_RARE, n, min(1.0, q)))))
 
 
 def _number(of: Any, name: str) -> int:
@@ -293,22 +287,26 @@ def with_micro_batches(
         why = f"micro-batches of {MICRO_BATCH} tokens: the base is spread over processes"
         found = Fitted(MICRO_BATCH, why)
     else:
-        memory, length = StepMemory(settings, model, device), _longest_row(settings, model)
+        memory = StepMemory(settings, model, device)
         noise = kept_bytes(bands_to_come(settings.privacy), memory.adapter)
-        records = settings.privacy.n * (_RECORD_BYTES + _TOKEN_BYTES * length) if device.type == "cpu" else 0
+        records = (
+            settings.privacy.n * (_RECORD_BYTES + _TOKEN_BYTES * memory.longest)
+            if device.type == "cpu"
+            else 0
+        )
         part = _PART.get(device.type, _PART["cpu"])
-        room = part * (free - (0 if loaded else weight_bytes(settings, model))) - records - noise
-        found = _fitted(settings, memory, length, free, room, part)
+        room = (
+            part * (free - (0 if loaded else weight_bytes(settings.model.packing, model))) - records - noise
+        )
+        found = _fitted(memory, free, room, part, private=settings.privacy.private)
     return in_micro_batches(settings, found.tokens), found
 
 
-def _fitted(
-    settings: Settings, memory: StepMemory, length: int, free: float, room: float, part: float
-) -> Fitted:
+def _fitted(memory: StepMemory, free: float, room: float, part: float, *, private: bool) -> Fitted:
     """Of powers of two and halves between them: from what one row takes to what a whole batch does, or was measured."""
-    of_a_batch = memory.of_batch * max(length, memory.least)
+    length, of_a_batch = memory.longest, memory.of_batch * max(memory.longest, memory.least)
     ceiling, bound = MICRO_BATCH, "how larger ones round was not measured"
-    if not settings.privacy.private:
+    if not private:
         ceiling, bound = _TOKENS, "larger ones were not measured"
     elif not memory.adapter.reduced_precision:
         ceiling = max(ceiling, min(_TOKENS, _ROWS * memory.least))
@@ -321,7 +319,7 @@ def _fitted(
     sizes = {n: memory.peak(n).step_bytes for n in {length, most, *(n for n in steps if length < n < most)}}
     tokens = max((n for n, takes in sizes.items() if takes <= room), default=0)
     if not tokens:
-        raise _too_large(memory, length, sizes[length], free, room, part)
+        raise _too_large(memory, sizes[length], free, room, part)
     if tokens < most:
         bound = "larger ones do not fit"
     say = in_one_unit(*(n for n in (sizes[tokens], room, free) if n < math.inf))
@@ -330,10 +328,9 @@ def _fitted(
     return Fitted(tokens, f"{takes} {why}; {bound}")
 
 
-def _too_large(
-    memory: StepMemory, length: int, whole: int, free: float, room: float, part: float
-) -> ConfigError:
+def _too_large(memory: StepMemory, whole: int, free: float, room: float, part: float) -> ConfigError:
     """What to lower, and to what."""
+    length = memory.longest
     fits = bisect_right(range(1, length), room, key=lambda width: memory.peak(width, width).step_bytes)
     say = in_one_unit(whole, free)
     shorter = f"set data.max_length to at most {fits}, " if fits else ""

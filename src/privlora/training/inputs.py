@@ -33,7 +33,7 @@ from privlora.training.preflight import (
 )
 from privlora.training.preflight import check_sources as check_sources
 from privlora.training.promise import sampler
-from privlora.training.public_form import public_records, record_template, text_column
+from privlora.training.public_form import PublicForm
 
 
 @dataclass
@@ -107,9 +107,9 @@ def load_data(
         evaluation = load_records(data.evaluation, format=data.format)
     evaluation = [] if evaluation is None else as_records(evaluation)
     public = _public(settings, evaluation) if privacy.private and not all_public else {}
-    columns = _columns(data)
+    reading = _Reading(data)
     hashes: dict[str, Set[bytes]] = {
-        name: {found for record in _of_tasks(given, data) if (found := content_hash(record, columns))}
+        name: {found for record in reading.shown(given) if (found := content_hash(record, reading.columns))}
         for name, given in public.items()
     }
     held_out = tokenise(evaluation, data, tokenizer)
@@ -163,13 +163,13 @@ def refuse_all_unusable(
     settings: Settings, tokenizer: Any, records: Any = None, evaluation: Any = None
 ) -> None:
     """Raise DataError for all records that cannot be used, in whatever file or list they are."""
-    problems, data = Together(), settings.data
+    problems, data, public_form = Together(), settings.data, PublicForm(settings)
     public, owner = check_of(data, None, tokenizer), settings.privacy.user_column
     private = check_of(data, Grouping(owner), tokenizer)
 
     def written(record: Mapping[str, Any], number: int) -> None:
-        if record_template(data) is None:
-            text_of(record, text_column(data), number)
+        if public_form.template is None:
+            text_of(record, public_form.text_column, number)
         else:
             public(record, number)
 
@@ -225,13 +225,14 @@ def _read(
     what is public.
     """
     data, grouping, texts = settings.data, Grouping(settings.privacy.user_column), list[str]()
-    columns = _columns(data)
-    votes = text_column(data) if settings.method.name in VOTE_METHODS else None
+    reading = _Reading(data)
+    columns = reading.columns
+    votes = PublicForm(settings).text_column if settings.method.name in VOTE_METHODS else None
 
     def passing() -> Iterator[Mapping[str, Any]]:
         for number, record in enumerate(records, start=1):
             grouping.add(record, number)
-            shown = _of_task(record, number, data)
+            shown = reading.of_task(record, number)
             content = content_hash(shown, columns) if hashes else None
             for name, public in hashes.items():
                 if content in public:
@@ -240,7 +241,7 @@ def _read(
                 texts.append(text_of(shown, votes, number))
             yield shown
 
-    examples = _build(passing(), data, tokenizer)
+    examples = reading.built(passing(), tokenizer)
     unit_of_record = grouping.unit_of_record()
     if examples.chunks is not None:
         unit_of_record = np.repeat(unit_of_record, examples.chunks)
@@ -314,7 +315,7 @@ def _public(
     if auto is not None and auto.file is not None:
         public["auto.file"] = load_records(auto.file, format=form, limit=MOST_TEXTS)
     if settings.synthesis is not None and settings.synthesis.file is not None:
-        public["synthesis.file"] = public_records(settings)
+        public["synthesis.file"] = PublicForm(settings).file_records()
     return public
 
 
@@ -337,48 +338,42 @@ def _shared(name: str, how: str, else_: str = "") -> SharedRecordsError:
 
 def tokenise(records: Sequence[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
     """The records as examples; ``data`` says which columns and how long."""
-    return _build(_of_tasks(records, data), data, tokenizer)
+    reading = _Reading(data)
+    return reading.built(reading.shown(records), tokenizer)
 
 
-def _build(records: Iterable[Mapping[str, Any]], data: DataSettings, tokenizer: Any) -> Examples:
-    classes, template, length = data.classes, Template(**data.columns), data.max_length
-    if classes is not None:
-        pair = None if data.pair is None else Template(text=data.pair)
-        return build_labelled(records, template, pair, classes, tokenizer, max_length=length)
-    if data.rejected_columns is not None:
-        return build_preferences(
-            records,
-            template,
-            Template(**data.rejected_columns),
-            tokenizer,
-            max_length=length,
-            beta=data.beta,
-            truncation_mode=data.truncation_mode,
-        )
-    return build_examples(
-        records,
-        template,
-        tokenizer,
-        max_length=length,
-        loss_on=data.loss_on,
-        chunk=data.chunk,
-        truncation_mode=data.truncation_mode,
-    )
+@dataclass(frozen=True)
+class _Reading:
+    """How records are read, by the columns, the task and the lengths of group data."""
 
+    data: DataSettings
 
-def _of_tasks(records: Iterable[Mapping[str, Any]], data: DataSettings) -> Iterator[Mapping[str, Any]]:
-    return (_of_task(record, number, data) for number, record in enumerate(records, start=1))
+    @property
+    def columns(self) -> frozenset[str]:
+        """Those that say what a record is; its label does not."""
+        data = self.data
+        forms = [data.columns, *([] if data.rejected_columns is None else [data.rejected_columns])]
+        pair = frozenset[str]() if data.pair is None else Template(text=data.pair).used
+        return pair.union(*(Template(**each).used for each in forms))
 
+    def of_task(self, record: Mapping[str, Any], number: int) -> Mapping[str, Any]:
+        if self.data.task is None:
+            return record
+        shown = task_record if self.data.label is None else labelled_record
+        return shown(find_task(self.data.task), record, number)
 
-def _of_task(record: Mapping[str, Any], number: int, data: DataSettings) -> Mapping[str, Any]:
-    if data.task is None:
-        return record
-    shown = task_record if data.label is None else labelled_record
-    return shown(find_task(data.task), record, number)
+    def shown(self, records: Iterable[Mapping[str, Any]]) -> Iterator[Mapping[str, Any]]:
+        return (self.of_task(record, number) for number, record in enumerate(records, start=1))
 
-
-def _columns(data: DataSettings) -> frozenset[str]:
-    """Those that say what a record is; its label does not."""
-    forms = [data.columns, *([] if data.rejected_columns is None else [data.rejected_columns])]
-    pair = frozenset[str]() if data.pair is None else Template(text=data.pair).used
-    return pair.union(*(Template(**each).used for each in forms))
+    def built(self, records: Iterable[Mapping[str, Any]], tokenizer: Any) -> Examples:
+        data = self.data
+        template, length, cut = Template(**data.columns), data.max_length, data.truncation_mode
+        if data.classes is not None:
+            pair = None if data.pair is None else Template(text=data.pair)
+            return build_labelled(records, template, pair, data.classes, tokenizer, max_length=length)
+        options: dict[str, Any] = {"max_length": length, "truncation_mode": cut}
+        if data.rejected_columns is not None:
+            rejected = Template(**data.rejected_columns)
+            return build_preferences(records, template, rejected, tokenizer, beta=data.beta, **options)
+        options |= {"loss_on": data.loss_on, "chunk": data.chunk}
+        return build_examples(records, template, tokenizer, **options)

@@ -1,4 +1,7 @@
-"""Where a run's public numbers go beside its report: files of the run's folder, or a service once the run has ended.
+"""What a run tells step by step, from public numbers alone (its plan, its schedule, losses on public records), and
+where that goes next to its report: files of the run's folder, or a service once the run has ended.
+
+The rows of a finished run follow from public numbers, so a crash or a resume leaves no trace in them.
 
 A service notes when each number comes, and so how long each step took, which follows from the batch that was drawn.
 So what is sent is sent at the end, all at once.
@@ -10,18 +13,77 @@ import json
 import logging
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import redirect_stdout
+from functools import lru_cache
 from importlib.util import find_spec
 from typing import Any, Final, Protocol
 
+from privlora.accounting import Plan, epsilon
 from privlora.errors import ConfigError, reason_of
+from privlora.optimizers.rate_units import learning_rate_at
+from privlora.pages.numbers import finite
 from privlora.training.files import RunFolder, append_line, write_atomically
 
 _log = logging.getLogger(__name__)
 
 Rows = Sequence[Mapping[str, Any]]
-"""Of `privlora.training.public_rows.public_rows`."""
+"""Of `public_rows`."""
+
+
+@lru_cache(maxsize=4096)
+def spent(plan: Plan | None, step: int) -> float | None:
+    """Epsilon after ``step`` steps of training; None where nothing is promised. The first of a plan takes tenths of a
+    second, the next ones milliseconds."""
+    if plan is None or plan.insecure_noise:
+        return None
+    charged = plan.before_training + step
+    return epsilon(plan.events(charged), plan.delta, adjacency=plan.adjacency) if charged else 0.0
+
+
+def steps_shown(steps: int, every: int, evaluated: Collection[int] = ()) -> list[int]:
+    """The first and last step, every ``every``-th, and those that were evaluated (perhaps 0), in order."""
+    return sorted({1, steps, *range(every, steps + 1, every), *evaluated})
+
+
+def rows_of_report(
+    plan: Plan | None,
+    report: Mapping[str, Any],
+    shown: Iterable[int],
+    evaluations: Iterable[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """`public_rows` of a run that is over, by what its report says of its method."""
+    method = report["method"]
+    trains = method.get("releases") != "votes"
+
+    def rate(step: int) -> float | None:
+        named = method["learning_rate"], method["schedule"], method["warmup_steps"]
+        return learning_rate_at(step, method["steps"], *named) if trains else None
+
+    return public_rows(plan, shown, rate, evaluations)
+
+
+def public_rows(
+    plan: Plan | None,
+    shown: Iterable[int],
+    learning_rate: Callable[[int], float | None],
+    evaluations: Iterable[Mapping[str, Any]],
+) -> list[dict[str, Any]]:
+    """Of each step in ``shown``: step, epsilon, learning_rate, held_out_loss (nats, mean over records).
+
+    None: no promise; before the first step, or in rounds that train nothing; not evaluated, or not finite.
+    evaluations: rows with step and loss_per_example.
+    """
+    losses = {row["step"]: row["loss_per_example"] for row in evaluations}
+    return [
+        {
+            "step": step,
+            "epsilon": spent(plan, step),
+            "learning_rate": learning_rate(step) if step else None,
+            "held_out_loss": finite(losses.get(step)),
+        }
+        for step in shown
+    ]
 
 
 class Logger(Protocol):
@@ -34,7 +96,7 @@ class Logger(Protocol):
         """All rows of a run that is over."""
 
 
-class JsonLines:
+class _JsonLines:
     """metrics.jsonl in the run's release: a row as it comes, and at the end the rows that follow from what is public,
     so that the file does not show where a run broke."""
 
@@ -50,7 +112,7 @@ class JsonLines:
         write_atomically(self._path, "".join(json.dumps(row) + "\n" for row in rows))
 
 
-class TensorBoard:
+class _TensorBoard:
     """Event files in the run's private folder: their names and heads hold a clock and the machine's name."""
 
     name = "tensorboard"
@@ -156,8 +218,8 @@ def refuse_missing_loggers(report_to: Sequence[str]) -> None:
 def loggers(report_to: Sequence[str], folder: RunFolder, label: str | None) -> list[Logger]:
     """Of a run in ``folder``; nothing is written, imported or asked yet."""
     made: dict[str, Callable[[], Logger]] = {
-        "jsonl": lambda: JsonLines(folder),
-        "tensorboard": lambda: TensorBoard(folder),
+        "jsonl": lambda: _JsonLines(folder),
+        "tensorboard": lambda: _TensorBoard(folder),
         "wandb": lambda: Service("wandb", _to_wandb, folder, label),
         "trackio": lambda: Service("trackio", _to_trackio, folder, label),
     }

@@ -23,15 +23,14 @@ from privlora.pages.numbers import finite
 from privlora.stages import CHECKPOINT, EVALUATION, PROCESSES, listener, stage
 from privlora.training.assembly import Parts, build_step
 from privlora.training.checkpoint import NO_RUN, Mark, load_checkpoint, refuse_lost_charges, save_checkpoint
-from privlora.training.cycles import kept_cycles
 from privlora.training.files import RunFolder, append_line, read_lines
 from privlora.training.inputs import Data
 from privlora.training.observer import Observer, StepReport
+from privlora.training.promise import kept_cycles
 from privlora.training.ranks import Ranks, RankStopped
 from privlora.training.shared_step import SharedStep
 from privlora.training.stopping import stop_on_signal
-from privlora.training.texts.voting import take_votes
-from privlora.training.texts.warm_start import warm_start
+from privlora.training.texts.voting import take_votes, warm_start
 
 _log = logging.getLogger(__name__)
 

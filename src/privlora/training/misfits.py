@@ -5,7 +5,7 @@ Nothing here imports transformers, so that a plan says what it can at once.
 
 from __future__ import annotations
 
-from privlora.config import Settings, SynthesisSettings
+from privlora.config import Settings
 from privlora.config.methods import adds_no_noise, no_setting
 from privlora.config.synthesis import OF_POPRI
 from privlora.errors import ConfigError
@@ -136,45 +136,48 @@ def refuse_unused_texts(settings: Settings) -> None:
     chosen, method = settings.synthesis, find_row(settings.method.name)
     if chosen is None:
         return
-    _refuse_settings_of_others(chosen, method)
-    if chosen.publish and not texts_evolve(settings) and chosen.generator != "model":
+    name, top_k, writer = method.name, settings.method.top_k or 0, f"synthesis.{chosen.generator}"
+    another, tunes = chosen.generator != "model", method.tunes_writer
+    for other in () if tunes else sorted(chosen.given & set(OF_POPRI)):
         raise ConfigError(
-            f"the texts of method {method.name!r} are what its adapter writes, and synthesis.{chosen.generator} asks "
-            "another writer",
-            fix=f"remove synthesis.{chosen.generator}, or choose a method whose texts evolve, such as pe-sgd or aug-pe",
-        )
-    if not (chosen.publish or method.public_texts or chosen.warm_start_epochs):
-        raise ConfigError(
-            f"method {method.name!r} uses no public texts, and the group synthesis describes some",
-            fix="set synthesis.warm_start_epochs to start from them, choose pe-sgd, or remove the group",
-        )
-    directions = settings.method.top_k or 0
-    if method.public_texts and directions > chosen.count:
-        raise ConfigError(
-            f"method.top_k={directions} is more than the {chosen.count} public texts that synthesis.seeds="
-            f"{chosen.seeds} and variations={chosen.variations} make",
-            fix=f"set top_k to at most {chosen.count}, or to 0 for all directions; or raise synthesis.seeds",
-        )
-
-
-def _refuse_settings_of_others(chosen: SynthesisSettings, method: Method) -> None:
-    """Raise ConfigError for settings that another method reads, or that leave this one without effect."""
-    for name in () if method.tunes_writer else sorted(chosen.given & set(OF_POPRI)):
-        raise ConfigError(
-            f"synthesis.{name} is read by method popri and not by {method.name}",
+            f"synthesis.{other} is read by method popri and not by {name}",
             fix="remove it, or set method.name=popri",
         )
-    if method.releases == "votes" and chosen.evolution == "none":
-        what = f"method {method.name!r} is rounds of texts, and synthesis.evolution=none keeps the first"
-        raise ConfigError(what, fix="set variations or fresh")
-    if not chosen.epochs and not method.tunes_writer:
-        what = f"synthesis.epochs=0 trains no adapter of method {method.name!r}"
-        raise ConfigError(what, fix="set at least 1")
-    if method.tunes_writer and chosen.generator != "model":
-        raise ConfigError(
-            f"method {method.name!r} tunes the model that writes, and synthesis.{chosen.generator} asks another writer",
-            fix=f"remove synthesis.{chosen.generator}, or choose aug-pe",
-        )
+    for wrong, what, fix in (
+        (
+            method.releases == "votes" and chosen.evolution == "none",
+            f"method {name!r} is rounds of texts, and synthesis.evolution=none keeps the first",
+            "set variations or fresh",
+        ),
+        (
+            not chosen.epochs and not tunes,
+            f"synthesis.epochs=0 trains no adapter of method {name!r}",
+            "set at least 1",
+        ),
+        (
+            tunes and another,
+            f"method {name!r} tunes the model that writes, and {writer} asks another writer",
+            f"remove {writer}, or choose aug-pe",
+        ),
+        (
+            chosen.publish and another and not texts_evolve(settings),
+            f"the texts of method {name!r} are what its adapter writes, and {writer} asks another writer",
+            f"remove {writer}, or choose a method whose texts evolve, such as pe-sgd or aug-pe",
+        ),
+        (
+            not (chosen.publish or method.public_texts or chosen.warm_start_epochs),
+            f"method {name!r} uses no public texts, and the group synthesis describes some",
+            "set synthesis.warm_start_epochs to start from them, choose pe-sgd, or remove the group",
+        ),
+        (
+            method.public_texts and top_k > chosen.count,
+            f"method.top_k={top_k} is more than the {chosen.count} public texts that synthesis.seeds={chosen.seeds} "
+            f"and variations={chosen.variations} make",
+            f"set top_k to at most {chosen.count}, or to 0 for all directions; or raise synthesis.seeds",
+        ),
+    ):
+        if wrong:
+            raise ConfigError(what, fix=fix)
 
 
 def texts_evolve(settings: Settings) -> bool:

@@ -435,15 +435,19 @@ def _has_experts(config: Mapping[str, Any]) -> bool:
     )
 
 
+def text_config(model: Any) -> Any:
+    """Of the part of a model that reads text; None where it has no configuration."""
+    config: Any = getattr(model, "config", None)
+    return config.get_text_config() if hasattr(config, "get_text_config") else config
+
+
 def positions_of(model: Any) -> int | None:
     """How many tokens the model reads at most, if it tells.
 
     Rotary positions that are stretched by a fixed factor count as stretched. Those that are stretched once a batch is
     long enough do not: there a long record would change the positions of the rows beside it, and some remember it.
     """
-    config = getattr(model, "config", None)
-    if config is not None and hasattr(config, "get_text_config"):
-        config = config.get_text_config()
+    config = text_config(model)
     named = (getattr(config, name, None) for name in _POSITIONS)
     positions = next((value for value in named if isinstance(value, int) and value > 0), None)
     if positions is None:

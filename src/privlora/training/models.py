@@ -6,11 +6,9 @@ import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.util import find_spec
-from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import try_to_load_from_cache
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
@@ -50,8 +48,11 @@ def load_model(settings: ModelSettings, head: Head | None = None, tokenizer: Any
     """The base model and its tokenizer, or the one that is given; with ``head`` as a classifier. Raises ModelError in
     one line for whatever cannot be loaded."""
     refuse_missing(settings)
-    source, dtype = preflight.model_source(settings), _DTYPES.get(settings.dtype, "auto")
-    options, device = dict[str, Any](), preflight.device_of(settings)
+    source, dtype = (
+        preflight.model_source(settings.name, settings.revision),
+        _DTYPES.get(settings.dtype, "auto"),
+    )
+    options, device = dict[str, Any](), preflight.device_of(settings.device)
     if settings.attn_implementation is not None:
         options["attn_implementation"] = settings.attn_implementation
     if settings.packing is not None:
@@ -59,11 +60,11 @@ def load_model(settings: ModelSettings, head: Head | None = None, tokenizer: Any
     if settings.quantization is not None or settings.device_map is not None:
         # Packed as they are read, where they are to lie: weights are never whole in memory.
         options["device_map"] = settings.device_map or {"": device}
-    preflight.refuse_damaged_weights(settings)
+    preflight.refuse_damaged_weights(settings.name)
     tokenizer = load_tokenizer(settings) if tokenizer is None else tokenizer
-    _read_config(settings, head)
+    _read_config(source, head)
     asked = [f"check model.{name}, or " for name in _ASKED if getattr(settings, name) is not None]
-    with _explained(settings, f"{''.join(asked)}{_GIVE}"):
+    with _explained(source, f"{''.join(asked)}{_GIVE}"):
         model = _from_files(source | {"dtype": dtype} | options, head)
     checks.refuse_float16(model)
     hold(model)
@@ -115,8 +116,10 @@ def refuse_missing(settings: ModelSettings, model: Any = None) -> None:
 
     Nothing is loaded. model: its skeleton, if there is one, whose configuration may say that its folder is packed.
     """
-    device = torch.device(preflight.device_of(settings))
-    packed = settings.quantization is not None or bool(model is not None and packing_of(settings, model))
+    device = torch.device(preflight.device_of(settings.device))
+    packed = settings.quantization is not None or bool(
+        model is not None and packing_of(settings.packing, model)
+    )
     if packed and find_spec("bitsandbytes") is None:
         asked = settings.quantization is not None
         raise ConfigError(
@@ -130,23 +133,23 @@ def refuse_missing(settings: ModelSettings, model: Any = None) -> None:
         )
 
 
-def packing_of(settings: ModelSettings, model: Any) -> Mapping[str, Any]:
+def packing_of(asked: Mapping[str, Any] | None, model: Any) -> Mapping[str, Any]:
     """How linear layers are packed, in the names of BitsAndBytesConfig; empty where they are not.
 
-    model: the base model, or its skeleton.
+    asked: by model.quantization. model: the base model, or its skeleton.
     """
     own = getattr(getattr(model, "config", None), "quantization_config", None) or {}
     own = own if isinstance(own, Mapping) else own.to_dict()
     if own.get("load_in_4bit") or own.get("load_in_8bit"):  # a folder that is packed already stays as it is
         return own
-    return settings.packing or {}
+    return asked or {}
 
 
 def load_tokenizer(settings: ModelSettings) -> Any:
     """The base model's tokenizer alone. Raises ModelError in one line."""
-    source = preflight.model_source(settings)
+    source = preflight.model_source(settings.name, settings.revision)
     give = f"{_GIVE}; a folder has the tokenizer's files too"
-    with _explained(settings, preflight.or_near_folder(settings.name, give), ", its tokenizer"):
+    with _explained(source, preflight.or_near_folder(settings.name, give), ", its tokenizer"):
         tokenizer = AutoTokenizer.from_pretrained(**source, trust_remote_code=False)
     if set(tokenizer.get_vocab()) <= set(tokenizer.all_special_tokens):
         what = f"cannot load model {settings.name!r}: it has no tokenizer.json (nor other tokenizer files)"
@@ -175,7 +178,7 @@ def given_or_loaded(
     checks.refuse_float16(model)
     _refuse_offloaded(model)
     if given is not None:
-        refuse_other_weights(settings, given, classifies=head is not None)
+        refuse_other_weights(settings.name, settings.revision, given, classifies=head is not None)
     return model, tokenizer
 
 
@@ -186,7 +189,7 @@ def look_at_model(settings: Settings, tokenizer: Any = None) -> tuple[Settings, 
     that are damaged or cannot be read, lengths, token ids, targets, rank and dtype that its configuration rules out.
     """
     problems = Together()
-    problems.of(None, preflight.refuse_damaged_weights, settings.model)
+    problems.of(None, preflight.refuse_damaged_weights, settings.model.name)
     own = tokenizer if tokenizer is not None else problems.of(None, load_tokenizer, settings.model)
     head, skeleton = head_of(settings), None
     if own is not None:
@@ -195,12 +198,12 @@ def look_at_model(settings: Settings, tokenizer: Any = None) -> tuple[Settings, 
         settings = fitted(settings, skeleton)
         length = settings.data.max_length
         problems.of(None, lambda: checks.refuse_out_of_reach(skeleton, own, max_length=length))
-        if settings.model.dtype == "auto" and not packing_of(settings.model, skeleton):
-            files = preflight.files_of(settings.model)
+        if settings.model.dtype == "auto" and not packing_of(settings.model.packing, skeleton):
+            files = preflight.files_of(settings.model.name, settings.model.revision)
             stored = files is not None and preflight.in_float16(files)
             problems.of(None, checks.refuse_float16, skeleton, stored)
         try:
-            loadable_adapter(settings, skeleton)
+            _loadable_adapter(settings, skeleton)
         except PrivloraError as error:
             problems.found.append(settings.placed(error, "adapter.target_modules"))
     problems.tell()
@@ -215,7 +218,7 @@ def check_model(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> L
     beyond its vocabulary, rows that are coupled, or predictions from later tokens.
     """
     checks.refuse_out_of_reach(model, tokenizer, max_length=settings.data.max_length)
-    adapter = loadable_adapter(settings, model)
+    adapter = _loadable_adapter(settings, model)
     with unchanged_afterwards(model):
         model.eval()
         if head_of(settings) is None:
@@ -256,29 +259,30 @@ def load_skeleton(settings: ModelSettings, attention: str | None = None, head: H
 
     Raises ModelError in one line; with ``attention`` also for one that is not installed or not made for the model.
     """
-    config = _read_config(settings, head)
+    source = preflight.model_source(settings.name, settings.revision)
+    config = _read_config(source, head)
     auto = AutoModelForCausalLM if head is None else AutoModelForSequenceClassification
     try:
         with torch.device("meta"):
             return auto.from_config(config, attn_implementation=attention, trust_remote_code=False)
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
         if attention is None:
-            raise _cannot_load(settings, error, "check its config.json", ", its configuration") from None
+            raise _cannot_load(source, error, "check its config.json", ", its configuration") from None
         raise ModelError(
             f"model {settings.name!r} cannot have attn_implementation={attention} here: {reason_of(error)}",
             fix="set model.attn_implementation to sdpa or eager, or install what it needs",
         ) from None
 
 
-def _read_config(settings: ModelSettings, head: Head | None) -> Any:
+def _read_config(source: Mapping[str, Any], head: Head | None) -> Any:
     """The model's configuration. Raises ModelError for one that cannot be read, is an encoder's with a decoder, or
     whose attention is fetched code."""
-    options = preflight.model_source(settings) | ({} if head is None else head.options())
-    with _explained(settings, "check its config.json", ", its configuration"):
+    options = {**source, **({} if head is None else head.options())}
+    with _explained(source, "check its config.json", ", its configuration"):
         config = AutoConfig.from_pretrained(**options, trust_remote_code=False)
     _refuse_kernel(config)
     if head is None:
-        preflight.refuse_encoder_decoder(settings.name, config.to_dict())
+        preflight.refuse_encoder_decoder(source["pretrained_model_name_or_path"], config.to_dict())
     return config
 
 
@@ -295,25 +299,23 @@ def _refuse_kernel(config: Any) -> None:
 
 
 @contextmanager
-def _explained(settings: ModelSettings, fix: str, part: str = "") -> Iterator[None]:
+def _explained(source: Mapping[str, Any], fix: str, part: str = "") -> Iterator[None]:
     """Raises ModelError for what a loader raises inside."""
     try:
         yield
     except Exception as error:  # noqa: BLE001 - loaders raise anything; the user needs the cause, not a traceback
-        raise _cannot_load(settings, error, fix, part) from None
+        raise _cannot_load(source, error, fix, part) from None
 
 
-def _cannot_load(settings: ModelSettings, error: Exception, fix: str, part: str = "") -> ModelError:
+def _cannot_load(source: Mapping[str, Any], error: Exception, fix: str, part: str = "") -> ModelError:
     """The error for what a loader raised; for a model that needs code of its own files, which never runs, that."""
-    folder, told = Path(settings.name).expanduser(), in_one_line(str(error)) or reason_of(error)
+    name, told = source["pretrained_model_name_or_path"], in_one_line(str(error)) or reason_of(error)
     for file in ("config.json", "tokenizer_config.json") if isinstance(error, ValueError) else ():
-        place = folder / file
-        if not folder.is_dir():
-            place = Path(str(try_to_load_from_cache(settings.name, file, revision=settings.revision)))
-        if place.is_file() and b'"auto_map"' in place.read_bytes():
+        place = preflight.kept_file(name, source["revision"], file)
+        if place is not None and b'"auto_map"' in place.read_bytes():
             part, told = "", f"it needs the code that its {file} names as auto_map, which is never run"
             fix = "take a model that transformers knows by itself: code of a model's files would see private records"
-    return ModelError(f"cannot load model {settings.name!r}{part}: {told}", fix=fix)
+    return ModelError(f"cannot load model {name!r}{part}: {told}", fix=fix)
 
 
 # What transformers sets on modules when checkpointing is switched on, and cannot all take back itself.
@@ -334,7 +336,7 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
         (module, {n: vars(module)[n] for n in names if n in vars(module)}, dict(module._forward_hooks))
         for module in model.modules()
     ]
-    config = _text_config(model)
+    config = checks.text_config(model)
     held, padding = hold(model), getattr(config, "pad_token_id", None)
     try:
         yield
@@ -350,11 +352,6 @@ def unchanged_afterwards(model: torch.nn.Module) -> Iterator[None]:
                     delattr(module, name)
             module._forward_hooks.clear()
             module._forward_hooks.update(hooks)
-
-
-def _text_config(model: Any) -> Any:
-    whole: Any = getattr(model, "config", None)
-    return whole.get_text_config() if hasattr(whole, "get_text_config") else None
 
 
 def adapter_for(settings: Settings, model: torch.nn.Module, dropout: float = 0.0) -> LowRankAdapter:
@@ -373,7 +370,7 @@ def adapter_for(settings: Settings, model: torch.nn.Module, dropout: float = 0.0
     return body if head is None else headed(body, head.outputs)
 
 
-def loadable_adapter(settings: Settings, model: torch.nn.Module) -> LowRankAdapter:
+def _loadable_adapter(settings: Settings, model: torch.nn.Module) -> LowRankAdapter:
     """`adapter_for` a model with or without weights. Raises ModelError for one that could be trained and not loaded, or
     whose layers are not given the rows of records."""
     if head_of(settings) is None:

@@ -20,7 +20,7 @@ from urllib.request import getproxies
 
 from safetensors import SafetensorError, safe_open
 
-from privlora.config import DataSettings, ModelSettings, Settings
+from privlora.config import DataSettings, Settings
 from privlora.config.auto import MOST_TEXTS
 from privlora.config.groups import PUBLIC_TEXTS
 from privlora.data.examples import Template
@@ -88,7 +88,7 @@ def preflight(
     looks = [
         ("run.output", spent, folder.refuse_foreign),
         ("run.output", spent, lambda: folder.refuse_unwritable(protects=settings.privacy.protects)),
-        ("model.name", given, lambda: refuse_no_model(settings.model)),
+        ("model.name", given, lambda: refuse_no_model(settings.model.name, settings.model.revision)),
     ]
     for about, known, look in looks:
         if not known:
@@ -232,9 +232,8 @@ _KINDS: Final = ("label", "text_pair", "rejected", "chosen", "messages", "comple
 """Settings that name columns; of one that several name, the last is told."""
 
 
-def device_of(settings: ModelSettings) -> str:
-    """Where the model lies; of several processes each has a GPU of its own. Raises ConfigError if there is none."""
-    name = settings.device
+def device_of(name: str) -> str:
+    """Of model.device; of several processes each has a GPU of its own. Raises ConfigError if there is none."""
     if name == "cpu":
         return name
     import torch
@@ -254,17 +253,14 @@ _FOLDERS = ("runs/", "models/")
 _GIVE = "give a local folder with config.json and safetensors, or a model of the hub as owner/name"
 
 
-def refuse_no_model(settings: ModelSettings) -> None:
+def refuse_no_model(name: str, revision: str | None = None) -> None:
     """Raise ModelError for a name under which no base model lies here nor can be fetched. The hub is not asked: where
     it is out of reach, loaders would find that out in a minute, so the system looks up its address."""
-    from huggingface_hub import constants, try_to_load_from_cache
+    from huggingface_hub import constants
 
-    refuse_unknown_model(settings.name)
-    if Path(settings.name).expanduser().is_dir():
-        return
-    kept = try_to_load_from_cache(settings.name, "config.json", revision=settings.revision)
+    refuse_unknown_model(name)
     host = urlsplit(constants.ENDPOINT).hostname
-    if isinstance(kept, str) or host is None:
+    if host is None or kept_file(name, revision, "config.json") is not None:
         return
     why = "HF_HUB_OFFLINE is set, so that the hub is not asked"
     if not constants.HF_HUB_OFFLINE:
@@ -274,8 +270,8 @@ def refuse_no_model(settings: ModelSettings) -> None:
             return
         why = f"the hub ({host}) cannot be reached"
     raise ModelError(
-        f"cannot load model {settings.name!r}: it is no local folder, the hub's cache here does not have it, and {why}",
-        fix=or_near_folder(settings.name, "give a local folder, or fetch the model where there is a network"),
+        f"cannot load model {name!r}: it is no local folder, the hub's cache here does not have it, and {why}",
+        fix=or_near_folder(name, "give a local folder, or fetch the model where there is a network"),
     )
 
 
@@ -329,7 +325,7 @@ def _refuse_other_folder(folder: Path, name: str) -> None:
     raise ModelError(f"cannot load model {name!r}: {what}", fix=fix)
 
 
-def in_float16(files: ModelFiles) -> bool:
+def in_float16(files: _ModelFiles) -> bool:
     """Whether a model is loaded in float16 where no dtype is asked for."""
     told = files.config.get("dtype") or files.config.get("torch_dtype")
     if told is None and "text_config" not in files.config:
@@ -376,20 +372,31 @@ def or_near_folder(name: str, fix: str) -> str:
     return fix if near is None else f"did you mean the folder {near!r}? Else {fix}"
 
 
-def model_source(settings: ModelSettings) -> dict[str, Any]:
+def kept_file(name: str, revision: str | None, file: str) -> Path | None:
+    """A file of a model's local folder, or of what the hub's cache holds of it; None where it is not there."""
+    from huggingface_hub import try_to_load_from_cache
+
+    folder = Path(name).expanduser()
+    if folder.is_dir():
+        return folder / file if (folder / file).is_file() else None
+    kept = try_to_load_from_cache(name, file, revision=revision)
+    return Path(kept) if isinstance(kept, str) else None
+
+
+def model_source(name: str, revision: str | None) -> dict[str, Any]:
     """Where transformers' loaders find the model. Raises ModelError for what they cannot find."""
-    refuse_no_model(settings)
-    folder = Path(settings.name).expanduser()
+    refuse_no_model(name, revision)
+    folder = Path(name).expanduser()
     is_local = folder.is_dir()
     return {
-        "pretrained_model_name_or_path": str(folder) if is_local else settings.name,
-        "revision": settings.revision,
+        "pretrained_model_name_or_path": str(folder) if is_local else name,
+        "revision": revision,
         "local_files_only": is_local,  # what a folder lacks is not sought elsewhere
     }
 
 
 @dataclass(frozen=True)
-class ModelFiles:
+class _ModelFiles:
     """Of a folder with config.json."""
 
     folder: Path
@@ -408,27 +415,20 @@ class ModelFiles:
             return []
 
 
-def files_of(settings: ModelSettings) -> ModelFiles | None:
+def files_of(name: str, revision: str | None = None) -> _ModelFiles | None:
     """Those of a local folder, or of what the hub's cache holds; None where there are none that can be read."""
-    folder = Path(settings.name).expanduser()
     try:
-        if not folder.is_dir():
-            from huggingface_hub import try_to_load_from_cache
-
-            kept = try_to_load_from_cache(settings.name, "config.json", revision=settings.revision)
-            if not isinstance(kept, str):
-                return None
-            folder = Path(kept).parent
-        config = json.loads((folder / "config.json").read_text("utf-8"))
+        place = kept_file(name, revision, "config.json")
+        config = None if place is None else json.loads(place.read_text("utf-8"))
     except (OSError, ValueError):
         return None
-    return ModelFiles(folder, config) if isinstance(config, dict) else None
+    return _ModelFiles(place.parent, config) if place is not None and isinstance(config, dict) else None
 
 
-def refuse_damaged_weights(settings: ModelSettings) -> None:
+def refuse_damaged_weights(name: str) -> None:
     """Raise ModelError for weights in a local folder that are shorter than their header says. What a hub's cache holds
     is left to who loads it: the rest may still be fetched."""
-    files = files_of(settings) if Path(settings.name).expanduser().is_dir() else None
+    files = files_of(name) if Path(name).expanduser().is_dir() else None
     for file in [] if files is None else files.weights:
         try:
             with contextlib.suppress(OSError), safe_open(file, "np"):
@@ -438,7 +438,7 @@ def refuse_damaged_weights(settings: ModelSettings) -> None:
                 is_pointer = stream.read(23) == b"version https://git-lfs"
             how = "a pointer of git LFS, without the weights" if is_pointer else "cut short or damaged"
             raise ModelError(
-                f"cannot load model {settings.name!r}: {str(file)!r} is {how}",
+                f"cannot load model {name!r}: {str(file)!r} is {how}",
                 fix="fetch it with `git lfs pull`" if is_pointer else "copy it again",
             ) from None
 

@@ -23,8 +23,8 @@ from privlora.pages.numbers import duration
 from privlora.rounding import rounded_up, to_one_digit
 from privlora.training.checkpoint import read_mark
 from privlora.training.files import RunFolder
+from privlora.training.loggers import spent
 from privlora.training.observer import Observer, StepReport
-from privlora.training.public_rows import spent
 from privlora.training.takeover import OVER, is_over
 
 _LINES = 10  # plain lines of a run
@@ -95,7 +95,7 @@ class RichObserver(Observer):
 
     def on_plan(self, plan: Plan | None, settings: Settings) -> None:
         """What is promised; where a run goes on."""
-        self._plan, self._unit = plan, unit_of(settings)
+        self._plan, self._unit = plan, _unit_of(settings)
         if "log_every" in settings.run.model_fields_set:
             self._every = settings.run.log_every
         words = "NOT PRIVATE: no clipping, no noise"
@@ -186,8 +186,26 @@ class RichObserver(Observer):
         self.on_public_work("texts to release", done, total)
 
     def on_data(self, summary: DataSummary, settings: Settings) -> None:
-        """What the records are, and what is odd about them, on a terminal alone."""
-        _tell_records(self._console, summary, settings)
+        """On a terminal, to whoever may see the records: what they are, and what is odd about them. Elsewhere, as in a
+        log that may be passed on, only where the numbers are: a warning would be a bit of them."""
+        show, privacy = self._console.print, settings.privacy
+        if not self._console.is_terminal:
+            show("private/data_summary.json says what the records are, and how many are cut")
+            return
+        show(f"PRIVATE, here and in private/ only: {summary.describe(privacy.unit)}")
+        if privacy.unit == "record" and summary.repeated > _MOST:
+            self.on_warning(
+                "most records say what another one says, and what is there k times is protected about k times less: "
+                "remove copies, or protect people (privacy.unit: user)"
+            )
+        share = summary.units / privacy.n
+        # A rounding such as that of `privlora init`, to one digit, needs no word.
+        if abs(share - 1) > _ROUNDED and to_one_digit(summary.units) != privacy.n:
+            show(
+                f"PRIVATE, too: these are {share:.2f} times the {privacy.n:g} {privacy.unit}s of public_dataset_size. "
+                f"Epsilon holds; next to the noise, steps weigh {share:.2f} times what was planned. Mend the file, or "
+                "that number, if one of them is wrong"
+            )
 
     def on_choice(self, why: str) -> None:
         """What was left to the run."""
@@ -271,7 +289,7 @@ def _spark(values: Sequence[float]) -> str:
     return "".join(_BLOCKS[round((v - low) * scale)] if math.isfinite(v) else " " for v in values)
 
 
-def unit_of(settings: Settings) -> str:
+def _unit_of(settings: Settings) -> str:
     """Of a run's held-out loss."""
     if settings.data.chosen is not None:
         return "nats per preference"
@@ -286,30 +304,6 @@ def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"
-
-
-def _tell_records(shown_on: Console, summary: DataSummary, settings: Settings) -> None:
-    """On a terminal, to whoever may see the records: what they are, and what is odd about them. Elsewhere, as in a log
-    that may be passed on, only where the numbers are: a warning would be a bit of them."""
-    if not shown_on.is_terminal:
-        shown_on.print("private/data_summary.json says what the records are, and how many are cut")
-        return
-    privacy = settings.privacy
-    shown_on.print(f"PRIVATE, here and in private/ only: {summary.describe(privacy.unit)}")
-    if privacy.unit == "record" and summary.repeated > _MOST:
-        shown_on.print(
-            "WARNING: most records say what another one says, and what is there k times is protected about k times "
-            "less: remove copies, or protect people (privacy.unit: user)",
-            style="bold yellow",
-        )
-    share = summary.units / privacy.n
-    # A rounding such as that of `privlora init`, to one digit, needs no word.
-    if abs(share - 1) > _ROUNDED and to_one_digit(summary.units) != privacy.n:
-        shown_on.print(
-            f"PRIVATE, too: these are {share:.2f} times the {privacy.n:g} {privacy.unit}s of public_dataset_size. "
-            f"Epsilon holds; next to the noise, steps weigh {share:.2f} times what was planned. Mend the file, or that "
-            "number, if one of them is wrong"
-        )
 
 
 def _going_on(folder: RunFolder, settings: Settings) -> str | None:

@@ -28,7 +28,7 @@ def load_sharded(settings: ModelSettings, ranks: Ranks) -> tuple[Any, Any]:
     a machine holds one whole model at a time. Raises ModelError, everywhere if anywhere."""
     from torch.distributed.device_mesh import init_device_mesh
 
-    device = torch.device(device_of(settings))
+    device = torch.device(device_of(settings.device))
     if device.type == "cuda":
         torch.cuda.set_device(device)
     mesh = init_device_mesh(device.type, (ranks.size,))
@@ -37,7 +37,7 @@ def load_sharded(settings: ModelSettings, ranks: Ranks) -> tuple[Any, Any]:
     def load() -> tuple[Any, Any]:
         model, tokenizer = given_or_loaded(settings.model_copy(update={"device": "cpu"}), None, None)
         remember(model)
-        shard(model, mesh)
+        _shard(model, mesh)
         return model, tokenizer
 
     for turn in range(ranks.size):
@@ -48,7 +48,7 @@ def load_sharded(settings: ModelSettings, ranks: Ranks) -> tuple[Any, Any]:
     return found
 
 
-def shard(model: Any, mesh: Any) -> None:
+def _shard(model: Any, mesh: Any) -> None:
     """Spread the weights of ``model``, in place: each repeated block by itself, and what is left together.
 
     Raises ModelError for a model without repeated blocks.

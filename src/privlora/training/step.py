@@ -27,14 +27,14 @@ Drawn = Sequence[int | np.ndarray]
 
 
 @dataclass(frozen=True)
-class Taken:
+class _Taken:
     """What a step leaves: its release, public, and the loss of each unit that was drawn (units,), PRIVATE."""
 
     release: Release
     losses: Tensor
 
 
-def asks_late(device: torch.device) -> bool:
+def _asks_late(device: torch.device) -> bool:
     """Whether gradients on ``device`` are asked once a batch, and not in each micro-batch, if all are finite."""
     return device.type != "cpu"
 
@@ -89,14 +89,14 @@ class Step:
                 fix="make the event from sampler.sampling",
             )
 
-    def take(self, drawn: Drawn | None = None) -> Taken:
+    def take(self, drawn: Drawn | None = None) -> _Taken:
         """One step on a fresh draw, or on ``drawn``, an empty one included. Errors leave no unit behind in the sum."""
         if drawn is None:
             if self.draw is None:
                 raise ConfigError("this step has no sampler", fix="give it `draw`, or a batch to take")
             drawn = self.draw()
         losses = self.accumulate(drawn)
-        return Taken(self.release(), losses)
+        return _Taken(self.release(), losses)
 
     def take_many(self, count: int, tick: Callable[[], None] = lambda: None) -> list[Release]:
         """So many steps from the present state. tick: called after each."""
@@ -142,7 +142,7 @@ class Step:
 
     def _accumulate(self, drawn: Drawn) -> Tensor:
         # To ask a GPU is to wait for it: it is done once a batch, which is taken again if some unit spoils it.
-        sound: list[Tensor] | None = [] if asks_late(self.state.adapter.device) else None
+        sound: list[Tensor] | None = [] if _asks_late(self.state.adapter.device) else None
         losses = self._gathered(drawn, sound)
         if sound and not bool(torch.stack(sound).all()):
             self.mechanism.discard()

@@ -51,14 +51,14 @@ def joined() -> Iterator[Ranks]:
         _joined.waited_for = False
 
 
-def _join() -> TorchRanks:
+def _join() -> _TorchRanks:
     if not (dist.is_available() and dist.is_gloo_available()):
         what = "this build of torch cannot join several processes"
         raise ConfigError(what, fix="install torch with gloo, or start one process")
     try:
         if not dist.is_initialized():
             dist.init_process_group("gloo", timeout=_RENDEZVOUS)
-        return TorchRanks(dist.new_group(backend="gloo", timeout=_PATIENCE))
+        return _TorchRanks(dist.new_group(backend="gloo", timeout=_PATIENCE))
     except (RuntimeError, ValueError) as error:
         raise ConfigError(
             f"the processes of this run do not find each other: {' '.join(str(error).split())[:200]}",
@@ -66,10 +66,10 @@ def _join() -> TorchRanks:
         ) from None
 
 
-_joined: TorchRanks | None = None
+_joined: _TorchRanks | None = None
 
 
-class TorchRanks(Ranks):
+class _TorchRanks(Ranks):
     """Those of a gloo group of torch.distributed; tensors cross by way of the CPU, whatever they are computed on."""
 
     def __init__(self, group: dist.ProcessGroup) -> None:

@@ -16,7 +16,7 @@ from privlora.adapters.peft_files import read_adapter
 from privlora.errors import ConfigError
 from privlora.training.texts import voting
 from privlora.training.texts.preferences import PreferenceTuner
-from privlora.training.texts.warm_start import train_on_texts
+from privlora.training.texts.voting import train_on_texts
 
 ROUNDS = 2
 PRIVACY = promise(steps=ROUNDS, batch=30, records=30, noise_multiplier=1.0)

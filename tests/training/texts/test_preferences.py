@@ -20,14 +20,14 @@ from privlora.methods import METHODS, build
 from privlora.optimizers import IterateAverage
 from privlora.synthesis.popri import Preference
 from privlora.training.state import States, TrainState
-from privlora.training.texts.preferences import PreferenceSettings, PreferenceTuner
+from privlora.training.texts.preferences import PreferenceTuner
 
 CHOICES = [
     {"prompt": "one: ", "chosen": "abc abc", "rejected": "xyz"},
     {"prompt": "one: ", "chosen": "ab", "rejected": "xyz xyz zz"},
     {"prompt": "", "chosen": "bca cab", "rejected": "zy"},
 ]
-SETTINGS = PreferenceSettings(beta=0.5, learning_rate=0.01, epochs=3, batch_size=4)
+SETTINGS: dict[str, Any] = {"beta": 0.5, "learning_rate": 0.01, "epochs": 3, "batch_size": 4}
 
 
 @dataclass
@@ -52,11 +52,11 @@ def state_of(model: Any, method: str = "dp-adamw", **settings: Any) -> TrainStat
     )
 
 
-def tuned(settings: PreferenceSettings = SETTINGS, seed: int = 0) -> Tuned:
+def tuned(settings: dict[str, Any] = SETTINGS, seed: int = 0) -> Tuned:
     pytest.importorskip("trl", reason="without the extra preferences")
     model, tokenizer = tiny_model(), tiny_tokenizer()
     state = state_of(model)
-    return Tuned(model, state, PreferenceTuner(state, tokenizer, settings, seed=seed).tune, tokenizer)
+    return Tuned(model, state, PreferenceTuner(state, tokenizer, seed=seed, **settings).tune, tokenizer)
 
 
 def log_probability(model: Any, preference: dict[str, str], kind: str) -> torch.Tensor:
@@ -94,11 +94,11 @@ def round_by_formula(start: Tuned, model: Any) -> list[torch.Tensor]:
 
     reference = margin().detach()
     moved = [tensor for pair in factors for tensor in pair]
-    optimizer = torch.optim.AdamW(moved, lr=SETTINGS.learning_rate, weight_decay=0.0)
-    for step in range(SETTINGS.epochs):
-        optimizer.param_groups[0]["lr"] = SETTINGS.learning_rate * (1 - step / SETTINGS.epochs)
+    optimizer = torch.optim.AdamW(moved, lr=SETTINGS["learning_rate"], weight_decay=0.0)
+    for step in range(SETTINGS["epochs"]):
+        optimizer.param_groups[0]["lr"] = SETTINGS["learning_rate"] * (1 - step / SETTINGS["epochs"])
         optimizer.zero_grad()
-        (-logsigmoid(SETTINGS.beta * (margin() - reference)).mean()).backward()
+        (-logsigmoid(SETTINGS["beta"] * (margin() - reference)).mean()).backward()
         torch.nn.utils.clip_grad_norm_(moved, 1.0)
         optimizer.step()
     return [w.detach() for w in weights()]
@@ -143,7 +143,7 @@ def assert_same(found: States, wanted: States) -> None:
 
 
 def test_a_round_follows_from_the_state_and_the_public_seed() -> None:
-    settings = PreferenceSettings(beta=0.5, learning_rate=0.01, batch_size=1)  # the order counts
+    settings = {"beta": 0.5, "learning_rate": 0.01, "batch_size": 1}  # the order counts
     first = tuned(settings)
     first.tune(CHOICES)
     stored = first.state.states()
@@ -212,7 +212,7 @@ def facts(model: Any, tokenizer: Any) -> dict[str, Any]:
 
 
 def test_a_round_that_diverges_leaves_the_model_of_its_start() -> None:
-    made = tuned(PreferenceSettings(beta=0.5, learning_rate=float("inf")))
+    made = tuned({"beta": 0.5, "learning_rate": float("inf")})
     before = made.state.states()
     with pytest.raises(ModelError, match="diverged"):
         made.tune(CHOICES)
@@ -227,7 +227,7 @@ def test_a_chat_is_tuned_on_turns() -> None:
         "{% for m in messages %}{{ m.role[0] }}: {{ m.content }}. {% endfor %}"
         "{% if add_generation_prompt %}a: {% endif %}"
     )
-    PreferenceTuner(made.state, made.tokenizer, SETTINGS, chat=True).tune(CHOICES[:1])
+    PreferenceTuner(made.state, made.tokenizer, chat=True, **SETTINGS).tune(CHOICES[:1])
     written = tuned()
     asked = [{"prompt": "u: one: . a: ", "chosen": "abc abc. ", "rejected": "xyz. "}]
     written.tokenizer.eos_token = " "  # the template ends a turn so
@@ -239,17 +239,17 @@ def test_a_chat_is_tuned_on_turns() -> None:
 def test_what_cannot_be_tuned_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("trl", reason="without the extra preferences")
     with pytest.raises(ConfigError, match="both factors"):
-        PreferenceTuner(state_of(tiny_model(), "ffa"), tiny_tokenizer(), SETTINGS)
+        PreferenceTuner(state_of(tiny_model(), "ffa"), tiny_tokenizer(), **SETTINGS)
     with pytest.raises(ConfigError, match="both factors"):
-        PreferenceTuner(state_of(tiny_model(), "prism"), tiny_tokenizer(), SETTINGS)
+        PreferenceTuner(state_of(tiny_model(), "prism"), tiny_tokenizer(), **SETTINGS)
     state, tokenizer = state_of(tiny_model()), tiny_tokenizer()
     tokenizer.eos_token = None
     with pytest.raises(ConfigError, match="no EOS"):
-        PreferenceTuner(state, tokenizer, SETTINGS)
+        PreferenceTuner(state, tokenizer, **SETTINGS)
     monkeypatch.setattr(LowRankAdapter, "device", torch.device("cuda"))
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
-        PreferenceTuner(state, tiny_tokenizer(), SETTINGS)
+        PreferenceTuner(state, tiny_tokenizer(), **SETTINGS)
 
 
 @pytest.mark.parametrize("chat", [False, True])
@@ -257,7 +257,7 @@ def test_a_request_that_would_be_cut_is_refused(chat: bool) -> None:
     """Its answers would be drawn for one prompt and preferred for another, or for none. The context has 64 tokens."""
     made = tuned()
     made.tokenizer.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    tuner = PreferenceTuner(made.state, made.tokenizer, SETTINGS, chat=chat)
+    tuner = PreferenceTuner(made.state, made.tokenizer, chat=chat, **SETTINGS)
     tuner.refuse_long(["a" * 54], 10)
     tuner.refuse_long(["a" * 32], 500)
     for request, room in (("a" * 55, 10), ("a" * 33, 500)):

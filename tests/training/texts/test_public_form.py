@@ -20,7 +20,7 @@ from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.methods import find_row
 from privlora.synthesis.writers import ModelWriter
 from privlora.training.inputs import load_data, tokenise
-from privlora.training.public_form import refuse_formless
+from privlora.training.public_form import PublicForm
 from privlora.training.texts.synthetic_texts import SyntheticTexts, refuse_unusable_texts
 
 PROMPT = "write a note."
@@ -76,8 +76,8 @@ def test_a_public_answer_is_read_as_a_private_one(form: str, source: str, tmp_pa
     given: dict[str, Any] = {"callable": "a:b", "random_prompt": PROMPT}
     if source == "file":
         given = {"file": write_public(tmp_path, [*map(as_record, answers)])}
-    settings, tokenizer = read(FORMS[form], **given), tiny_tokenizer()
-    public = SyntheticTexts(settings, tiny_llama(), tokenizer, evolving=False, own=Notes()).examples()
+    settings, tokenizer, fixed = read(FORMS[form], **given), tiny_tokenizer(), find_row("pe-sgd-fix")
+    public = SyntheticTexts(settings, tiny_llama(), tokenizer, fixed, Notes()).examples()
     private = tokenise([*map(as_record, answers)], settings.data, tokenizer)
     assert sorted(each.digest for each in public) == sorted(each.digest for each in private)
     for example in public:
@@ -190,7 +190,7 @@ REFUSED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
 def test_public_texts_without_a_form_are_refused(name: str) -> None:
     form, synthesis, says = REFUSED[name]
     with pytest.raises(ConfigError, match=says):
-        refuse_formless(read(form, **synthesis))
+        PublicForm(read(form, **synthesis)).refuse_none()
 
 
 def test_a_broken_public_record_is_named_by_its_number(tmp_path: Path) -> None:

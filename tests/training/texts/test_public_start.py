@@ -25,8 +25,8 @@ from privlora.names import PUBLIC_GRADIENT
 from privlora.training import assembly
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.models import unchanged_afterwards
-from privlora.training.texts import public_start
-from privlora.training.texts.public_start import mean_gradient_subspaces
+from privlora.training.texts import public_gradients
+from privlora.training.texts.public_gradients import mean_gradient_subspaces
 
 TEXTS = [example for seed in (1, 2, 3) for example in uneven_examples(seed)]
 PUBLIC = [f"a note about nothing, number {i}." for i in range(12)]
@@ -77,14 +77,14 @@ def norm(gradient: dict[str, Tensor]) -> float:
 def weights(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
     """What the texts were weighted with, by call of _product."""
     seen: list[Tensor] = []
-    product = public_start._SumOfGradients._product
+    product = public_gradients._SumOfGradients._product
 
     def noted(self: Any, *args: Any, **options: Any) -> list[Tensor]:
         result = product(self, *args, **options)
         seen.append(self.weights)
         return result
 
-    monkeypatch.setattr(public_start._SumOfGradients, "_product", noted)
+    monkeypatch.setattr(public_gradients._SumOfGradients, "_product", noted)
     return seen
 
 
@@ -258,21 +258,6 @@ def test_a_start_is_shared_where_it_is_the_same(tmp_path: Path, monkeypatch: pyt
     assert ranks == [2, 2]
     public.subspaces(settings(tmp_path, adapter={"r": 3}), model)
     assert ranks == [2, 2, 3]
-
-
-def test_the_first_384_texts_are_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    counts: list[int] = []
-
-    def counted(adapter: LowRankAdapter, texts: list[Example], **options: Any) -> Subspaces:
-        counts.append(len(texts))
-        return {}
-
-    monkeypatch.setattr(assembly, "mean_gradient_subspaces", counted)
-    public = PublicStart(tiny_tokenizer())
-    chosen = settings(tmp_path)
-    Path(str(chosen.adapter.public_text)).write_text("a line\n" * 500)
-    public.subspaces(chosen, tiny_model())
-    assert counts == [384]
 
 
 def test_without_texts_it_is_refused(tmp_path: Path) -> None:

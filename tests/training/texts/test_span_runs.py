@@ -206,16 +206,6 @@ def test_a_relative_rate_is_the_length_of_a_step_over_all_modules(relative: bool
 
 
 @by_name
-def test_without_noise_the_loss_falls(name: str) -> None:
-    parts = build_parts(
-        settings(name), tiny_model(), texts=lambda _: Examples(uneven_examples(), pad_token_id=0)
-    )
-    step = step_of(parts, 0.0, rate=1.0 if name == "span-prism" else 0.02)
-    losses = [float(step.take(range(6)).losses.sum()) for _ in range(8)]
-    assert losses[-1] < 0.9 * losses[0]
-
-
-@by_name
 def test_a_checkpoint_goes_on_to_the_adapter_that_would_have_been(name: str, tmp_path: Path) -> None:
     """Scores that wait for the next texts are in it; the texts themselves are kept by whoever gives them."""
     ends = []
@@ -250,12 +240,6 @@ def test_the_declared_rate_is_what_counts() -> None:
     )
     ((event, _),) = plan.phases
     assert event.sampling == PoissonSampling(0.3)
-
-
-@by_name
-def test_every_release_costs_one_gaussian_mechanism(name: str) -> None:
-    plan = plan_privacy(settings(name))
-    assert plan.phases == plan_privacy(settings("dp-adamw")).phases
 
 
 def test_clipping_that_scales_everybody_has_no_norm_to_adapt() -> None:

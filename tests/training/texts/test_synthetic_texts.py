@@ -5,14 +5,14 @@ from __future__ import annotations
 import json
 import signal
 from collections.abc import Sequence
-from itertools import groupby, pairwise
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from promises import promise
-from run_cases import RECORDS, StopAt
+from run_cases import RECORDS
 from safetensors.torch import load_file
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -181,14 +181,6 @@ def test_a_signal_in_the_last_step_publishes_the_run(tmp_path: Path) -> None:
 
 
 @quickly
-def test_fixed_texts_are_asked_for_once(tmp_path: Path) -> None:
-    model = tiny_model()
-    notes = Notes(model)
-    tune(model, tmp_path / "run", generator=notes, method={"name": "pe-sgd-fix", "learning_rate": 0.05})
-    assert len(notes.asked) == 2  # the seeds, and the variation of each
-
-
-@quickly
 @pytest.mark.parametrize("evolution", ["none", "variations"])
 def test_texts_evolve_after_each_step_or_stay(tmp_path: Path, evolution: str) -> None:
     model = tiny_model()
@@ -216,34 +208,12 @@ def test_a_generator_that_fails_loses_nothing(tmp_path: Path, fails_at: int) -> 
 
 
 @quickly
-def test_a_failure_before_a_step_charges_nothing(tmp_path: Path) -> None:
-    model = tiny_model()
-    with pytest.raises(GeneratorError):
-        tune(model, tmp_path / "run", generator=Notes(model, fails_at=4))
-    ledger = read_ledger(RunFolder(tmp_path / "run").ledger)
-    assert ledger.charges == 2
-    result = go_on(tmp_path / "run", model, Notes(model))
-    ledger = read_ledger(RunFolder(tmp_path / "run").ledger)
-    assert ledger.charges == result.steps == PRIVACY["steps"]
-
-
-@quickly
 def test_a_generator_in_memory_has_to_be_given_again(tmp_path: Path) -> None:
     model = tiny_model()
     with pytest.raises(GeneratorError):
         tune(model, tmp_path / "run", generator=Notes(model, fails_at=4))
     with pytest.raises(PrivloraError, match="generator was in memory"):
         go_on(tmp_path / "run", model)
-
-
-@quickly
-def test_copies_are_left_out(tmp_path: Path) -> None:
-    model = tiny_model()
-    notes = Notes(model)
-    notes.vary = lambda texts: [text.upper() for text in texts]  # type: ignore[method-assign]
-    tune(model, tmp_path / "run", generator=notes, privacy=NOT_PRIVATE)
-    saved = load_file(RunFolder(tmp_path / "run").checkpoint)
-    assert len(saved["texts/population.lengths"]) <= K
 
 
 @quickly
@@ -457,30 +427,6 @@ def test_a_generator_that_tells_all_it_was_given_tells_of_no_record(tmp_path: Pa
     assert told == " ".join(given)
     words = {word for record in RECORDS for word in (record["text"], "came in at", "with a cold")}
     assert not any(word in told for word in words)
-
-
-@quickly
-def test_whoever_watches_is_told_of_the_work_on_public_texts(tmp_path: Path) -> None:
-    class Watching(StopAt):
-        def __init__(self) -> None:
-            super().__init__(step=0)
-            self.told: list[tuple[str, int, int]] = []
-
-        def on_public_work(self, what: str, done: int, total: int) -> None:
-            self.told.append((what, done, total))
-
-        def on_step(self, report: StepReport) -> None:
-            self.told.append(("step", report.step, report.steps))
-
-    watching = Watching()
-    words = {"chat": False, "random_prompt": "note: ", "max_new_tokens": 12}
-    synthesis, run = {**SYNTHESIS, **words, "warm_start_epochs": 1}, {"tokens_per_micro_batch": 40}
-    tune(tiny_model(), tmp_path / "run", synthesis=synthesis, observer=watching, run=run)
-    texts, gradients = ("writing public texts", "gradients of public texts")
-    kinds = [what for what, _ in groupby(what for what, _, _ in watching.told)]
-    assert kinds[:4] == [texts, "ordinary steps on public texts", gradients, "step"]
-    assert kinds[4:] == [texts, gradients, "step"] * (PRIVACY["steps"] - 1)
-    assert all(done <= total <= K * L for what, done, total in watching.told if what != "step")
 
 
 @quickly

@@ -17,7 +17,7 @@ from run_cases import Bench, in_a_child
 from safetensors.torch import load_file
 
 from privlora.accounting import read_ledger
-from privlora.api import Result, fine_tune
+from privlora.api import Result
 from privlora.errors import ConfigError, DataError, GeneratorError, PrivacyError, PrivloraError
 from privlora.mechanisms import NoiseSource
 from privlora.synthesis.embeddings import hidden_states
@@ -140,12 +140,6 @@ def test_a_user_votes_once_with_all_records(
     assert read_ledger(result.release / "ledger.jsonl").plan.unit == "user"
 
 
-def test_drawn_voters_are_accounted_as_drawn(shop: Shop, tmp_path: Path) -> None:
-    result = shop.start(tmp_path / "run", privacy={"sample_rate": 0.5})
-    (event,) = {event for event, _ in read_ledger(result.release / "ledger.jsonl").plan.phases}
-    assert event.sampling.sample_rate == 0.5
-
-
 def test_private_texts_are_embedded_one_by_one(
     shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -156,7 +150,7 @@ def test_private_texts_are_embedded_one_by_one(
         seen.append(list(texts))
         return hidden_states(model, tokenizer, texts, **settings)
 
-    monkeypatch.setattr("privlora.training.texts.ballot.hidden_states", noted)
+    monkeypatch.setattr("privlora.training.assembly.hidden_states", noted)
     shop.start(tmp_path / "run")
     private = {record["text"] for record in RECORDS}
     assert [texts for texts in seen if private.intersection(texts)] == [[text["text"]] for text in RECORDS]
@@ -314,20 +308,6 @@ def test_what_votes_have_not_is_refused(
     with pytest.raises(ConfigError, match=words):
         shop.start(tmp_path / "run", **options)
     assert not (tmp_path / "run").exists()
-
-
-def test_without_texts_there_is_nothing_to_vote_on(shop: Shop, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="releases votes on public texts, and none are given"):
-        fine_tune(
-            shop.model,
-            RECORDS,
-            tokenizer=shop.tokenizer,
-            output=tmp_path / "run",
-            privacy=PRIVACY,
-            adapter={"r": 2},
-            data={"max_length": 40},
-            method="aug-pe",
-        )
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,6 @@ import tempfile
 import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
 from hashlib import sha256
 from importlib.util import find_spec
 from typing import Any
@@ -31,30 +30,20 @@ from privlora.training.forward import training_passes
 from privlora.training.state import TrainState
 
 
-@dataclass(frozen=True)
-class PreferenceSettings:
-    """Of one round's DPO. Defaults are those of POPri (Hou et al. 2025), whose model has 8 billion parameters.
-
-    beta: how strongly the reference holds the model. learning_rate: of AdamW, which falls linearly to 0.
-    epochs: over a round's preferences. batch_size: preferences a step.
-    """
-
-    beta: float = 0.01
-    learning_rate: float = 8e-7
-    epochs: int = 1
-    batch_size: int = 8
-
-
 class PreferenceTuner:
     """Tunes a state's factors on the preferences of a round. All of it is public.
 
     A round follows from the state, the preferences and the public seed alone: where the state is stored with that of
     the rounds, in one file, a round whose tuning a crash cut off comes out as it would have.
+    Defaults are those of POPri (Hou et al. 2025), whose model has 8 billion parameters.
 
     Args:
         state: in coordinates of both factors; its adapter is attached.
         tokenizer: the model's.
-        settings: of each round.
+        learning_rate: of AdamW, which falls linearly to 0.
+        beta: how strongly the reference holds the model.
+        epochs: over a round's preferences.
+        batch_size: preferences a step.
         chat: whether prompts are a user's turns; else completions go on with them.
         seed: PUBLIC; the order of preferences follows from it.
 
@@ -67,8 +56,11 @@ class PreferenceTuner:
         self,
         state: TrainState,
         tokenizer: Any,
-        settings: PreferenceSettings,
         *,
+        learning_rate: float,
+        beta: float = 0.01,
+        epochs: int = 1,
+        batch_size: int = 8,
         chat: bool = False,
         seed: int = 0,
     ) -> None:
@@ -84,8 +76,9 @@ class PreferenceTuner:
             what = "tuning a model by preferences uses one GPU, and this process sees several"
             raise ConfigError(what, fix="set CUDA_VISIBLE_DEVICES to one of them")
         self._state, self._adapter, self._scale = state, state.adapter, scale
-        self._tokenizer, self._settings = tokenizer, settings
-        self._chat, self._seed = chat, seed
+        self._tokenizer, self._chat, self._seed = tokenizer, chat, seed
+        self._dpo = {"beta": beta, "learning_rate": learning_rate, "num_train_epochs": epochs}
+        self._dpo["per_device_train_batch_size"] = batch_size
 
     def tune(self, preferences: list[Preference]) -> None:
         """One round of DPO, against the model as it is now. Without a preference the model stays.
@@ -181,14 +174,10 @@ class PreferenceTuner:
     def _arguments(self, folder: str, seed: int) -> Any:
         from trl import DPOConfig
 
-        chosen = self._settings
         model: Any = self._adapter.model
         return DPOConfig(
+            **self._dpo,
             output_dir=folder,
-            beta=chosen.beta,
-            learning_rate=chosen.learning_rate,
-            num_train_epochs=chosen.epochs,
-            per_device_train_batch_size=chosen.batch_size,
             max_length=getattr(model.config, "max_position_embeddings", None),
             seed=seed,
             use_cpu=self._adapter.device.type == "cpu",

@@ -18,7 +18,7 @@ from privlora.randomness import counter_generator
 from privlora.synthesis.generators import FileGenerator, build_generator
 from privlora.synthesis.population import Population, deduplicate, start
 from privlora.training.inputs import tokenise
-from privlora.training.public_form import as_records, file_texts, record_template, refuse_formless
+from privlora.training.public_form import PublicForm
 
 _GENERATOR, _POPULATION = "generator.", "population."
 _FEWEST: Final = 2
@@ -31,9 +31,10 @@ class SyntheticTexts:
     They are public: the generator sees fixed words, earlier texts, and the model as releases have made it. Everything
     that is drawn follows from run.seed. A text stands where a record would, as ``public_form`` says.
 
-    model: asked as it is at that moment, with the adapter as trained so far, where it writes. evolving: whether
-    texts are chosen and varied; else those of the first step stay. own: instead of synthesis.callable, in Python.
-    distinct: whether copies are left out, so that there may be fewer texts than settings say.
+    model: asked as it is at that moment, with the adapter as trained so far, where it writes. method: along whose
+    steps texts are chosen and varied, or stay those of the first. Where it releases gradients copies are left out, so
+    that there may be fewer texts than settings say; votes go to as many texts in every round. own: instead of
+    synthesis.callable, in Python.
 
     tell: set by who shows how far the work on them is, which takes most of a step: (what, done, all), all public.
     warn: set by who shows what is odd about them, a public sentence; said once.
@@ -46,24 +47,22 @@ class SyntheticTexts:
         settings: Settings,
         model: torch.nn.Module,
         tokenizer: Any,
-        *,
-        evolving: bool,
+        method: Method,
         own: Any = None,
-        distinct: bool = True,
     ) -> None:
         assert settings.synthesis is not None
         self.tell: Callable[[str, int, int], None] = _unheard
         self.warn: Callable[[str], None] = _unheard
         self._warned = False
         self._chosen: SynthesisSettings = settings.synthesis
-        self._settings, self.tokenizer = settings, tokenizer
-        refuse_formless(settings)
+        self._data, self.tokenizer = settings.data, tokenizer
+        self._form = PublicForm(settings)
+        self._form.refuse_none()
         self._seed = settings.run.seed
         self._fresh = settings.synthesis.evolution == "fresh"
-        self._evolves = evolving and settings.synthesis.evolution != "none"
-        later = _later_texts(self._chosen, settings.privacy.steps) if self._evolves else 0
-        self._needed = self._chosen.count + later
-        self._distinct = distinct
+        self._distinct = method.releases == "gradients"
+        self._evolves = self._distinct and _evolve(self._chosen, method)
+        self._needed = self._chosen.count + _later_texts(self._chosen, method, settings.privacy.steps)
         self.generator = build_generator(
             self._chosen,
             seed=self._seed,
@@ -71,8 +70,8 @@ class SyntheticTexts:
             tokenizer=tokenizer,
             own=own,
             max_tokens=settings.run.max_tokens,
-            texts=file_texts(settings) if self._chosen.generator == "file" else (),
-            template=record_template(settings.data),
+            texts=self._form.file_texts(),
+            template=self._form.template,
         )
         self.generator.told = lambda written, total: self.tell("writing public texts", written, total)
         self._population = Population([])
@@ -116,7 +115,7 @@ class SyntheticTexts:
 
     def as_records(self, texts: Sequence[str]) -> Examples:
         """Any texts, as records are tokenised."""
-        return tokenise(as_records(texts, self._settings), self._settings.data, self.tokenizer)
+        return tokenise(self._form.records(texts), self._data, self.tokenizer)
 
     def examples(self) -> Examples:
         """The texts as records are tokenised. Raises DataError where none of them has something to predict."""
@@ -208,15 +207,17 @@ class SyntheticTexts:
             )
 
 
-def _later_texts(chosen: SynthesisSettings, steps: int) -> int:
-    """Texts that a run of so many steps asks for after its first ones, where they evolve."""
-    times = steps - 1 + chosen.publish
-    return times * (chosen.count if chosen.evolution == "fresh" else chosen.seeds * chosen.variations)
+def _evolve(chosen: SynthesisSettings, method: Method) -> bool:
+    return method.public_texts == "evolving" and chosen.evolution != "none"
 
 
-def texts_of_rounds(chosen: SynthesisSettings, rounds: int) -> int:
-    """The same of a row that releases votes, on so many rounds."""
-    return rounds * chosen.seeds * chosen.variations
+def _later_texts(chosen: SynthesisSettings, method: Method, steps: int) -> int:
+    """Texts that a run of so many steps or rounds asks for after its first ones."""
+    varied = chosen.seeds * chosen.variations
+    if method.releases == "votes":
+        return steps * varied
+    times = (steps - 1 + chosen.publish) * _evolve(chosen, method)
+    return times * (chosen.count if chosen.evolution == "fresh" else varied)
 
 
 def refuse_unusable_texts(settings: Settings, method: Method) -> None:
@@ -224,21 +225,15 @@ def refuse_unusable_texts(settings: Settings, method: Method) -> None:
     column and how many texts it has, of a function whether it is there. No text is written and no server asked."""
     chosen = settings.synthesis
     assert chosen is not None
-    refuse_formless(settings)
+    form = PublicForm(settings)
+    form.refuse_none()
     files = [chosen.file] if isinstance(chosen.file, str) else chosen.file or []
     if chosen.generator == "model" or any(file.startswith(HUB) for file in files):
         return
-    texts = file_texts(settings) if chosen.generator == "file" else ()
-    template = record_template(settings.data)
-    generator = build_generator(chosen, seed=settings.run.seed, texts=texts, template=template)
+    seed, texts = settings.run.seed, form.file_texts()
+    generator = build_generator(chosen, seed=seed, texts=texts, template=form.template)
     if isinstance(generator, FileGenerator):
-        steps = settings.privacy.steps
-        later = 0
-        if method.releases == "votes":
-            later = texts_of_rounds(chosen, steps)
-        elif method.public_texts == "evolving" and chosen.evolution != "none":
-            later = _later_texts(chosen, steps)
-        generator.refuse_fewer(chosen.count + later)
+        generator.refuse_fewer(chosen.count + _later_texts(chosen, method, settings.privacy.steps))
 
 
 def _texts(count: int) -> str:
