@@ -419,8 +419,8 @@ class PrivacySettings(Group):
     private: bool = True
     """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
-    """Epsilon at the end of the run; the noise multiplier follows from it. Give this, a target share (target_right_guesses,
-    target_found), or noise_multiplier."""
+    """Epsilon at the end of the run; the noise multiplier follows from it. Give this, target_right_guesses, target_found
+    or noise_multiplier."""
     target_right_guesses: float | None = Field(default=None, gt=0.5, lt=1)
     """Target instead of epsilon: who guesses whether a unit took part is right in at most this share of cases, such as
     0.6 (a coin: 0.5)."""
