@@ -518,7 +518,7 @@ def test_exporting(finished: Path, folder: Path, refused: Refused) -> None:
 @pytest.mark.parametrize("line", ["trian", "plan . privacy.steps=0"])
 def test_a_process_of_its_own(line: str, folder: Path) -> None:
     before = tree(folder)
-    command = [sys.executable, "-m", "privlora.cli", *line.split()]
+    command = [sys.executable, "-m", "privlora", *line.split()]
     environment = {**os.environ, "PYTHONPATH": str(Path(privlora.__file__).parents[1])}
     ended = subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environment, check=False, timeout=120

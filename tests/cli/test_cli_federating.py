@@ -252,22 +252,6 @@ def test_a_run_of_void_rounds_fails_in_words(
     assert not (folder / "run/release/adapter_model.safetensors").exists()
 
 
-def test_an_interruption_before_the_start_leaves_nothing(
-    config: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("privlora.federated.run.load_clients", interrupt)
-    stopped = call("train", config)
-    assert stopped.code == 130
-    assert (
-        stopped.err.splitlines()[-1]
-        == "interrupted: before the run started; nothing was released or spent, and the same command begins anew"
-    )
-    assert not (folder / "run").exists()
-
-
 # --- the table of rules ---
 
 
