@@ -81,7 +81,7 @@ class Lying(Between):
         return self.lies[reply.round - 1](reply, self.before)
 
 
-def _result_of(
+def result_of(
     folder: Path, lies: Iterable[Lie], patch: pytest.MonkeyPatch, asked: str = "train", **options: Any
 ) -> dict[str, torch.Tensor]:
     class Told(Lying):
@@ -104,8 +104,8 @@ def assert_equal(one: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -
 
 
 def test_the_others_go_on_as_if_it_had_dropped_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    without = _result_of(tmp_path / "without", [silent] * len(PLAIN), monkeypatch)
-    lied = _result_of(tmp_path / "lied", PLAIN.values(), monkeypatch)
+    without = result_of(tmp_path / "without", [silent] * len(PLAIN), monkeypatch)
+    lied = result_of(tmp_path / "lied", PLAIN.values(), monkeypatch)
     assert_equal(without, lied)
     for folder in ("without", "lied"):
         rounds = History(tmp_path / folder / "private/rounds.jsonl").rounds()
@@ -119,17 +119,17 @@ def test_an_answer_counts_once_and_for_its_sender(tmp_path: Path, monkeypatch: p
         lambda r, _: [r, replace(r, client="client-1")],
         lambda r, _: [replace(r, client="client-1")],
     ]
-    honest = _result_of(tmp_path / "honest", [lambda r, _: [r]] * 2, monkeypatch)
-    assert_equal(honest, _result_of(tmp_path / "lied", lies[:2], monkeypatch))
-    without = _result_of(tmp_path / "without", [silent], monkeypatch)
-    assert_equal(without, _result_of(tmp_path / "other", lies[2:], monkeypatch))
+    honest = result_of(tmp_path / "honest", [lambda r, _: [r]] * 2, monkeypatch)
+    assert_equal(honest, result_of(tmp_path / "lied", lies[:2], monkeypatch))
+    without = result_of(tmp_path / "without", [silent], monkeypatch)
+    assert_equal(without, result_of(tmp_path / "other", lies[2:], monkeypatch))
 
 
 def test_both_stages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client that lies in the second stage only has dropped out between the two."""
-    without = _result_of(tmp_path / "without", [silent] * len(PLAIN), monkeypatch, "sketch", rule="fedask")
+    without = result_of(tmp_path / "without", [silent] * len(PLAIN), monkeypatch, "sketch", rule="fedask")
     lies = {**PLAIN, "another kind": lambda r, _: some(r, kind="train")}
-    lied = _result_of(tmp_path / "lied", lies.values(), monkeypatch, "sketch", rule="fedask")
+    lied = result_of(tmp_path / "lied", lies.values(), monkeypatch, "sketch", rule="fedask")
     assert_equal(without, lied)
 
 
@@ -151,15 +151,15 @@ MASKED: list[Lie] = [
 
 def test_lies_about_a_masked_vector(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     options = {"rule": "joint", "clients": 4, "survivors": 3}
-    without = _result_of(tmp_path / "without", [silent] * len(MASKED), monkeypatch, **options)
-    assert_equal(without, _result_of(tmp_path / "lied", MASKED, monkeypatch, **options))
+    without = result_of(tmp_path / "without", [silent] * len(MASKED), monkeypatch, **options)
+    assert_equal(without, result_of(tmp_path / "lied", MASKED, monkeypatch, **options))
 
 
 def test_any_numbers_under_the_masks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody sees what a client masked: its lie is in the sum, but the server goes on, and the state stays finite."""
     lies: list[Lie] = [lambda r, _: each(r, lambda t: torch.full_like(t, 2**31 + 7))] * 4
     for rule in ("joint", "tan"):
-        found = _result_of(tmp_path / rule, lies, monkeypatch, rule=rule, secure_aggregation=True)
+        found = result_of(tmp_path / rule, lies, monkeypatch, rule=rule, secure_aggregation=True)
         assert all(bool(tensor.isfinite().all()) for tensor in found.values())
 
 
