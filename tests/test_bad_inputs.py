@@ -501,7 +501,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, refused: Refused)
 def test_exporting(finished: Path, folder: Path, refused: Refused) -> None:
     run, new = finished / "run", folder / "new"
     for argv, word in (
-        ([], "RUN, OUT and one of --merge and --as-lora are missing"),
+        ([], "RUN is missing; OUT is missing; one of --merge and --as-lora is missing"),
         ([run, new, "--merge", "--as-lora"], "are both given"),
         ([run, "--output", folder, "--as-lora"], "exists already"),
         ([folder, new, "--as-lora"], "no run in"),
