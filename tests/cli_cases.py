@@ -159,12 +159,7 @@ def tree(folder: Path) -> dict[str, bytes | None]:
 
 
 def refuses(
-    call: Call,
-    folder: Path,
-    argv: list[object],
-    *words: str,
-    quiet: bool = True,
-    said: Sequence[str] = (),
+    call: Call, folder: Path, argv: list[object], *words: str, quiet: bool = True, said: Sequence[str] = ()
 ) -> Outcome:
     """The command refuses in one line that holds ``words``, or with a line for each fix; nothing changes in
     ``folder``.

@@ -9,13 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-import yaml
 from tiny_models import tiny_model, tiny_tokenizer
 
 import privlora
 from privlora.accounting import read_ledger
-from privlora.api_synthesis import synthesize_run
-from privlora.config import load_settings
 from privlora.errors import ConfigError, RunError
 from privlora.training.observer import Observer
 
@@ -117,32 +114,13 @@ def test_a_finished_run_is_asked_at_no_cost(tmp_path: Path) -> None:
         )
 
 
-def test_a_file_says_the_settings_too(tmp_path: Path) -> None:
-    made = make(tiny_model(), tmp_path / "first")
-    settings = yaml.safe_load((tmp_path / "first/private/config.resolved.yaml").read_text())
-    settings["run"]["output"] = str(tmp_path / "second")
-    (tmp_path / "texts.yaml").write_text(yaml.safe_dump(settings))
-    result = synthesize_run(
-        tmp_path / "texts.yaml",
-        model=tiny_model(),
-        tokenizer=tiny_tokenizer(),
-        records=RECORDS,
-        generator=Notes(),
-    )
-    assert len(result.texts) == len(made.texts)
-    assert load_settings(tmp_path / "second/private/config.resolved.yaml").method.name == "aug-pe"
-
-
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({"source": "runs/a"}, "give records, or source, and not both"),
         ({"synthesis": None, "generator": None}, "nothing says who writes the texts"),
         ({"synthesis": "model"}, "synthesis is of type str"),
-        (
-            {"synthesis": {"seeds": 3, "file": "p.jsonl"}},
-            "generator is given, and synthesis names another",
-        ),
+        ({"synthesis": {"seeds": 3, "file": "p.jsonl"}}, "generator is given, and synthesis names another"),
         ({"method": {"name": "prism"}}, "synthesis.callable asks another writer"),
         ({"privacy": None}, "privacy"),
     ],

@@ -501,7 +501,7 @@ def test_evaluating(finished: Path, model: Path, folder: Path, refused: Refused)
 def test_exporting(finished: Path, folder: Path, refused: Refused) -> None:
     run, new = finished / "run", folder / "new"
     for argv, word in (
-        ([], "RUN, OUT and one of --merge and --as-lora are missing"),
+        ([], "RUN is missing; OUT is missing; one of --merge and --as-lora is missing"),
         ([run, new, "--merge", "--as-lora"], "are both given"),
         ([run, "--output", folder, "--as-lora"], "exists already"),
         ([folder, new, "--as-lora"], "no run in"),
@@ -518,7 +518,7 @@ def test_exporting(finished: Path, folder: Path, refused: Refused) -> None:
 @pytest.mark.parametrize("line", ["trian", "plan . privacy.steps=0"])
 def test_a_process_of_its_own(line: str, folder: Path) -> None:
     before = tree(folder)
-    command = [sys.executable, "-m", "privlora.cli", *line.split()]
+    command = [sys.executable, "-m", "privlora", *line.split()]
     environment = {**os.environ, "PYTHONPATH": str(Path(privlora.__file__).parents[1])}
     ended = subprocess.run(
         command, capture_output=True, text=True, cwd=folder, env=environment, check=False, timeout=120

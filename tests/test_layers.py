@@ -33,10 +33,10 @@ LAYERS = (
     {"rehearsals", "starting"},
     {"profiling", "reporting", "stacked"},
     {"federated"},
-    {"auditing", "calling", "result", "screen"},
+    {"auditing", "calling", "result"},
     {"running"},
     {"api"},
-    {"api_synthesis", "demo", "trainer"},
+    {"demo", "trainer"},
     {"cli"},
     {"lab"},
 )

@@ -18,12 +18,11 @@ from privlora.config import settings_from
 from privlora.consoles import VARIABLE
 from privlora.data.summary import DataSummary
 from privlora.errors import DataError, PrivacyError, RunError
-from privlora.screen import Screen
+from privlora.running import _Screen
 from privlora.training.callbacks import PublicEvent
 from privlora.training.loop import Interrupted
 from privlora.training.observer import Observer
 from privlora.training.progress import WRITING
-from privlora.training.takeover import OVER
 
 NUMBERS = DataSummary(730, 730, 41.0, 77.0, cut=0.42, mostly_cut=0.21, empty=0.013, repeated=0.027)
 
@@ -42,7 +41,7 @@ def settings(folder: Path, **run: Any) -> Any:
 
 def told(folder: Path, *, terminal: bool) -> str:
     written = io.StringIO()
-    shown = Screen(Console(file=written, force_terminal=terminal, width=500, highlight=False))
+    shown = _Screen(Console(file=written, force_terminal=terminal, width=500, highlight=False))
     shown.on_data(NUMBERS, settings(folder))
     return written.getvalue()
 
@@ -116,19 +115,6 @@ def test_a_call_may_be_silent(
     assert not re.search("plan|step|ε", capfd.readouterr().err)
 
 
-@pytest.mark.usefixtures("asked")
-@pytest.mark.parametrize(("rate", "times"), [(2e-4, 1), (1e-1, 0), (None, 0)])
-def test_a_rate_from_elsewhere_is_warned_of_once(
-    rate: float | None, times: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """2e-4 is usual for LoRA without noise, and less than a hundredth of prism's own for twelve steps."""
-    folder = tmp_path / "run"
-    call(folder, method={"name": "prism", "learning_rate": rate})
-    assert capfd.readouterr().err.count("WARNING: method.learning_rate 0.0002 is 1/705 of") == times
-    resume_run(folder, model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
-    assert "is it meant" not in capfd.readouterr().err  # it is too late
-
-
 def stop(event: PublicEvent) -> None:
     if event.kind == "step":
         event.stop()
@@ -191,13 +177,3 @@ def test_a_run_goes_on_with_its_public_records(tmp_path: Path) -> None:
     with pytest.raises(PrivacyError, match="evaluation records are not those"):
         resume_run(tmp_path / "run", evaluation=[{"text": "of somebody else."}], **given)
     assert resume_run(tmp_path / "run", evaluation=PUBLIC, **given).steps == PRIVACY["steps"]
-
-
-@pytest.mark.usefixtures("asked")
-def test_a_resumed_run_says_where_it_goes_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(Interrupted):
-        call(tmp_path / "run", callbacks=[stop])
-    assert "going on" not in capfd.readouterr().err  # of a fresh one
-    for said in (r"going on after step 1 of \d+, epsilon so far [\d.]+ \(δ 0\.001\)", re.escape(OVER)):
-        resume_run(tmp_path / "run", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
-        assert re.search(said, " ".join(capfd.readouterr().err.split()))

@@ -15,7 +15,7 @@ from run_cases import PRIVACY, PUBLIC, RECORDS
 from tiny_models import tiny_model, tiny_tokenizer
 from transformers import TrainingArguments
 
-import privlora.trainer.trainer
+import privlora.trainer
 from privlora import PrivateConfig, PrivateTrainer
 from privlora.calling import settings_of_call
 from privlora.config import Settings
@@ -51,7 +51,7 @@ def test_what_nobody_gives_is_auto(
         found.append(settings_of_call(*given, **named))
         return found[-1]
 
-    monkeypatch.setattr(privlora.trainer.trainer, "settings_of_call", look)
+    monkeypatch.setattr(privlora.trainer, "settings_of_call", look)
     promise = {"target_epsilon": 3.0, "delta": 1e-4, "public_dataset_size": 1000}
     more = {"privacy": promise, "data": {"unchecked": True}}
     used = {"output_dir": str(tmp_path / "run"), **({} if kind is PrivateConfig else {"use_cpu": True})}
@@ -206,7 +206,7 @@ def test_a_devices_batch_says_nothing_of_several_processes(
     joined = {"WORLD_SIZE": "2", "RANK": "0", "MASTER_ADDR": "localhost", "MASTER_PORT": "1"}
     for name, value in joined.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(ConfigError, match=r"per_device_train_batch_size.*which all processes share.*Fix: "):
+    with pytest.raises(ConfigError, match=r"over all processes\. Of one.*per_device_train_batch_size.*Fix: "):
         trainer(config(tmp_path / "run", **args))
 
 
@@ -321,20 +321,6 @@ def test_columns_are_seen_from_the_first_record(
     assert found._groups["data"] == {"max_length": 40, **columns}
 
 
-KINDS: dict[str, Any] = {
-    "dataset": lambda: datasets.Dataset.from_list(RECORDS),
-    "streaming": lambda: datasets.Dataset.from_list(RECORDS).to_iterable_dataset(),
-    "generator": lambda: (record for record in RECORDS),
-    "texts": lambda: [record["text"] for record in RECORDS],
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_data_of_every_kind(kind: str, tmp_path: Path) -> None:
-    one = trainer(config(tmp_path / "run"), train_dataset=KINDS[kind](), eval_dataset=None)
-    assert one._records == RECORDS
-
-
 def test_files_and_splits(tmp_path: Path) -> None:
     file = tmp_path / "x.jsonl"
     file.write_text("\n".join(map(json.dumps, RECORDS)))
@@ -415,15 +401,6 @@ def test_no_single_record_decides_how_all_are_read(tmp_path: Path) -> None:
         assert "hello" not in str(refused.value)
 
 
-def test_what_others_put_into_a_release_is_not_saved(tmp_path: Path) -> None:
-    one = trainer(config(tmp_path / "run", max_steps=1))
-    one.train()
-    (one.result.release / "stray.jsonl").symlink_to(tmp_path / "run/private/training_loss.jsonl")
-    with pytest.raises(PrivacyError, match="is a link"):
-        one.save_model(tmp_path / "saved")
-    assert not (tmp_path / "saved").exists()
-
-
 def test_the_model_of_a_run_that_is_over_is_the_trained_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -454,11 +431,7 @@ def test_what_was_altered_is_not_saved_and_pages_are_made_anew(tmp_path: Path) -
     ("given", "own", "said"),
     [
         ({"num_train_epochs": 3}, {}, "expected_batch_size=8)"),
-        (
-            {"gradient_accumulation_steps": 2},
-            {},
-            "expected_batch_size=16) where per_device_train_batch_size=8",
-        ),
+        ({"gradient_accumulation_steps": 2}, {}, "expected_batch_size=16)"),
         ({"num_train_epochs": 2, "per_device_train_batch_size": 4}, {}, "set max_steps=200"),
         ({}, {"expected_batch_size": 16}, "set max_steps=75"),
         ({"gradient_accumulation_steps": 2}, {"sample_rate": 0.08}, "set max_steps=38"),

@@ -57,6 +57,7 @@ from privlora.geometry.fixed_rank import Point, Tangent, nearest_tangent
 from privlora.randomness import counter_generator
 from privlora.rehearsals.noise_alone import own_texts
 from privlora.rehearsals.settling import turning_share
+from privlora.rehearsals.trials import Bench
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
@@ -214,7 +215,7 @@ def operators_of(table: teams.Table, cell: teams.Cell, power: float) -> list[tup
     """Of each group, (sites, m, m) and (sites, n, n): powers of the mean P P^T and Q Q^T, with the mean square 1."""
     settings = table.settings(cell)
     table.load(settings, cell.task)
-    texts = own_texts(table.model, table.tokenizer, 0)
+    texts = own_texts(Bench(table.model, table.tokenizer), 0)
     with unchanged_afterwards(table.model):
         parts = build_parts(settings, table.model, PublicStart(table.tokenizer))
         adapter, total = parts.adapter, [[torch.zeros(())] * 2 for _ in parts.adapter.groups]
@@ -280,8 +281,8 @@ def turning(table: teams.Table) -> Iterator[dict[str, Any]]:
                 cell = teams.Cell(model, TASK if task == "its own" else task, row, 3.0, 24)
                 settings = table.settings(cell)
                 records, _ = table.load(settings, cell.task)
-                texts = own_texts(table.model, table.tokenizer, 0) if task == "its own" else records
-                share = turning_share(settings, texts, table.model, table.tokenizer)
+                texts = own_texts(Bench(table.model, table.tokenizer), 0) if task == "its own" else records
+                share = turning_share(settings, texts, Bench(table.model, table.tokenizer))
                 yield {"model": model, "row": row, "texts": task, "share": round(share, 4)}
 
 

@@ -56,6 +56,7 @@ def measure(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     from teams import ROWS, Cell, Table
 
     from privlora.rehearsals.noise_alone import noise_trials, own_texts
+    from privlora.rehearsals.trials import Bench
     from privlora.training.promise import plan_privacy
 
     table = Table(data)
@@ -68,8 +69,8 @@ def measure(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
             settings = table.settings(cell)
             table.load(settings, cell.task)
             plan = plan_privacy(settings, table.model)
-            texts = own_texts(table.model, table.tokenizer, settings.run.seed)
-            with noise_trials(settings, plan, table.model, table.tokenizer, texts) as trials:
+            texts = own_texts(Bench(table.model, table.tokenizer), settings.run.seed)
+            with noise_trials(settings, plan, Bench(table.model, table.tokenizer), texts) as trials:
                 for power in POWERS:
                     rise = float(trials.losses(rate_of(cell.default, power)).mean()) - trials.untrained
                     yield {**place, "power": power, "rise": round(rise, 6) if math.isfinite(rise) else None}
@@ -78,6 +79,7 @@ def measure(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 def settle(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """The rate that ``auto`` takes for each size, in entries, as those of sizes.py."""
     from privlora.rehearsals.noise_alone import own_texts, rate_by_noise
+    from privlora.rehearsals.trials import Bench
 
     runs = Runs(Path(data))
     for steps, batch in SIZES:
@@ -93,8 +95,8 @@ def settle(data: str, known: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
         settings, plan = runs.prepare({"task": "math", "steps": steps, "batch": batch, "rate": 1.0})
         method = settings.method.model_copy(update={"learning_rate": None})
         open_yet = settings.model_copy(update={"method": method})
-        texts = own_texts(runs.model, runs.tokenizer, settings.run.seed)
-        yield {**place, "rate": rate_by_noise(open_yet, plan, runs.model, runs.tokenizer, texts)[0]}
+        texts = own_texts(Bench(runs.model, runs.tokenizer), settings.run.seed)
+        yield {**place, "rate": rate_by_noise(open_yet, plan, Bench(runs.model, runs.tokenizer), texts)[0]}
 
 
 def between(at: float, points: list[tuple[float, float]]) -> float | None:

@@ -31,6 +31,7 @@ def measured(data: str) -> Iterator[dict[str, Any]]:
 
     from privlora.rehearsals.noise_alone import own_texts
     from privlora.rehearsals.settling import median_norm
+    from privlora.rehearsals.trials import Bench
 
     table = Table(data)
     for model in MODELS:
@@ -39,7 +40,7 @@ def measured(data: str) -> Iterator[dict[str, Any]]:
                 settings = table.settings(Cell(model, PLACES[0] if place == OWN else place, row, 3.0, 24))
                 train, _ = table.load(settings, PLACES[0] if place == OWN else place)
                 if place == OWN:
-                    texts = own_texts(table.model, table.tokenizer, settings.run.seed)
+                    texts = own_texts(Bench(table.model, table.tokenizer), settings.run.seed)
                 else:
                     order = np.random.default_rng(0).permutation(len(train))[:_RECORDS].tolist()
                     texts = train.like([train[i] for i in order])

@@ -15,8 +15,16 @@ from typing import TYPE_CHECKING, Any
 from privlora.version import __version__
 
 if TYPE_CHECKING:
-    from privlora.api import Result, federate, fine_tune, resume_federation, resume_run, train_run
-    from privlora.api_synthesis import SynthesisResult, synthesize
+    from privlora.api import (
+        Result,
+        SynthesisResult,
+        federate,
+        fine_tune,
+        resume_federation,
+        resume_run,
+        synthesize,
+        train_run,
+    )
     from privlora.trainer import PrivateConfig, PrivateTrainer
 
 __all__ = [
@@ -37,17 +45,11 @@ __all__ = [
 getLogger("bitsandbytes.backends.cpu.ops").addFilter(lambda told: "kernels-community" not in str(told.msg))
 
 
-_ROOMS = {
-    **dict.fromkeys(("PrivateConfig", "PrivateTrainer"), "trainer"),
-    **dict.fromkeys(("SynthesisResult", "synthesize"), "api_synthesis"),
-}
-"""Of what is not in ``api``."""
-
-
 def __getattr__(name: str) -> Any:
     # What a call is given is looked at before torch and transformers are imported, which takes seconds.
     if name in __all__:  # all but __version__, which is here
-        return getattr(import_module(f"privlora.{_ROOMS.get(name, 'api')}"), name)
+        room = "trainer" if name.startswith("Private") else "api"
+        return getattr(import_module(f"privlora.{room}"), name)
     raise AttributeError(f"module 'privlora' has no attribute {name!r}")
 
 

@@ -65,10 +65,7 @@ def _unbroken(stream: Any) -> Any:
 @contextlib.contextmanager
 def unbroken() -> Iterator[None]:
     """Inside, output that nobody reads any more goes nowhere, and stops nothing."""
-    with (
-        contextlib.redirect_stdout(_unbroken(sys.stdout)),
-        contextlib.redirect_stderr(_unbroken(sys.stderr)),
-    ):
+    with contextlib.redirect_stdout(_unbroken(sys.stdout)), contextlib.redirect_stderr(_unbroken(sys.stderr)):
         try:
             yield
         finally:

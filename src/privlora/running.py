@@ -4,11 +4,12 @@ their arguments."""
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import torch
 
@@ -16,11 +17,20 @@ from privlora.accounting import LedgerSummary, Plan, read_ledger
 from privlora.calling import Given, of_memory
 from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
+from privlora.consoles import err, is_wanted
 from privlora.methods import CHOICES, find_row
 from privlora.precision import own_context
 from privlora.profiling import profiled
-from privlora.rehearsals.choosing import Chosen, choose
-from privlora.rehearsals.kept import because, keep_choice, leaves_a_choice, measuring, read_choice, with_cost
+from privlora.rehearsals.choosing import choose
+from privlora.rehearsals.kept import (
+    Chosen,
+    because,
+    cost_on_private,
+    keep_choice,
+    measuring,
+    of_choice,
+    read_choice,
+)
 from privlora.rehearsals.settling import settle
 from privlora.reporting import publish
 from privlora.reporting.answers import answers
@@ -58,17 +68,60 @@ from privlora.training.models import (
     refuse_other_logits,
     unchanged_afterwards,
 )
-from privlora.training.progress import WRITING
+from privlora.training.observer import Observer
+from privlora.training.progress import WRITING, RichObserver
 from privlora.training.ranks import Ranks
 from privlora.training.reach import coverage
 from privlora.training.sharding import load_sharded, refuse_in_several
 from privlora.training.takeover import is_over, make_room
 from privlora.training.texts.final_texts import final_texts
 
-DEFAULT_RATE: Final = (
+_DEFAULT_RATE: Final = (
     "learning_rate, the method's default. `learning_rate: auto` finds your model's own before the first step, at no "
     "epsilon"
 )
+
+
+class _Screen(RichObserver):
+    """What a call in Python shows of its run. A terminal shows what `privlora train` shows there. Anything else may be
+    kept and passed on, as notebooks and logs of jobs are: it gets no phases, whose times would tell how long reading
+    took."""
+
+    def on_phase(self, what: str) -> None:
+        """On a terminal; elsewhere the last one alone."""
+        if self._console.is_terminal or what == WRITING:
+            super().on_phase(what)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """No bars of transformers and of the hub inside, as they show while a model is loaded; afterwards as before."""
+    from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+    from transformers.utils import logging
+
+    of_models, of_the_hub = logging.is_progress_bar_enabled(), not are_progress_bars_disabled()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # the environment may have the last word on bars of the hub
+        logging.disable_progress_bar()  # both kinds
+    try:
+        yield
+    finally:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            if of_models:
+                logging.enable_progress_bar()
+            (enable_progress_bars if of_the_hub else disable_progress_bars)()
+
+
+@contextmanager
+def shown(asked: bool | None, observer: Observer | None) -> Iterator[Observer | None]:
+    """The caller's observer; without one, one that shows the run, unless the caller wants nothing shown."""
+    if observer is not None or not is_wanted(asked):
+        with nullcontext() if is_wanted(asked) else _without_bars():
+            yield observer
+        return
+    with _Screen(err()) as screen:
+        yield screen
 
 
 @own_context()
@@ -114,7 +167,7 @@ def train_and_publish(
     )
     by_default = settings.method.learning_rate is None and not (settings.auto and settings.auto.choose)
     if fresh and settings.privacy.private and by_default and has_auto:
-        observer.on_choice(DEFAULT_RATE)
+        observer.on_choice(_DEFAULT_RATE)
     asked = settings.run.tokens_per_micro_batch
     told = observer.on_public_work
     over = not fresh and is_over(folder)
@@ -143,7 +196,8 @@ def train_and_publish(
             refuse_unknown_tokens(model, data.examples, data.evaluation)
         observer.on_data(data.summary, settings)
         identity = identify(data, model)
-        if not (fresh and plan is not None and leaves_a_choice(settings)):
+        open_yet = settings.method.name in CHOICES or (settings.auto is not None and settings.auto.choose)
+        if not (fresh and plan is not None and open_yet):
             return settings, plan, data, None, identity
         # Whoever reads their losses learns nothing of how much memory was free here.
         tokens = settings.run.max_tokens
@@ -154,7 +208,8 @@ def train_and_publish(
             bound = rehearsed, plan, identity, torch.__version__, next(model.parameters()).device
             with measuring(folder, *bound) as measured:
                 chosen = settle(rehearsed, plan, model, tokenizer, told, measured)
-        chosen = with_cost(replace(chosen, settings=in_micro_batches(chosen.settings, tokens)), plan)
+        facts = {**chosen.facts, **cost_on_private(plan, of_choice(chosen.facts))}
+        chosen = Chosen(in_micro_batches(chosen.settings, tokens), facts)
         observer.on_choice(because(chosen.facts))
         named = replace(plan, method=chosen.settings.method.name, clip_norm=chosen.settings.privacy.clip_norm)
         return chosen.settings, named, data, chosen, identity
@@ -179,7 +234,10 @@ def train_and_publish(
                 keep_identity(folder, replace(identity, settings=planned, choice=choice))
                 keep_choice(folder, chosen)
                 folder.measured.unlink(missing_ok=True)
-                kept = _as_asked(settings, asked, relative=parts.hyper.relative_rate)
+                # What a resumed run reads: ``auto`` where it was asked for, since it may be on another machine; and in
+                # what the learning rate is, which another version's default must not change.
+                rate_in = {"relative_rate": parts.hyper.relative_rate}
+                kept = settings.changed(run={"tokens_per_micro_batch": asked}, method=rate_in)
                 write_atomically(folder.settings, parts.hyper.in_comments(kept) + kept.to_yaml())
                 write_atomically(folder.data_summary, json.dumps(data.summary.to_dict()) + "\n")
             known = plan
@@ -224,7 +282,7 @@ def train_and_publish(
             for service in services if heard.begun else ():
                 service.end(rows)
     was_given = given.model is not None
-    found = ranks.same(lambda: result_of(folder, summary, settings.privacy.steps, base_was_given=was_given))
+    found = ranks.same(lambda: _result_of(folder, summary, settings.privacy.steps, base_was_given=was_given))
     return replace(found, profile=traces[0]) if traces else found
 
 
@@ -253,25 +311,14 @@ def _by_the_first() -> Result:
     raise AssertionError("only the first process knows")
 
 
-def _as_asked(settings: Settings, tokens: int | Literal["auto"], *, relative: bool) -> Settings:
-    """What a resumed run is to read: ``auto`` where it was asked for, since it may be on another machine; and in what
-    its learning rate is, which another version's default must not change."""
-    return settings.model_copy(
-        update={
-            "run": settings.run.model_copy(update={"tokens_per_micro_batch": tokens}),
-            "method": settings.method.model_copy(update={"relative_rate": relative}),
-        }
-    )
-
-
 @own_context()
 def ask_finished_run(settings: Settings, *, fresh: bool = True, **given: Any) -> Result:
     """Texts of the adapter of the run in synthesis.source, at no further cost. given: model, tokenizer, observer."""
     folder, summary = texts_of_finished_run(settings, fresh=fresh, **given)
-    return result_of(folder, summary, 0 if summary is None else summary.charges)
+    return _result_of(folder, summary, 0 if summary is None else summary.charges)
 
 
-def result_of(
+def _result_of(
     folder: RunFolder, summary: LedgerSummary | None, steps: int, *, base_was_given: bool = False
 ) -> Result:
     promise: tuple[float | None, float | None] = (None, None)

@@ -55,9 +55,9 @@ def test_without_a_file_it_takes_generated_records(
     model: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     settings, records = cli.embedded_inputs()
-    small = settings.model_copy(update={"model": settings.model.model_copy(update={"name": str(model)})})
-    small = small.model_copy(update={"adapter": small.adapter.model_copy(update={"r": 2})})
-    small = small.model_copy(update={"data": small.data.model_copy(update={"max_length": 128})})  # of bytes
+    small = settings.changed(
+        model={"name": str(model)}, adapter={"r": 2}, data={"max_length": 128}
+    )  # of bytes
     monkeypatch.setattr(cli, "embedded_inputs", lambda: (small, records))
     monkeypatch.chdir(folder)
     ended = call("lab", "diagnose", *QUICK)

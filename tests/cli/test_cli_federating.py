@@ -19,7 +19,6 @@ from federation_cases import NAMES, federation_settings, write_clients
 
 import privlora
 from privlora.accounting import read_ledger
-from privlora.errors import RunError
 from privlora.federated.history import Round
 from privlora.federated.progress import RoundProgress
 from privlora.federated.rules import RULES, RuleSettings
@@ -235,37 +234,6 @@ def test_a_round_that_died_is_void_and_said_so(
     charged = read_ledger(folder / "run" / "release" / "ledger.jsonl").charges
     assert charged == 2  # the round that died had not been charged
     assert f"; over {charged} steps with poisson sampling" in resumed.out
-
-
-def test_a_run_of_void_rounds_fails_in_words(
-    config: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object) -> None:
-        raise RunError("this machine cannot train", fix="mend it")
-
-    monkeypatch.setattr("privlora.federated.local.train_locally", fail)
-    ended = call("train", config)
-    assert ended.code == 2
-    assert "all 2 rounds are void (no client answered): nothing moved" in ended.err
-    assert "Traceback" not in ended.err
-    assert "adapter" not in ended.out
-    assert not (folder / "run/release/adapter_model.safetensors").exists()
-
-
-def test_an_interruption_before_the_start_leaves_nothing(
-    config: Path, folder: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def interrupt(*_: object, **__: object) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr("privlora.federated.run.load_clients", interrupt)
-    stopped = call("train", config)
-    assert stopped.code == 130
-    assert (
-        stopped.err.splitlines()[-1]
-        == "interrupted: before the run started; nothing was released or spent, and the same command begins anew"
-    )
-    assert not (folder / "run").exists()
 
 
 # --- the table of rules ---

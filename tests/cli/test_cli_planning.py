@@ -259,15 +259,13 @@ def test_the_peak_is_printed(config: Path, call: Call, monkeypatch: pytest.Monke
     assert call("plan", config, "--json").json["memory"]["resident_bytes"] == 300 * 2**20
 
 
-def test_factors_train_more_numbers(config: Path, call: Call) -> None:
-    tangent = call("plan", config, "--json").json["memory"]
-    factors = call("plan", config, "--verbose", "method.name=dp-adamw", "--json").json["memory"]
+def test_each_space_trains_its_own_numbers(config: Path, model: Path, call: Call) -> None:
+    tangent, factors, one = (
+        call("plan", config, f"method.name={name}", "--json").json["memory"]
+        for name in ("prism", "dp-adamw", "ffa")
+    )
     assert factors["trained_numbers"] - tangent["trained_numbers"] == 9 * tangent["modules"]
-
-
-def test_one_factor_trains_its_own_numbers_only(config: Path, model: Path, call: Call) -> None:
-    memory = call("plan", config, "--verbose", "method.name=ffa", "--json").json["memory"]
-    assert memory["trained_numbers"] == sum(3 * m.out_features for m in linear_layers(model))
+    assert one["trained_numbers"] == sum(3 * m.out_features for m in linear_layers(model))
 
 
 def test_privacy_is_told_before_memory(

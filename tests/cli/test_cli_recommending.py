@@ -4,25 +4,19 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 import pytest
 from cli_cases import Call, check, refuses, run_settings, write_config, write_records
+from promises import promise
 
 from privlora.accounting import PoissonSampling, calibrate_noise_multiplier
 from privlora.config.auto import run_sizes
 from privlora.rehearsals import recommending
 from privlora.rehearsals.pace import Pace
-from privlora.rehearsals.recommending import Recommendation, Size
-from privlora.rehearsals.wording import advice
+from privlora.rehearsals.recommending import Recommendation, Size, advice
 
-PRIVACY: dict[str, Any] = {
-    "noise_multiplier": None,
-    "target_epsilon": 3,
-    "delta": 1e-5,
-    "steps": 100,
-    "expected_batch_size": 20,
-    "public_dataset_size": 2000,
+PRIVACY = promise(steps=100, batch=20, records=2000, delta=1e-5, target_epsilon=3) | {
+    "noise_multiplier": None
 }
 
 
@@ -112,7 +106,7 @@ def test_options_of_sizes(given: list[object], config: Path, call: Call) -> None
         ("none.jsonl", [], "auto.file (on the command line): there is no file "),
         (".", [], "is not a file"),
         ("few.jsonl", [], "auto.file holds 5 different records with a token to learn, and 32 are needed"),
-        ("records.jsonl", [], "auto.file names "),
+        ("records.jsonl", [], "which is private"),
         (
             "few.jsonl",
             ["data.label=label", "data.labels=2"],
@@ -167,13 +161,10 @@ def test_public_records_are_rehearsed(
         (["privacy.target_epsilon=null", "privacy.noise_multiplier=1"], "have none"),
         (["method.name=auto"], "stands for prism"),
         (["method.name=popri"], "releases preference scores"),
-        (["--public", "records.jsonl"], "which is private"),
-        (["--public", "nothing.jsonl"], "nothing.jsonl"),
     ],
 )
-def test_refusals(words: list[str], told: str, config: Path, folder: Path, call: Call) -> None:
-    given = [str(folder / word) if word.endswith(".jsonl") else word for word in words]
-    check(call("plan", config, "--sizes", *given), told)
+def test_refusals(words: list[str], told: str, config: Path, call: Call) -> None:
+    check(call("plan", config, "--sizes", *words), told)
 
 
 def test_public_records_are_looked_for_before_anything_is_loaded(

@@ -23,24 +23,23 @@ from privlora.training.promise import plan_privacy
 
 ODD_KEY = "Greta_of_Rivers_road"
 
+
+def _lines(records: list[dict[str, Any]]) -> Callable[[Path], Path]:
+    return lambda folder: jsonl(folder / "d.jsonl", records)
+
+
 MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
-    "text": (lambda f: jsonl(f / "d.jsonl", rows(300, text=SECRET)), {"text": "text"}),
+    "text": (_lines(rows(300, text=SECRET)), {"text": "text"}),
     "plain lines": (lambda f: _text(f / "d.txt", 300), {"text": "text"}),
-    "title and body": (
-        lambda f: jsonl(f / "d.jsonl", rows(9, title="A", body=SECRET)),
-        {"text": "{title}\n{body}"},
-    ),
-    "capitals": (lambda f: jsonl(f / "d.jsonl", rows(9, Note=SECRET)), {"text": "Note"}),
-    "the only text": (
-        lambda f: jsonl(f / "d.jsonl", rows(9, anamnesis=SECRET, age=int)),
-        {"text": "anamnesis"},
-    ),
+    "title and body": (_lines(rows(9, title="A", body=SECRET)), {"text": "{title}\n{body}"}),
+    "capitals": (_lines(rows(9, Note=SECRET)), {"text": "Note"}),
+    "the only text": (_lines(rows(9, anamnesis=SECRET, age=int)), {"text": "anamnesis"}),
     "Alpaca": (
-        lambda f: jsonl(f / "d.jsonl", rows(2500, instruction="Say", input=lambda i: "", output=SECRET)),
+        _lines(rows(2500, instruction="Say", input=lambda i: "", output=SECRET)),
         {"prompt": "{instruction}\n{input}", "completion": "output", "loss_on": "completion"},
     ),
     "instruction alone": (
-        lambda f: jsonl(f / "d.jsonl", rows(9, instruction="Say", response=SECRET)),
+        _lines(rows(9, instruction="Say", response=SECRET)),
         {"prompt": "instruction", "completion": "response"},
     ),
     "questions": (
@@ -48,35 +47,32 @@ MAKES: dict[str, tuple[Callable[[Path], Path], dict[str, Any]]] = {
         {"prompt": "question", "completion": "answer"},
     ),
     "set off already": (
-        lambda f: jsonl(f / "d.jsonl", rows(9, prompt="Who", completion=lambda i: f" {SECRET}")),
+        _lines(rows(9, prompt="Who", completion=lambda i: f" {SECRET}")),
         {"prompt": "prompt", "completion": "completion"},
     ),
     "messages": (
-        lambda f: jsonl(f / "d.jsonl", rows(60, messages=chat, source="x")),
+        _lines(rows(60, messages=chat, source="x")),
         {"messages": "messages", "loss_on": "completion"},
     ),
-    "conversations": (
-        lambda f: jsonl(f / "d.jsonl", rows(60, id=int, conversations=chat)),
-        {"messages": "conversations"},
-    ),
+    "conversations": (_lines(rows(60, id=int, conversations=chat)), {"messages": "conversations"}),
     "conversations of ShareGPT": (
-        lambda f: jsonl(f / "d.jsonl", rows(60, id=int, conversations=sharegpt)),
+        _lines(rows(60, id=int, conversations=sharegpt)),
         {"messages": "conversations", "loss_on": "completion"},
     ),
     "preferences": (
-        lambda f: jsonl(f / "d.jsonl", rows(60, question="Who?", better=SECRET, worse="Nobody.")),
+        _lines(rows(60, question="Who?", better=SECRET, worse="Nobody.")),
         {"prompt": "question", "chosen": "better", "rejected": "worse"},
     ),
     "prompts and completions of messages": (
-        lambda f: jsonl(f / "d.jsonl", rows(60, prompt=chat, completion=chat)),
+        _lines(rows(60, prompt=chat, completion=chat)),
         {"prompt": "prompt", "completion": "completion", "loss_on": "completion", "messages": None},
     ),
     "preferred chats with a prompt": (
-        lambda f: jsonl(f / "d.jsonl", rows(60, prompt=chat, chosen=chat, rejected=chat)),
+        _lines(rows(60, prompt=chat, chosen=chat, rejected=chat)),
         {"prompt": "prompt", "chosen": "chosen", "rejected": "rejected"},
     ),
     "preferred chats": (
-        lambda f: jsonl(f / "d.jsonl", rows(60, chosen=chat, rejected=chat)),
+        _lines(rows(60, chosen=chat, rejected=chat)),
         {"prompt": None, "chosen": "chosen", "rejected": "rejected"},
     ),
     "odd name of a file": (
@@ -352,10 +348,6 @@ def _folder(folder: Path, *names: str) -> Path:
     return folder
 
 
-def _lines(records: list[dict[str, Any]]) -> Callable[[Path], Path]:
-    return lambda folder: jsonl(folder / "d.jsonl", records)
-
-
 BAD: dict[str, tuple[Any, ...]] = {
     "a table separated otherwise": (
         lambda f: table(f / "d.csv", rows(3, a="b", text=SECRET), ";"),
@@ -545,11 +537,7 @@ def test_a_tokenizer_without_a_chat_template_gets_a_plain_one(here: Path, call: 
     assert data.chat_template == PLAIN_CHAT
     tokenizer = AutoTokenizer.from_pretrained(plain)
     examples = build_examples(
-        records,
-        Template(**data.columns),
-        tokenizer,
-        max_length=1000,
-        loss_on="completion",
+        records, Template(**data.columns), tokenizer, max_length=1000, loss_on="completion"
     )
     first, last = examples[0], examples[9]
     assert tokenizer.decode(first.input_ids) == f"user: {SECRET}?\nassistant: yes 0</s>\n"

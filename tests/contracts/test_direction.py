@@ -20,7 +20,7 @@ from torch import Tensor
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import LowRankAdapter
 from privlora.cli.memory import estimate_memory
-from privlora.cli.planning import memory_line
+from privlora.cli.planning import _memory_line
 from privlora.config import Settings, settings_from
 from privlora.coordinates import DirectionCoordinates, FactorCoordinates
 from privlora.errors import ConfigError, PrivacyError
@@ -390,7 +390,7 @@ def test_a_plan_counts_no_gradients() -> None:
         0,
         0,
     )
-    line = memory_line(memory)
+    line = _memory_line(memory)
     assert f"{memory['adapter_bytes'] // 4:,} trained numbers, moved by one a step, in" in line
     assert "no per-example gradients" in line
 

@@ -19,11 +19,7 @@ EVERY = range(len(CLINICS))
 
 def test_a_clinics_notes_are_a_function_of_the_seed() -> None:
     assert clinic_records(1, 50, 3) == clinic_records(1, 50, 3) != clinic_records(1, 50, 4)
-
-
-@pytest.mark.parametrize("count", [0, 1, 400])
-def test_notes_come_in_the_number_asked_for(count: int) -> None:
-    assert len(clinic_records(2, count, 0)) == count
+    assert [len(clinic_records(2, count, 0)) for count in (0, 1, 400)] == [0, 1, 400]
 
 
 def test_names_of_clinics_are_names_of_clients() -> None:

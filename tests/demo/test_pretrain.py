@@ -8,16 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from demo_model import (
-    batches,
-    encode,
-    loss_sum,
-    main,
-    mean_loss,
-    new_model,
-    train,
-    train_tokenizer,
-)
+from demo_model import batches, encode, loss_sum, main, mean_loss, new_model, train, train_tokenizer
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from privlora.demo.corpus import public_texts

@@ -42,8 +42,7 @@ def test_the_last_lines_run_as_they_are(
 
 
 @pytest.mark.parametrize(
-    ("plain", "private", "shown"),
-    [((1, 2), (), 1), ((1, 2), (1,), 2), ((), (), 0), ((0,), (0,), 0)],
+    ("plain", "private", "shown"), [((1, 2), (), 1), ((1, 2), (1,), 2), ((), (), 0), ((0,), (0,), 0)]
 )
 def test_the_secret_that_is_shown_is_one_that_privacy_kept(
     plain: tuple[int, ...], private: tuple[int, ...], shown: int

@@ -15,7 +15,6 @@ from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.cli import main
 from privlora.federated.messages import Reply
-from privlora.federated.plans import changed
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
 
@@ -30,7 +29,7 @@ def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[Path]]:
     model.save_pretrained(folder / "model")
     tiny_tokenizer().save_pretrained(folder / "model")
     settings = settings_of(folder / "run", "fedsa", rounds=2)
-    settings = changed(settings, model={"name": str(folder / "model")})
+    settings = settings.changed(model={"name": str(folder / "model")})
     told: list[Reply] = []
     run(settings, watch=told.extend)
     assert [reply.refused for reply in told] == [None] * len(told)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from promises import promise
 from test_settling import RECORDS, settings
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -29,13 +30,13 @@ from privlora.rehearsals.kept import because, cost_on_private, read_choice, righ
 from privlora.rehearsals.noise_alone import (
     AIM,
     MOST_RATES,
-    find_rate,
+    _find_rate,
     noise_trials,
     own_texts,
     rate_by_noise,
 )
 from privlora.rehearsals.settling import settle
-from privlora.rehearsals.trials import Noise, trial_step
+from privlora.rehearsals.trials import Bench, Noise, trial_step
 from privlora.reporting.rows import _is_priced
 from privlora.reporting.verifying import verify
 from privlora.training.assembly import PublicStart, build_parts
@@ -44,12 +45,8 @@ from privlora.training.gradients import micro_batch_gradients
 from privlora.training.promise import plan_privacy
 
 
-def untold(*_: Any) -> None:
-    pass
-
-
 def texts_of(model: torch.nn.Module, seed: int = 0) -> Examples:
-    return own_texts(model, tiny_tokenizer(), seed, untold)
+    return own_texts(Bench(model, tiny_tokenizer()), seed)
 
 
 @pytest.mark.parametrize(
@@ -72,18 +69,18 @@ def test_a_rate_near_the_aim_is_found_whatever_the_law(rise: Callable[[float], f
             asked.append(rate)
             return rise(rate)
 
-        taken = find_rate(start, counted)
+        taken = _find_rate(start, counted)
         assert 0.5 < rise(taken) / AIM < 2
         assert taken in asked
         assert len(asked) == len(set(asked)) <= MOST_RATES
 
 
 def test_no_rate_is_made_up_where_noise_does_nothing_or_everything() -> None:
-    assert find_rate(0.2, lambda rate: 0.0) == 0.2  # the row's own
-    assert find_rate(0.2, lambda rate: 1.0 if rate > 0.1 else 0.001) <= 0.1
+    assert _find_rate(0.2, lambda rate: 0.0) == 0.2  # the row's own
+    assert _find_rate(0.2, lambda rate: 1.0 if rate > 0.1 else 0.001) <= 0.1
     for rise in (lambda rate: math.inf, lambda rate: 7.0):
         with pytest.raises(ModelError, match="no learning rate was found"):
-            find_rate(0.2, rise)
+            _find_rate(0.2, rise)
 
 
 def test_texts_are_of_the_models_own_law() -> None:
@@ -151,7 +148,7 @@ def test_a_model_that_broke_is_infinitely_far(monkeypatch: pytest.MonkeyPatch) -
     chosen = settings(None, method={"name": "prism"}, privacy={"steps": 1}).model_copy(update={"auto": None})
     model = tiny_model()
     texts = texts_of(model)
-    with noise_trials(chosen, plan_privacy(chosen, model), model, tiny_tokenizer(), texts) as trials:
+    with noise_trials(chosen, plan_privacy(chosen, model), Bench(model, tiny_tokenizer()), texts) as trials:
         assert trials.losses(1e-3).isfinite().all()
         for value in (math.nan, math.inf):
             with monkeypatch.context() as changed:
@@ -200,10 +197,8 @@ def test_no_gradient_takes_part_and_noise_is_the_runs(monkeypatch: pytest.Monkey
     _, facts = rate_by_noise(
         chosen.model_copy(update={"auto": None}),
         plan_privacy(chosen, model),
-        model,
-        tiny_tokenizer(),
+        Bench(model, tiny_tokenizer(), lambda *what: told.append(what)),
         texts_of(model),
-        lambda *what: told.append(what),
     )
     assert stds == pytest.approx([1.5 * 0.3 / 12] * len(stds))
     assert len(stds) == 4 * noise_alone.DRAWS * len(facts["losses"])
@@ -316,18 +311,6 @@ def test_only_tangent_vectors_have_parts_that_turn() -> None:
         parts.coordinates.parts_squared(Captured([], []))
 
 
-def test_right_weights_lie_between_a_quarter_and_one() -> None:
-    assert [right_weight_of(x) for x in (0.0, 0.1, 0.2549, 0.5617, 0.999, 1.02, 50.0)] == [
-        0.25,
-        0.25,
-        0.25,
-        0.56,
-        1.0,
-        1.0,
-        1.0,
-    ]
-
-
 @pytest.mark.parametrize("method", [{"name": "dp-adamw"}, {"name": "guided-prism"}, {"name": "prism-paper"}])
 def test_a_row_without_a_right_weight_has_none_to_find(method: dict[str, Any]) -> None:
     chosen = settings(None, method={**method, "right_weight": "auto", "learning_rate": 0.1})
@@ -346,24 +329,11 @@ def test_the_rate_is_the_same_whatever_the_clip_norm() -> None:
     assert max(taken) < 1.02 * min(taken)
 
 
-def test_nothing_is_found_for_labels() -> None:
-    for group in (
-        {},
-        {"privacy": {"clip_norm": "auto"}, "method": {"learning_rate": 0.1}},
-        {"method": {"learning_rate": 0.1, "right_weight": "auto"}},
-    ):
-        with pytest.raises(ConfigError, match="=auto does not go with"):
-            settings(None, data={"label": "label", "labels": 2}, **group)
-
-
 @pytest.mark.parametrize(
     ("choose", "whole"),
     [
         ({"method": {"learning_rate": "auto"}}, "method.learning_rate"),
-        (
-            {"method": {"learning_rate": 0.1}, "privacy": {"clip_norm": "auto"}},
-            "privacy.clip_norm",
-        ),
+        ({"method": {"learning_rate": 0.1}, "privacy": {"clip_norm": "auto"}}, "privacy.clip_norm"),
         ({"privacy": {"clip_norm": "auto"}}, "privacy.clip_norm and method.learning_rate"),
     ],
 )
@@ -379,73 +349,59 @@ def test_a_model_that_writes_nothing_is_refused(
     assert f"give {whole} as a number" in str(found.value)
 
 
-def test_a_run_takes_it_keeps_why_and_verifies(tmp_path: Path) -> None:
-    def run(
-        records: list[dict[str, str]], name: str, method: dict[str, Any] | None = None, **privacy: Any
-    ) -> Any:
-        return fine_tune(
+_SETTLED: dict[str, tuple[dict[str, Any], dict[str, Any], str]] = {
+    "rate": ({"learning_rate": "auto", "relative_rate": False}, {}, "noise alone, without a record"),
+    "norm": (
+        {"learning_rate": "auto", "relative_rate": False},
+        {"clip_norm": "auto"},
+        "a quarter of the median norm",
+    ),
+    "weight": (
+        {"learning_rate": 0.1, "right_weight": "auto"},
+        {},
+        "since gradients of 16 texts that it wrote itself",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", _SETTLED)
+def test_a_run_takes_it_keeps_why_and_verifies(name: str, tmp_path: Path) -> None:
+    """Whatever the records are: nothing of them has a part in it."""
+    method, privacy, words = _SETTLED[name]
+    found = []
+    for place, records in (("run", RECORDS), ("other", [{"text": f"other {i * i}"} for i in range(31)])):
+        result = fine_tune(
             tiny_model(),
             records,
             tokenizer=tiny_tokenizer(),
-            output=tmp_path / name,
+            output=tmp_path / place,
             data={"max_length": 16},
-            privacy={
-                "noise_multiplier": 1.0,
-                "delta": 1e-4,
-                "steps": 2,
-                "expected_batch_size": 12,
-                "public_dataset_size": 24,
-                **privacy,
-            },
+            privacy={**promise(steps=2, batch=12, records=24, delta=1e-4, noise_multiplier=1.0), **privacy},
             adapter={"r": 2},
-            method=method or {"learning_rate": "auto", "relative_rate": False},
+            method=method,
         )
-
-    result = run(RECORDS, "run")
-    folder = RunFolder(tmp_path / "run")
-    facts = read_choice(folder)
-    assert "the run's noise alone, without a record, moves the model by 0." in because(facts)
-    assert facts == result.report["method"]["choice"]
+        found.append(read_choice(RunFolder(tmp_path / place)))
+    facts, folder = found[0], RunFolder(tmp_path / "run")
+    assert facts == found[1] == result.report["method"]["choice"]
     page = " ".join((folder.release / "report.html").read_text("utf-8").split())
-    assert "noise alone, without a record" in page
-    assert result.report["method"]["learning_rate"] == facts["rows"][0]["learning_rate"]
-    assert all(check.passed is not False for check in verify(tmp_path / "run").checks)
+    assert words in page
+    assert all(check.passed is not False for check in verify(folder.root).checks)
+    assert read_ledger(folder.ledger).plan.clip_norm == facts.get("clip_norm", 1)
+    taken = result.report["method"]
+    if name == "weight":
+        assert list(facts) == ["row", "rows", "of_its_own", "turning", "right_weight"]
+        assert taken["right_weight"] == facts["right_weight"]
+        return
+    assert taken["learning_rate"] == facts["rows"][0]["learning_rate"]
     assert facts["private_runs"] == len(facts["rows"]) > 1
-    assert f"would cost ε = {facts['private_epsilon']:.2f} together" in page
-    for planted in (
-        {"private_epsilon": facts["private_epsilon"] + 0.02},
-        {"private_epsilon": None},
-        {"private_epsilon": facts["private_epsilon"] + 0.0012345},
-        {"private_runs": facts["private_runs"] + 1},
-    ):
-        assert not _is_priced({**facts, **planted}, folder.ledger), planted
+    spent = facts["private_epsilon"]
+    assert f"would cost ε = {spent:.2f} together" in page
+    planted = [{"private_epsilon": each} for each in (spent + 0.02, None, spent + 0.0012345)]
+    for change in (*planted, {"private_runs": facts["private_runs"] + 1}):
+        assert not _is_priced({**facts, **change}, folder.ledger), change
     assert _is_priced(facts, folder.ledger)
-    unpriced = {name: value for name, value in facts.items() if not name.startswith("private")}
+    unpriced = {key: value for key, value in facts.items() if not key.startswith("private")}
     assert not _is_priced(unpriced, folder.ledger)
-    # Whatever the records are: nothing of them has a part in it.
-    others = [{"text": f"other {i * i}"} for i in range(31)]
-    run(others, "other")
-    assert read_choice(RunFolder(tmp_path / "other")) == facts
-    # With the clip norm, which is the ledger's, too.
-    result = run(RECORDS, "both", clip_norm="auto")
-    facts = result.report["method"]["choice"]
-    folder = RunFolder(tmp_path / "both")
-    assert read_ledger(folder.ledger).plan.clip_norm == facts["clip_norm"] != 1
-    page = " ".join((folder.release / "report.html").read_text("utf-8").split())
-    assert f"clip norm {facts['clip_norm']:g}, a quarter of the median norm" in page
-    assert all(check.passed is not False for check in verify(tmp_path / "both").checks)
-    run(others, "both of others", clip_norm="auto")
-    assert read_choice(RunFolder(tmp_path / "both of others")) == facts
-    # With the right weight, which is the method's.
-    result = run(RECORDS, "weight", method={"right_weight": "auto", "learning_rate": 0.1})
-    facts = result.report["method"]["choice"]
-    assert list(facts) == ["row", "rows", "of_its_own", "turning", "right_weight"]
-    assert result.report["method"]["right_weight"] == facts["right_weight"]
-    page = " ".join((tmp_path / "weight/release/report.html").read_text("utf-8").split())
-    assert f"right weight {facts['right_weight']:g}, since gradients of 16 texts" in page
-    assert all(check.passed is not False for check in verify(tmp_path / "weight").checks)
-    run(others, "weight of others", method={"right_weight": "auto", "learning_rate": 0.1})
-    assert read_choice(RunFolder(tmp_path / "weight of others")) == facts
 
 
 def test_what_a_choice_would_have_cost_on_private_records() -> None:

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from privlora.rehearsals.rates import (
     MOST_TRIALS,
+    _paired_lead,
     equal_rates,
     paired_error,
-    paired_lead,
     settle_rate,
     steady,
 )
@@ -141,10 +141,10 @@ def test_everything_astray_ends_it() -> None:
 def test_draws_in_common_cancel() -> None:
     """Draws differ by 0.06, and rates by 0.01 in each of them."""
     first, second = (torch.stack([losses(loss, draw) for draw in range(3)]) for loss in (2.0, 2.01))
-    lead, error = paired_lead(first, second)
+    lead, error = _paired_lead(first, second)
     assert lead == pytest.approx(0.01)
     assert error < 1e-6
-    assert paired_lead(first[:1], second)[1] == math.inf
+    assert _paired_lead(first[:1], second)[1] == math.inf
 
 
 def test_the_error_is_over_draws_and_texts() -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
+from promises import promise
 from run_cases import StopAt
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -20,16 +21,16 @@ from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, methods, settings_from
 from privlora.config.auto import of_few, run_sizes
 from privlora.config.reading import checked
-from privlora.errors import ConfigError, DataError, PrivacyError, RunError
+from privlora.errors import ConfigError, DataError, PrivacyError
 from privlora.lab.diagnostics.bench import open_workbench
 from privlora.mechanisms import CorrelatedNoise, band_coefficients, prefix_error
 from privlora.methods import METHODS, RATE_STEPS, SPACES, find_row
 from privlora.ranges import MOST_STEPS
 from privlora.rehearsals import settling, trials
 from privlora.rehearsals.choosing import plan_run
-from privlora.rehearsals.kept import because, keep_choice, of_rates, read_choice
+from privlora.rehearsals.kept import because, keep_choice
 from privlora.rehearsals.recommending import recommend
-from privlora.rehearsals.settling import settle, trial_batch
+from privlora.rehearsals.settling import _trial_batch, settle
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.fitting import in_micro_batches
@@ -55,13 +56,7 @@ def settings(public: Path | None, **groups: dict[str, Any]) -> Settings:
         "model": {"name": "tiny"},
         "data": {"path": "private.jsonl", "max_length": 16},
         "adapter": {"r": 2},
-        "privacy": {
-            "noise_multiplier": 1.0,
-            "delta": 1e-4,
-            "steps": 2,
-            "expected_batch_size": 12,
-            "public_dataset_size": 24,
-        },
+        "privacy": promise(steps=2, batch=12, records=24, delta=1e-4, noise_multiplier=1.0),
         "method": {"name": "prism", "learning_rate": "auto"},
         "auto": {"file": str(public)} if public else {},
     }
@@ -293,18 +288,12 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
         ({"auto": {"file": [{"text": "a story"}]}}, r"auto\.file: it names files.* one JSON object a line"),
         ({"auto": {"choose": ["steps"]}}, "choose"),
         ({"privacy": {"clip_norm": 3.0}, "auto": {"choose": ["clip_norm"]}}, "clip_norm is a number"),
-        (
-            {"method": {"right_weight": 0.3}, "auto": {"choose": ["right_weight"]}},
-            "right_weight is a number",
-        ),
+        ({"method": {"right_weight": 0.3}, "auto": {"choose": ["right_weight"]}}, "right_weight is a number"),
         (
             {"method": {"learning_rate": 0.1}, "auto": {"choose": ["learning_rate"]}},
             "learning_rate is a number",
         ),
-        (
-            {"method": {"learning_rate": None}, "privacy": {"steps": "Auto"}},
-            "as steps: 200, or auto",
-        ),
+        ({"method": {"learning_rate": None}, "privacy": {"steps": "Auto"}}, "as steps: 200, or auto"),
         ({"synthesis": {"preset": "text"}}, "not rehearsed with here"),
         ({"federation": {"rule": "tan", "rounds": 2, "clients": 3}}, "does not go with a federation"),
         (
@@ -465,31 +454,12 @@ def test_a_rate_of_the_settings_is_the_only_one_that_is_tried(
 
     monkeypatch.setattr(trials, "_held_losses", losses)
     open_, model = settings(public), tiny_model()
-    texts = settling.public_texts(open_, tiny_tokenizer(), lambda *_: None)
+    texts = settling.public_texts(open_, trials.Bench(model, tiny_tokenizer()))
     given = settings(None, method={"learning_rate": 0.3})
-    found = settling.try_rates(given, 1.0, texts, model, tiny_tokenizer(), lambda *_: None, 2.0)
+    found = settling.try_rates(given, 1.0, texts, trials.Bench(model, tiny_tokenizer()), 2.0)
     assert asked == [(0.3, 0)]
     assert (found.learning_rate, found.loss) == (0.3, 1.5)
     assert found.to_dict("prism", 2.0)["equal_from"] is None
-
-
-def test_rates_are_told_with_the_spread_of_their_draws() -> None:
-    rows = [
-        {"name": "prism", "learning_rate": 0.002, "loss": 2.5, "spread": 0.01, "draws": 3},
-        {"name": "prism", "learning_rate": 0.004, "loss": None, "spread": None, "draws": 2},
-        {"name": "prism", "learning_rate": 0.001, "loss": 2.75, "spread": None, "draws": 1},
-    ]
-    facts = {"rows": rows, "equal_from": 0.002, "equal_to": 0.004}
-    told = of_rates(facts)
-    assert told.startswith(
-        "the loss was 2.5000 ± 0.0100 at 0.002, against 2.7500 at 0.001, not finite at 0.004"
-    )
-    assert "the standard deviation of 3 draws" in told
-    assert told.endswith("rates 0.002 to 0.004 are equal within what draws differ by")
-    assert of_rates({**facts, "equal_to": 0.002}).endswith(
-        "no other rate is as good within what draws differ by"
-    )
-    assert of_rates({**facts, "equal_from": None, "equal_to": None}).endswith("not finite at 0.004")
 
 
 def test_what_is_kept_has_the_spread_of_draws(public: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -626,7 +596,7 @@ def test_trials_have_the_noise_of_the_run_and_few_records(
 
 def test_how_many_records_a_trial_draws() -> None:
     for batch, sigma, dimension in ((256, 0.83, 46_240), (1024, 1.0, 46_240), (4096, 1.3, 10**7)):
-        drawn = trial_batch(batch, sigma, dimension)
+        drawn = _trial_batch(batch, sigma, dimension)
         noise, sampling = (sigma / batch) ** 2 * dimension, 1 / drawn
         assert drawn == 8 or sampling <= 0.2 * noise * 1.001
         assert drawn <= batch
@@ -805,7 +775,7 @@ def test_trials_train_on_all_steps_and_are_scored_on_what_they_did_not_see(
     monkeypatch.setattr(settling, "MOST_TEXTS", 40)
     chosen = settings(public, privacy={"clip_norm": "auto"})
     found = settled(chosen)
-    texts = settling.public_texts(chosen, tiny_tokenizer(), lambda *_: None)
+    texts = settling.public_texts(chosen, trials.Bench(tiny_model(), tiny_tokenizer()))
     assert len(texts.records) + len(texts.held) == 40  # of 48
     count = sum(row["draws"] for row in found.facts["rows"])
     assert scored == [of(texts.held)] * (1 + count)  # the first before any training
@@ -831,18 +801,3 @@ def test_the_median_is_no_mean(public: Path, monkeypatch: pytest.MonkeyPatch) ->
         ]
         == 1.0
     )
-
-
-def test_a_choice_without_numbers_is_told(tmp_path: Path) -> None:
-    folder = RunFolder(tmp_path)
-    folder.release.mkdir()
-    folder.choice.write_text('{"row": "prism", "rows": [], "clip_norm": NaN, "median_norm": 1}', "utf-8")
-    with pytest.raises(RunError, match=r"choice\.json' is damaged"):
-        read_choice(folder)
-
-
-def test_too_few_public_records_are_told(tmp_path: Path) -> None:
-    few = tmp_path / "few.jsonl"
-    few.write_text("\n".join(json.dumps({"text": f"dog {i}"}) for i in range(8)), "utf-8")
-    with pytest.raises(DataError, match=r"auto\.file holds 8 different records"):
-        settled(settings(few))

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
 from run_cases import PRIVACY, Bench
 
 from privlora.adapters.peft_files import WEIGHTS_NAME
-from privlora.api_synthesis import synthesize_run
+from privlora.api import start_synthesis
 from privlora.config import load_settings, settings_from
 from privlora.errors import PrivacyError, RunError
 from privlora.training.files import RunFolder
@@ -39,10 +40,10 @@ def test_another_ledger_than_the_reports_is_refused(tmp_path: Path) -> None:
     for written in ((tmp_path / "other/release/ledger.jsonl").read_bytes(), cut):
         source.ledger.write_bytes(written)
         with pytest.raises((PrivacyError, RunError), match=r"another run than its report|never loses"):
-            synthesize_run(settings, model=bench.model, tokenizer=bench.tokenizer)
+            start_synthesis(settings, nullcontext, model=bench.model, tokenizer=bench.tokenizer)
         assert not (tmp_path / "texts").exists()
     source.ledger.write_bytes(whole)
     shutil.copyfile(tmp_path / "other/release" / WEIGHTS_NAME, source.release / WEIGHTS_NAME)
     with pytest.raises(PrivacyError, match=f"{WEIGHTS_NAME} in .* is not as the run wrote it"):
-        synthesize_run(settings, model=bench.model, tokenizer=bench.tokenizer)
+        start_synthesis(settings, nullcontext, model=bench.model, tokenizer=bench.tokenizer)
     assert not (tmp_path / "texts").exists()

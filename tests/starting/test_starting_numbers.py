@@ -8,12 +8,12 @@ import pytest
 
 from privlora.config import PrivacySettings
 from privlora.rounding import to_one_digit
-from privlora.starting.numbers import delta_for, length_for, numbers_for
+from privlora.starting.proposal import _delta_for, _numbers_for
 
 
 @pytest.mark.parametrize("units", [1, 2, 7, 14, 95, 120, 999, 1500, 2001, 4306, 9_999, 50_000, 1_234_567])
 def test_settings_and_a_run_take_them(units: int) -> None:
-    numbers = numbers_for(units)
+    numbers = _numbers_for(units)
     assert numbers.n / 2 <= units <= 2 * numbers.n  # what data.summary lets pass
     assert float(numbers.delta) <= 1 / (10 * max(numbers.n, units))
     assert 10 * float(numbers.delta) > 1 / (10 * 1.5 * numbers.n)
@@ -27,9 +27,9 @@ def test_settings_and_a_run_take_them(units: int) -> None:
 
 
 def test_numbers_tell_no_more_than_the_first_digit() -> None:
-    assert numbers_for(3501) == numbers_for(4499)
+    assert _numbers_for(3501) == _numbers_for(4499)
     assert [to_one_digit(n) for n in (1, 14, 15, 949, 950, 96_000)] == [1, 10, 20, 900, 1000, 100_000]
-    assert delta_for(10_000) == "1e-6"
+    assert _delta_for(10_000) == "1e-6"
 
 
 def test_delta_is_never_above_a_tenth_of_one_in_the_true_number() -> None:
@@ -37,13 +37,8 @@ def test_delta_is_never_above_a_tenth_of_one_in_the_true_number() -> None:
     largest: dict[int, int] = {}
     for units in range(1, 30_000):
         n = to_one_digit(units)
-        assert Fraction(delta_for(n)) <= Fraction(1, 10 * units)
+        assert Fraction(_delta_for(n)) <= Fraction(1, 10 * units)
         largest[n] = units
     for n, units in largest.items():
         if n < 30_000:  # whole
-            assert 10 * Fraction(delta_for(n)) > Fraction(1, 10 * units)
-
-
-def test_lengths() -> None:
-    assert [length_for(n, None) for n in (3, 64, 65, 600, 10_000)] == [64, 64, 128, 1024, 2048]
-    assert length_for(600, 512) == 512
+            assert 10 * Fraction(_delta_for(n)) > Fraction(1, 10 * units)

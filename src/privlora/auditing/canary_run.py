@@ -20,7 +20,6 @@ from privlora.auditing.text_canaries import add_records, record_losses, room_for
 from privlora.config import IN_MEMORY, Settings
 from privlora.data.examples import Example
 from privlora.errors import ConfigError, DataError, PrivacyError
-from privlora.federated.plans import changed
 from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.precision import own_context
@@ -98,7 +97,7 @@ def _load(
     them."""
     given = None if isinstance(prefixes, str) else prefixes
     evaluation = prefixes if given is None else IN_MEMORY
-    settings = changed(run.settings, data={"evaluation": evaluation})
+    settings = run.settings.changed(data={"evaluation": evaluation})
     try:
         data = load_data(settings, run.tokenizer, records, given, model=run.model)
     except SharedRecordsError as error:

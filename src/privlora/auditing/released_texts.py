@@ -91,8 +91,7 @@ def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
     if chosen is None:
         raise ConfigError("nothing says who writes the texts", fix="add the group synthesis")
     if chosen.source is None:
-        publishing = chosen.model_copy(update={"publish": True})
-        return settings.model_copy(update={"synthesis": publishing}), None
+        return settings.changed(synthesis={"publish": True}), None
     refuse_another_writer(chosen)
     source = RunFolder(Path(chosen.source).expanduser())
     if not source.settings.exists():
@@ -104,9 +103,8 @@ def settings_of_audit(settings: Settings) -> tuple[Settings, Writer | None]:
     if published_name(found.model.name) != published_name(settings.model.name):
         what = f"{str(source.root)!r} trained an adapter of {published_name(found.model.name)!r}, not of model.name"
         raise RunError(what, fix="give the settings of that run")
-    run = found.run.model_copy(update={"output": settings.run.output})
-    data = found.data.model_copy(update={"evaluation": None})
-    return found.model_copy(update={"run": run, "data": data}), Writer(chosen, settings.run.seed)
+    found = found.changed(run={"output": settings.run.output}, data={"evaluation": None})
+    return found, Writer(chosen, settings.run.seed)
 
 
 @own_context()

@@ -302,14 +302,8 @@ def _settings(config: Path, overrides: list[str] | None, output: Path | None, su
             f"{option} trains in one place, and {str(config)!r} has a group federation",
             fix=f"leave out {option}: `privlora audit {config}` plays rounds of the federation with a canary",
         )
-    return in_its_folder(settings, str(output or f"{settings.run.output}-{suffix}"))
-
-
-def in_its_folder(settings: Settings, folder: str) -> Settings:
-    """Of an audit, which evaluates nothing."""
-    run = settings.run.model_copy(update={"output": folder})
-    data = settings.data.model_copy(update={"evaluation": None})
-    return settings.model_copy(update={"run": run, "data": data})
+    folder = str(output or f"{settings.run.output}-{suffix}")
+    return settings.changed(run={"output": folder}, data={"evaluation": None})
 
 
 def _claim(epsilon: float | None, delta: float | None) -> str:

@@ -25,6 +25,7 @@ from privlora.training.preflight import check_columns, refuse_unknown_model
 if TYPE_CHECKING:
     import torch
 
+    from privlora.data.formats import Format
     from privlora.data.records import Record
     from privlora.training.classifier import Head
 
@@ -85,8 +86,16 @@ def evaluate(
     model_settings = problems.of(None, checked, ModelSettings, of_model, "evaluate")
     asked = _given({"scoring": scoring, "max_new_tokens": max_new_tokens, "num_beams": beams})
     before = len(problems.found)
-    if settings is not None and (asked or per_example):
-        problems.of(None, _refuse_asking, settings)
+    if settings is not None and (asked or per_example) and settings.label is not None:
+        what, fix = (
+            "a classifier is not asked, it gives a number a class",
+            "remove the options of asked tasks",
+        )
+        problems.found.append(ConfigError(what, fix=fix))
+    elif settings is not None and (asked or per_example) and settings.task is None:
+        problems.found.append(
+            ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
+        )
     if per_example and not as_json:
         problems.found.append(ConfigError("--per-example is printed with --json only", fix="add --json"))
     if settings is not None and data:
@@ -117,7 +126,7 @@ def evaluate(
         else:
             from privlora.evaluation import evaluate_suite, evaluate_task
 
-            parts = {path: _read(path, settings, limit) for path in _paths(settings.path)}
+            parts = {path: _read(path, settings.format, limit) for path in _paths(settings.path)}
             records = parts if len(parts) > 1 else next(iter(parts.values()))
             model, tokenizer = _load(model_settings, adapter)
             asked["max_length"] = settings.max_length
@@ -141,16 +150,6 @@ def evaluate(
 
 def _given(options: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if value is not None}
-
-
-def _refuse_asking(settings: DataSettings) -> None:
-    """Raise ConfigError for options of how a task is asked, where there is none."""
-    if settings.label is not None:
-        raise ConfigError(
-            "a classifier is not asked, it gives a number a class", fix="remove the options of asked tasks"
-        )
-    if settings.task is None:
-        raise ConfigError("how to ask is set, but there is no task to ask", fix="give --task")
 
 
 def _private_of_the_run(adapter: Path | None, data: list[str]) -> list[str]:
@@ -373,7 +372,7 @@ def _held_out(
     from privlora.training.classifier import Head, padded_as
     from privlora.training.inputs import tokenise
 
-    classes, records = data.classes, _read(data.path, data, limit)
+    classes, records = data.classes, _read(data.path, data.format, limit)
     head = None if classes is None else Head(classes.outputs, classes.names, seed)
     model, tokenizer = _load(model_settings, adapter, head)
     if head is not None:
@@ -389,11 +388,11 @@ def _held_out(
     return found | ({"answers": answers(model, tokenizer, data, records)} if shows else {})
 
 
-def _read(path: str | list[str], data: DataSettings, limit: int | None) -> list[Record]:
+def _read(path: str | list[str], form: Format, limit: int | None) -> list[Record]:
     from privlora.data.records import load_records
 
     with saying("reading the records", piped=True):
-        return load_records(path, format=data.format, limit=limit)
+        return load_records(path, format=form, limit=limit)
 
 
 def _load(

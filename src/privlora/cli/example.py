@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import numpy as np
 
@@ -27,7 +27,7 @@ def example_rows(data: DataSettings, tokenizer: Any) -> list[tuple[str, str]]:
         return []
     template = Template(**data.columns)
     try:
-        text = _invented_example(template, tokenizer, data)
+        text = _invented_example(template, tokenizer, data.loss_on)
     except DataError as error:  # the template refuses a question and its answer, or drops them
         return [
             ("example", f"none can be shown: {error.bare if isinstance(error, RecordError) else error.what}")
@@ -41,7 +41,7 @@ def example_rows(data: DataSettings, tokenizer: Any) -> list[tuple[str, str]]:
     return rows
 
 
-def _invented_example(template: Template, tokenizer: Any, data: DataSettings) -> str:
+def _invented_example(template: Template, tokenizer: Any, loss_on: Literal["all", "completion"]) -> str:
     """The text that is trained on for an invented record, in which « and » stand around what is learnt.
 
     Raises what `build_examples` does.
@@ -50,7 +50,7 @@ def _invented_example(template: Template, tokenizer: Any, data: DataSettings) ->
     record |= dict.fromkeys(fields_of([template.prompt]), _ASKED)
     if template.messages is not None:
         record[template.messages] = _talk(user=_ASKED, assistant=_ANSWER)
-    (example,) = build_examples([record], template, tokenizer, max_length=_LONGEST, loss_on=data.loss_on)
+    (example,) = build_examples([record], template, tokenizer, max_length=_LONGEST, loss_on=loss_on)
     learnt = example.labels != IGNORED
     turns = [0, *(np.flatnonzero(np.diff(learnt)) + 1).tolist(), len(learnt)]
     shown = [tokenizer.decode(example.input_ids[:end].tolist()) for end in turns]

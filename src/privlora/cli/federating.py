@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -58,8 +58,7 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
 
         if not over and (begun := going_on(folder, settings)) is not None:
             err().print(begun)
-    located = settings.run.model_copy(update={"output": str(folder.root)})
-    _run(folder, settings.model_copy(update={"run": located}), as_json, fresh=False)
+    _run(folder, settings.changed(run={"output": str(folder.root)}), as_json, fresh=False)
 
 
 def _run(
@@ -68,7 +67,9 @@ def _run(
     with quiet_libraries(told=fresh):  # a resume said so already
         federate: Callable[..., Federated]
         with loading():
-            from privlora.federated.plans import client_plan, server_plan, with_local_method
+            from privlora.cli.federation_plan import entries_of
+            from privlora.cli.planning import local_model
+            from privlora.federated.plans import client_plan, federation_of, server_plan, with_local_method
             from privlora.federated.progress import RoundProgress
             from privlora.federated.words import in_a_line, warnings
 
@@ -82,7 +83,11 @@ def _run(
             plan, own = client_plan(settings), server_plan(settings)
             shown = in_a_line(settings, plan, own)
         err().print(f"plan: {shown}")
-        for text in warnings(settings, plan, own, _entries(settings)):
+        entries = None
+        if federation_of(settings).privacy_model == "client":  # whose noise grows with a client's answer
+            located, model, _ = local_model(settings)
+            entries = None if model is None else entries_of(located, model)
+        for text in warnings(settings, plan, own, entries):
             err().print(f"WARNING: {text}")
         progress = RoundProgress(err(), private=settings.privacy.protects)
         with explained_stops(folder, "round"), progress as observer:
@@ -90,24 +95,13 @@ def _run(
     _show(folder, settings, result, as_json)
 
 
-def _entries(settings: Settings) -> int | None:
-    """Of a client's answer, where whole clients are hidden and the model is a local folder: the noise grows with it."""
-    from privlora.cli.federation_plan import entries_of
-    from privlora.cli.planning import local_model
-    from privlora.federated.plans import federation_of
-
-    if federation_of(settings).privacy_model != "client":
-        return None
-
-    settings, model, _ = local_model(settings)
-    return None if model is None else entries_of(settings, model)
-
-
 def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: bool) -> None:
     from privlora.federated.history import ROUNDS, History
     from privlora.federated.plans import federation_of
+    from privlora.federated.words import NOT_PRIVATE, against_whom, who_is_protected
     from privlora.reporting.parties import warnings
     from privlora.reporting.wording import spoken
+    from privlora.rounding import rounded_up
 
     federation, release = federation_of(settings), result.release
     ledgers = {name: release / f"ledger-{name}.jsonl" for name in federation.names}
@@ -116,8 +110,12 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
     rounds, plan = History(folder.private / ROUNDS).rounds(), _charged(folder)
     report = json.loads((release / folder.report.name).read_text(encoding="utf-8"))
     facts, warned = report["federation"], warnings(report["federation"], report["adapter"]["rank"])
-    statement: dict[str, Any] = {"private": result.epsilon is not None}
+    statement, promise = dict[str, Any](private=result.epsilon is not None), NOT_PRIVATE
     if result.epsilon is not None and plan is not None:
+        stated = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP for each client"
+        if facts["colluding"]:
+            stated += f": ε {against_whom(result.epsilon, facts['colluding'])}"
+        promise = f"{stated}; {plan.conditions()}; {who_is_protected(settings)}"
         statement |= {
             "epsilon": result.epsilon,
             "epsilon_against_another_client": result.epsilon_against_a_client,
@@ -148,7 +146,7 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
         ("ledgers", f"{release}/ledger-*.jsonl, one of each of {len(ledgers)} clients" if ledgers else None),
         ("rounds", f"{void} of {len(rounds)} are void: nothing moved in them" if void else None),
         *(("WARNING", text) for text in warned),
-        ("promise", _promise(settings, result, plan, facts)),
+        ("promise", promise),
     ]
     show(content, (*spoken(report.get("answers")), *named(rows)), as_json)
 
@@ -159,16 +157,3 @@ def _charged(folder: RunFolder) -> Plan | None:
         return None
     summary = read_ledger(folder.ledger)
     return replace(summary.plan, phases=tuple(summary.events())) if summary.charges else summary.plan
-
-
-def _promise(settings: Settings, result: Federated, plan: Plan | None, facts: Mapping[str, Any]) -> str:
-    """facts: of the report, whose numbers these are."""
-    from privlora.federated.words import NOT_PRIVATE, against_whom, who_is_protected
-    from privlora.rounding import rounded_up
-
-    if result.epsilon is None or plan is None:
-        return NOT_PRIVATE
-    stated = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP for each client"
-    if facts["colluding"]:
-        stated += f": ε {against_whom(result.epsilon, facts['colluding'])}"
-    return f"{stated}; {plan.conditions()}; {who_is_protected(settings)}"

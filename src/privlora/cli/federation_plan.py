@@ -20,6 +20,7 @@ from privlora.cli.planning import (
     statement_of,
 )
 from privlora.config import Settings
+from privlora.config.federation import FederationSettings
 from privlora.federated.plans import (
     client_plan,
     federation_of,
@@ -40,7 +41,7 @@ from privlora.federated.words import (
     who_is_protected,
     who_trains,
 )
-from privlora.methods import Hyperparameters, far_rate, find_method
+from privlora.methods import far_rate, find_method
 from privlora.reporting.limits import not_protected
 from privlora.training.models import adapter_for
 
@@ -62,6 +63,10 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
             means = meaning(whole.phases, whole.adjacency).to_dict()
         known = what_colluding_costs(settings, plan)
     hyper, method = resolved(settings), find_method(settings.method.name)
+    noisy = settings.privacy.private and federation.privacy_model == "record"  # as `plans.resolved` has it
+    of_all = settings.changed(
+        privacy={"steps": federation.steps, "private": noisy}
+    )  # local steps of all rounds
     content = {
         "private": cost is not None,
         "clients": federation.names,
@@ -79,13 +84,13 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
         "rank": settings.adapter.r,
         "target_modules": settings.adapter.target_modules,
         "exclude_modules": settings.adapter.exclude_modules,
-        **_rate(settings, hyper),
+        "far_rate": far_rate(of_all),
+        "default_rate": method.rate_of(federation.steps, private=noisy, relative=hyper.relative_rate),
         "local_steps": federation.local_steps,
         "sample_rate": settings.privacy.q,
         "expected_batch_size": settings.privacy.b,
         "expected_batch_size_of_a_client": settings.privacy.b / federation.size,
-        **({} if whole is None else _deviations(settings, whole)),
-        **_noise(settings, whole),
+        **({} if whole is None else _noise(federation, whole)),
         "epsilon": cost,
         "means": means,
         "epsilon_against_another_client": known[0]["epsilon"] if known else cost,
@@ -109,18 +114,6 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
     return content, _rows(settings, content, plan, own)
 
 
-def _rate(settings: Settings, hyper: Hyperparameters) -> dict[str, Any]:
-    """Of the local steps over all rounds: the row's default, and whether the rate that is set is far from it."""
-    federation, privacy = federation_of(settings), settings.privacy
-    noisy = privacy.private and federation.privacy_model == "record"  # as `plans.resolved` has it
-    of_all = settings.model_copy(
-        update={"privacy": privacy.model_copy(update={"steps": federation.steps, "private": noisy})}
-    )
-    row = find_method(settings.method.name)
-    default = row.rate_of(federation.steps, private=noisy, relative=hyper.relative_rate)
-    return {"far_rate": far_rate(of_all), "default_rate": default}
-
-
 def entries_of(settings: Settings, model: Any) -> int:
     """Numbers of one client's answer. model: with or without weights."""
     federation = federation_of(settings)
@@ -136,9 +129,9 @@ def _groups(settings: Settings, model: Any) -> list[tuple[int, int, int]]:
     return [(len(group.sites), group.m, group.n) for group in adapter_for(settings, model).groups]
 
 
-def _deviations(settings: Settings, plan: Plan) -> dict[str, Any]:
-    """The standard deviation of the noise in each coordinate."""
-    federation, event = federation_of(settings), plan.event
+def _noise(federation: FederationSettings, plan: Plan) -> dict[str, Any]:
+    """What is released, in all phases with the one noise multiplier, and the standard deviation in each coordinate."""
+    event = plan.phases[-1][0]
     whole = event.noise_multiplier * plan.clip_norm / plan.expected_batch_size
     weights = sorted(federation.weights or [1.0] * federation.size, reverse=True)[: federation.per_round]
     share = sqrt(sum(weight**2 for weight in weights)) / sum(weights)
@@ -146,15 +139,6 @@ def _deviations(settings: Settings, plan: Plan) -> dict[str, Any]:
     return {
         "noise_of_a_client": whole if alone else None,
         "noise_of_the_mean": whole * share if alone else whole,
-    }
-
-
-def _noise(settings: Settings, plan: Plan | None) -> dict[str, Any]:
-    """What is released, in all phases with the one noise multiplier."""
-    if plan is None:
-        return {}
-    event = plan.phases[-1][0]
-    return {
         "delta": plan.delta,
         "clip_norm": plan.clip_norm,
         "noise_multiplier": event.noise_multiplier,
@@ -212,26 +196,16 @@ def _rows(
             ("releases", f"{content['releases']} {'by the server' if own else 'of each client at most'}"),
             ("statement", whole.describe()),
             *noise_rows(content, whole),
-            ("noise", _noise_line(content)),
         ]
-    rows += [*opinion_rows(content), ("messages", _bytes_line(content["bytes"], settings))]
-    rows += memory_rows(content["memory"])
-    rows += [("WARNING", text) for text in content["warnings"]]
-    return rows
-
-
-def _noise_line(content: dict[str, Any]) -> str:
-    mean = f"{content['noise_of_the_mean']:.4g} in each coordinate of the mean"
-    if content["noise_of_a_client"] is None:
-        return mean
-    alone = f"{content['noise_of_a_client']:.4g} in each coordinate of a client's step"
-    return f"{alone}, {mean} of {content['clients_per_round']} clients' steps"
-
-
-def _bytes_line(sizes: dict[str, float] | None, settings: Settings) -> str:
-    if sizes is None:
-        return "unknown: the model is not a local folder"
-    masks = ", about 4 kB more for secure sums" if federation_of(settings).secure else ""
-    return (
-        f"about {in_bytes(sizes['down'])} to a client and {in_bytes(sizes['up'])} from it in a round{masks}"
-    )
+        noise = f"{content['noise_of_the_mean']:.4g} in each coordinate of the mean"
+        if content["noise_of_a_client"] is not None:
+            alone = f"{content['noise_of_a_client']:.4g} in each coordinate of a client's step"
+            noise = f"{alone}, {noise} of {content['clients_per_round']} clients' steps"
+        rows.append(("noise", noise))
+    sizes = "unknown: the model is not a local folder"
+    if content["bytes"] is not None:
+        down, up = (in_bytes(content["bytes"][way]) for way in ("down", "up"))
+        masks = ", about 4 kB more for secure sums" if content["secure_sums"] else ""
+        sizes = f"about {down} to a client and {up} from it in a round{masks}"
+    rows += [*opinion_rows(content), ("messages", sizes), *memory_rows(content["memory"])]
+    return rows + [("WARNING", text) for text in content["warnings"]]

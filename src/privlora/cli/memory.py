@@ -53,11 +53,19 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> dict[str,
     device, model = _device(settings), _in_its_dtype(settings, model)
     step, kind, tokens = StepMemory(settings, model, device), method.coordinates, settings.run.max_tokens
     records, most = (step.rows(length, tokens) for length in (settings.data.max_length, 1))
-    directions = 0
-    if step.public_bytes and settings.synthesis is not None:
+    directions, embedded, cached, chosen = 0, 0, 0, settings.synthesis
+    if step.public_bytes and chosen is not None:
         # At most, where they are chosen; of them an adapter does not know.
-        texts = settings.synthesis.count
-        directions = min(int(step.hyper.settings.get("top_k", 0)) or texts, texts)
+        directions = min(int(step.hyper.settings.get("top_k", 0)) or chosen.count, chosen.count)
+    if chosen is not None and method.releases == "votes" and chosen.embedding is None:
+        texts = chosen.requests * chosen.answers if method.name == "popri" else chosen.count
+        embedded = int((settings.privacy.n + texts) * model.config.hidden_size * 8)
+    if chosen is not None and chosen.generator == "model":
+        # Of as many tokens as a micro-batch has, or those of one text if that is more.
+        config, most_tokens = model.config, max(tokens, chosen.max_new_tokens)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        cached = int(2 * config.num_hidden_layers * heads * width * most_tokens * model.dtype.itemsize)
     body, *others = step.adapter.parts  # of a classifier, its last layer, which is trained as a whole
     sites = [(part.rank, site) for part in step.adapter.parts for site in part.sites]
     return {
@@ -75,8 +83,8 @@ def estimate_memory(settings: Settings, method: Method, model: Any) -> dict[str,
         "gradient_bytes_at_most": step.row_bytes * most,
         "update_bytes": step.update_bytes,
         "public_bytes": step.public_bytes,
-        "embedding_bytes": _embedding_bytes(settings, model) if method.releases == "votes" else 0,
-        "cache_bytes": _cache_bytes(settings, model),
+        "embedding_bytes": embedded,
+        "cache_bytes": cached,
         "kept_noise_bytes": kept_bytes(bands_to_come(settings.privacy), step.adapter),
         "peak": asdict(step.peak(tokens)) if method.releases == "gradients" else None,
         "resident_bytes": resident_bytes(),
@@ -101,23 +109,3 @@ def _in_its_dtype(settings: Settings, model: Any) -> Any:
     """As its weights will be loaded."""
     stored = settings.model.dtype if settings.model.dtype != "auto" else model.config.dtype or torch.float32
     return model.to(getattr(torch, stored) if isinstance(stored, str) else stored)
-
-
-def _embedding_bytes(settings: Settings, model: Any) -> int:
-    chosen = settings.synthesis
-    if chosen is None or chosen.embedding is not None:
-        return 0
-    texts = chosen.requests * chosen.answers if settings.method.name == "popri" else chosen.count
-    return int((settings.privacy.n + texts) * model.config.hidden_size * 8)
-
-
-def _cache_bytes(settings: Settings, model: Any) -> int:
-    """Of as many tokens as a micro-batch has, or those of one text if that is more."""
-    chosen = settings.synthesis
-    if chosen is None or chosen.generator != "model":
-        return 0
-    config = model.config
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    tokens = max(settings.run.max_tokens, chosen.max_new_tokens)
-    return int(2 * config.num_hidden_layers * heads * width * tokens * model.dtype.itemsize)

@@ -46,12 +46,14 @@ def export(
     with contextlib.ExitStack() as stack:
         with saying(CHECKING, piped=True) if run is not None else contextlib.nullcontext():
             # At once: settings and accountants take a second to import.
-            settings = None if run is None else problems.of(None, _settings, RunFolder(run))
+            from privlora.accounting import read_ledger
+            from privlora.reporting.seals import REPORT_NAME, text_with_files_of
+
+            folder = RunFolder(run or Path())
+            settings = None if run is None else problems.of(None, _settings, folder)
             problems.tell()
-            assert run is not None
             assert output is not None
             assert settings is not None
-            folder = RunFolder(run)
             release, report = stack.enter_context(_release(folder))
         temporary = stack.enter_context(_new_folder(output))
         if merge:
@@ -62,7 +64,9 @@ def export(
         for name in kept:
             if (release / name).exists():  # a run without privacy has no ledger
                 shutil.copyfile(release / name, temporary / name, follow_symlinks=False)
-        _finish(report, folder, temporary)
+        (temporary / REPORT_NAME).write_bytes(text_with_files_of(report, temporary).encode())
+        if folder.ledger.exists():
+            set_times(temporary, read_ledger(folder.ledger).created)
     _show(output, merge, as_json)
 
 
@@ -101,27 +105,13 @@ def _settings(folder: RunFolder) -> Settings:
     return settings
 
 
-def _finish(report: dict[str, Any], folder: RunFolder, exported: Path) -> None:
-    """Write the report, of these files, and set all times by the ledger."""
-    from privlora.accounting import read_ledger
-    from privlora.reporting.seals import REPORT_NAME, text_with_files_of
-
-    (exported / REPORT_NAME).write_bytes(text_with_files_of(report, exported).encode())
-    if folder.ledger.exists():
-        set_times(exported, read_ledger(folder.ledger).created)
-
-
 def _asked(
     run: Path | None, out_folder: Path | None, output: Path | None, *, merge: bool, as_lora: bool
 ) -> None:
     """Raise ConfigError for all that is missing or given twice, with a whole command."""
     new = output or out_folder
     there = {"RUN": run, "OUT": new, "one of --merge and --as-lora": merge or as_lora or None}
-    lacks = [name for name, given in there.items() if given is None]
-    wrong = []
-    if lacks:
-        some = ", ".join(lacks[:-1])
-        wrong.append(f"{some} and {lacks[-1]} are missing" if some else f"{lacks[0]} is missing")
+    wrong = [f"{name} is missing" for name, given in there.items() if given is None]
     if out_folder is not None and output is not None:
         wrong.append("OUT and --output are both given")
     if merge and as_lora:

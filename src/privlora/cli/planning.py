@@ -149,7 +149,7 @@ def _plan_run(
         hyper = method.resolve(
             settings.method, settings.adapter.init, privacy.steps, private=privacy.private, bands=bands
         )
-        content = _facts(asked, settings, hyper, planned) | {"cost": cost}
+        content = _facts(asked, settings, hyper, planned, bands) | {"cost": cost}
         if choice is not None:
             content |= {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}
         rows = [] if shown is None else _privacy_rows(content, planned)
@@ -218,9 +218,7 @@ def _look_at_public_texts(settings: Settings, method: Method, advise: bool) -> N
     trained_on = method.public_texts or chosen.warm_start_epochs
     if trained_on or not advise:  # an advice rehearses on them, whatever the row
         # Else they are what `privlora synthesize` releases.
-        publish = chosen.model_copy(update={"publish": chosen.publish or not trained_on})
-        settings = settings.model_copy(update={"synthesis": publish})
-        refuse_unused_texts(settings)
+        refuse_unused_texts(settings.changed(synthesis={"publish": chosen.publish or not trained_on}))
     if method.tunes_writer:
         refuse_without_trl()
     refuse_unusable_texts(settings, method)
@@ -264,15 +262,14 @@ def refused_here(settings: Settings, model: Any) -> list[str]:
 
 
 def _facts(
-    asked: Settings, settings: Settings, hyper: Hyperparameters, planned: Plan | None
+    asked: Settings, settings: Settings, hyper: Hyperparameters, planned: Plan | None, bands: int
 ) -> dict[str, Any]:
     """Numbers that follow from the settings alone. asked: before one method of several was taken."""
     from privlora.mechanisms import split_noise_multiplier
     from privlora.methods import far_rate, find_row, uses_lora_alpha
-    from privlora.training.promise import bands_of, sampler
+    from privlora.training.promise import sampler
 
     privacy, adapter, auto, name = settings.privacy, settings.adapter, settings.auto, settings.method.name
-    bands = 1 if planned is None else bands_of(planned)
     row = find_row(name)
     facts: dict[str, Any] = {
         "private": planned is not None and not planned.insecure_noise,
@@ -493,7 +490,7 @@ def memory_rows(memory: Mapping[str, Any] | None, chosen: str | None = None) -> 
     if memory is None:
         return [("memory", "unknown: the model is not a local folder")]
     peak = [] if memory["peak"] is None else [("peak", _peak_line(memory))]
-    return [("memory", memory_line(memory)), *([] if chosen is None else [("auto", chosen)]), *peak]
+    return [("memory", _memory_line(memory)), *([] if chosen is None else [("auto", chosen)]), *peak]
 
 
 def _in_brief(rows: _Rows, content: Mapping[str, Any]) -> _Rows:
@@ -517,10 +514,24 @@ def _in_brief(rows: _Rows, content: Mapping[str, Any]) -> _Rows:
     return [(name, brief.get(name, words)) for name, words in rows if name.split()[0] not in hidden]
 
 
-_DETAILED = (
-    "unit auto adapter rate sigma noise epsilon replace-one dropout model memory server releases statement"
+_DETAILS: Final = frozenset(
+    [
+        "unit",
+        "auto",
+        "adapter",
+        "rate",
+        "sigma",
+        "noise",
+        "epsilon",
+        "replace-one",
+        "dropout",
+        "model",
+        "memory",
+        "server",
+        "releases",
+        "statement",
+    ]
 )
-_DETAILS: Final = frozenset(_DETAILED.split())
 """Rows that are shown with --verbose alone."""
 
 
@@ -569,7 +580,7 @@ def _model_line(model: Mapping[str, Any]) -> str:
     )
 
 
-def memory_line(memory: Mapping[str, Any]) -> str:
+def _memory_line(memory: Mapping[str, Any]) -> str:
     """What a run keeps, in words."""
     kept = {
         "dense updates {}": memory["update_bytes"],

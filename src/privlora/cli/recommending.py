@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,9 +14,9 @@ from privlora.errors import ConfigError
 from privlora.training.preflight import check_sources
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Sequence
 
-    from privlora.rehearsals.recommending import Recommendation, Size
+    from privlora.rehearsals.recommending import Recommendation
 
 
 def show_sizes(
@@ -62,39 +63,20 @@ def show_sizes(
             from privlora.rehearsals.page import write
 
             write(found, settings, page)
-    lines = _lines(found, settings)
-    where = None if page is None else str(page)
-    if where is not None:
-        lines.append(f"page: {where}")
-    show({**found.to_dict(), "page": where}, lines, as_json)
+    lines, where = _lines(found, settings), None if page is None else str(page)
+    show({**asdict(found), "page": where}, [*lines, *([f"page: {where}"] if where else [])], as_json)
 
 
 def _lines(found: Recommendation, settings: Settings) -> list[str]:
-    from privlora.rehearsals.wording import advice, has_losses, meaning_of_noise
+    from privlora.rehearsals.recommending import MEANING, advice
 
-    privacy, losses = settings.privacy, has_losses(found)
-    return [
-        f"N {found.units:g}, delta {found.delta:g}, method {settings.method.name}",
-        meaning_of_noise(),
-        f"\nby passes over the data, at epsilon {privacy.target_epsilon:g}",
-        *_table(found.by_passes, losses=losses),
-        f"\nby epsilon, in {privacy.steps} steps of {privacy.b:g}",
-        *_table(found.by_epsilon, losses=losses),
-        "",
-        *advice(found),
-    ]
-
-
-def _table(sizes: Sequence[Size], *, losses: bool) -> Iterator[str]:
-    from privlora.rehearsals.wording import minutes_of
-
-    heads = ["epsilon", "passes", "steps", "batch", "sigma", "noise", "rate", *(["loss"] * losses)]
-    heads += ["minutes"] * (sizes[0].minutes is not None)
-    yield "  " + "".join(f"{head:>10}" for head in heads)
-    for size in sizes:
-        cells = [f"{size.epsilon:g}", f"{size.passes:.2g}", f"{size.steps}", f"{size.batch:g}"]
-        cells += [f"{size.noise_multiplier:.4g}", f"{size.noise:.3g}", f"{size.learning_rate:.3g}"]
-        if losses:
-            cells.append("" if size.loss is None else f"{size.loss:.4f}")
-        line = "".join(f"{cell:>10}" for cell in (*cells, *minutes_of(size)))
-        yield f"  {line}{'  <- these settings' if size.own else ''}"
+    privacy = settings.privacy
+    lines = [f"N {found.units:g}, delta {found.delta:g}, method {settings.method.name}", MEANING]
+    for title, sizes in (
+        (f"by passes over the data, at epsilon {privacy.target_epsilon:g}", found.by_passes),
+        (f"by epsilon, in {privacy.steps} steps of {privacy.b:g}", found.by_epsilon),
+    ):
+        marks = ["", *("  <- these settings" if size.own else "" for size in sizes)]
+        rows = zip(found.table(sizes), marks, strict=True)
+        lines += [f"\n{title}", *("  " + "".join(f"{x:>10}" for x in cells) + mark for cells, mark in rows)]
+    return [*lines, "", *advice(found)]

@@ -6,7 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
-from privlora.api_synthesis import start_synthesis
+from privlora.api import start_synthesis
 from privlora.cli import auditing, training
 from privlora.cli.console import JsonOption, option, quiet_libraries, refuse_given, show
 from privlora.cli.training import ConfigArgument, OverridesArgument
@@ -65,12 +65,12 @@ def _publishing(settings: Settings, source: Path | None) -> Settings:
         )
     if source is not None:
         updates["source"] = str(source.expanduser().resolve())
-    return settings.model_copy(update={"synthesis": settings.synthesis.model_copy(update=updates)})
+    return settings.changed(synthesis=updates)
 
 
 def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Found:
-    """In a folder of its own, next to that of the texts which may be released."""
-    settings = auditing.in_its_folder(settings, f"{settings.run.output}-audit")
+    """In a folder of its own, next to that of the texts which may be released. It evaluates nothing."""
+    settings = settings.changed(run={"output": f"{settings.run.output}-audit"}, data={"evaluation": None})
     with quiet_libraries(told=True):
         with loading():
             from privlora.auditing.page import at_most, write_audit

@@ -33,14 +33,14 @@ if TYPE_CHECKING:
     from privlora.api import Result
     from privlora.training.progress import RichObserver
 
-Engine = Literal["embedded", "simulation"]
+_Engine = Literal["embedded", "simulation"]
 ConfigArgument = Annotated[Path, argument("CONFIG", "YAML file of the run.")]
 OverridesArgument = Annotated[
     list[str] | None, argument("[GROUP.KEY=VALUE]...", "Settings that replace those of the file.")
 ]
 
 
-ProfileOption = Annotated[
+_ProfileOption = Annotated[
     bool, option("Leave a trace in private/ that shows where the time of a step goes.", "--profile")
 ]
 
@@ -51,9 +51,9 @@ _SUPERLINK = "127.0.0.1:8000"
 def train(
     config: ConfigArgument,
     overrides: OverridesArgument = None,
-    profile: ProfileOption = False,
+    profile: _ProfileOption = False,
     engine: Annotated[
-        Engine | None, option("Of a federation: clients in this process (embedded), or Flower's simulation.")
+        _Engine | None, option("Of a federation: clients in this process (embedded), or Flower's simulation.")
     ] = None,
     app: Annotated[
         Path | None, option("Write a federation's app for several machines.", "--write-app", metavar="FOLDER")
@@ -130,7 +130,7 @@ def resume(
     run: Annotated[Path, argument("RUN", "Folder of the interrupted run.")],
     data: Annotated[Path | None, option("Where the same records lie now.", metavar="FILE")] = None,
     evaluation: Annotated[Path | None, option("Where the public ones lie.", metavar="FILE")] = None,
-    profile: ProfileOption = False,
+    profile: _ProfileOption = False,
     as_json: JsonOption = False,
 ) -> None:
     """Continue an interrupted run or federation with fresh noise; what was charged stays charged."""

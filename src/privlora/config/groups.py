@@ -419,8 +419,8 @@ class PrivacySettings(Group):
     private: bool = True
     """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
-    """Epsilon at the end of the run; the noise multiplier follows from it. Give this, target_right_guesses, target_found
-    or noise_multiplier."""
+    """Epsilon at the end of the run; the noise multiplier follows from it. Or give target_right_guesses, target_found or
+    noise_multiplier."""
     target_right_guesses: float | None = Field(default=None, gt=0.5, lt=1)
     """Target instead of epsilon: who guesses whether a unit took part is right in at most this share of cases, such as
     0.6 (a coin: 0.5)."""
@@ -987,14 +987,20 @@ class Settings(Group):
                 what = f"{what} knows texts that a model writes, and data.{name} asks for {asked}"
                 raise ConfigError(what, fix=f"remove data.{name}, or use `privlora train`, {others}")
 
+    def changed(self, **groups: Any) -> Settings:
+        """The same settings with other values in some groups, or with another group; nothing is checked anew."""
+        updates = {
+            name: getattr(self, name).model_copy(update=dict(new)) if isinstance(new, Mapping) else new
+            for name, new in groups.items()
+        }
+        return self.model_copy(update=updates)
+
     def located(self) -> Settings:
         """The same settings, in which local folders of models and adapters are named from the root on."""
         init = self.adapter.init
-        model = self.model.model_copy(update={"name": in_full(self.model.name)})
-        adapter = self.adapter
         if init is not None and os.path.isdir(os.path.expanduser(init)):
-            adapter = adapter.model_copy(update={"init": in_full(init)})
-        return self.model_copy(update={"model": model, "adapter": adapter})
+            init = in_full(init)
+        return self.changed(model={"name": in_full(self.model.name)}, adapter={"init": init})
 
     def to_yaml(self) -> str:
         """As a file; without groups that there are not, nor what the federation's rule has not, so that it can be read

@@ -220,11 +220,11 @@ class Session:
         memory takes is not the server's to choose. Raises RunError before it has joined."""
         client = self.client
         tokens = min(self.desk.settings.run.max_tokens, MICRO_BATCH)
-        settings = plans.changed(self.desk.settings, run={"tokens_per_micro_batch": tokens})
+        settings = self.desk.settings.changed(run={"tokens_per_micro_batch": tokens})
         if client.model is None:
             return settings
         # A revision of the server's would be a model of its choice: whoever may open a pull request on the hub has one.
-        return plans.changed(settings, model={"name": client.model, "revision": client.revision})
+        return settings.changed(model={"name": client.model, "revision": client.revision})
 
     @property
     def federation(self) -> FederationSettings:

@@ -151,7 +151,7 @@ def _parts(settings: Settings, model: torch.nn.Module, beginning: Beginning, num
     trains = plans.rule_of(plans.federation_of(settings)).trains(number, plans.rule_settings(settings))
     hyper = plans.resolved(settings)
     lora = settings.adapter
-    widened = plans.changed(settings, adapter={"r": 2 * lora.r}) if trains == "tangent" else settings
+    widened = settings.changed(adapter={"r": 2 * lora.r}) if trains == "tangent" else settings
     adapter = adapter_for(widened, model, dropout=lora.lora_dropout)
     hyper = replace(hyper, averaging=0.0)  # the server averages; of a client, where it ends is asked
     scale = 1.0 if trains == "tangent" else scale_of(settings)

@@ -51,12 +51,6 @@ def federation_of(settings: Settings) -> FederationSettings:
     return settings.federation
 
 
-def changed(settings: Settings, **groups: Mapping[str, Any]) -> Settings:
-    """The settings with other values in some of their groups; nothing is checked anew."""
-    groups = {name: getattr(settings, name).model_copy(update=values) for name, values in groups.items()}
-    return settings.model_copy(update=groups)
-
-
 def names_alone(settings: Settings) -> dict[str, Any]:
     """Of the group federation: clients by their names, and nothing of where their records lie or come from."""
     names = [ClientSettings(name=name) for name in federation_of(settings).names]
@@ -102,7 +96,7 @@ def with_local_method(settings: Settings) -> Settings:
     federation = federation_of(settings)
     if federation.secure_aggregation is None and not settings.privacy.private:
         # Without noise there are no shares of it that only a sum would hide.
-        settings = changed(settings, federation={"secure_aggregation": False, "survivors": None})
+        settings = settings.changed(federation={"secure_aggregation": False, "survivors": None})
         federation = federation_of(settings)
     start = settings.adapter.init or find_method(settings.method.name).init
     if start == SPECTRAL_SPLIT:
@@ -134,7 +128,7 @@ def with_local_method(settings: Settings) -> Settings:
         raise ConfigError(what, why=why, fix=fix)
     usual, fits = local_methods(rule, rule_settings(settings))
     if "name" not in settings.method.model_fields_set:
-        return changed(settings, method={"name": usual.name})
+        return settings.changed(method={"name": usual.name})
     method = find_method(settings.method.name)
     if method.name not in fits:
         allowed = [name for name in fits if METHODS[name].private or not settings.privacy.private]
@@ -153,7 +147,7 @@ def client_settings(settings: Settings) -> Settings:
         return settings
     share, rate = privacy.b / federation.size, privacy.q
     own = {"sample_rate": rate, "expected_batch_size": share, "public_dataset_size": None}
-    return changed(settings, privacy=own)
+    return settings.changed(privacy=own)
 
 
 def client_plan(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
@@ -172,17 +166,15 @@ def public_settings(settings: Settings) -> Settings:
     # Clients go on from what they are sent, so only the settings that follow from the start are theirs.
     method = {**resolved(settings).to_dict(), "clipping": settings.method.clipping}
     method.pop("init", None)
-    told = changed(
-        settings,
+    run = settings.run
+    return settings.changed(
         model={"name": published_name(settings.model.name), "device": "auto"},
         adapter={"init": None, "public_text": None},
         data={"path": AT_CLIENTS, "evaluation": None},
         method=method,
         federation=names_alone(settings),
+        run=RunSettings(seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch),
     )
-    run = settings.run
-    kept = RunSettings(seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch)
-    return told.model_copy(update={"run": kept})
 
 
 def resolved(settings: Settings) -> Hyperparameters:

@@ -209,7 +209,7 @@ def serve_run(
     Raises PrivloraError subclasses; RunError where ``folder`` holds a run with other settings.
     """
     settings = plans.with_local_method(settings.located())
-    settings = plans.changed(settings, run={"output": str(folder)})
+    settings = settings.changed(run={"output": str(folder)})
     place, workplace = RunFolder(folder), Workplace(settings)
     fresh = not place.settings.exists()
     if not fresh and kept_settings(place.settings) != _as_kept(workplace.loaded[2]):
@@ -353,7 +353,7 @@ def _fixed(settings: Settings) -> dict[str, Any]:
 
 def _as_kept(settings: Settings) -> Settings:
     """With what the learning rate is in, which another version's default must not change."""
-    return plans.changed(settings, method={"relative_rate": plans.resolved(settings).relative_rate})
+    return settings.changed(method={"relative_rate": plans.resolved(settings).relative_rate})
 
 
 def _refuse_forgotten(folder: RunFolder, run: str) -> None:

@@ -26,7 +26,7 @@ from privlora.data.tasks import find_task, task_record
 from privlora.data.units import Units, unit_value
 from privlora.errors import DataError, ModelError, PrivloraError
 from privlora.federated.messages import NO_MODEL, NO_RECORDS
-from privlora.federated.plans import changed, client_settings
+from privlora.federated.plans import client_settings
 from privlora.federated.rules.base import Sizes
 from privlora.training.inputs import Data, fitted, load_data, tokenise
 from privlora.training.models import adapter_for, check_model, given_or_loaded
@@ -153,8 +153,7 @@ class Own:
         ConfigError for terms that nobody can follow, and DataError for files that are not there; for nothing in a
         record.
         """
-        mine = changed(
-            client_settings(settings),
+        mine = client_settings(settings).changed(
             data={"path": "", "evaluation": None, "unchecked": True},
             adapter={"init": None, "public_text": None},
             # Not held against the number of records, or a server could count them by its choice of delta.

@@ -42,7 +42,7 @@ def rows_of_choice(settings: Settings) -> list[Settings]:
     refuse_bands(settings.privacy, f"method {name!r}, whose rehearsals have independent noise")
     _refuse_nothing_to_rehearse(settings, f"method {name!r}")
     choice = CHOICES[name]
-    found = [with_row(settings, row, clipping=choice.clipping.get(row)) for row in choice.rows]
+    found = [_with_row(settings, row, clipping=choice.clipping.get(row)) for row in choice.rows]
     for row in found:
         try:
             find_method(row.method.name).resolve(row.method, row.adapter.init, row.privacy.steps)
@@ -65,18 +65,16 @@ def rows_to_advise_on(settings: Settings) -> list[Settings]:
     _refuse_nothing_to_rehearse(settings, "an advice")
     names = (PLAIN, own) if find_method(own).public_texts else CHOICES[CHOICE].rows
     return [
-        with_row(settings, row)
+        _with_row(settings, row)
         if row == own
-        else with_row(
-            settings.model_copy(update={"method": MethodSettings(name=row)}),
-            row,
-            clipping=CHOICES[CHOICE].clipping.get(row),
+        else _with_row(
+            settings.changed(method=MethodSettings(name=row)), row, clipping=CHOICES[CHOICE].clipping.get(row)
         )
         for row in names
     ]
 
 
-def with_row(
+def _with_row(
     settings: Settings, row: str, learning_rate: float | None = None, clipping: str | None = None
 ) -> Settings:
     """The settings of a run that takes the method ``row``, without what it would not read. learning_rate: None keeps
@@ -97,9 +95,7 @@ def with_row(
     chosen = settings.synthesis
     if chosen is not None and not (method.public_texts or chosen.publish or chosen.warm_start_epochs):
         chosen = None
-    return settings.model_copy(
-        update={"method": settings.method.model_copy(update=updates), "synthesis": chosen}
-    )
+    return settings.changed(method=updates, synthesis=chosen)
 
 
 def plan_run(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
@@ -137,10 +133,13 @@ def choose(
     )
     best = better(list(outcomes.values()))
     (row,) = (row for row in rows if row.method.name == best.row)
-    settled = with_row(row, best.row, best.learning_rate)
+    settled = _with_row(row, best.row, best.learning_rate)
     if settled.synthesis is not None and settled.synthesis.warm_start_epochs:
-        rate = {"warm_start_learning_rate": _warm_rate(row)}  # as rehearsed
-        settled = settled.model_copy(update={"synthesis": settled.synthesis.model_copy(update=rate)})
+        own = find_method(best.row)
+        relative = own.is_relative(row.method.relative_rate)
+        rate = settled.synthesis.warm_start_learning_rate or row.method.learning_rate
+        rate = rate or own.rate_of(1, private=False, relative=relative)
+        settled = settled.changed(synthesis={"warm_start_learning_rate": rate})  # as rehearsed
     tried = sum(outcome.tried for outcome in outcomes.values())
     return Chosen(
         settled,
@@ -164,7 +163,9 @@ def rehearse(
     texts = split_texts(settings, model, public, spans[-1], told)
     before = float(start_losses(model, texts).mean())
     noises = [Noise(noise_multiplier, settings.privacy, count) for count in counts]
-    found = try_rows([_still(row) for row in rows], noises, texts, model, public, draws=REHEARSALS, told=told)
+    # Without texts that evolve: another writer's would be asked for in every step of every trial.
+    still = [row if row.synthesis is None else row.changed(synthesis={"evolution": "none"}) for row in rows]
+    found = try_rows(still, noises, texts, model, public, draws=REHEARSALS, told=told)
     facts = {
         "untrained": before,
         "spanning": len(texts.spanning),
@@ -195,22 +196,6 @@ def verdict(outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
     rows = [{"name": o.row, "learning_rate": o.learning_rate, "loss": o.loss} for o in ranked]
     found: dict[str, Any] = finite({"rows": rows, "lead": lead, "standard_error": error})
     return found
-
-
-def _still(settings: Settings) -> Settings:
-    """Without texts that evolve: another writer's would be asked for in every step of every trial."""
-    if settings.synthesis is None:
-        return settings
-    return settings.model_copy(
-        update={"synthesis": settings.synthesis.model_copy(update={"evolution": "none"})}
-    )
-
-
-def _warm_rate(settings: Settings) -> float:
-    assert settings.synthesis is not None
-    method, chosen = find_method(settings.method.name), settings.method
-    own = method.rate_of(1, private=False, relative=method.is_relative(chosen.relative_rate))
-    return settings.synthesis.warm_start_learning_rate or chosen.learning_rate or own
 
 
 def _refuse_nothing_to_rehearse(settings: Settings, who: str) -> None:

@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import TYPE_CHECKING, Any, Final
 
@@ -96,18 +96,6 @@ def once(found: dict[str, Any], name: str, measure: Callable[[], Any]) -> Any:
     return found[name]
 
 
-def leaves_a_choice(settings: Settings) -> bool:
-    """Whether something is left to rehearsals before the run begins."""
-    from privlora.methods import CHOICES  # torch, which whoever only words a report needs not
-
-    return settings.method.name in CHOICES or (settings.auto is not None and bool(settings.auto.choose))
-
-
-def with_cost(chosen: Chosen, plan: Plan) -> Chosen:
-    """The choice with what it would have cost to make it on the private records (`cost_on_private`)."""
-    return replace(chosen, facts={**chosen.facts, **cost_on_private(plan, of_choice(chosen.facts))})
-
-
 def of_choice(facts: Mapping[str, Any]) -> int:
     """Among how many it chose: rates of one method, or methods, each at every rate that was tried for it."""
     return int(facts.get("tried", len(facts["rows"])))
@@ -135,11 +123,22 @@ def cost_on_private(plan: Plan, runs: int) -> dict[str, Any]:
 
 def because(facts: Mapping[str, Any]) -> str:
     """In a sentence what a run was left to find, and why; facts: of ``Chosen``, or as a report kept them."""
+    of, said = "gradients of public records", list[str]()
     if "of_its_own" in facts:
-        why = _why_own(facts)
-    else:
-        settled = {"drawn", "clip_norm", "right_weight"} & facts.keys()
-        why = _why_settings(facts) if settled else _why_row(facts)
+        of = f"gradients of {facts['of_its_own']} texts that it wrote itself"
+    if "right_weight" in facts:
+        said.append(
+            f"right weight {facts['right_weight']:g}, since {of} are {facts['turning']:.3g} times as long in a "
+            "direction that turns the adapter's input subspaces as in one within (taken from 0.25 to 1)"
+        )
+    if "clip_norm" in facts:
+        norm = f"a quarter of the median norm of {of}, {facts['median_norm']:.3g}"
+        said.append(f"clip norm {facts['clip_norm']:g}, {norm}")
+    if "aim" in facts:
+        said.append(_why_noise(facts))
+    elif "drawn" in facts:
+        said.append(_why_rate(facts))
+    why = "; and ".join(said or [_why_row(facts)])
     if "private_runs" not in facts:  # one alone was tried, or the run is older than this
         return why
     cost = facts["private_epsilon"]
@@ -148,84 +147,54 @@ def because(facts: Mapping[str, Any]) -> str:
     return f"{why}. It cost no ε; the same {runs} would cost {found} together"
 
 
-def _why_own(facts: Mapping[str, Any]) -> str:
-    """Of what was found on texts that the model wrote itself."""
-    of = f"gradients of {facts['of_its_own']} texts that it wrote itself"
-    return "; and ".join([*_why_measured(facts, of), *([_why_noise(facts)] if "aim" in facts else [])])
-
-
-def _why_measured(facts: Mapping[str, Any], of: str) -> list[str]:
-    """Of what follows from gradients at the start. of: which."""
-    said = [_why_right(facts, of)] if "right_weight" in facts else []
-    return [*said, *([_why_norm(facts, of)] if "clip_norm" in facts else [])]
-
-
-def _why_right(facts: Mapping[str, Any], of: str) -> str:
-    return (
-        f"right weight {facts['right_weight']:g}, since {of} are {facts['turning']:.3g} times as long in a direction "
-        "that turns the adapter's input subspaces as in one within (taken from 0.25 to 1)"
-    )
-
-
-def _why_norm(facts: Mapping[str, Any], of: str) -> str:
-    return (
-        f"clip norm {facts['clip_norm']:g}, a quarter of the median norm of {of}, {facts['median_norm']:.3g}"
-    )
-
-
 def _why_noise(facts: Mapping[str, Any]) -> str:
     taken, *others = facts["rows"]
     others.sort(key=lambda one: float(one["learning_rate"]))
 
-    def rose(row: Mapping[str, Any]) -> str:
-        return "not finite" if row["loss"] is None else f"{row['loss'] - facts['untrained']:.3f}"
+    def rise(row: Mapping[str, Any]) -> float | None:
+        return None if row["loss"] is None else row["loss"] - facts["untrained"]
 
+    def rose(row: Mapping[str, Any]) -> str:
+        return "not finite" if rise(row) is None else f"{rise(row):.3f}"
+
+    near = (rise(taken) or 0.0) / facts["aim"]
     beside = ", ".join(f"{rose(one)} at {one['learning_rate']:.3g}" for one in others)
     return (
         f"learning rate {taken['learning_rate']:.3g}, at which the run's noise alone, without a record, moves the "
         f"model by {rose(taken)} nats a token on {facts['of_its_own']} texts that it wrote itself; the aim is "
         f"{facts['aim']:g}"
-        + ("" if _is_near(taken, facts) else ", which no rate that was tried comes near")
+        + ("" if 0.5 < near < 2 else ", which no rate that was tried comes near")
         + (f" ({beside})" if beside else "")
     )
-
-
-def _is_near(row: Mapping[str, Any], facts: Mapping[str, Any]) -> bool:
-    rise = None if row["loss"] is None else row["loss"] - facts["untrained"]
-    return rise is not None and 0.5 < rise / facts["aim"] < 2
 
 
 def _why_row(facts: Mapping[str, Any]) -> str:
     best, *others = facts["rows"]
     lost = " and ".join(f"{_loss(row['loss'])} with {row['name']}" for row in others)
     error = facts["standard_error"]
-    found = (
+    return (
         f"{facts['row']}, because with {facts['in_place_of_records']} public texts instead of records the loss on "
         f"{facts['held_out']} others was {_loss(best['loss'])} after the run, against {lost}"
         + (f" (± {error:.2g})" if error is not None else "")
         + f"; at learning rate {best['learning_rate']:.3g}, over {facts['draws']} draws of noise"
+        + _how_much_it_says(facts, "method", "texts")
     )
-    if best["loss"] is None or best["loss"] >= facts["untrained"]:
-        found += f". No method did better than no training ({_loss(facts['untrained'])}), so these texts say little"
-    return found
 
 
-def _why_settings(facts: Mapping[str, Any]) -> str:
-    said = _why_measured(facts, "gradients of public records")
-    if facts["rows"]:
-        best = facts["rows"][0]
-        words = (
-            f"learning rate {best['learning_rate']:.3g}, because with {facts['in_place_of_records']} public records "
-            f"instead of private ones, for all steps at the run's noise and {facts['drawn']:g} records a step, on "
-            f"{facts['held_out']} others {of_rates(facts)}"
-        )
-        if best["loss"] is None or best["loss"] >= facts["untrained"]:
-            words += (
-                f". No rate did better than no training ({_loss(facts['untrained'])}), so these records say "
-                "little"
-            )
-        said.append(words)
-    return "; and ".join(said)
+def _why_rate(facts: Mapping[str, Any]) -> str:
+    return (
+        f"learning rate {facts['rows'][0]['learning_rate']:.3g}, because with {facts['in_place_of_records']} public "
+        f"records instead of private ones, for all steps at the run's noise and {facts['drawn']:g} records a step, on "
+        f"{facts['held_out']} others {of_rates(facts)}" + _how_much_it_says(facts, "rate", "records")
+    )
+
+
+def _how_much_it_says(facts: Mapping[str, Any], what: str, texts: str) -> str:
+    """Nothing, unless the best was no better than no training."""
+    loss, untrained = facts["rows"][0]["loss"], facts["untrained"]
+    if loss is not None and loss < untrained:
+        return ""
+    return f". No {what} did better than no training ({_loss(untrained)}), so these {texts} say little"
 
 
 def of_rates(facts: Mapping[str, Any]) -> str:
@@ -233,11 +202,14 @@ def of_rates(facts: Mapping[str, Any]) -> str:
 
     facts: with "rows", "equal_from" and "equal_to".
     """
+
+    def at(row: Mapping[str, Any]) -> str:
+        spread = "" if row.get("spread") is None else f" ± {row['spread']:.4f}"
+        return f"{_loss(row['loss'])}{spread} at {row['learning_rate']:.3g}"
+
     best, *others = facts["rows"]
     others.sort(key=lambda one: float(one["learning_rate"]))
-    beside = ", ".join(f"{_with_spread(one)} at {one['learning_rate']:.3g}" for one in others)
-    words = f"the loss was {_with_spread(best)} at {best['learning_rate']:.3g}"
-    words += f", against {beside}" if beside else ""
+    words = f"the loss was {at(best)}" + (f", against {', '.join(map(at, others))}" if others else "")
     low, high = facts.get("equal_from"), facts.get("equal_to")
     if low is None or high is None:
         return words
@@ -248,11 +220,6 @@ def of_rates(facts: Mapping[str, Any]) -> str:
     if low == high:
         return f"{words}no other rate is as good within what draws differ by"
     return f"{words}rates {low:.3g} to {high:.3g} are equal within what draws differ by"
-
-
-def _with_spread(row: Mapping[str, Any]) -> str:
-    spread = row.get("spread")
-    return _loss(row["loss"]) + ("" if spread is None else f" ± {spread:.4f}")
 
 
 def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:

@@ -34,7 +34,7 @@ from privlora.evaluation.generation import Sampling, generate_tokens, start_of_t
 from privlora.evaluation.next_token import record_means
 from privlora.losses import LabelLogits, divergences, weighted_cross_entropy
 from privlora.rehearsals.kept import AIM, DRAWS, MOST_RATES, TEXTS, once
-from privlora.rehearsals.trials import Noise, Told, trial_step
+from privlora.rehearsals.trials import Bench, Noise, trial_step
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.models import unchanged_afterwards
 from privlora.training.promise import bands_of
@@ -49,47 +49,40 @@ _STREAM: Final = 2**63 + 2**61 + 2**58  # of the public seed: apart from those o
 
 
 def rate_by_noise(
-    settings: Settings,
-    plan: Plan,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    texts: Examples,
-    told: Told = lambda what, done, total: None,
-    measured: dict[str, Any] | None = None,
+    settings: Settings, plan: Plan, bench: Bench, texts: Examples
 ) -> tuple[float, dict[str, Any]]:
     """(learning rate, facts for a report and the losses of each rate). The model is given back as it was.
 
-    texts: `own_texts`. measured: see `kept.measuring`. Raises ModelError where no rate comes near the aim.
+    texts: `own_texts`. Raises ModelError where no rate comes near the aim.
     """
     tried: dict[float, Tensor] = {}
-    known: dict[str, Any] = {} if measured is None else measured
     each = DRAWS * settings.privacy.steps
     done = total = 0
 
     def tick() -> None:
         nonlocal done
         done += 1
-        told(_MEASURING, done, total)
+        bench.told(_MEASURING, done, total)
 
-    with noise_trials(settings, plan, model, tokenizer, texts, tick) as trials:
+    with noise_trials(settings, plan, bench, texts, tick) as trials:
 
         def rise(rate: float) -> float:
             nonlocal done, total
             done, total = len(tried) * each, max(_USUAL_RATES, len(tried) + 1) * each
-            told(_MEASURING, done, total)
-            found = once(known, f"noise at {rate!r}", lambda: trials.losses(rate).tolist())
+            bench.told(_MEASURING, done, total)
+            found = once(bench.measured, f"noise at {rate!r}", lambda: trials.losses(rate).tolist())
             tried[rate] = torch.tensor(found, dtype=torch.float64)
             mean = float(tried[rate].mean())
             return mean - trials.untrained if math.isfinite(mean) else math.inf
 
-        taken = find_rate(trials.start, rise)
-    told(_MEASURING, total, total)  # no more are needed
+        taken = _find_rate(trials.start, rise)
+    bench.told(_MEASURING, total, total)  # no more are needed
     facts = {"aim": AIM, "of_its_own": len(texts), "untrained": round(trials.untrained, 6)}
     return taken, {**facts, "losses": tried}
 
 
 @dataclass(frozen=True)
-class NoiseTrials:
+class _NoiseTrials:
     """start: the method's own rate. untrained: the mean loss of the texts before. losses: of each text after a run of
     noise at a rate, its loss before and its divergence, (draws, texts); infinite where it went astray."""
 
@@ -100,18 +93,13 @@ class NoiseTrials:
 
 @contextmanager
 def noise_trials(
-    settings: Settings,
-    plan: Plan,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    texts: Examples,
-    tick: Callable[[], None] = lambda: None,
-) -> Iterator[NoiseTrials]:
+    settings: Settings, plan: Plan, bench: Bench, texts: Examples, tick: Callable[[], None] = lambda: None
+) -> Iterator[_NoiseTrials]:
     """Runs of noise and of nothing else, on a model that is given back as it was. texts: `own_texts`. tick: called
     after each step."""
-    before = _Before(model, texts)
-    with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer))
+    before = _Before(bench.model, texts)
+    with unchanged_afterwards(bench.model):
+        parts = build_parts(settings, bench.model, PublicStart(bench.tokenizer))
         with parts.adapter:
             states, hyper = parts.states(), parts.hyper
             noise = Noise(
@@ -126,10 +114,10 @@ def noise_trials(
                     found.append(_after_noise(parts, before, noise, draw, tick))
                 return torch.stack(found)
 
-            yield NoiseTrials(hyper.learning_rate, float(before.losses.mean()), losses)
+            yield _NoiseTrials(hyper.learning_rate, float(before.losses.mean()), losses)
 
 
-def find_rate(start: float, rise: Callable[[float], float]) -> float:
+def _find_rate(start: float, rise: Callable[[float], float]) -> float:
     """The rate whose rise is nearest to AIM, of at most MOST_RATES; rises are taken to grow with the rate.
 
     From ``start`` on by the square law of small moves, and between two rates around the aim by the line through the
@@ -137,7 +125,7 @@ def find_rate(start: float, rise: Callable[[float], float]) -> float:
     ``start`` if it moves the model by less than the aim, else the largest rate that does. Raises ModelError if none
     does.
 
-    >>> find_rate(1.0, lambda rate: 60 * rate**2)
+    >>> _find_rate(1.0, lambda rate: 60 * rate**2)
     0.05
     """
     rises: dict[float, float] = {}
@@ -170,34 +158,26 @@ def find_rate(start: float, rise: Callable[[float], float]) -> float:
     return _short(start) if _short(start) in smaller else max(smaller)
 
 
-def own_texts(
-    model: torch.nn.Module,
-    tokenizer: Any,
-    seed: int,
-    told: Told = lambda what, done, total: None,
-    *,
-    whole: str = "method.learning_rate",
-    measured: dict[str, Any] | None = None,
-) -> Examples:
+def own_texts(bench: Bench, seed: int, whole: str = "method.learning_rate") -> Examples:
     """Drawn from the model token by token, from the public seed. Raises ModelError where none has a token.
 
-    whole: the settings that they are for, which its errors name. measured: see `kept.measuring`.
+    whole: the settings that they are for, which its errors name.
     """
-    start = start_of_text(tokenizer, fix=f"give {whole} as a number")
-    told(_WRITING, 0, TEXTS)
+    start = start_of_text(bench.tokenizer, fix=f"give {whole} as a number")
+    bench.told(_WRITING, 0, TEXTS)
 
     def write() -> list[list[int]]:
         return generate_tokens(
-            model,
-            tokenizer,
+            bench.model,
+            bench.tokenizer,
             [start] * TEXTS,
             max_new_tokens=_LENGTH,
             sampling=Sampling(seed + _STREAM),
-            told=lambda done: told(_WRITING, done, TEXTS),
+            told=lambda done: bench.told(_WRITING, done, TEXTS),
         )
 
-    written = once({} if measured is None else measured, "texts", write)
-    told(_WRITING, TEXTS, TEXTS)
+    written = once(bench.measured, "texts", write)
+    bench.told(_WRITING, TEXTS, TEXTS)
     rows = [np.concatenate([start, np.array(row, dtype=np.int32)]) for row in written if row]
     if not rows:
         raise ModelError(
@@ -207,7 +187,7 @@ def own_texts(
         )
     labels = ([IGNORED, *row[1:].tolist()] for row in rows)
     examples = (Example(ids, np.array(of, dtype=np.int32)) for ids, of in zip(rows, labels, strict=True))
-    return Examples(examples, pad_token_id=pad_token(tokenizer))
+    return Examples(examples, pad_token_id=pad_token(bench.tokenizer))
 
 
 class _Before:

@@ -91,8 +91,19 @@ def measure_pace(
 
     Raises ConfigError for units whose number of tokens does not follow from one record's.
     """
-    _refuse_untimed(settings)
-    settings = settings.model_copy(update={"auto": None})  # a step takes as long at every rate
+    for name, found in {
+        "unit=user": settings.privacy.unit == "user",
+        "data.chunk": settings.data.chunk,
+        "data.label": settings.data.label is not None,
+        "data.chosen": settings.data.chosen is not None,
+    }.items():
+        if found:  # a unit is more than one text, or no text that the model goes on with
+            raise ConfigError(
+                f"--minutes does not go with {name}",
+                why="how many tokens such a unit has does not follow from public numbers",
+                fix="leave out --minutes, and time a step of records like yours with privlora train --profile",
+            )
+    settings = settings.changed(auto=None)  # a step takes as long at every rate
     few = max(1, min(_MOST_RECORDS // 2, settings.run.max_tokens // tokens))
     with unchanged_afterwards(model):
         parts = build_parts(settings, model, PublicStart(tokenizer))
@@ -107,7 +118,8 @@ def measure_pace(
                 told(_TIMING, done, total)
                 began = clock()
                 step.take(list(range(count)))
-                _wait(parts.adapter.device)
+                if parts.adapter.device.type != "cpu":
+                    torch.accelerator.synchronize(parts.adapter.device)
                 done += 1
                 return clock() - began
 
@@ -122,30 +134,7 @@ def measure_pace(
     return Pace(tokens, of_all - 2 * few * record, record)
 
 
-def _refuse_untimed(settings: Settings) -> None:
-    """Raise ConfigError where a unit is more than one text, or no text that the model goes on with."""
-    data = settings.data
-    reasons = {
-        "unit=user": settings.privacy.unit == "user",
-        "data.chunk": data.chunk,
-        "data.label": data.label is not None,
-        "data.chosen": data.chosen is not None,
-    }
-    for name, found in reasons.items():
-        if found:
-            raise ConfigError(
-                f"--minutes does not go with {name}",
-                why="how many tokens such a unit has does not follow from public numbers",
-                fix="leave out --minutes, and time a step of records like yours with privlora train --profile",
-            )
-
-
 def _random_texts(model: torch.nn.Module, tokenizer: Any, count: int, tokens: int, seed: int) -> Examples:
     vocabulary = model.get_input_embeddings().num_embeddings  # type: ignore[operator]
     ids = counter_generator(seed, stream=_STREAM).integers(vocabulary, size=(count, tokens), dtype="int32")
     return Examples((Example(row, row) for row in ids), pad_token_id=pad_token(tokenizer))
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

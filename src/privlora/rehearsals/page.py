@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from markupsafe import Markup
@@ -14,39 +13,31 @@ from privlora.config import Settings
 from privlora.pages.figures import ACCENT, MUTED, SECOND, WIDTH, grid, in_style, inline_svg
 from privlora.pages.numbers import number
 from privlora.pages.template import fill
-from privlora.rehearsals import wording
-from privlora.rehearsals.recommending import Recommendation, Size
+from privlora.rehearsals.recommending import MEANING, Recommendation, advice
 from privlora.training.files import write_atomically
 from privlora.version import __version__
 
 
 def write(found: Recommendation, settings: Settings, place: Path) -> None:
-    """Raises RunError if that fails."""
-    write_atomically(place, render(found, settings))
-
-
-def render(found: Recommendation, settings: Settings) -> str:
-    """No script, no resource from elsewhere."""
-    privacy = settings.privacy
-    return fill(
+    """No script, no resource from elsewhere. Raises RunError if that fails."""
+    page = fill(
         "recommendation.html.j2",
         "privlora.rehearsals",
         title="Sizes of a private run",
         banner=None,
         found=found,
         settings=settings,
-        epsilon=privacy.target_epsilon,
-        figure=curves(found),
-        advice=wording.advice(found),
-        meaning=wording.meaning_of_noise(),
-        heads=wording.heads(found),
-        cells=partial(_cells, losses=wording.has_losses(found)),
+        epsilon=settings.privacy.target_epsilon,
+        figure=_curves(found),
+        advice=advice(found),
+        meaning=MEANING,
         version=__version__,
     )
+    write_atomically(place, page)
 
 
 @in_style
-def curves(found: Recommendation) -> Markup:
+def _curves(found: Recommendation) -> Markup:
     """Noise, and losses where there are any, against passes and against epsilon."""
     losses = found.untrained is not None
     figure, axes = grid(1 + losses, 2, WIDTH, 2.6 * (1 + losses))
@@ -96,18 +87,3 @@ def _numbers(axis: object, values: Sequence[float]) -> None:
             kept.append(value)
     axis.set_major_locator(FixedLocator(kept))  # type: ignore[attr-defined]
     axis.set_major_formatter(FuncFormatter(lambda value, _: number(value, 2)))  # type: ignore[attr-defined]
-
-
-def _cells(size: Size, *, losses: bool) -> list[str]:
-    """Of a row of the tables, below ``wording.heads``."""
-    return [
-        number(size.epsilon),
-        number(size.passes, 2),
-        number(size.steps),
-        number(size.batch),
-        number(size.noise_multiplier),
-        number(size.noise, 3),
-        number(size.learning_rate, 3),
-        *([number(size.loss)] if losses else []),
-        *wording.minutes_of(size),
-    ]

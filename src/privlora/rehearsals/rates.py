@@ -69,7 +69,7 @@ def steady(losses: Tensor, untrained: float) -> bool:
     return all(math.isfinite(gain) for gain in gains) and min(gains) > max(0.0, _STEADY * max(gains))
 
 
-def paired_lead(losses: Tensor, others: Tensor) -> tuple[float, float]:
+def _paired_lead(losses: Tensor, others: Tensor) -> tuple[float, float]:
     """By how much the first are lower in the mean, in the draws that both have, (draws, held); and its standard error.
 
     The error is over draws and over texts. Infinite where there is a single draw or text.
@@ -160,7 +160,7 @@ class _Tried:
         return untrained - float(self.losses(power).mean())
 
     def lead(self, power: int, other: int) -> tuple[float, float]:
-        return paired_lead(self.losses(power), self.losses(other))
+        return _paired_lead(self.losses(power), self.losses(other))
 
     def first(self, power: int) -> float:
         """The loss of the first draw; infinite where there is none, or it is not finite."""

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Final
 
 import torch
 
@@ -22,9 +22,11 @@ from privlora.config.auto import PASSES, of_few, run_sizes
 from privlora.errors import ConfigError
 from privlora.mechanisms import noise_in_sums
 from privlora.methods import find_method
+from privlora.pages.numbers import duration, number
+from privlora.rehearsals.kept import of_rates
 from privlora.rehearsals.pace import Pace, measure_pace, most_passes
 from privlora.rehearsals.settling import public_texts, try_rates
-from privlora.rehearsals.trials import Told, start_losses
+from privlora.rehearsals.trials import Bench, Told, start_losses
 from privlora.training.misfits import refuse_unrehearsed
 from privlora.training.promise import bands_of, plan_privacy
 
@@ -32,6 +34,13 @@ _PASSES = (1.0, 2.0, 5.0, 10.0, 20.0)
 _EPSILONS = (0.5, 1.0, 2.0, 3.0, 6.0, 8.0)
 _NOISE = "finding the noise of each size"
 _REHEARSING = "rehearsing sizes on public records"
+_APART = 2.0  # standard deviations of a draw, by which two losses have to differ
+_WORTH = 0.1  # of the noise, that twice the passes or more have to take away to be advised
+
+MEANING: Final = (
+    "noise is that of the whole run: the standard deviation, in units of clip_norm, of the noise in each "
+    "coordinate of the mean of all its steps, sigma / (batch sqrt(steps))"
+)
 
 
 @dataclass(frozen=True)
@@ -51,10 +60,6 @@ class Size:
     own: bool = False
     divided: bool = False
     minutes: float | None = None
-
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
 
 
 @dataclass(frozen=True)
@@ -81,9 +86,20 @@ class Recommendation:
     budget: float | None = None
     fitting: float | None = None
 
-    def to_dict(self) -> dict[str, Any]:
-        """JSON-ready."""
-        return asdict(self)
+    def table(self, sizes: Sequence[Size]) -> list[list[str]]:
+        """Cells of some of its sizes, for a terminal and a page, below a line of heads."""
+        heads = ["epsilon", "passes", "steps", "batch", "sigma", "noise", "rate"]
+        losses = any(size.loss is not None for size in (*self.by_passes, *self.by_epsilon))
+        found = [heads + ["loss"] * losses + ["minutes"] * (self.pace is not None)]
+        for size in sizes:
+            cells = [number(size.epsilon), number(size.passes, 2), number(size.steps), number(size.batch)]
+            cells += [number(size.noise_multiplier), number(size.noise, 3), number(size.learning_rate, 3)]
+            if losses:
+                cells.append(number(size.loss))
+            if size.minutes is not None:
+                cells.append(f"{size.minutes:,.{1 if size.minutes < 100 else 0}f}")
+            found.append(cells)
+        return found
 
 
 def recommend(
@@ -110,9 +126,9 @@ def recommend(
             fix="give target_epsilon instead of noise_multiplier or private=false",
         )
     refuse_unrehearsed(settings)
-    texts = None
+    texts, bench = None, Bench(model, tokenizer, told)  # type: ignore[arg-type]  # without a model, nothing is tried
     if settings.auto is not None and settings.auto.rehearses_rate:
-        texts = public_texts(settings, tokenizer, told)  # first, since they may be none
+        texts = public_texts(settings, bench)  # first, since they may be none
     asked = PASSES if settings.auto is None else settings.auto.passes
     pace, fitting = None, None
     if budget is not None:
@@ -136,16 +152,16 @@ def recommend(
     rehearsed: dict[str, Any] = {}
     if texts is not None:
         assert model is not None
-        settings = settings.model_copy(update={"auto": None})
+        settings = settings.changed(auto=None)
         untrained = float(start_losses(model, texts).mean())
         first = next(size for size in found if size.own)
-        best = try_rates(settings, first.noise_multiplier, texts, model, tokenizer, told, untrained)
+        best = try_rates(settings, first.noise_multiplier, texts, bench, untrained)
         every = [*found, *epsilons]
         for number, size in enumerate(every):
             told(_REHEARSING, number, len(every))
             rate = float(f"{best.learning_rate * math.sqrt(first.steps / size.steps):.3g}")
             at = _of_size(settings, replace(size, learning_rate=rate))
-            loss = try_rates(at, size.noise_multiplier, texts, model, tokenizer, _unheard, untrained).loss
+            loss = try_rates(at, size.noise_multiplier, texts, Bench(model, tokenizer), untrained).loss
             every[number] = replace(size, learning_rate=rate, loss=loss if math.isfinite(loss) else None)
         told(_REHEARSING, len(every), len(every))
         found, epsilons = every[: len(found)], every[len(found) :]
@@ -175,10 +191,6 @@ def recommend(
     )
 
 
-def _unheard(what: str, done: int, total: int) -> None:
-    """Of the trials of one size."""
-
-
 def _of_size(settings: Settings, size: Size) -> Settings:
     sizes = {
         "steps": size.steps,
@@ -190,9 +202,7 @@ def _of_size(settings: Settings, size: Size) -> Settings:
     bands = settings.privacy.bands
     if isinstance(bands, int):  # a class of units has to hold a batch
         sizes["bands"] = max(1, min(bands, math.floor(settings.privacy.n / size.batch)))
-    privacy = settings.privacy.model_copy(update=sizes)
-    method = settings.method.model_copy(update={"learning_rate": size.learning_rate})
-    return settings.model_copy(update={"privacy": privacy, "method": method})
+    return settings.changed(privacy=sizes, method={"learning_rate": size.learning_rate})
 
 
 def _sized(
@@ -218,3 +228,115 @@ def _sized(
         noise_multiplier=sigma,
         noise=sigma * noise_in_sums(bands, steps) / (batch * math.sqrt(steps)),
     )
+
+
+def advice(found: Recommendation) -> list[str]:
+    """Sentences about what the settings' own size is worth next to the others."""
+    own = next(size for size in found.by_passes if size.own)
+    lines = []
+    best = min((s for s in found.by_passes if s.passes <= 1.1 * own.passes), key=lambda size: size.noise)
+    if best.noise < 0.95 * own.noise:
+        lines.append(
+            f"In as many passes or fewer, {_named(best)} would have {1 - best.noise / own.noise:.0%} less noise than "
+            f"{_named(own)}: larger batches, fewer steps."
+        )
+    lines += found.bounds
+    if found.pace is not None:
+        lines += _of_budget(found)
+    if found.relative_rate:
+        lines.append("Learning rates are relative (docs/glossary.md).")
+    if found.by_noise:
+        lines.append(
+            "Learning rates are the method's defaults: the run's own is found before it begins, by noise alone on "
+            "texts that the model writes."
+        )
+    more = next((size for size in found.by_passes if size.passes >= 1.9 * own.passes), None)
+    by_heart = _learnt_by_heart(found)
+    if by_heart is not None:
+        best, worse = by_heart
+        lines.append(
+            f"More passes than {best.passes:.2g} made the loss on public records higher, {worse.loss:.4f} after "
+            f"{_named(worse)} and {best.loss:.4f} after {_named(best)}. Noise is not the cause, since it is "
+            f"less: long rehearsals learn the {found.public} public records by heart. More passes are not advised on "
+            "their account; more public records would tell."
+        )
+    share = 0.0 if more is None else 1 - more.noise / own.noise
+    told_otherwise = by_heart is not None and more is not None and more.passes > by_heart[0].passes
+    if more is not None and not (told_otherwise and share > _WORTH):
+        lines.append(
+            f"{more.passes / own.passes:.2g} times the passes ({_named(more)}) take away {share:.0%} of the noise"
+            + (
+                "."
+                if share > _WORTH
+                else ": what is left follows from N and epsilon, and more compute hardly helps."
+            )
+        )
+    rehearsed = [size for size in found.by_passes if size.loss is not None]
+    if rehearsed and found.untrained is not None:
+        best = min(rehearsed, key=lambda size: size.loss or 0.0)
+        lines.append(
+            f"On the public records the lowest loss, {best.loss:.4f} nats per token, came of {_named(best)} at "
+            f"learning rate {best.learning_rate:.3g}; {found.untrained:.4f} without training."
+        )
+        if found.rates is not None:
+            lines.append(f"Of {_named(own)}: {of_rates(found.rates)}.")
+        if best.loss is not None and best.loss >= found.untrained:
+            lines.append(
+                "No size did better than no training, so these records say little: give some that the base model does "
+                "not know by heart, of the kind of the private ones."
+            )
+        if found.public < found.units / 10:
+            lines.append(
+                f"The {found.public} public records that stood for {found.units:g} private ones are seen many times in "
+                "long rehearsals, which learn them by heart: with many passes these losses are too high."
+            )
+    lines.append("Noise falls as 1 / N: with twice the units, the same passes leave about half of it.")
+    lines.append(
+        "Losses of rehearsals are of public records, and say which size does better, not how well it will do on yours."
+        if rehearsed
+        else "No loss is shown: --public FILE rehearses each size on public records, for their losses."
+    )
+    return lines
+
+
+def _of_budget(found: Recommendation) -> list[str]:
+    """What the minutes have room for, and what was timed."""
+    assert found.pace is not None
+    assert found.budget is not None
+    minutes = f"{found.budget:g} minutes on this machine"
+    if found.fitting is None:
+        room = f"{minutes} have no room for the fewest steps of a run."
+    else:
+        size = next(s for s in found.by_passes if (s.steps, s.batch) == run_sizes(found.units, found.fitting))
+        room = (
+            f"{minutes} have room for {found.fitting:g} passes, {_named(size)}: steps: auto, expected_batch_size: auto "
+            f"and auto.passes: {found.fitting:g}."
+        )
+    return [
+        room,
+        f"Steps were timed with random tokens, {found.pace.tokens} a record: {duration(found.pace.record)} a record "
+        f"and {duration(found.pace.step)} a step. Shorter records take less (--tokens); loading, evaluations and "
+        "checkpoints are left out.",
+    ]
+
+
+def _learnt_by_heart(found: Recommendation) -> tuple[Size, Size] | None:
+    """The size of least loss, and the worst of more passes, where draws do not account for its lead.
+
+    Noise does not, since more passes have less of it. None where no size did better than no training.
+    """
+    rehearsed = [size for size in found.by_passes if size.loss is not None]
+    if not rehearsed or found.untrained is None:
+        return None
+    spread = 0.0 if found.rates is None else found.rates["rows"][0]["spread"] or 0.0
+    best = min(rehearsed, key=lambda size: size.loss or 0.0)
+    longer = [size for size in rehearsed if size.passes > best.passes and size.noise < best.noise]
+    worst = max(longer, key=lambda size: size.loss or 0.0, default=best)
+    assert best.loss is not None
+    assert worst.loss is not None
+    told = best.loss < found.untrained and worst.loss - best.loss > _APART * spread
+    return (best, worst) if told else None
+
+
+def _named(size: Size) -> str:
+    return f"{size.steps} steps of {size.batch:g}"

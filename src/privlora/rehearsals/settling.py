@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from hashlib import sha256
 from typing import Any, Final
 
@@ -30,7 +31,7 @@ from privlora.randomness import counter_generator
 from privlora.rehearsals.kept import MOST_TURNING, Chosen, clip_norm_of, once, right_weight_of
 from privlora.rehearsals.noise_alone import own_texts, rate_by_noise
 from privlora.rehearsals.rates import equal_rates, settle_rate
-from privlora.rehearsals.trials import Noise, Texts, Told, start_losses, trials_of
+from privlora.rehearsals.trials import Bench, Noise, Texts, Told, start_losses, trials_of
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.footprint import row_tokens
 from privlora.training.forward import training_passes
@@ -58,7 +59,7 @@ def settled(settings: Settings, model: torch.nn.Module, tokenizer: Any) -> Setti
     if settings.auto is None or not settings.auto.choose:
         return settings
     found = settle(settings, plan_privacy(settings, model), model, tokenizer).settings
-    return found.model_copy(update={"auto": settings.auto.model_copy(update={"choose": []})})
+    return found.changed(auto=settings.auto.model_copy(update={"choose": []}))
 
 
 def settle(
@@ -83,100 +84,75 @@ def settle(
     auto = settings.auto
     assert auto is not None
     sigma, open_yet = plan.event.noise_multiplier, settings
-    settings = settings.model_copy(update={"auto": None})
-    measured = {} if measured is None else measured
+    settings = settings.changed(auto=None)
+    bench = Bench(model, tokenizer, told, {} if measured is None else measured)
     if auto.file is None:
-        return _on_own_texts(settings, auto, plan, model, tokenizer, told, measured)
-    texts = public_texts(open_yet, tokenizer, told)
+        return _on_own_texts(settings, auto, plan, bench)
+    texts = public_texts(open_yet, bench)
     digests = b"".join(each.digest for each in (*texts.records, *texts.held))
-    measured = measured.setdefault(sha256(digests).hexdigest(), {})
+    bench = replace(bench, measured=bench.measured.setdefault(sha256(digests).hexdigest(), {}))
     facts: dict[str, Any] = {
         "row": settings.method.name,
         "rows": [],
         "in_place_of_records": len(texts.records),
         "held_out": len(texts.held),
     }
-    settings, found = _measured(
-        settings, auto.choose, texts.records, model, tokenizer, told, "public records", measured
-    )
+    settings, found = _measured(settings, auto.choose, texts.records, bench, "public records")
     facts |= found
     if "learning_rate" in auto.choose:
         untrained = float(start_losses(model, texts).mean())
-        tried = try_rates(settings, sigma, texts, model, tokenizer, told, untrained, measured)
+        tried = try_rates(settings, sigma, texts, bench, untrained)
         facts |= {"drawn": tried.drawn, **tried.to_dict(settings.method.name, untrained)}
-        method = settings.method.model_copy(update={"learning_rate": tried.learning_rate})
-        settings = settings.model_copy(update={"method": method})
+        settings = settings.changed(method={"learning_rate": tried.learning_rate})
     return Chosen(settings, facts)
 
 
-def _on_own_texts(
-    settings: Settings,
-    auto: AutoSettings,
-    plan: Plan,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    told: Told,
-    measured: dict[str, Any],
-) -> Chosen:
+def _on_own_texts(settings: Settings, auto: AutoSettings, plan: Plan, bench: Bench) -> Chosen:
     """``settle`` without a public record."""
     row, choose = settings.method.name, auto.choose
-    texts = own_texts(model, tokenizer, settings.run.seed, told, whole=auto.places, measured=measured)
+    texts = own_texts(bench, settings.run.seed, whole=auto.places)
     rows, facts = list[dict[str, Any]](), dict[str, Any](of_its_own=len(texts))
-    settings, found = _measured(settings, choose, texts, model, tokenizer, told, "its own texts", measured)
+    settings, found = _measured(settings, choose, texts, bench, "its own texts")
     if "learning_rate" in choose:
-        rate, facts = rate_by_noise(settings, plan, model, tokenizer, texts, told, measured)
-        tried = Tried(rate, facts.pop("losses"), 0)
+        rate, facts = rate_by_noise(settings, plan, bench, texts)
+        tried = _Tried(rate, facts.pop("losses"), 0)
         rows = tried.to_dict(row, facts["untrained"])["rows"]
-        method = settings.method.model_copy(update={"learning_rate": rate})
-        settings = settings.model_copy(update={"method": method})
+        settings = settings.changed(method={"learning_rate": rate})
     return Chosen(settings, {"row": row, "rows": rows, **facts, **found})
 
 
 def _measured(
-    settings: Settings,
-    choose: Sequence[str],
-    texts: Examples,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    told: Told,
-    of: str,
-    measured: dict[str, Any],
+    settings: Settings, choose: Sequence[str], texts: Examples, bench: Bench, of: str
 ) -> tuple[Settings, dict[str, Any]]:
     """The settings with what follows from gradients of texts at the start, and that as facts. of: the texts."""
     facts: dict[str, Any] = {}
     if "right_weight" in choose:
-        given = texts, model, tokenizer, told, of
-        turning = once(measured, "turning", lambda: turning_share(settings, *given))
+        turning = once(bench.measured, "turning", partial(turning_share, settings, texts, bench, of))
         share = float(f"{turning:.4g}")
         facts |= {"turning": share, "right_weight": right_weight_of(share)}
-        method = settings.method.model_copy(update={"right_weight": facts["right_weight"]})
-        settings = settings.model_copy(update={"method": method})
+        settings = settings.changed(method={"right_weight": facts["right_weight"]})
     if "clip_norm" in choose:
-        norm = once(measured, "norm", lambda: median_norm(settings, texts, model, tokenizer, told, of))
+        norm = once(bench.measured, "norm", partial(_median_norm, settings, texts, bench, of))
         median = float(f"{norm:.4g}")
         facts |= {"median_norm": median, "clip_norm": clip_norm_of(median)}
-        privacy = settings.privacy.model_copy(update={"clip_norm": facts["clip_norm"]})
-        settings = settings.model_copy(update={"privacy": privacy})
+        settings = settings.changed(privacy={"clip_norm": facts["clip_norm"]})
     return settings, facts
 
 
-def public_texts(settings: Settings, tokenizer: Any, told: Told) -> Texts:
+def public_texts(settings: Settings, bench: Bench) -> Texts:
     """The records of auto.file, a quarter of them held out, drawn by the public seed. Raises DataError if too few."""
     auto = settings.auto
     assert auto is not None
     assert auto.file is not None
-    told(_READING, 0, 1)
+    bench.told(_READING, 0, 1)
     records = load_records(auto.file, format=settings.data.format, limit=MOST_TEXTS)
-    read = tokenise(records, settings.data, tokenizer)
-    told(_READING, 1, 1)
-    return Texts(
-        (),
-        *_split(read, settings.run.seed),
-    )
+    read = tokenise(records, settings.data, bench.tokenizer)
+    bench.told(_READING, 1, 1)
+    return Texts((), *_split(read, settings.run.seed))
 
 
 @dataclass(frozen=True)
-class Tried:
+class _Tried:
     """learning_rate: to take. losses: of each rate that was tried, (draws, held). drawn: records in a step."""
 
     learning_rate: float
@@ -214,44 +190,34 @@ def _of_draws(losses: Tensor) -> dict[str, Any]:
     return {"loss": round(float(means.mean()), 6), "spread": spread, "draws": len(means)}
 
 
-def try_rates(
-    settings: Settings,
-    sigma: float,
-    texts: Texts,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    told: Told,
-    untrained: float,
-    measured: dict[str, Any] | None = None,
-) -> Tried:
+def try_rates(settings: Settings, sigma: float, texts: Texts, bench: Bench, untrained: float) -> _Tried:
     """How a run of these sizes does at each rate that was tried; at method.learning_rate alone where it is given.
 
-    untrained: the loss of the held-out texts before. measured: see `kept.measuring`.
+    untrained: the loss of the held-out texts before.
     """
     done, what = 0, f"rehearsing learning rates of {settings.method.name} on public records"
-    known: dict[str, Any] = {} if measured is None else measured
     usual = _USUAL_TRIALS * settings.privacy.steps
 
     def tick(steps: int = 1) -> None:
         nonlocal done
         done += steps
-        told(what, done, max(done + 1, usual))
+        bench.told(what, done, max(done + 1, usual))
 
-    told(what, 0, usual)
-    with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer))
+    bench.told(what, 0, usual)
+    with unchanged_afterwards(bench.model):
+        parts = build_parts(settings, bench.model, PublicStart(bench.tokenizer))
         with parts.adapter:
             privacy = settings.privacy
-            drawn = trial_batch(privacy.b, sigma, parts.coordinates.dimension)
+            drawn = _trial_batch(privacy.b, sigma, parts.coordinates.dimension)
             noise = Noise(sigma, privacy, privacy.n, drawn=drawn, bands=bands_to_come(privacy))
             start = parts.hyper.learning_rate
             trial = trials_of(parts, parts.states(), texts, noise, tick)
 
             def attempt(rate: float, draw: int) -> Tensor:
                 name = f"trial at {rate!r}, draw {draw}"
-                if name in known:
+                if name in bench.measured:
                     tick(settings.privacy.steps)
-                found = once(known, name, lambda: trial(rate, draw).tolist())
+                found = once(bench.measured, name, lambda: trial(rate, draw).tolist())
                 return torch.tensor(found, dtype=torch.float64)
 
             if settings.method.learning_rate is None:
@@ -259,17 +225,17 @@ def try_rates(
             else:
                 rate, losses = start, {start: attempt(start, 0)[None]}
     total = max(done + 1, usual)  # as it was said last; no more are needed
-    told(what, total, total)
-    return Tried(rate, losses, drawn)
+    bench.told(what, total, total)
+    return _Tried(rate, losses, drawn)
 
 
-def trial_batch(batch: float, noise_multiplier: float, dimension: int) -> int:
+def _trial_batch(batch: float, noise_multiplier: float, dimension: int) -> int:
     """Records a step of a trial, for a run of expected batch size b, sigma, and a release of so many numbers.
 
     A mean of B clipped gradients strays from its expectation by C / sqrt(B) at most, in root mean square, and the noise
     has the norm sigma C sqrt(dimension) / b. B is such that the former's square is a fifth of the latter's.
 
-    >>> trial_batch(256, 0.83, 46_240), trial_batch(1024, 1.2, 40_000_000), trial_batch(4, 1.0, 100)
+    >>> _trial_batch(256, 0.83, 46_240), _trial_batch(1024, 1.2, 40_000_000), _trial_batch(4, 1.0, 100)
     (11, 8, 4)
     """
     needed = batch**2 / (_SHARE * noise_multiplier**2 * dimension)
@@ -299,14 +265,7 @@ def _split(records: Examples, seed: int) -> tuple[Examples, Examples]:
 _SPLIT: Final = 2**63 + 2**61 + 2**59  # a stream of the public seed: apart from those of trials
 
 
-def median_norm(
-    settings: Settings,
-    texts: Examples,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    told: Told = lambda what, done, total: None,
-    of: str = "the texts",
-) -> float:
+def _median_norm(settings: Settings, texts: Examples, bench: Bench, of: str) -> float:
     """Of gradients at the start, before they are clipped, in the coordinates of the method. of: the texts, in words.
 
     Raises DataError where none has a gradient.
@@ -315,29 +274,21 @@ def median_norm(
     def norm(coordinates: Coordinates, captured: Captured, clipping: str) -> Tensor:
         return coordinates.norms_squared(coordinates.encode(captured)).clamp_min(0).sqrt()
 
-    found = _at_the_start(settings, texts, model, tokenizer, told, _NORMS_OF + of, norm)
+    found = _at_the_start(settings, texts, bench, _NORMS_OF + of, norm)
     found = found[torch.isfinite(found) & (found > 0)]
     if not len(found):
         raise _no_gradient(of, "privacy.clip_norm")
     return float(found.median())
 
 
-def turning_share(
-    settings: Settings,
-    texts: Examples,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    told: Told = lambda what, done, total: None,
-    of: str = "the texts",
-) -> float:
+def turning_share(settings: Settings, texts: Examples, bench: Bench, of: str = "the texts") -> float:
     """Of gradients at the start, brought to one length as they are clipped: the root mean square of a coordinate of Vp
     over that of one of M, in isometric coordinates. About 1 where the start knows no more of V than chance. of: the
     texts, in words.
 
     Raises DataError where none has a gradient.
     """
-    plain = settings.method.model_copy(update={"right_weight": 1.0, "metric_power": 0.0})
-    settings = settings.model_copy(update={"method": plain})
+    settings = settings.changed(method={"right_weight": 1.0, "metric_power": 0.0})
     numbers = [0, 0]
 
     def parts(coordinates: Coordinates, captured: Captured, clipping: str) -> Tensor:
@@ -347,7 +298,7 @@ def turning_share(
         core, beside, turning = coordinates.parts_squared(counted)
         return torch.stack([core, turning]) / (core + beside + turning)
 
-    found = _at_the_start(settings, texts, model, tokenizer, told, _DIRECTIONS_OF + of, parts)
+    found = _at_the_start(settings, texts, bench, _DIRECTIONS_OF + of, parts)
     found = found[:, torch.isfinite(found).all(dim=0)]
     if not found.shape[1]:
         raise _no_gradient(of, "method.right_weight")
@@ -367,9 +318,7 @@ def _no_gradient(of: str, setting: str) -> DataError:
 def _at_the_start(
     settings: Settings,
     texts: Examples,
-    model: torch.nn.Module,
-    tokenizer: Any,
-    told: Told,
+    bench: Bench,
     what: str,
     measure: Callable[[Coordinates, Captured, str], Tensor],
 ) -> Tensor:
@@ -378,12 +327,12 @@ def _at_the_start(
     some = texts.like(list(texts)[:_NORMS])
     found: list[Tensor] = []
     done = 0
-    told(what, 0, len(some))
+    bench.told(what, 0, len(some))
     generator = counter_generator(settings.run.seed)  # there is no dropout, so nothing is drawn
-    with unchanged_afterwards(model):
-        parts = build_parts(settings, model, PublicStart(tokenizer))
+    with unchanged_afterwards(bench.model):
+        parts = build_parts(settings, bench.model, PublicStart(bench.tokenizer))
         adapter, coordinates = parts.adapter, parts.coordinates
-        with adapter, training_passes(model, generator):
+        with adapter, training_passes(bench.model, generator):
             for batch in sequential_batches(
                 some,
                 max_tokens=settings.run.max_tokens,
@@ -394,5 +343,5 @@ def _at_the_start(
                 captured, _ = micro_batch_gradients(adapter, batch, public=True)
                 found.append(measure(coordinates, captured, parts.hyper.clipping).cpu())
                 done += captured.units
-                told(what, done, len(some))
+                bench.told(what, done, len(some))
     return torch.cat(found, dim=-1)

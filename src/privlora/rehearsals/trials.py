@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Final
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -42,6 +42,16 @@ MORE_TEXTS: Final = 400
 """Public texts besides the population: half stand for records, half are held out."""
 _FEWEST = 8  # texts of each of the three kinds
 _STREAM: Final = 2**63 + 2**61  # of the public seed: apart from choices of texts and from warm starts
+
+
+@dataclass(frozen=True)
+class Bench:
+    """On what rehearsals run. told: hears how far they are. measured: see `kept.measuring`."""
+
+    model: torch.nn.Module
+    tokenizer: Any
+    told: Told = lambda what, done, total: None
+    measured: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -128,11 +138,6 @@ def start_losses(model: torch.nn.Module, texts: Texts) -> Tensor:
     return record_losses(model, texts.held)
 
 
-def _number_of_trials(rows: Sequence[Settings], draws: int, counts: int = 1) -> int:
-    """That ``try_rows`` makes at least: more where a method's best learning rate is far from its own."""
-    return counts * sum((3 if row.method.learning_rate is None else 1) + draws - 1 for row in rows)
-
-
 def try_rows(
     rows: Sequence[Settings],
     noises: Sequence[Noise],
@@ -150,7 +155,9 @@ def try_rows(
     that is better; then at the best with ``draws``. Draws, batches and texts are the same for all methods.
     """
     found: list[dict[str, Outcome]] = [{} for _ in noises]
-    done, total = 0, _number_of_trials(rows, draws, len(noises)) * rows[0].privacy.steps
+    # At least so many: more where a method's best learning rate is far from its own.
+    trials = len(noises) * sum((3 if row.method.learning_rate is None else 1) + draws - 1 for row in rows)
+    done, total = 0, trials * rows[0].privacy.steps
     for settings in rows:
         name = settings.method.name
 

@@ -17,17 +17,17 @@ import numpy as np
 import yaml
 
 from privlora.config import settings_from
-from privlora.config.auto import AUTO, RANK
+from privlora.config.auto import AUTO, RANK, VERY_NOISY, run_sizes
 from privlora.config.groups import RunSettings
 from privlora.config.schema import FILE as SCHEMA
 from privlora.data.formats import Format
 from privlora.data.records import HUB, field_of, is_data_file_name
 from privlora.data.units import Grouping
 from privlora.errors import ConfigError, DataError, named
+from privlora.rounding import to_one_digit
 from privlora.starting.bases import Base, look_at
 from privlora.starting.columns import Form
 from privlora.starting.draft import Draft, Plain, scalar
-from privlora.starting.numbers import LONGEST, Numbers, length_for, numbers_for, rounds_for
 from privlora.starting.survey import Survey, turn_text
 
 __all__ = ["Asked", "checked_text", "look_at", "owners_of", "propose", "refuse_epsilon", "top_of"]
@@ -82,7 +82,77 @@ PLAIN_CHAT: Final = """\
 """A chat template of plain text, where the tokenizer has none: it needs no tokens of its own."""
 
 
-class Owner(NamedTuple):
+FEW: Final = 2000
+"""Up to so many units public texts may teach more (docs/few-records.md)."""
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """n: units as they are published. delta: a power of ten, as YAML. batch: expected units in a step."""
+
+    n: int
+    delta: str
+    batch: int
+    steps: int
+
+    @property
+    def few(self) -> bool:
+        return self.n <= FEW
+
+    @property
+    def noisy(self) -> bool:
+        return self.n <= VERY_NOISY
+
+
+def _numbers_for(units: int) -> Numbers:
+    """units: the true number, of which only its first digit is used."""
+    n = to_one_digit(units)
+    steps, batch = run_sizes(n)
+    return Numbers(n, _delta_for(n), round(batch), steps)
+
+
+def _rounds_for(steps: int) -> tuple[int, int]:
+    """Of a federation: how many rounds of how many local steps make about so many steps of each client.
+
+    >>> _rounds_for(10), _rounds_for(67), _rounds_for(1)
+    ((5, 2), (17, 4), (1, 1))
+    """
+    local = min(steps, 4 if steps >= 20 else 2)
+    return -(-steps // local), local
+
+
+def _delta_for(n: int) -> str:
+    """The largest power of ten that is at most 1 / (10 N) for every N that is n in one digit.
+
+    >>> _delta_for(10_000), _delta_for(4000), _delta_for(1)
+    ('1e-6', '1e-5', '1e-1')
+    """
+    # N rounded up: a smaller delta promises more, and of 1,499, which are 1,000 here, 1e-4 is above a tenth of 1 / N.
+    size = 10 ** (len(str(n)) - 1)
+    most = n + size - 1 - size // 2
+    exponent = 1
+    while 10**exponent < 10 * most:
+        exponent += 1
+    return f"1e-{exponent}"
+
+
+LONGEST: Final = 2048
+"""Tokens of a record that are proposed at most."""
+
+
+def _length_for(tokens: float, positions: int | None) -> int:
+    """A power of two from 64 to 2048 that is at least ``tokens``, and at most what the model reads.
+
+    >>> _length_for(100, None), _length_for(9000, None), _length_for(700, 512)
+    (128, 2048, 512)
+    """
+    length = 64
+    while length < min(tokens, LONGEST):
+        length *= 2
+    return length if positions is None else min(length, positions)
+
+
+class _Owner(NamedTuple):
     """A client of a federation: its public name and its file."""
 
     name: str
@@ -98,7 +168,7 @@ class Asked:
     epsilon: float
     user: str | None = None
     target: Path | None = None
-    clients: tuple[Owner, ...] = ()
+    clients: tuple[_Owner, ...] = ()
     form: Format = "auto"
 
     @property
@@ -112,7 +182,7 @@ class Asked:
         return (name.removesuffix(".gz").rpartition(".")[0] or name).strip() or "run"
 
 
-def owners_of(paths: Sequence[str]) -> tuple[Owner, ...]:
+def owners_of(paths: Sequence[str]) -> tuple[_Owner, ...]:
     """The clients of a federation: each file is one owner's, and its name the client's. paths: of files, or of folders
     whose data files are meant. Raises DataError for fewer than two files."""
     files = list[str]()
@@ -129,7 +199,7 @@ def owners_of(paths: Sequence[str]) -> tuple[Owner, ...]:
     names = [re.sub(r"[^A-Za-z0-9]+", "-", stem).strip("-")[:_LONGEST] for stem in stems]
     if len({name.lower() for name in names}) < len(names) or not all(names):
         names = [f"client-{number}" for number in range(1, len(files) + 1)]
-    return tuple(map(Owner, names, files))
+    return tuple(map(_Owner, names, files))
 
 
 def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft, list[str]]:
@@ -143,7 +213,7 @@ def propose(asked: Asked, found: Survey, form: Form, base: Base) -> tuple[Draft,
     )
     _data(draft, asked, found, form, base, notes)
     draft.put("adapter.r", RANK)
-    numbers = numbers_for(found.records if asked.user is None else _users(found, asked.user))
+    numbers = _numbers_for(found.records if asked.user is None else _users(found, asked.user))
     texts = draft.get("data.chosen") is None
     if base.dense and texts and not (numbers.noisy or asked.clients):
         draft.put("adapter.target_modules", "feed-forward")
@@ -242,7 +312,7 @@ def _length(found: Survey, form: Form, base: Base) -> tuple[int, str]:
     if base.chats and "text" not in form.settings:
         tokens += _TURNS
     counted = "characters, since no tokenizer is at hand" if base.tokenizer is None else "its tokenizer"
-    return length_for(tokens, base.positions), counted
+    return _length_for(tokens, base.positions), counted
 
 
 def _texts(form: Form, records: Sequence[Mapping[str, Any]]) -> Iterator[str]:
@@ -312,7 +382,7 @@ def _chat_template(draft: Draft, asked: Asked, base: Base) -> None:
 
 def _federation(draft: Draft, asked: Asked, numbers: Numbers) -> None:
     """Who takes part, and how often; instead of privacy.steps and of a local method, which is the rule's."""
-    rounds, local = rounds_for(numbers.steps)
+    rounds, local = _rounds_for(numbers.steps)
     owners = [each._asdict() for each in asked.clients]
     lines = "".join(f"\n    - {scalar(owner)}" for owner in owners)
     draft.put("federation.clients", owners, written=lines)

@@ -113,15 +113,10 @@ class PrivateConfig:
         for name in given:
             problems.of(None, _refuse_unknown, name, known)
         problems.tell()
-        self._given = dict(given)
-
-    @property
-    def given(self) -> Mapping[str, Any]:
-        """What was passed, by name."""
-        return self._given
+        self.given: Mapping[str, Any] = dict(given)
 
     def __repr__(self) -> str:
-        return f"PrivateConfig({', '.join(f'{name}={value!r}' for name, value in self._given.items())})"
+        return f"PrivateConfig({', '.join(f'{name}={value!r}' for name, value in self.given.items())})"
 
 
 @dataclass
@@ -259,23 +254,16 @@ def _add_batch(
     told = told or "sample_rate" in found.privacy
     size, times = given.pop(_BATCH[0], None), given.pop(_BATCH[1], None)
     whole = (size or untold.get(_BATCH[0], 1)) * (times or untold.get(_BATCH[1], 1))
-    meant = "..." if several_processes() else f"{whole:g}"
-    if not names:
-        if not (sized or told or source == "PrivateConfig"):
-            raise ConfigError(
-                "nothing says how many records a step takes on average",
-                why=f"of {source}, what stands at its default counts as not given",
-                fix=f"give privacy=dict(expected_batch_size={meant}): {' x '.join(_BATCH)}",
-            )
-        return
-    if size is None and told:  # of a size that nobody set, it says nothing
-        return
+    known = size is not None or _BATCH[0] in untold
+    meant = f"{whole:g}" if known and not several_processes() else "..."
+    if size is None and (told or (not names and (sized or source == "PrivateConfig"))):
+        return  # a part of a size that nobody set says nothing
     if size is None or several_processes():
-        shared = ", which all processes share" if size is not None else " by itself"
-        fix = "give expected_batch_size: how many records a step takes on average"
-        if _BATCH[0] in untold and not several_processes():
-            fix += f" (privacy=dict(expected_batch_size={meant}) where {_BATCH[0]}={untold[_BATCH[0]]:g} is meant)"
-        raise ConfigError(f"{source}.{names[0]} does not say how large a batch is{shared}", fix=fix)
+        raise ConfigError(
+            f"nothing in {source} says how many records a step takes on average, over all processes",
+            why=f"of one process it is {' x '.join(_BATCH)}, and what stands at its default counts as not given",
+            fix=f"give privacy=dict(expected_batch_size={meant})",
+        )
     if told and found.privacy.get("expected_batch_size") != whole:
         raise ConfigError(
             f"{source}.{names[0]} is set, and so is how many records a step takes on average",

@@ -329,7 +329,7 @@ def test_killed_and_resumed_gives_the_same_table(tmp_path: Path) -> None:
     command = [
         sys.executable,
         "-m",
-        "privlora.cli",
+        "privlora",
         "lab",
         "compare",
         str(file),

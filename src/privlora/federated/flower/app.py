@@ -16,7 +16,7 @@ import jinja2
 from privlora.config import AT_CLIENTS, Settings
 from privlora.errors import ConfigError, RunError, named
 from privlora.federated.flower.server_app import APP_NAME, OWN_SETTINGS, Plan, told_to_clients
-from privlora.federated.plans import changed, client_plan, federation_of, names_alone, with_local_method
+from privlora.federated.plans import client_plan, federation_of, names_alone, with_local_method
 from privlora.training.preflight import refuse_unknown_model
 
 _FILES: Final = {
@@ -104,8 +104,7 @@ def write_app(
 def _of_server(settings: Settings) -> Settings:
     """With paths from the root on, since Flower runs apps in a folder of its own, and without those of records."""
     settings = with_local_method(settings.located())
-    return changed(
-        settings,
+    return settings.changed(
         data={"path": AT_CLIENTS, "limit": None, "evaluation": _in_full(settings.data.evaluation)},
         adapter={"public_text": _in_full(settings.adapter.public_text)},
         run={"output": str(Path(settings.run.output).resolve())},
