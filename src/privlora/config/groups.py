@@ -419,7 +419,7 @@ class PrivacySettings(Group):
     private: bool = True
     """False trains without clipping and noise, promises nothing, and labels the run NOT PRIVATE."""
     target_epsilon: float | None = Field(default=None, gt=0)
-    """Epsilon at the end of the run; the noise multiplier follows from it. Or give target_right_guesses, target_found or
+    """Epsilon at the end of the run; the noise multiplier follows from it. Else target_right_guesses, target_found or
     noise_multiplier."""
     target_right_guesses: float | None = Field(default=None, gt=0.5, lt=1)
     """Target instead of epsilon: who guesses whether a unit took part is right in at most this share of cases, such as
