@@ -42,10 +42,12 @@ def test_more_steps_tell_more_and_none_tell_nothing() -> None:
 
 
 def test_in_words() -> None:
-    first, second = in_words(Meaning(0.61203, 0.0412, 0.00512), "user")
-    assert first.startswith("If half of the users")
-    assert "at most 61.3 % of guesses" in first
-    assert "finds at most 4.2 % of the users that took part; with 0.1 %, at most 0.6 %" in second
+    guesses, found, worst = in_words(Meaning(0.61203, 0.0412, 0.00512), "user", 3.0)
+    assert guesses.startswith("Average: an attacker asks about users")
+    assert "at most 61.3 % of guesses" in guesses
+    assert "finds at most 4.2 % of the users that took part" in found
+    assert worst.endswith("becomes at most 95.3 % sure.")
+    assert len(in_words(Meaning(0.61203, 0.0412, 0.00512), "user", None)) == 2
 
 
 @pytest.mark.parametrize("wanted", [{"right_guesses": 0.6}, {"found_at_1_percent": 0.05}])

@@ -187,7 +187,7 @@ FEDERATION |= {"clients": [{}] * 3, "threshold": 2}
         (
             "statement/sampling",
             {"kind": "truncated_poisson", "sample_rate": 0.1, "max_batch_size": 9, "dataset_size": 60},
-            {"Oversized batches cut by `max_batch_size`"},
+            {"`max_batch_size` cuts oversized batches"},
             set(),
         ),
         ("statement/projections", [[1, 2]], {"`method: wishart-m2` (clip, then project)"}, set()),
@@ -212,6 +212,7 @@ FEDERATION |= {"clients": [{}] * 3, "threshold": 2}
             {"When a trusted server's lines appear"},
             set(),
         ),
+        ("method/unchecked", True, {"`data.unchecked: true`"}, set()),
     ],
 )
 def test_risks_are_those_of_the_run(

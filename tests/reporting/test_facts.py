@@ -55,7 +55,7 @@ def test_an_adapted_clipping_norm_is_public(tmp_path: Path) -> None:
 def test_epsilon_is_rounded_up_wherever_it_is_read(report: dict[str, Any]) -> None:
     stated = {**report, "statement": {**report["statement"], "epsilon": 2.0341}}
     assert dict(privacy_table(stated))["Guarantee (ε, δ)"] == "(2.035, 0.001)"
-    assert "(2.035, 0.001)" in sentence(stated)
+    assert "ε = 2.035 at δ = 0.001" in sentence(stated)
 
 
 def test_epsilon_over_steps_rises_to_the_statement(private_run: Run, report: dict[str, Any]) -> None:

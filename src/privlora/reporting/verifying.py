@@ -273,7 +273,7 @@ class _Verification:
             raise RunError(f"{', '.join(lacking)}: named by the report, and not here")
         beside = [name for name in _OF_HUBS if (self.folder.release / name).exists()]
         but = f" but {', '.join(beside)}, which is no part of a release" if beside else ""
-        return f"the {len(held)} that training left match the report's hashes, and none is unexpected{but}"
+        return f"the {len(held)} that training left match the report's hashes; no unexpected files{but}"
 
     def _ledger(self) -> str:
         if not self.folder.ledger.exists():
