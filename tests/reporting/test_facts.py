@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -134,3 +135,12 @@ def test_a_projected_mechanism_is_named_with_its_layers(tmp_path: Path) -> None:
     rows = dict(privacy_table(report))
     assert rows["ε if one unit is replaced"] == "not known for this mechanism"
     assert "3 of 16, 3 of 24 input dimensions" in rows["Mechanism"]
+
+
+def test_checks_that_were_switched_off_are_published(private_run: Run) -> None:
+    parts = private_run.parts
+    settings = parts.settings.changed(data={"unchecked": True})
+    report = gather(replace(parts, settings=settings), private_run.summary, [])
+    assert report["method"]["unchecked"] is True
+    assert any("data.unchecked" in each for each in report["not_protected"])
+    assert "unchecked" not in gather(parts, private_run.summary, [])["method"]
