@@ -119,12 +119,24 @@ def test_one_row_that_does_not_fit_is_refused_with_what_would(
     free(10.05)
     with pytest.raises(ConfigError) as refused:
         chosen(settings(), tiny_llama())
-    assert "a single row of data.max_length=64 tokens" in str(refused.value)
-    assert "set data.max_length to at most 50" in str(refused.value)
+    assert "a single record of data.max_length=64 tokens" in str(refused.value)
+    assert "set data.max_length=50 or" in str(refused.value)
     free(3)
     with pytest.raises(ConfigError) as refused:
         chosen(settings(), tiny_llama())
-    assert "at most" not in str(refused.value)
+    assert "set data.max_length" not in str(refused.value)
+
+
+def test_only_what_makes_room_by_itself_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also of a user's records, which go through as a whole."""
+    users = {"unit": "user", "user_column": "who", "max_records_per_user": 16}
+    of_users = settings().changed(privacy=users)
+    whole = StepMemory(of_users, tiny_llama(), CPU).peak(1).step_bytes
+    monkeypatch.setattr(fitting, "free_bytes", lambda _: 0.8 * whole / fitting._PART["cpu"])
+    with pytest.raises(ConfigError) as refused:
+        chosen(of_users, tiny_llama())
+    assert "one user's 16 records" in str(refused.value)
+    assert "set privacy.max_records_per_user=4 or" in str(refused.value)
 
 
 def test_no_more_than_the_rounding_was_measured_for(asked: list[int], free: Callable[[float], None]) -> None:

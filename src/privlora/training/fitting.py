@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import math
 import re
-from bisect import bisect_right
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -82,7 +82,7 @@ class StepMemory:
         private = privacy.private
         self.hyper = method.resolve(settings.method, settings.adapter.init, privacy.steps, private=private)
         self.adapter = adapter = adapter_for(settings, model)
-        self._settings, self._device, self._kind = settings, device, method.coordinates
+        self.settings, self.device, self._kind = settings, device, method.coordinates
         alone = takes_units_alone(self.hyper.clipping) or routes_tokens(model)
         self._at_once = settings.rows_of_a_unit if alone or self._kind.forward_only else None
         self.longest = min(settings.data.max_length, positions_of(model) or settings.data.max_length)
@@ -116,7 +116,7 @@ class StepMemory:
     def rows(self, width: int, max_tokens: int) -> int:
         """In a micro-batch of such rows, at most; a unit's rows go through as a whole."""
         fit = min(self.of_batch, self._beside, max_tokens // max(width, self.least))
-        return max(self._settings.rows_of_a_unit, fit, 1)
+        return max(self.settings.rows_of_a_unit, fit, 1)
 
     def peak(self, max_tokens: int, longest: int | None = None) -> Peak:
         """Of the micro-batch of so many tokens that takes most. longest: the longest row's, if not the settings'."""
@@ -125,27 +125,27 @@ class StepMemory:
         widths = {*range(shortest, longest, 1 + (longest - shortest) // 64), longest}
         sizes = ((self.rows(width, max_tokens), width) for width in widths)
         takes, rows, width = max((self._bytes(rows, width), rows, width) for rows, width in sizes)
-        return Peak(takes, weight_bytes(self._settings.model.packing, self.adapter.model), rows, width)
+        return Peak(takes, weight_bytes(self.settings.model.packing, self.adapter.model), rows, width)
 
     def _bytes(self, rows: int, width: int) -> int:
         """Of a step whose micro-batches have so many rows."""
-        adapter, of_a_unit = self.adapter, self._settings.rows_of_a_unit
-        wide = steady_width(adapter, width, self._device) if adapter.reduced_precision else width
+        adapter, of_a_unit = self.adapter, self.settings.rows_of_a_unit
+        wide = steady_width(adapter, width, self.device) if adapter.reduced_precision else width
         tokens = wide * (self._at_once or rows)  # through the model at once
         kept, logits = tokens * (self._saved[0] + wide * self._saved[1]), self._logits(tokens)
         layers = _number(text_config(adapter.model), "num_hidden_layers") or 1
         state = 16 * self._numbers + self.update_bytes + self.public_bytes  # factors, moments and sums
-        gradients = self.row_bytes * (rows if self._settings.privacy.private else 1)
+        gradients = self.row_bytes * (rows if self.settings.privacy.private else 1)
         if self._kind.forward_only:  # without a graph: one layer's tensors at a time
             most = state / 2 + kept / layers + logits * 2 / 3
         elif self._at_once:
             most = state + gradients + kept + logits
-        elif self._settings.model.gradient_checkpointing != "none":
+        elif self.settings.model.gradient_checkpointing != "none":
             inputs = tokens * _number(text_config(adapter.model), "hidden_size") * layers * self._item
             most = state + inputs + max(logits, kept / layers + gradients)
         else:
             # Their room is taken whole; on a CPU where it is written to, while activations are let go.
-            room = gradients if self._device.type != "cpu" else 0.03 * gradients
+            room = gradients if self.device.type != "cpu" else 0.03 * gradients
             most = state + kept + max(logits, room)
         most += self._unpacked
         if not self._kind.forward_only:
@@ -160,7 +160,7 @@ class StepMemory:
     def _logits(self, tokens: int) -> float:
         """Of the loss: a block of labels at a time, in float32 next to the model's dtype; all of them where the model
         does more to them."""
-        if self._settings.data.classes is not None:
+        if self.settings.data.classes is not None:
             return 0
         config = text_config(self.adapter.model)
         words = _number(config, "vocab_size")
@@ -329,15 +329,34 @@ def _fitted(memory: StepMemory, free: float, room: float, part: float, *, privat
 
 
 def _too_large(memory: StepMemory, whole: int, free: float, room: float, part: float) -> ConfigError:
-    """What to lower, and to what."""
-    length = memory.longest
-    fits = bisect_right(range(1, length), room, key=lambda width: memory.peak(width, width).step_bytes)
+    """What to lower, and to what: only what makes room by itself."""
     say = in_one_unit(whole, free)
-    shorter = f"set data.max_length to at most {fits}, " if fits else ""
+    length, rows = memory.longest, memory.settings.rows_of_a_unit
+    unit = f"one user's {rows} records" if memory.settings.privacy.unit == "user" else "a single record"
+    remedies = [*_remedies(memory, room), f"free {say((whole - room) / part)}"]
     return ConfigError(
-        f"a step takes {say(whole)} with a single row of data.max_length={length} tokens, and of the "
+        f"a step takes {say(whole)} with {unit} of data.max_length={length} tokens, and of the "
         f"{say(max(0.0, free))} that are free {say(max(0.0, room))} can be used",
-        why="it would end before it is charged, and only where a long record is drawn",
-        fix=f"{shorter}set model.gradient_checkpointing=non-reentrant or model.dtype=bfloat16, lower adapter.r, or "
-        f"free {say((whole - room) / part)}",
+        why="a step with long records would run out of memory",
+        fix=" or ".join(remedies),
     )
+
+
+def _remedies(memory: StepMemory, room: float) -> Iterator[str]:
+    settings = memory.settings
+
+    def fits(width: int = memory.longest, **groups: Mapping[str, Any]) -> bool:
+        other = StepMemory(settings.changed(**groups), memory.adapter.model, memory.device) if groups else memory
+        return other.peak(width, width).step_bytes <= room
+
+    shorter = bisect_left(range(1, memory.longest), True, key=lambda width: not fits(width))
+    if shorter:
+        yield f"set data.max_length={shorter}"
+    for count in (8, 4, 2, 1):
+        if count < settings.rows_of_a_unit and fits(privacy={"max_records_per_user": count}):
+            yield f"set privacy.max_records_per_user={count}"
+            break
+    if fits(model={"gradient_checkpointing": "non-reentrant"}):
+        yield "set model.gradient_checkpointing=non-reentrant"
+    if not memory.adapter.reduced_precision:
+        yield "set model.dtype=bfloat16"
