@@ -47,7 +47,7 @@ def told(folder: Path, *, terminal: bool) -> str:
 
 
 def test_what_may_be_passed_on_has_nothing_of_the_records(tmp_path: Path) -> None:
-    where = "private/data_summary.json says what the records are, and how many are cut\n"
+    where = "statistics of the records: private/data_summary.json\n"
     assert told(tmp_path, terminal=False) == where
     assert "730 records" in told(tmp_path, terminal=True)
 

@@ -406,7 +406,7 @@ def far_rate(settings: Settings, bands: int = 1) -> str | None:
     end = "noise would drown what is learnt" if times > 1 else "the run would hardly learn"
     return (
         f"method.learning_rate {rate:g} is {far} the method's default ({default:g}{unit} for {method.name} and "
-        f"{privacy.steps} steps): is it meant? Rates of other tools are of other rules, and {end}. Leave it out for "
+        f"{privacy.steps} steps): is it meant? Rates of other tools do not transfer: {end}. Leave it out for "
         "the default"
     )
 

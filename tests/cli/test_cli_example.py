@@ -13,7 +13,7 @@ CHATML = (
 )
 TURNS = (
     "<|im_start|>user\\nWhat is two and two?<|im_end|>\\n<|im_start|>assistant\\n«It is four.<|im_end|>\\n» "
-    "(invented; learnt is what stands in « »)"
+    "(invented example; only the text in « » is trained on)"
 )
 PAIR = {"prompt": "q", "completion": "a", "loss_on": "completion"}
 CHAT = {"messages": "m", "loss_on": "completion"}

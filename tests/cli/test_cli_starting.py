@@ -209,13 +209,11 @@ def test_users_are_proposed_where_they_repeat(base: Path, here: Path, call: Call
     records = jsonl(here / "d.jsonl", rows(600, text=SECRET, patient_id=lambda i: f"Mr{i % 50}"))
     settings, text, told = started(call, records, "--model", base)
     assert settings.privacy.unit == "record"
-    assert (
-        "note: records repeat values of column patient_id: if it names people, --user patient_id" in told.err
-    )
+    assert "note: column patient_id repeats: if it names people, --user patient_id" in told.err
     assert "Mr" not in told.err
     assert "Mr" not in text
     warning, *_, user, column = text.partition("WARNING: ")[2].partition("\n\n")[0].splitlines()
-    assert "records repeat values of column patient_id" in warning
+    assert "column patient_id repeats" in warning
     assert (user, column) == ("  # unit: user", "  # user_column: patient_id")
     settings, text, _ = started(call, records, "--model", base, "--user", "patient_id")
     assert (settings.privacy.unit, settings.privacy.user_column) == ("user", "patient_id")

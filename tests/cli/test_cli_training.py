@@ -122,7 +122,7 @@ def test_ctrl_c_keeps_everything_and_resume_goes_on(
     resumed = call("resume", run, "--json")
     assert resumed.code == 0, resumed.err
     spent = f"epsilon so far {rounded_up(charged.epsilon())} (δ 0.001)"
-    assert f"going on after step 2 of 5, {spent}, by the settings that it began with" in resumed.err
+    assert f"going on after step 2 of 5, {spent}, by its first settings" in resumed.err
     assert phases(resumed) == [LOADING, TRAINING[3], TRAINING[2], "preparing the next step", WRITING]
     ledger = read_ledger(run / "release" / "ledger.jsonl")
     assert (ledger.charges, ledger.closed) == (5, True)

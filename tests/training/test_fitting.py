@@ -142,7 +142,7 @@ def test_only_what_makes_room_by_itself_is_advised(monkeypatch: pytest.MonkeyPat
 def test_no_more_than_the_rounding_was_measured_for(asked: list[int], free: Callable[[float], None]) -> None:
     free(1e6)
     rows_of_16 = settings(adapter={"r": 16})
-    assert chosen(rows_of_16, tiny_llama(), "how larger ones round was not measured") == 1024 * 16
+    assert chosen(rows_of_16, tiny_llama(), "larger ones were not tested for rounding") == 1024 * 16
     assert chosen(settings(adapter={"r": 2}), tiny_llama()) == 4096
     assert chosen(rows_of_16, tiny_llama().bfloat16()) == 4096
     plain = {"private": False, "steps": 3, "public_dataset_size": 100_000, "expected_batch_size": 5000}

@@ -32,7 +32,7 @@ def test_the_first_signal_is_answered_before_the_step_ends(
         (told,) = said(caplog)
         assert stop.is_set()
         assert told.startswith(WORDS)
-        assert told.endswith("a step that is charged by then and not saved stays charged, and is lost")
+        assert told.endswith("a step that is not saved by then is lost, and its epsilon is spent")
     assert len(caplog.messages) == 1
 
 

@@ -52,7 +52,7 @@ class RunBudget:
             return ""
         named = ", ".join(f"{copy.path} ({copy.charges})" for copy in self.copies)
         if self.releases == max(copy.charges for copy in self.copies):
-            what = "they continue one another, so the longest counts"
+            what = "they are copies of one run, so the longest counts"
         else:
             what = "continued apart, so what they share counts once and the rest of each counts as well"
         return f"Copies of run {self.run_id}, with their releases: {named}; {what}: {self.releases} releases."

@@ -190,8 +190,8 @@ def _projection(text: str) -> tuple[int, int]:
 
 def budget(
     ledgers: Annotated[list[Path], argument("LEDGER...", "Ledgers, or folders of runs.")],
-    delta: Annotated[float | None, option("Of the whole statement; else that of all runs.")] = None,
-    adjacency: Annotated[Adjacency | None, option("Of the whole statement; else that of all runs.")] = None,
+    delta: Annotated[float | None, option("Of the total; else the one of all runs.")] = None,
+    adjacency: Annotated[Adjacency | None, option("Of the total; else the one of all runs.")] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Compose the ledgers of several runs on the same data into one guarantee."""

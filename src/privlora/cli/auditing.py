@@ -161,7 +161,9 @@ def _finished(target: Path, records: dict[str, str | None], limit: int | None, c
     claim = content["epsilon"]
     lines.append("claimed: " + _claim(claim, content["delta"]))
     said = bool(content["violated"] or (claim is not None and content["membership"] is not None))
-    verdict = verdict_of(content["violated"], "the attack shows more than the run claims") if said else None
+    verdict = (
+        verdict_of(content["violated"], "the attack shows more than the run claims", claim) if said else None
+    )
     return finished(content, [*lines, *note(at_most(found))], verdict, written)
 
 
@@ -203,7 +205,7 @@ def _one_run(settings: Settings, canaries: int, planted: dict[str, Any], confide
         lines.append(f"signals:     epsilon {found.epsilon_signals:.4f}, of all canaries together")
     guesses = f"{found.correct} right of {found.guesses}, on {found.canaries} canaries"
     lines += [f"guesses:     {guesses}", *note(at_most(found)), f"exposure:    {bits}"]
-    verdict = verdict_of(found.violated, "the run leaks more than it claims")
+    verdict = verdict_of(found.violated, "the run leaks more than it claims", found.epsilon_claimed)
     return finished({**found.to_dict(), **exposure.to_dict()}, lines, verdict, written, folder)
 
 
@@ -236,7 +238,9 @@ def _shadows(
     ]
     verdict = None
     if found.violated or found.epsilon_claimed is not None:
-        verdict = verdict_of(found.violated, "the configuration leaks more than it claims")
+        verdict = verdict_of(
+            found.violated, "the configuration leaks more than it claims", found.epsilon_claimed
+        )
     return finished(found.to_dict(), lines, verdict, written, folder)
 
 
@@ -262,7 +266,7 @@ def _federation(
             )
         page, series = write_audit(found, folder)
     taught = 2 * found.trials - found.strongest.judged
-    verdict = verdict_of(found.violated, "the federation leaks more than it claims")
+    verdict = verdict_of(found.violated, "the federation leaks more than it claims", found.epsilon_claimed)
     lines = [
         f"claimed:     {_claim(found.epsilon_claimed, found.delta)}, of one round",
         *(
@@ -318,9 +322,11 @@ def claimed_and_bound(found: Any, also: str = "") -> list[str]:
     ]
 
 
-def verdict_of(violated: bool, words: str) -> str:
+def verdict_of(violated: bool, words: str, claimed: float | None) -> str:
     """Whether an attack shows more than is claimed, which ``words`` say."""
-    return f"VIOLATED: {words}" if violated else console.WITHIN
+    if violated:
+        return f"VIOLATED: {words}"
+    return "nothing is claimed" if claimed is None else "the attack does not refute the claim"
 
 
 def note(most: str) -> list[str]:

@@ -84,7 +84,6 @@ def refuse_given(options: Mapping[str, object], words: str, fix: str | Sequence[
 
 JsonOption = Annotated[bool, option("Print one JSON object on stdout, nothing else.", "--json")]
 
-WITHIN = "within the claim"
 CHECKING = "checking every file of the release against its report and ledger"
 """What is shown while a release is looked at, which takes seconds."""
 

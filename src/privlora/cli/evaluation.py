@@ -141,7 +141,7 @@ def evaluate(
                 result = scored.to_dict(per_example=per_example)
                 lines = _task_lines(result)
     said = result.get("answers")
-    last = "These numbers describe the records they were computed on: if those are private, so are these."
+    last = "If these records are private, keep these numbers private."
     if own:
         last = f"PRIVATE: computed without noise on {_listed(own)}, which this run was trained on. Do not publish them."
     warned = (f"WARNING: {words}" for words in faults(said))
@@ -220,7 +220,7 @@ def _loss_lines(result: dict[str, Any]) -> Iterator[str]:
         gained = without["loss_per_example"] - result["loss_per_example"]
         yield f"base model       {without['loss_per_example']:.4f} on the same records, without the adapter"
         yield f"gained           {gained:.4f}: {_more_probable(gained)}"
-    yield f"loss             {result['loss_per_token']:.4f} nats per token (mean over tokens)"
+    yield f"loss by tokens   {result['loss_per_token']:.4f} nats per token (mean over tokens)"
     yield f"accuracy         {result['accuracy']:.2%}"
     yield f"measured on      {result['tokens']} tokens of {result['examples']} records"
 

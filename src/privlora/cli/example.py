@@ -33,11 +33,19 @@ def example_rows(data: DataSettings, tokenizer: Any) -> list[tuple[str, str]]:
             ("example", f"none can be shown: {error.bare if isinstance(error, RecordError) else error.what}")
         ]
     rows = [
-        ("example", f"{json.dumps(text, ensure_ascii=False)[1:-1]} (invented; learnt is what stands in « »)")
+        (
+            "example",
+            f"{json.dumps(text, ensure_ascii=False)[1:-1]} (invented example; only the text in « » is trained on)",
+        )
     ]
     system = _own_system_prompt(template, tokenizer)
     if system is not None:
-        rows.append(("system", f"the chat template adds a system prompt of its own: {json.dumps(system)}"))
+        rows.append(
+            (
+                "system",
+                f"added by the chat template where a chat has none, also in use: {json.dumps(system)}",
+            )
+        )
     return rows
 
 

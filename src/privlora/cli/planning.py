@@ -621,7 +621,7 @@ def _peak_line(memory: Mapping[str, Any], brief: bool = False) -> str:
     if memory["resident_bytes"] and memory["device"] == "cpu":
         sizes["Python and its packages"] = memory["resident_bytes"]
         whole += memory["resident_bytes"]
-        spare = f", and up to {in_one_unit(whole)(step)} more that the C library's heap may keep"
+        spare = f", and up to {in_one_unit(whole)(step)} more that the C library may hold"
     say = in_one_unit(whole, step)
     if brief:
         return f"about {say(whole)} of memory"

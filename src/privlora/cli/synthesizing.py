@@ -101,5 +101,7 @@ def _audit(settings: Settings, canaries: int, confidence: float) -> auditing.Fou
     ]
     verdict = None
     if found.epsilon_claimed is not None:
-        verdict = auditing.verdict_of(found.violated, "the texts leak more than the run claims")
+        verdict = auditing.verdict_of(
+            found.violated, "the texts leak more than the run claims", found.epsilon_claimed
+        )
     return auditing.finished(found.to_dict(), lines, verdict, written, folder)

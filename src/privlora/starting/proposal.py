@@ -356,14 +356,13 @@ def _privacy(draft: Draft, asked: Asked, found: Survey, numbers: Numbers, notes:
         draft.put("privacy.steps", steps, written=written, steps=steps, passes=steps * batch / n)
     if asked.user is None and found.repeated is not None:
         notes.append(
-            f"records repeat values of column {found.repeated}: if it names people, --user {found.repeated} protects "
-            "all records of one together, and not each by itself"
+            f"column {found.repeated} repeats: if it names people, --user {found.repeated} protects each person, and "
+            "not each record by itself"
         )
         draft.remark(
             "privacy",
-            f"WARNING: records repeat values of column {found.repeated}. If it names people, one person has several",
-            "records, and the promise is for each record alone. These two lines protect people instead; the sizes",
-            f"above then count people (or `privlora init` with --user {found.repeated}):",
+            f"WARNING: column {found.repeated} repeats. If it names people, protect each person by the next two lines",
+            f"and let the sizes above count people. Or run `privlora init` with --user {found.repeated}.",
             "unit: user",
             f"user_column: {found.repeated}",
         )

@@ -305,7 +305,7 @@ def with_micro_batches(
 def _fitted(memory: StepMemory, free: float, room: float, part: float, *, private: bool) -> Fitted:
     """Of powers of two and halves between them: from what one row takes to what a whole batch does, or was measured."""
     length, of_a_batch = memory.longest, memory.of_batch * max(memory.longest, memory.least)
-    ceiling, bound = MICRO_BATCH, "how larger ones round was not measured"
+    ceiling, bound = MICRO_BATCH, "larger ones were not tested for rounding"
     if not private:
         ceiling, bound = _TOKENS, "larger ones were not measured"
     elif not memory.adapter.reduced_precision:
@@ -346,7 +346,9 @@ def _remedies(memory: StepMemory, room: float) -> Iterator[str]:
     settings = memory.settings
 
     def fits(width: int = memory.longest, **groups: Mapping[str, Any]) -> bool:
-        other = StepMemory(settings.changed(**groups), memory.adapter.model, memory.device) if groups else memory
+        other = (
+            StepMemory(settings.changed(**groups), memory.adapter.model, memory.device) if groups else memory
+        )
         return other.peak(width, width).step_bytes <= room
 
     shorter = bisect_left(range(1, memory.longest), True, key=lambda width: not fits(width))

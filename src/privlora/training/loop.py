@@ -384,6 +384,6 @@ def _keep_private_loss(folder: RunFolder, mark: Mark, losses: torch.Tensor, halv
 
 
 _AFTER_ROUND: Final = (
-    "stopping after this round, and saving. A second Ctrl-C or SIGTERM stops at once: a round that is charged by then "
-    "and not saved stays charged, and is lost"
+    "stopping after this round, and saving. A second Ctrl-C or SIGTERM stops at once: a round that "
+    "is not saved by then is lost, and its epsilon is spent"
 )

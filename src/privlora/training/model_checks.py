@@ -91,7 +91,7 @@ def refuse_out_of_reach(model: torch.nn.Module, tokenizer: Any, *, max_length: i
     if positions is not None and max_length > positions:
         raise ModelError(
             f"data.max_length={max_length} exceeds the {positions} positions of the model",
-            why="a longer record would end a step before it is charged, or change the positions of others next to it",
+            why="the model does not read longer records",
             fix=f"set data.max_length to at most {positions}",
         )
     known = _vocabulary(model)

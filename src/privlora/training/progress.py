@@ -190,7 +190,7 @@ class RichObserver(Observer):
         log that may be passed on, only where the numbers are: a warning would be a bit of them."""
         show, privacy = self._console.print, settings.privacy
         if not self._console.is_terminal:
-            show("private/data_summary.json says what the records are, and how many are cut")
+            show("statistics of the records: private/data_summary.json")
             return
         show(f"PRIVATE, here and in private/ only: {summary.describe(privacy.unit)}")
         if privacy.unit == "record" and summary.repeated > _MOST:
@@ -325,4 +325,4 @@ def _going_on(folder: RunFolder, settings: Settings) -> str | None:
     if written is not None and not written.plan.insecure_noise:
         spent = f"epsilon so far {rounded_up(written.epsilon())} (δ {written.plan.delta:g})"
     where = f"{word} {done} of {settings.privacy.steps}"
-    return f"going on after {where}, {spent}, by the settings that it began with, whatever its YAML says now"
+    return f"going on after {where}, {spent}, by its first settings; later changes of the YAML are ignored"

@@ -13,8 +13,8 @@ from typing import Any, Final
 _log = logging.getLogger(__name__)
 
 _AFTER_STEP: Final = (
-    "stopping after this step, and saving. A second Ctrl-C or SIGTERM stops at once: a step that is charged by then "
-    "and not saved stays charged, and is lost"
+    "stopping after this step, and saving. A second Ctrl-C or SIGTERM stops at once: a step that "
+    "is not saved by then is lost, and its epsilon is spent"
 )
 _HANGUP: Final = getattr(signal, "SIGHUP", None)  # Windows has none
 

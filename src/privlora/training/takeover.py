@@ -45,7 +45,7 @@ def finished(folder: RunFolder, *, kind: str = "run") -> RunError:
         results = f"its results are in {folder.release}: report.html says what was promised"
     return RunError(
         f"{str(folder.root)!r} holds a {kind} already, and that is finished",
-        why="no step of it is left, and what was charged must not be forgotten",
+        why="this run is complete, and its ledger is kept",
         fix=[results, "for another one set run.output to another folder"],
     )
 
