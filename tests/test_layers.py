@@ -23,7 +23,7 @@ LAYERS = (
         "stages",
         "version",
     },
-    {"ranges"},
+    {"ranges", "schedules"},
     {"accounting", "adapters", "geometry", "pages"},
     {"coordinates", "data"},
     {"config", "losses", "mechanisms"},

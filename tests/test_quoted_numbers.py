@@ -333,7 +333,7 @@ def test_audits_are_quoted() -> None:
     assert f"**{sum(caught)} of {len(caught)} caught**" in text
     assert f"**{sum(flagged)} of {len(flagged)} flagged**" in text
     assert (
-        f"{sum(caught)} of {len(caught)} convicted, and {sum(flagged)} of {len(flagged)} correct ones"
+        f"{sum(caught)} of {len(caught)} were caught, and {sum(flagged)} of {len(flagged)} correct ones accused"
         in short
     )
     kinds = ("dp-adamw", "prism", "wishart-m2")

@@ -14,7 +14,7 @@ import privlora
 from privlora.config import load_settings, settings_from
 from privlora.errors import ConfigError
 from privlora.methods import find_row
-from privlora.rehearsals.choosing import plan_run
+from privlora.training.assembly import plan_run
 from privlora.training.misfits import refuse_misfits
 
 PRIVACY = promise(steps=5, batch=4, records=100, delta=1e-5, target_epsilon=3)

@@ -11,7 +11,7 @@ ASSETS holds models/ (Hugging Face folders) and data/ (gzipped JSON lines). Lear
 alike, for each row, number of records and epsilon, by a run with other records, scored on held-out ones that are not
 reported on: on a grid a factor of 2 wide, up or down from a first guess as long as that helps. `--rates other` takes
 those of the other task, as who has no records of this kind to try on would; give it an `--out` of its own. Rows called
-"rehearsed" take the rates that `method.name: auto` finds on public texts, and no record is tried on.
+"rehearsed" take the rates that an advice (`privlora plan --advise`) finds on public texts, and no record is tried on.
 """
 
 from __future__ import annotations
@@ -107,11 +107,11 @@ class Study:
         return float(rate)
 
     def choice(self, task: str, records: int, epsilon: float | None) -> dict[str, Any]:
-        """What method.name=auto takes, and why; also where it was found before."""
+        """What an advice takes, and why; also where it was found before."""
         cell = Cell(
             task=task, row="auto", records=records, epsilon=epsilon, seed=0, rate=0.0, role="rehearsal"
         )
-        found = self.finished.find(cell.to_dict(), lambda: {"choice": self.runner.choose(cell)})
+        found = self.finished.find(cell.to_dict(), lambda: {"choice": self.runner.advise(cell)})
         return dict(found["choice"])
 
 

@@ -23,14 +23,14 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from privlora.accounting import Plan
-from privlora.config import ModelSettings, Settings, settings_from
+from privlora.config import MethodSettings, ModelSettings, Settings, settings_from
 from privlora.data.batching import sequential_batches
 from privlora.data.examples import Examples
 from privlora.evaluation import evaluate_next_token
 from privlora.evaluation.batches import evaluating
 from privlora.evaluation.next_token import row_losses
 from privlora.methods import METHODS
-from privlora.rehearsals.choosing import choose, plan_run
+from privlora.rehearsals.choosing import rehearse, rows_to_advise_on, verdict
 from privlora.training.assembly import Parts, PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.inputs import Data, load_data, tokenise
@@ -134,7 +134,7 @@ class Row:
     """name, method: of the table, and its settings. steps: T. first_rate: where a search begins.
 
     noise_alone: with a hundredth of the epsilon. generator: of public texts, where the row has any. synthesis: further
-    settings of it. votes: every record takes part in every round. rehearsed: its rate is the one that method.name=auto
+    settings of it. votes: every record takes part in every round. rehearsed: its rate is the one that an advice
     finds on public texts, beside fresh ones of which it spans.
     """
 
@@ -314,14 +314,6 @@ def settings_of(cell: Cell, model: Path, folder: Path, public: Path) -> Settings
     return settings_from(content)
 
 
-def settings_of_choice(cell: Cell, model: Path, folder: Path, public: Path) -> Settings:
-    """Of a run that chooses its row and its rate on ``public`` texts."""
-    plain = replace(cell, row="span-prism, rehearsed", rate=0.0, seed=0)
-    content = settings_of(plain, model, folder, public).model_dump(exclude_defaults=True)
-    content["method"] = {"name": "auto", "relative_rate": False}
-    return settings_from(content)
-
-
 def tuning_settings(model: Path, folder: Path, texts: int) -> Settings:
     """Of the common start: ordinary training on public texts."""
     return settings_from(
@@ -376,18 +368,23 @@ class Runner:
                     found = self._scores(cell, model, held)
         return found | {"noise_multiplier": None if plan is None else plan.event.noise_multiplier}
 
-    def choose(self, cell: Cell) -> dict[str, Any]:
-        """What method.name=auto finds on public texts for this many records and this epsilon: see ``Chosen.facts``."""
+    def advise(self, cell: Cell) -> dict[str, Any]:
+        """What `privlora plan --advise` finds on public texts for this many records and this epsilon."""
         texts = texts_of(cell, self.assets)
         folder = self._tuned(cell, texts)
         model, tokenizer = self._model(folder)
         with tempfile.TemporaryDirectory(prefix="privlora-study-") as temporary:
             public = Path(temporary) / "public.jsonl"
             public.write_text("\n".join(map(json.dumps, texts.fresh)), encoding="utf-8")
-            settings = settings_of_choice(cell, folder, Path(temporary) / "run", public)
-            plan = plan_run(settings, model)
-            assert plan is not None
-            return dict(choose(settings, plan.event.noise_multiplier, model, tokenizer).facts)
+            plain = replace(cell, row="span-prism, rehearsed", rate=0.0, seed=0)
+            given = settings_of(plain, folder, Path(temporary) / "run", public)
+            settings = given.changed(method=MethodSettings(name="dp-sgd"))
+            rows, sigma = rows_to_advise_on(settings), plan_privacy(given, model).event.noise_multiplier
+            (outcomes,), facts = rehearse(
+                given, rows, [given.privacy.n], sigma, model, tokenizer, None, lambda *_: None
+            )
+            found = verdict(outcomes)
+            return {"row": found["rows"][0]["name"], **facts, **found}
 
     def _model(self, folder: Path) -> tuple[Any, Any]:
         if str(folder) not in self._models:

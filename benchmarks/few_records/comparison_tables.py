@@ -61,7 +61,7 @@ class Task:
     accuracies: dict[Place, dict[str, Value]]
     rates: dict[Place, dict[str, float]]
     choices: dict[Place, dict[str, Any]]
-    """What method.name=auto took, where it was asked."""
+    """What an advice took, where it was asked."""
 
     def along(self, axis: Literal["records", "epsilon"]) -> list[Place]:
         """Places that differ in one alone: in records at the epsilon of most, or in epsilon at the records of most."""

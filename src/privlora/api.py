@@ -269,10 +269,10 @@ def start_run(
     if not several_processes():  # of which the first one looks, once they have joined
         look()
     with watched() as observer:
-        from privlora.methods import CHOICES, far_rate, find_row
+        from privlora.methods import far_rate, find_row
         from privlora.profiling import refuse_without_steps
-        from privlora.rehearsals.choosing import plan_run
         from privlora.running import train_and_publish
+        from privlora.training.assembly import plan_run
         from privlora.training.callbacks import checked_callbacks
         from privlora.training.promise import bands_of
         from privlora.training.texts.synthetic_texts import refuse_unusable_texts
@@ -289,11 +289,7 @@ def start_run(
             located = settings.located()
             plan = plan_run(located, given.model)
             heard.on_plan(plan, located)
-            if (
-                located.synthesis is not None
-                and given.generator is None
-                and located.method.name not in CHOICES
-            ):
+            if located.synthesis is not None and given.generator is None:
                 refuse_unusable_texts(located, find_row(located.method.name))
             bands = 1 if plan is None else bands_of(plan)
             for odd in (far_rate(located, bands), located.privacy.mostly_empty):
@@ -402,18 +398,16 @@ def _settings_of(folder: RunFolder, places: Mapping[str, Any]) -> Settings:
 
 
 def _refuse_edited(folder: RunFolder, settings: Settings) -> None:
-    """Before the model is loaded. A name that stands for several methods is another one than the run's."""
-    from privlora.methods import CHOICES, find_row
+    """Before the model is loaded."""
+    from privlora.methods import find_row
     from privlora.rehearsals.kept import read_choice
     from privlora.training.identity import fixed, refuse_other_settings
     from privlora.training.promise import bands_to_come
 
-    method, hyper, privacy = settings.method, dict[str, Any](), settings.privacy
-    if method.name not in CHOICES:
-        chosen = find_row(method.name)
-        of_noise: dict[str, Any] = {"private": privacy.private, "bands": bands_to_come(privacy)}
-        hyper = chosen.resolve(method, settings.adapter.init, privacy.steps, **of_noise).to_dict()
-    refuse_other_settings(folder, fixed(settings, hyper))
+    method, privacy = settings.method, settings.privacy
+    of_noise: dict[str, Any] = {"private": privacy.private, "bands": bands_to_come(privacy)}
+    hyper = find_row(method.name).resolve(method, settings.adapter.init, privacy.steps, **of_noise)
+    refuse_other_settings(folder, fixed(settings, hyper.to_dict()))
     read_choice(folder)  # which refuses another one than the run's
 
 

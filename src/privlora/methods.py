@@ -15,7 +15,7 @@ from privlora.adapters import LowRankAdapter
 from privlora.adapters.headed import HeadedAdapter
 from privlora.adapters.peft_files import lora_scaling
 from privlora.config import OPTIMIZER_SETTINGS, MethodSettings, Settings, methods
-from privlora.config.methods import CHOICES, MethodFacts, cannot_clip, no_setting, no_unit
+from privlora.config.methods import MethodFacts, cannot_clip, no_setting, no_unit
 from privlora.config.names import unknown_method
 from privlora.coordinates import (
     Coordinates,
@@ -347,13 +347,6 @@ def find_method(name: str) -> Method:
 def find_row(name: str) -> Method:
     """The method called ``name``, whatever it releases. Raises ConfigError."""
     known = {**METHODS, **VOTE_METHODS}
-    if name in CHOICES:
-        among = CHOICES[name].rows
-        raise ConfigError(
-            f"method {name!r} stands for {' or '.join(among)}, and nothing chooses between them here",
-            why="the choice is made on public texts before a run of `privlora train` or `synthesize` begins",
-            fix=f"set method.name to one of {', '.join(among)}",
-        )
     if name not in known:  # a method that a user adds may be called what another tool calls something else
         raise unknown_method(name)
     return known[name]
@@ -378,7 +371,7 @@ def refuse_hopeless_rate(settings: Settings) -> None:
 def _beside_default(settings: Settings, bands: int) -> tuple[float, float, bool] | None:
     """A given learning rate, the method's default for such a run, and whether both are in the size of the weights."""
     rate, privacy = settings.method.learning_rate, settings.privacy
-    if rate is None or settings.method.name in CHOICES:
+    if rate is None:
         return None
     method = find_row(settings.method.name)
     relative = method.is_relative(settings.method.relative_rate)

@@ -21,7 +21,7 @@ from torch.profiler import ProfilerAction, ProfilerActivity, record_function
 from privlora.accounting import read_ledger
 from privlora.config import Settings
 from privlora.errors import ConfigError, RunError
-from privlora.methods import CHOICES, find_row
+from privlora.methods import find_row
 from privlora.stages import CHARGE, OPTIMIZER, heard_by
 from privlora.training.files import (
     RunFolder,
@@ -45,7 +45,7 @@ def refuse_without_steps(settings: Settings) -> None:
     """Raise ConfigError for settings whose runs take no steps of gradients."""
     name = settings.method.name
     finished = settings.synthesis is not None and settings.synthesis.source is not None
-    if finished or (name not in CHOICES and find_row(name).releases != "gradients"):
+    if finished or find_row(name).releases != "gradients":
         what = "a finished run, as synthesis.source names one," if finished else f"method {name!r}"
         fix = "leave --profile (profile=True) out"
         raise ConfigError(f"{what} takes no steps of gradients, so there is nothing to profile", fix=fix)

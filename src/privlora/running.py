@@ -18,17 +18,15 @@ from privlora.calling import Given, of_memory
 from privlora.config import Settings
 from privlora.config.one_place import MICRO_BATCH
 from privlora.consoles import err, is_wanted
-from privlora.methods import CHOICES, find_row
+from privlora.methods import find_row
 from privlora.precision import own_context
 from privlora.profiling import profiled
-from privlora.rehearsals.choosing import choose
 from privlora.rehearsals.kept import (
     Chosen,
     because,
     cost_on_private,
     keep_choice,
     measuring,
-    of_choice,
     read_choice,
 )
 from privlora.rehearsals.settling import settle
@@ -161,10 +159,8 @@ def train_and_publish(
     reached = coverage(adapter)
     if reached["left_out"] or reached["experts"]:
         observer.on_choice(f"target_modules, {coverage_in_words(reached)}")
-    method = None if settings.method.name in CHOICES else find_row(settings.method.name)
-    has_auto = (
-        method is not None and method.weighed and settings.data.label is None and settings.data.chosen is None
-    )
+    weighed = find_row(settings.method.name).weighed
+    has_auto = weighed and settings.data.label is None and settings.data.chosen is None
     by_default = settings.method.learning_rate is None and not (settings.auto and settings.auto.choose)
     if fresh and settings.privacy.private and by_default and has_auto:
         observer.on_choice(_DEFAULT_RATE)
@@ -196,23 +192,19 @@ def train_and_publish(
             refuse_unknown_tokens(model, data.examples, data.evaluation)
         observer.on_data(data.summary, settings)
         identity = identify(data, model)
-        open_yet = settings.method.name in CHOICES or (settings.auto is not None and settings.auto.choose)
-        if not (fresh and plan is not None and open_yet):
+        if not (fresh and plan is not None and settings.auto is not None and settings.auto.choose):
             return settings, plan, data, None, identity
         # Whoever reads their losses learns nothing of how much memory was free here.
         tokens = settings.run.max_tokens
         rehearsed = settings if asked != "auto" else in_micro_batches(settings, min(tokens, MICRO_BATCH))
-        if settings.method.name in CHOICES:
-            chosen = choose(rehearsed, plan.event.noise_multiplier, model, tokenizer, given.generator, told)
-        else:
-            bound = rehearsed, plan, identity, torch.__version__, next(model.parameters()).device
-            with measuring(folder, *bound) as measured:
-                chosen = settle(rehearsed, plan, model, tokenizer, told, measured)
-        facts = {**chosen.facts, **cost_on_private(plan, of_choice(chosen.facts))}
+        bound = rehearsed, plan, identity, torch.__version__, next(model.parameters()).device
+        with measuring(folder, *bound) as measured:
+            chosen = settle(rehearsed, plan, model, tokenizer, told, measured)
+        facts = {**chosen.facts, **cost_on_private(plan, len(chosen.facts["rows"]))}
         chosen = Chosen(in_micro_batches(chosen.settings, tokens), facts)
         observer.on_choice(because(chosen.facts))
-        named = replace(plan, method=chosen.settings.method.name, clip_norm=chosen.settings.privacy.clip_norm)
-        return chosen.settings, named, data, chosen, identity
+        settled = replace(plan, clip_norm=chosen.settings.privacy.clip_norm)
+        return chosen.settings, settled, data, chosen, identity
 
     settings, plan, data, chosen, identity = ranks.same(prepare)
     with unchanged_afterwards(model):

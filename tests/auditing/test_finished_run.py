@@ -102,8 +102,8 @@ def test_a_private_run_is_within_its_claim(finished: Path, capsys: pytest.Captur
     assert most == one_run_epsilon(
         after["guesses"], after["guesses"], 24, outcome.json["delta"], outcome.json["confidence"]
     )
-    said = f"Guesses on 24 records could show no more than ε ≥ {rounded_up(most)}, had all been right: by them alone "
-    said += "the claim could not be refuted."
+    said = f"Even if all guesses on 24 records were right, they would show only ε ≥ {rounded_up(most)}: too few to "
+    said += "refute the claim."
     assert said in text
     shown = call(capsys, "audit", finished / "private", *options)
     assert f"note:        {said}\n" in shown.out

@@ -318,7 +318,6 @@ def test_without_privacy_it_shows_what_the_attack_can_find(
 def test_runs_that_cannot_be_audited_are_refused(tmp_path: Path) -> None:
     for change, error in (
         ({"data": {"evaluation": "held_out.jsonl"}}, "evaluates nothing"),
-        ({"method": {"name": "auto"}}, "nothing chooses between them here"),
         ({"method": {"name": "prism"}}, "asks another writer"),
         ({"data": {"text": None, "prompt": "a", "completion": "b"}}, "writes whole texts"),
     ):

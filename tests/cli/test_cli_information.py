@@ -14,7 +14,7 @@ from cli_cases import LOADING, Call, check
 from rich.console import Console
 
 from privlora.config.methods import SPACES as FACTS
-from privlora.methods import CHOICES, METHODS, SPACES, VOTE_METHODS
+from privlora.methods import METHODS, SPACES, VOTE_METHODS
 from privlora.training.loop import Interrupted
 
 DOCS = Path(__file__).parents[2]
@@ -23,21 +23,19 @@ ROWS = {**METHODS, **VOTE_METHODS}
 
 def test_every_row_of_the_table_is_printed(call: Call) -> None:
     shown = call("methods").out.splitlines()
-    listed = dict(line.split(maxsplit=1) for line in shown[: len(ROWS) + len(CHOICES)])
-    assert listed == {name: row.summary for name, row in {**ROWS, **CHOICES}.items()}
-    assert all(set(choice.rows) <= set(METHODS) for choice in CHOICES.values())
+    listed = dict(line.split(maxsplit=1) for line in shown[: len(ROWS)])
+    assert listed == {name: row.summary for name, row in ROWS.items()}
     found = call("methods", "--json").json
-    assert [choice["name"] for choice in found["choices"]] == list(CHOICES)
     listed = found["methods"]
     assert [row["name"] for row in listed] == list(ROWS)
     assert [row["private"] for row in listed] == [row.private for row in ROWS.values()]
 
 
-@pytest.mark.parametrize("name", [*ROWS, *CHOICES])
+@pytest.mark.parametrize("name", ROWS)
 def test_one_row_is_shown_with_its_settings_and_pages(name: str, call: Call) -> None:
     shown = call("methods", name).out
     found = call("methods", name, "--json").json
-    row = ROWS.get(name) or CHOICES[name]
+    row = ROWS[name]
     assert shown.startswith(f"{name}: {row.summary}\n")
     assert (found["name"], found["reference"]) == (name, row.reference)
     for link in found["docs"]:
@@ -48,10 +46,6 @@ def test_one_row_is_shown_with_its_settings_and_pages(name: str, call: Call) -> 
         ]
         anchors = {re.sub(r"[^\w -]", "", head.lower()).replace(" ", "-") for head in headings}
         assert not section or section in anchors, link
-    if name in CHOICES:
-        assert found["rows"] == list(CHOICES[name].rows)
-        return
-    row = ROWS[name]
     assert found["needs_public_data"] == (row.public_texts is not None) == ("PUBLIC texts" in shown)
     assert FACTS[row.space].described in shown
     assert list(found["optimizers"]) == list(row.optimizers)

@@ -83,7 +83,7 @@ def test_numbers_of_the_runs_own_private_file_are_called_private(
         assert shown.out.splitlines()[-1].startswith(f"PRIVATE: computed without noise on {own}, ")
     public = call("evaluate", finished / of, "--data", finished / "held_out.jsonl")
     assert "PRIVATE" not in public.err + public.out
-    assert public.out.splitlines()[-1].startswith("These numbers describe the records")
+    assert public.out.splitlines()[-1].startswith("If these records are private")
 
 
 LOSS = {

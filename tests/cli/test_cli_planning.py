@@ -12,7 +12,6 @@ from cli_cases import LOADING, Call, refuses, run_settings, write_config, write_
 from scipy.stats import binom
 from transformers import AutoModelForCausalLM
 
-import privlora.training.models
 from privlora.accounting import PoissonSampling, StepEvent, epsilon
 from privlora.methods import RATE_STEPS
 from privlora.rehearsals import trials
@@ -342,21 +341,10 @@ def choosing(model: Path, tmp_path: Path) -> Path:
         tmp_path,
         privacy={"steps": 1},
         adapter={"target_modules": ["q_proj"]},
-        method={"name": "auto", "learning_rate": 0.01},
+        method={"name": "dp-adamw", "learning_rate": 0.01},
         synthesis=synthesis,
     )
     return write_config(tmp_path, given)
-
-
-def test_a_choice_is_planned_without_the_model(
-    choosing: Path, call: Call, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(privlora.training.models, "load_model", lambda *_: pytest.fail("not asked for"))
-    found = call("plan", choosing, "--json").json
-    assert (found["method"], found["rows"]) == ("auto", ["prism", "guided-prism", "span-prism"])
-    assert found["noise_to_batch"] == 0.5
-    assert found["memory"]["public_bytes"] > 0  # of the row that needs more
-    assert "auto, which is prism or guided-prism or span-prism" in call("plan", choosing).out
 
 
 def test_advice_says_from_how_many_records_on(
@@ -382,9 +370,6 @@ def test_advice_says_from_how_many_records_on(
 def test_no_advice_without_public_texts(config: Path, call: Call) -> None:
     words = "an advice needs public texts to rehearse on"
     refuses(call, config.parent, ["plan", config, "--advise"], words, said=[LOADING])
-    named = ["plan", config, "method.name=auto"]
-    words = "method 'auto' needs public texts to rehearse on"
-    refuses(call, config.parent, named, words, said=[LOADING])
 
 
 PUBLIC_TROUBLE = {

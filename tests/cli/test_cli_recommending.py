@@ -159,7 +159,6 @@ def test_public_records_are_rehearsed(
     ("words", "told"),
     [
         (["privacy.target_epsilon=null", "privacy.noise_multiplier=1"], "have none"),
-        (["method.name=auto"], "stands for prism"),
         (["method.name=popri"], "releases preference scores"),
     ],
 )

@@ -135,10 +135,10 @@ def test_an_editor_finds_the_schema_beside_it(base: Path, here: Path, call: Call
 def test_few_records_take_what_was_measured_on_few(base: Path, here: Path, call: Call) -> None:
     settings, text, _ = started(call, jsonl(here / "d.jsonl", rows(210, text=SECRET)), "--model", base)
     assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == ("automatic", 10, 100)
-    assert "write name: auto here, without the settings below it and clip_norm" in text
+    assert "`privlora plan --advise` rehearses which does" in text
     settings, text, _ = started(call, jsonl(here / "h.jsonl", rows(1010, text=SECRET)), "--model", base)
     assert (settings.method.clipping, settings.privacy.steps, settings.privacy.b) == (None, 21, 238)
-    assert "write name: auto here, without the settings below it and clip_norm" in text
+    assert "`privlora plan --advise` rehearses which does" in text
     settings, _, outcome = started(call, jsonl(here / "e.jsonl", rows(3, text=SECRET)), "--model", base)
     assert settings.privacy.b == 2
     assert "so few records" in outcome.err

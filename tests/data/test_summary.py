@@ -47,7 +47,7 @@ def test_counts() -> None:
         "records": 5,
         "units": 3,
         "median_tokens": 10.0,
-        "p95_tokens": 20.0,
+        "p95_tokens": 40.8,
         "cut": 0.4,
         "mostly_cut": 0.2,
         "empty": 0.2,

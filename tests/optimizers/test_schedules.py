@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from privlora.errors import ConfigError
-from privlora.optimizers import SCHEDULES, learning_rate_at
+from privlora.schedules import SCHEDULES, learning_rate_at
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -25,7 +25,6 @@ from privlora.data.examples import Examples
 from privlora.errors import ConfigError, ModelError
 from privlora.mechanisms import GaussianMechanism
 from privlora.rehearsals import noise_alone, settling
-from privlora.rehearsals.choosing import plan_run
 from privlora.rehearsals.kept import because, cost_on_private, read_choice, right_weight_of
 from privlora.rehearsals.noise_alone import (
     AIM,
@@ -39,7 +38,7 @@ from privlora.rehearsals.settling import settle
 from privlora.rehearsals.trials import Bench, Noise, trial_step
 from privlora.reporting.rows import _is_priced
 from privlora.reporting.verifying import verify
-from privlora.training.assembly import PublicStart, build_parts
+from privlora.training.assembly import PublicStart, build_parts, plan_run
 from privlora.training.files import RunFolder
 from privlora.training.gradients import micro_batch_gradients
 from privlora.training.promise import plan_privacy

@@ -21,17 +21,16 @@ from privlora.api import fine_tune, resume_run
 from privlora.config import Settings, methods, settings_from
 from privlora.config.auto import of_few, run_sizes
 from privlora.config.reading import checked
-from privlora.errors import ConfigError, DataError, PrivacyError
+from privlora.errors import ConfigError, DataError, PrivacyError, RunError
 from privlora.lab.diagnostics.bench import open_workbench
 from privlora.mechanisms import CorrelatedNoise, band_coefficients, prefix_error
 from privlora.methods import METHODS, RATE_STEPS, SPACES, find_row
 from privlora.ranges import MOST_STEPS
 from privlora.rehearsals import settling, trials
-from privlora.rehearsals.choosing import plan_run
 from privlora.rehearsals.kept import because, keep_choice
 from privlora.rehearsals.recommending import recommend
 from privlora.rehearsals.settling import _trial_batch, settle
-from privlora.training.assembly import Parts, PublicStart, build_parts
+from privlora.training.assembly import Parts, PublicStart, build_parts, plan_run
 from privlora.training.files import RunFolder
 from privlora.training.fitting import in_micro_batches
 from privlora.training.inputs import tokenise
@@ -154,7 +153,6 @@ _LEFT: dict[str, tuple[dict[str, dict[str, Any]], set[str], dict[str, Any]]] = {
         {"right_weight", "clip_norm", "learning_rate"},
         {"metric_power": 1.0},
     ),
-    "no row": ({"method": {"name": "auto"}}, set(), {}),
     "labels": ({"data": {"label": "label", "labels": ["a", "b"]}}, set(), {"metric_power": None}),
     "few labels": (
         {"data": {"label": "label", "labels": ["a", "b"]}, "privacy": {"public_dataset_size": 500}},
@@ -275,7 +273,6 @@ def test_sizes_on_the_command_line_win(tmp_path: Path) -> None:
         ),
         ({"data": {"evaluation": "public.jsonl"}, "auto": {"file": "public.jsonl"}}, "also data.evaluation"),
         ({"method": {"learning_rate": 0.1}}, "auto.file is read to choose settings, and none is auto"),
-        ({"method": {"name": "auto"}}, "finds the rate of its methods itself"),
         ({"privacy": {"clip_norm": "auto", "clip_quantile": 0.5}}, "learns the clip norm"),
         ({"privacy": {"private": False, "noise_multiplier": None}}, "adds no noise"),
         ({"data": {"label": "label", "labels": 2}}, "texts that a model writes"),
@@ -633,6 +630,11 @@ def test_a_run_takes_what_was_settled_and_resumes_with_it(public: Path, tmp_path
     assert "public records instead of private ones" in " ".join(
         (folder.release / "report.html").read_text("utf-8").split()
     )
+    # Another one, with no number out of place, is not taken up.
+    planted = {**found, "untrained": found["untrained"] + 0.25}
+    folder.choice.write_text(json.dumps(planted, indent=1) + "\n", "utf-8")
+    with pytest.raises(RunError, match=r"choice\.json' is not what the run wrote"):
+        resume_run(tmp_path / "run", model=tiny_model(), tokenizer=tiny_tokenizer(), records=RECORDS)
 
 
 def test_no_record_plays_a_part(public: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -18,7 +20,7 @@ from privlora.evaluation.classes import ClassResult
 from privlora.evaluation.metrics import METRICS
 from privlora.evaluation.next_token import NextTokenResult
 from privlora.evaluation.preferences import PreferenceResult
-from privlora.rehearsals.kept import AIM, DRAWS, cost_on_private, of_choice
+from privlora.rehearsals.kept import AIM, DRAWS, cost_on_private
 from privlora.reporting.pushing import push
 from privlora.reporting.rows import OF_EVALUATIONS
 from privlora.reporting.seals import belongs
@@ -57,6 +59,20 @@ def test_metrics_follow_from_what_is_public(changed: dict[str, Any], run: RunFol
     _write(run.metrics, [rows[0], {**rows[1], **changed}, *rows[2:]])
     sealed_again(run)
     refused(run, "metrics.jsonl")
+
+
+def test_metrics_are_verified_without_torch(run: RunFolder) -> None:
+    """As an auditor does, who has none: nothing is called altered for that."""
+    code = (
+        "import sys\nfrom pathlib import Path\n"
+        "from privlora.reporting.publication import read_report\n"
+        "from privlora.reporting.rows import refuse_other_rows\n"
+        "from privlora.training.files import RunFolder\n"
+        "folder = RunFolder(Path(sys.argv[1]))\nrefuse_other_rows(folder, read_report(folder.report), folder)\n"
+        "sys.exit('torch' in sys.modules)"
+    )
+    assert run.metrics.exists()
+    subprocess.run([sys.executable, "-c", code, str(run.root)], check=True)
 
 
 def _spelt(row: dict[str, Any]) -> str:
@@ -138,20 +154,15 @@ def _choice(run: RunFolder, kind: str) -> dict[str, Any]:
     """As a run of that method and rate keeps it."""
     method = json.loads(run.report.read_text())["method"]
     rate = method["learning_rate"]
-    if kind == "row":
-        trials = [{"name": name, "learning_rate": rate, "loss": 2.5} for name in ("prism", "gep")]
-        found = {"asked": "auto", "row": "prism", "untrained": 3.0, "spanning": 8, "in_place_of_records": 40}
-        found |= {"held_out": 4, "draws": 2, "rows": trials, "lead": 0.0, "standard_error": 0.5, "tried": 7}
+    draws = {"loss": 2.5, "spread": 0.25, "draws": DRAWS}
+    trials = [{"name": "prism", "learning_rate": each, **draws} for each in (rate, 0.5, 0.25)]
+    found: dict[str, Any] = {"row": "prism", "rows": trials}
+    if kind == "noise":
+        found |= {"aim": AIM, "of_its_own": 16, "untrained": 2.4}
     else:
-        draws = {"loss": 2.5, "spread": 0.25, "draws": DRAWS}
-        trials = [{"name": "prism", "learning_rate": each, **draws} for each in (rate, 0.5, 0.25)]
-        found = {"row": "prism", "rows": trials}
-        if kind == "noise":
-            found |= {"aim": AIM, "of_its_own": 16, "untrained": 2.4}
-        else:
-            found |= {"in_place_of_records": 40, "held_out": 20, "drawn": 8, "untrained": 3.0}
-            found |= {"equal_from": rate, "equal_to": 0.5}
-    return {**found, **cost_on_private(read_ledger(run.ledger).plan, of_choice(found))}
+        found |= {"in_place_of_records": 40, "held_out": 20, "drawn": 8, "untrained": 3.0}
+        found |= {"equal_from": rate, "equal_to": 0.5}
+    return {**found, **cost_on_private(read_ledger(run.ledger).plan, len(found["rows"]))}
 
 
 def _chosen(run: RunFolder, choice: dict[str, Any], text: str | None = None) -> None:
@@ -161,7 +172,7 @@ def _chosen(run: RunFolder, choice: dict[str, Any], text: str | None = None) -> 
     sealed_again(run, method={**method, "choice": choice})
 
 
-KINDS = ("row", "noise", "file")
+KINDS = ("noise", "file")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -180,15 +191,13 @@ def test_a_choice_is_spelt_as_a_run_spells_it(kind: str, run: RunFolder) -> None
 @pytest.mark.parametrize(
     ("kind", "changed"),
     [
-        ("row", {"note": 1}),
-        ("row", {"row": "a patient"}),
-        ("row", {"row": "gep"}),
-        ("row", {"asked": ["a patient"]}),
-        ("row", {"lead": "a patient"}),
-        ("row", {"tried": 8}),
-        ("row", {"rows": {1: {"name": "a patient"}}}),
-        ("row", {"rows": {1: {"note": 1}}}),
-        ("row", {"rows": {1: {"loss": [1]}}}),
+        ("file", {"note": 1}),
+        ("file", {"row": "a patient"}),
+        ("file", {"row": "gep"}),
+        ("file", {"untrained": "a patient"}),
+        ("file", {"rows": {1: {"name": "a patient"}}}),
+        ("file", {"rows": {1: {"note": 1}}}),
+        ("file", {"rows": {1: {"loss": [1]}}}),
         ("noise", {"rows": {0: {"learning_rate": 777.7}}}),
         ("noise", {"median_norm": 0.5, "clip_norm": 0.12}),
         ("noise", {"median_norm": 5.0, "clip_norm": 1.0}),

@@ -44,7 +44,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.config import PrivacySettings, Settings, checked
 from privlora.data.sampling import CyclicPoissonSampler
 from privlora.errors import ConfigError, PrivacyError
-from privlora.rehearsals.choosing import rows_of_choice, rows_to_advise_on
+from privlora.rehearsals.choosing import rows_to_advise_on
 from privlora.training.promise import noise_of_bands, plan_privacy, planned_sampling
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -314,14 +314,13 @@ def settings_of(tmp_path: Path, **groups: Any) -> Settings:
 @pytest.mark.parametrize(
     ("what", "groups"),
     [
-        (rows_of_choice, {"method": {"name": "auto"}}),
         (rows_to_advise_on, {}),
         (plan_privacy, {"method": {"name": "aug-pe"}, "synthesis": {}}),
         (plan_privacy, {"method": {"name": "projected"}}),
         (plan_privacy, {"method": {"name": "dp-zo"}}),
         (plan_privacy, {"method": {"name": "prism", "metric_power": 1.0}}),
     ],
-    ids=["auto", "advice", "votes", "projections", "direction", "metric"],
+    ids=["advice", "votes", "projections", "direction", "metric"],
 )
 def test_what_has_independent_noise_alone_refuses_bands(
     what: Callable[[Settings], Any], groups: dict[str, Any], tmp_path: Path

@@ -13,7 +13,7 @@ from run_cases import PRIVACY, STEPS, Bench
 from privlora.accounting import Ledger, PoissonSampling, StepEvent, epsilon, read_ledger
 from privlora.errors import PrivacyError
 from privlora.evaluation import NextTokenResult
-from privlora.rehearsals import choosing
+from privlora.training import assembly
 from privlora.training.files import RunFolder, append_line
 from privlora.training.observer import Observer, StepReport
 
@@ -35,13 +35,13 @@ class Breaks(Observer):
 
 def test_training_is_the_last_phase(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     bench, folder = Bench(), tmp_path / "run"
-    planned = choosing.plan_run
+    planned = assembly.plan_run
 
     def with_votes(*args: Any) -> Any:
         plan = planned(*args)
         return replace(plan, phases=((VOTES, 2), *plan.phases))
 
-    monkeypatch.setattr(choosing, "plan_run", with_votes)
+    monkeypatch.setattr(assembly, "plan_run", with_votes)
     method = {"name": "dp-adamw", "schedule": "linear"}
     with pytest.raises(PrivacyError, match="lack 2 of their releases"):
         bench.start(folder, method=method, privacy={**PRIVACY, "target_epsilon": 3.0})
@@ -73,9 +73,9 @@ def test_releases_of_earlier_phases_that_a_ledger_lost_are_missed(
 ) -> None:
     """The files of training count the releases before it."""
     bench, folder = Bench(), tmp_path / "run"
-    planned = choosing.plan_run
+    planned = assembly.plan_run
     monkeypatch.setattr(
-        choosing, "plan_run", lambda *a: replace((p := planned(*a)), phases=((VOTES, 1), *p.phases))
+        assembly, "plan_run", lambda *a: replace((p := planned(*a)), phases=((VOTES, 1), *p.phases))
     )
     with pytest.raises(PrivacyError, match="lack 1 of their releases"):
         bench.start(folder)

@@ -35,18 +35,15 @@ def methods(
     if name is not None and name not in known_methods():
         raise unknown_method(name)
     with loading():  # no model is needed, and so no transformers
-        from privlora.cli.method_page import facts_of_choice, facts_of_row, lines
-        from privlora.methods import CHOICES, METHODS, VOTE_METHODS, find_row
+        from privlora.cli.method_page import facts_of_row, lines
+        from privlora.methods import METHODS, VOTE_METHODS, find_row
     if name is not None:
-        facts = facts_of_choice(CHOICES[name]) if name in CHOICES else facts_of_row(find_row(name))
+        facts = facts_of_row(find_row(name))
         show(facts, lines(facts), as_json)
         return
     rows = [*METHODS.values(), *VOTE_METHODS.values()]
-    content = {
-        "methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows],
-        "choices": [asdict(choice) for choice in CHOICES.values()],
-    }
-    summaries = {each.name: each.summary for each in rows} | {c.name: c.summary for c in CHOICES.values()}
+    content = {"methods": [{**asdict(row), "optimizer": row.optimizer} for row in rows]}
+    summaries = {each.name: each.summary for each in rows}
     wide = max(map(len, summaries))
     listed = [f"{name:<{wide}}  {summary}" for name, summary in summaries.items()]
     show(content, [*listed, "", "`privlora methods NAME` shows what may be set of one"], as_json)

@@ -9,7 +9,6 @@ from typing import Any, Final
 from privlora.cli.console import quiet_libraries, show
 from privlora.config import MethodSettings
 from privlora.config.methods import SPACES as FACTS
-from privlora.config.methods import Choice
 from privlora.config.reference import meanings
 from privlora.methods import RATE_STEPS, SPACES, Method, uses_lora_alpha
 
@@ -65,20 +64,6 @@ def _of_optimizer(row: Method, optimizer: str) -> dict[str, float | None]:
     return {name: complete.get(name) for name in every}
 
 
-def facts_of_choice(choice: Choice) -> dict[str, Any]:
-    """As ``facts_of_row``, of a name that stands for several."""
-    return {
-        "name": choice.name,
-        "summary": choice.summary,
-        "rows": list(choice.rows),
-        "public_data": "PUBLIC texts (the group synthesis), on which the method is chosen",
-        "needs_public_data": True,
-        "clipping": dict(choice.clipping),
-        "reference": choice.reference,
-        "docs": ["docs/few-records.md"],
-    }
-
-
 def _docs_of_row(row: Method) -> list[str]:
     """Pages and sections that speak of it."""
     page = "docs/methods.md"
@@ -98,8 +83,8 @@ def _docs_of_row(row: Method) -> list[str]:
 
 
 def lines(facts: Mapping[str, Any]) -> Iterator[str]:
-    """The facts of a row or a choice, for a terminal."""
-    rows = _of_choice(facts) if "rows" in facts else _of_method(facts)
+    """The facts of a method, for a terminal."""
+    rows = _of_method(facts)
     last = [("reference", facts["reference"]), ("read", ", ".join(facts["docs"]))]
     yield f"{facts['name']}: {facts['summary']}"
     yield from (text if name is None else f"  {name:<12}{text}" for name, text in (*rows, *last))
@@ -107,11 +92,6 @@ def lines(facts: Mapping[str, Any]) -> Iterator[str]:
 
 _Rows = Iterator[tuple[str | None, str]]
 """A name and what it is; without a name a line as it stands."""
-
-
-def _of_choice(facts: Mapping[str, Any]) -> _Rows:
-    yield "methods", f"{', '.join(facts['rows'])}; `privlora methods NAME` shows one"
-    yield "public data", facts["public_data"]
 
 
 def _of_method(facts: Mapping[str, Any]) -> _Rows:

@@ -121,18 +121,12 @@ def _plan_run(
 ) -> tuple[dict[str, Any], _Rows]:
     """What follows from the settings and the model's configuration, and the lines of the model. shown: where those of
     the settings are printed as soon as they are known, if at all."""
-    asked = settings
     with quiet_libraries(told=True):
         with loading():  # of torch alone, so that what follows from settings is there at once
-            from privlora.methods import CHOICES, find_row
+            from privlora.methods import find_row
             from privlora.training.misfits import refuse_misfits, refuse_unrehearsed
             from privlora.training.promise import bands_of, plan_privacy
 
-        choice = CHOICES.get(settings.method.name)
-        if choice is not None:
-            from privlora.rehearsals.choosing import rows_of_choice
-
-            settings = rows_of_choice(settings)[-1]  # the one that needs more memory; all else is the same
         refuse_unrehearsed(settings)
         method = find_row(settings.method.name)
         refuse_misfits(settings, method)
@@ -141,7 +135,7 @@ def _plan_run(
                 from privlora.rehearsals.choosing import rows_to_advise_on
             _look_at_public_texts(settings, method, advise)
             if advise:
-                rows_to_advise_on(asked)
+                rows_to_advise_on(settings)
         with accounting(settings.privacy.steps):
             planned = plan_privacy(settings) if settings.privacy.private else None
             cost = _cost(planned, cross_check) if planned is not None and not planned.insecure_noise else None
@@ -149,9 +143,7 @@ def _plan_run(
         hyper = method.resolve(
             settings.method, settings.adapter.init, privacy.steps, private=privacy.private, bands=bands
         )
-        content = _facts(asked, settings, hyper, planned, bands) | {"cost": cost}
-        if choice is not None:
-            content |= {"method": choice.name, "rows": choice.rows, "hyperparameters": {}}
+        content = _facts(settings, hyper, planned, bands) | {"cost": cost}
         rows = [] if shown is None else _privacy_rows(content, planned)
         rows = rows if verbose else _in_brief(rows, content)
         if shown is not None and shown.is_terminal:  # to whoever waits; elsewhere nothing is half a plan
@@ -188,7 +180,7 @@ def _plan_run(
         if advise:
             from privlora.cli.advising import advise_on
 
-            content["advice"] = advise_on(asked, planned)
+            content["advice"] = advise_on(settings, planned)
     return content, [*shows, *_machine_rows(content, None if fitted is None else fitted.why)]
 
 
@@ -261,10 +253,8 @@ def refused_here(settings: Settings, model: Any) -> list[str]:
     return found
 
 
-def _facts(
-    asked: Settings, settings: Settings, hyper: Hyperparameters, planned: Plan | None, bands: int
-) -> dict[str, Any]:
-    """Numbers that follow from the settings alone. asked: before one method of several was taken."""
+def _facts(settings: Settings, hyper: Hyperparameters, planned: Plan | None, bands: int) -> dict[str, Any]:
+    """Numbers that follow from the settings alone."""
     from privlora.mechanisms import split_noise_multiplier
     from privlora.methods import far_rate, find_row, uses_lora_alpha
     from privlora.training.promise import sampler
@@ -279,7 +269,7 @@ def _facts(
         "default_rate": row.rate_of(
             privacy.steps, private=privacy.private, relative=hyper.relative_rate, bands=bands
         ),
-        "far_rate": far_rate(asked, bands),
+        "far_rate": far_rate(settings, bands),
         "sampling": privacy.sampling,
         "sample_rate": privacy.q,
         "expected_batch_size": privacy.b,

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Literal, TypeVar
 import yaml
 from pydantic import Field, PrivateAttr, ValidationError, field_validator, model_validator
 
-from privlora.config.auto import AUTO, REHEARSED, AutoSettings, OrAuto, OrTrue, without_auto
+from privlora.config.auto import REHEARSED, AutoSettings, OrAuto, OrTrue, without_auto
 from privlora.config.base import Countable, Group, Wrong, all_of
 from privlora.config.chat_template import read_template
 from privlora.config.federation import FederationSettings
@@ -909,10 +909,6 @@ class Settings(Group):
             (not privacy.private, "privacy.private=false, which adds no noise that would be weighed"),
             (self.data.label is not None, "data.label: rehearsals know texts that a model writes"),
             (self.data.chosen is not None, "data.chosen: rehearsals know texts that a model writes"),
-            (
-                method.name == AUTO,
-                "method.name=auto, which finds the rate of its methods itself",
-            ),
             (self.synthesis is not None, "the group synthesis, whose texts are not rehearsed with here"),
             (self.federation is not None, "a federation, whose clients have no public records"),
             (by_quantile, "privacy.clip_quantile, which learns the clip norm from the records"),

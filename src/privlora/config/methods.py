@@ -496,45 +496,13 @@ VOTE_METHODS: dict[str, MethodFacts] = {
 training that follows on the last texts, which is post-processing: no gradient of a private record is taken."""
 
 
-@dataclass(frozen=True)
-class Choice:
-    """A name that stands for one of several methods: which of them a run takes, it finds on public texts before it
-    begins.
-
-    rows: in their order; of those that do equally well the first is taken. All are the same Gaussian mechanism to the
-    accountant, so the noise is the same whichever is taken. clipping: of a method where the settings name none, if not
-    its own.
-    """
-
-    name: str
-    summary: str
-    reference: str
-    rows: tuple[str, ...]
-    clipping: Mapping[str, str] = field(default_factory=dict, hash=False)
-
-
-CHOICES: dict[str, Choice] = {
-    choice.name: choice
-    for choice in (
-        Choice(
-            name="auto",
-            summary="that of its methods which does better in short rehearsals on public texts, before a run",
-            reference="this project, after Zou et al. 2026 (a choice on held-out public gradients)",
-            rows=("prism", "guided-prism", "span-prism"),
-            clipping={"prism": "automatic"},  # batches are small, so no record's gradient can be left below C
-        ),
-    )
-}
-"""Names that stand for methods. Runs resolve them first (``rehearsals.choosing``), so nothing else knows them."""
-
-
 def known_methods() -> list[str]:
     """All names that ``method.name`` may have."""
-    return [*METHODS, *VOTE_METHODS, *CHOICES]
+    return [*METHODS, *VOTE_METHODS]
 
 
 def facts_of(name: str) -> MethodFacts | None:
-    """Of a method; None for a name of several, or of none."""
+    """Of a method; None for a name of none."""
     return METHODS.get(name) or VOTE_METHODS.get(name)
 
 

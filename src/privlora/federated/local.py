@@ -39,7 +39,7 @@ from privlora.geometry.fixed_rank import Point
 from privlora.mechanisms import Layout, NoiseSource, PlainSums, ShareMechanism
 from privlora.mechanisms.charges import ChargeAll, Charges
 from privlora.methods import SPACES, Hyperparameters, find_method, optimizer_of
-from privlora.optimizers import learning_rate_at
+from privlora.schedules import learning_rate_at
 from privlora.stacked import JointAdapter, Member, Team, joined, stack_parts
 from privlora.stacked.parts import StackedNoise
 from privlora.training.assembly import Parts

@@ -15,13 +15,12 @@ from privlora.optimizers.factor_torch import (
 from privlora.optimizers.headed import HeadedAverage, HeadedOptimizer
 from privlora.optimizers.paper import PAPER_OPTIMIZERS
 from privlora.optimizers.projected import DirectionAdamW, DirectionSGD, ProjectedAdamW, ProjectedSGD
-from privlora.optimizers.rate_units import SCHEDULES, learning_rate_at, weight_units
+from privlora.optimizers.rate_units import weight_units
 from privlora.optimizers.span import SpanOptimizer, span_optimizers
 from privlora.optimizers.tangent import TANGENT_OPTIMIZERS, TangentOptimizer
 
 __all__ = [
     "PAPER_OPTIMIZERS",
-    "SCHEDULES",
     "TANGENT_OPTIMIZERS",
     "DirectionAdamW",
     "DirectionSGD",
@@ -41,7 +40,6 @@ __all__ = [
     "ProjectedSGD",
     "SpanOptimizer",
     "TangentOptimizer",
-    "learning_rate_at",
     "span_optimizers",
     "weight_units",
 ]

@@ -16,31 +16,11 @@ way as noise does. There the unit of all modules is 1 / sqrt(D), with D the dime
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
-
 from torch import Tensor
 
 from privlora.coordinates import Coordinates
-from privlora.errors import ConfigError
 
 # Fraction of the peak at relative time t in [0, 1] after the warm-up.
-SCHEDULES: dict[str, Callable[[float], float]] = {
-    "constant": lambda t: 1.0,
-    "linear": lambda t: 1.0 - t,
-    "cosine": lambda t: 0.5 * (1.0 + math.cos(math.pi * t)),
-}
-
-
-def learning_rate_at(step: int, steps: int, peak: float, schedule: str, warmup_steps: int = 0) -> float:
-    """Learning rate of step 1 <= step <= steps: linear warm-up to ``peak``, then the schedule; never zero."""
-    if schedule not in SCHEDULES:
-        raise ConfigError(f"unknown schedule {schedule!r}", fix=f"one of {', '.join(SCHEDULES)}")
-    if step <= warmup_steps:
-        return peak * step / (warmup_steps + 1)
-    return peak * SCHEDULES[schedule]((step - warmup_steps - 1) / max(1, steps - warmup_steps))
-
-
 WeightUnits = list[Tensor] | None
 """(L,) a group, in the coordinates' dtype and on their device; None: steps are in entries, which is a unit of 1."""
 

@@ -96,15 +96,10 @@ def once(found: dict[str, Any], name: str, measure: Callable[[], Any]) -> Any:
     return found[name]
 
 
-def of_choice(facts: Mapping[str, Any]) -> int:
-    """Among how many it chose: rates of one method, or methods, each at every rate that was tried for it."""
-    return int(facts.get("tried", len(facts["rows"])))
-
-
 def cost_on_private(plan: Plan, runs: int) -> dict[str, Any]:
     """Epsilon of ``runs`` runs of the plan that are all looked at, at its delta; None where it is some 500 or more.
 
-    That is what a choice among so many rates or methods costs whoever makes it on private records, by trying each once.
+    That is what a choice among so many rates costs whoever makes it on private records, by trying each once.
     Nothing for a single one, which leaves no choice, and of a run that states no epsilon.
     """
     if runs < 2 or plan.insecure_noise:
@@ -138,8 +133,8 @@ def because(facts: Mapping[str, Any]) -> str:
         said.append(_why_noise(facts))
     elif "drawn" in facts:
         said.append(_why_rate(facts))
-    why = "; and ".join(said or [_why_row(facts)])
-    if "private_runs" not in facts:  # one alone was tried, or the run is older than this
+    why = "; and ".join(said)
+    if "private_runs" not in facts:  # one alone was tried
         return why
     cost = facts["private_epsilon"]
     found = f"ε = {cost:.2f}" if cost is not None else "an ε of some 500 or more"
@@ -168,33 +163,17 @@ def _why_noise(facts: Mapping[str, Any]) -> str:
     )
 
 
-def _why_row(facts: Mapping[str, Any]) -> str:
-    best, *others = facts["rows"]
-    lost = " and ".join(f"{_loss(row['loss'])} with {row['name']}" for row in others)
-    error = facts["standard_error"]
-    return (
-        f"{facts['row']}, because with {facts['in_place_of_records']} public texts instead of records the loss on "
-        f"{facts['held_out']} others was {_loss(best['loss'])} after the run, against {lost}"
-        + (f" (± {error:.2g})" if error is not None else "")
-        + f"; at learning rate {best['learning_rate']:.3g}, over {facts['draws']} draws of noise"
-        + _how_much_it_says(facts, "method", "texts")
-    )
-
-
 def _why_rate(facts: Mapping[str, Any]) -> str:
+    loss, untrained, says_little = facts["rows"][0]["loss"], facts["untrained"], ""
+    if loss is None or loss >= untrained:
+        says_little = (
+            f". No rate did better than no training ({_loss(untrained)}), so these records say little"
+        )
     return (
         f"learning rate {facts['rows'][0]['learning_rate']:.3g}, because with {facts['in_place_of_records']} public "
         f"records instead of private ones, for all steps at the run's noise and {facts['drawn']:g} records a step, on "
-        f"{facts['held_out']} others {of_rates(facts)}" + _how_much_it_says(facts, "rate", "records")
+        f"{facts['held_out']} others {of_rates(facts)}" + says_little
     )
-
-
-def _how_much_it_says(facts: Mapping[str, Any], what: str, texts: str) -> str:
-    """Nothing, unless the best was no better than no training."""
-    loss, untrained = facts["rows"][0]["loss"], facts["untrained"]
-    if loss is not None and loss < untrained:
-        return ""
-    return f". No {what} did better than no training ({_loss(untrained)}), so these {texts} say little"
 
 
 def of_rates(facts: Mapping[str, Any]) -> str:
@@ -223,7 +202,7 @@ def of_rates(facts: Mapping[str, Any]) -> str:
 
 
 def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
-    """Write why a new run took its method; None: it was named, and what a start that failed left goes. Raises
+    """Write how a new run found its settings; None: they were given, and what a start that failed left goes. Raises
     RunError."""
     if chosen is not None:
         write_atomically(folder.choice, chosen.text)
@@ -232,8 +211,8 @@ def keep_choice(folder: RunFolder, chosen: Chosen | None) -> None:
 
 
 def read_choice(folder: RunFolder) -> dict[str, Any] | None:
-    """The facts that a run kept; None of a run that named its method. Raises RunError if they are damaged, or others
-    than it began with."""
+    """The facts that a run kept; None where it chose nothing. Raises RunError if they are damaged, or others than it
+    began with."""
     if not folder.choice.exists():
         return None
     from privlora.training.identity import refuse_another_choice  # torch and transformers
@@ -245,7 +224,7 @@ def read_choice(folder: RunFolder) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise RunError(
             f"{str(folder.choice)!r} is damaged ({type(error).__name__})",
-            why="it says why the run took its method, and the report repeats it",
+            why="it says how the run found its settings, and the report repeats it",
             fix="restore it, or remove it: the report then does not say",
         ) from None
     refuse_another_choice(folder, text)

@@ -95,7 +95,6 @@ class Outcome:
     row: str
     learning_rate: float
     losses: Tensor
-    tried: int = 1
 
     @property
     def loss(self) -> float:
@@ -216,7 +215,7 @@ def best_rate(
             break
     for draw in range(1, draws):
         attempt(best, draw)
-    return Outcome(parts.method.name, best, torch.stack(tried[best]), len(tried))
+    return Outcome(parts.method.name, best, torch.stack(tried[best]))
 
 
 def trials_of(

@@ -83,8 +83,8 @@ _OF_SETTINGS: Final = (
     "ridge top_k hold_out beside"
 )
 _OF_CHOICE: Final = (
-    "aim of_its_own untrained spanning in_place_of_records held_out draws drawn tried lead standard_error equal_from "
-    "equal_to turning right_weight median_norm clip_norm private_runs private_epsilon"
+    "aim of_its_own untrained in_place_of_records held_out drawn equal_from equal_to turning right_weight median_norm "
+    "clip_norm private_runs private_epsilon"
 )
 _VOTES: Final = "epochs keep requests answers dpo_learning_rate"
 
@@ -119,7 +119,7 @@ FIELDS: Final[Mapping[str, Any]] = {
         ),
         **numbers(_OF_SETTINGS),
         "choice": {
-            **dict.fromkeys(("row", "asked"), WORD),
+            "row": WORD,
             **numbers(_OF_CHOICE),
             "rows": [{"name": WORD, **numbers("learning_rate loss spread draws")}],
         },

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from privlora.accounting.ledger_format import parse_ledger
-from privlora.rehearsals.kept import clip_norm_of, cost_on_private, of_choice, right_weight_of
+from privlora.rehearsals.kept import clip_norm_of, cost_on_private, right_weight_of
 from privlora.reporting.seals import LARGEST, altered
 from privlora.reporting.statement import evaluation_rows
 from privlora.training.files import RunFolder
@@ -113,7 +113,7 @@ def _is_priced(found: Mapping[str, Any], ledger: Path) -> bool:
     """Whether the choice's cost on private records follows from the ledger, at most a cent above it: it is rounded up,
     from a number that differs in its last digits between machines."""
     said = {name: found[name] for name in _COST if name in found}
-    true = cost_on_private(parse_ledger(ledger, ledger.read_bytes())[0].plan, of_choice(found))
+    true = cost_on_private(parse_ledger(ledger, ledger.read_bytes())[0].plan, len(found["rows"]))
     mine, theirs = said.get("private_epsilon"), true.get("private_epsilon")
     if mine is None or theirs is None:
         return said == true

@@ -416,9 +416,8 @@ def _method(draft: Draft, numbers: Numbers, *, texts: bool) -> None:
         return
     draft.remark(
         "method",
-        "With PUBLIC texts of a similar kind, other methods may learn more from so few, and auto rehearses which",
-        "does (docs/few-records.md): write name: auto here, without the settings below it and clip_norm, and add",
-        "  synthesis: {file: public.jsonl}",
+        "With PUBLIC texts of a similar kind, other methods may learn more from so few (docs/few-records.md):",
+        "add `synthesis: {file: public.jsonl}`, and `privlora plan --advise` rehearses which does.",
     )
 
 

@@ -36,21 +36,24 @@ from privlora.mechanisms import (
 )
 from privlora.methods import Hyperparameters, Method, build, find_row
 from privlora.names import PUBLIC_GRADIENT
-from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer, learning_rate_at
+from privlora.optimizers import HeadedAverage, IterateAverage, Optimizer, SpanOptimizer
 from privlora.precision import own_context
 from privlora.randomness import private_generator
+from privlora.schedules import learning_rate_at
 from privlora.synthesis.directions import Embedding
 from privlora.synthesis.embeddings import SentenceEmbedding, hidden_states
 from privlora.training.files import write_atomically
 from privlora.training.inputs import Data, tokenise
 from privlora.training.misfits import (
     refuse_clashes,
+    refuse_misfits,
     refuse_missing_texts,
+    refuse_unrehearsed,
     refuse_unsettled,
     refuse_unused_texts,
 )
 from privlora.training.models import adapter_for, set_checkpointing
-from privlora.training.promise import Cycles, bands_of, bands_to_come, cycle_of, sampler
+from privlora.training.promise import Cycles, bands_of, bands_to_come, cycle_of, plan_privacy, sampler
 from privlora.training.public_form import PublicForm
 from privlora.training.state import Part, TrainState
 from privlora.training.step import Step
@@ -159,6 +162,18 @@ class Parts(TrainState):
         except (OSError, SafetensorError) as error:
             what = f"cannot write the adapter into {str(folder)!r}: {error}"
             raise RunError(what, fix="free space or permissions, then `privlora resume`") from None
+
+
+def plan_run(settings: Settings, model: torch.nn.Module | None = None) -> Plan | None:
+    """What a run will release and cost; None in the non-private mode. See ``plan_privacy``.
+
+    Raises ConfigError for all that is wrong with the settings as far as they tell it alone, before a model is loaded.
+    """
+    refuse_unrehearsed(settings)
+    method = find_row(settings.method.name)
+    refuse_misfits(settings, method)
+    refuse_other_texts(settings, method)
+    return plan_privacy(settings, model) if settings.privacy.private else None
 
 
 class PublicStart:

@@ -30,7 +30,7 @@ from privlora.coordinates.span import EncodedSpace, copies_of, units_beside
 from privlora.errors import ConfigError
 from privlora.losses import block_rows
 from privlora.mechanisms import takes_units_alone
-from privlora.methods import CHOICES, find_row
+from privlora.methods import find_row
 from privlora.pages.numbers import in_one_unit
 from privlora.training.footprint import free_bytes, gradient_bytes, item_size, row_tokens
 from privlora.training.model_checks import positions_of, routes_tokens, steady_width, text_config
@@ -281,7 +281,7 @@ def with_micro_batches(
     if settings.run.tokens_per_micro_batch != "auto":
         return settings, None
     free = (free_bytes(device) if free is None else free) / sharing
-    if settings.method.name in CHOICES or find_row(settings.method.name).releases != "gradients":
+    if find_row(settings.method.name).releases != "gradients":
         found = Fitted(MICRO_BATCH, f"micro-batches of {MICRO_BATCH} tokens")
     elif is_sharded(model):
         why = f"micro-batches of {MICRO_BATCH} tokens: the base is spread over processes"

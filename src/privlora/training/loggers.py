@@ -21,8 +21,8 @@ from typing import Any, Final, Protocol
 
 from privlora.accounting import Plan, epsilon
 from privlora.errors import ConfigError, reason_of
-from privlora.optimizers.rate_units import learning_rate_at
 from privlora.pages.numbers import finite
+from privlora.schedules import learning_rate_at
 from privlora.training.files import RunFolder, append_line, write_atomically
 
 _log = logging.getLogger(__name__)

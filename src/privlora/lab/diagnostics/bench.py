@@ -36,9 +36,10 @@ from privlora.mechanisms import GaussianMechanism, Instrument, Mechanism, NoiseS
 from privlora.mechanisms.charges import Uncharged
 from privlora.mechanisms.noising import Charged
 from privlora.methods import SPACES, Hyperparameters, find_method, optimizer_of
-from privlora.optimizers import Optimizer, learning_rate_at
+from privlora.optimizers import Optimizer
 from privlora.randomness import private_generator
 from privlora.rehearsals.settling import settled
+from privlora.schedules import learning_rate_at
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.fitting import in_micro_batches
 from privlora.training.inputs import Data, fitted, load_data

@@ -16,8 +16,9 @@ from typing import Final
 from privlora.accounting import Ledger
 from privlora.coordinates import SpanSpace
 from privlora.mechanisms import MeanMechanism, NoiseSource
-from privlora.optimizers import SpanOptimizer, learning_rate_at
+from privlora.optimizers import SpanOptimizer
 from privlora.randomness import counter_generator
+from privlora.schedules import learning_rate_at
 from privlora.synthesis.aug_pe import AugPE
 from privlora.synthesis.directions import record_directions
 from privlora.synthesis.generators import PromptedGenerator
