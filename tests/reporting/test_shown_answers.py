@@ -17,7 +17,7 @@ from tiny_models import tiny_model, tiny_tokenizer
 from privlora import federate
 from privlora.config import DataSettings
 from privlora.reporting import rewrite_report
-from privlora.reporting.answers import _length_of_common_lines, _told, answers
+from privlora.reporting.answers import _common_lines, _told, answers
 from privlora.reporting.card import card
 from privlora.reporting.page import render
 from privlora.reporting.verifying import verify
@@ -84,11 +84,11 @@ def test_a_chat_is_asked_with_its_generation_prompt(loss_on: str) -> None:
     assert all(each.endswith(" a.") for each in own)
 
 
-def test_lines_that_all_prompts_begin_with_are_not_shown() -> None:
+def test_lines_that_all_prompts_begin_or_end_with_are_not_shown() -> None:
     asked = [f"system\nBe kind.\nuser\n{text}\nassistant\n" for text in ("one", "two")]
-    start = _length_of_common_lines(asked)
-    assert [text[start:] for text in asked] == ["one\nassistant\n", "two\nassistant\n"]
-    assert [_length_of_common_lines(few) for few in (asked[:1], [], ["Q: one", "Q: two"])] == [0, 0, 0]
+    start, end = _common_lines(asked)
+    assert [text[start : len(text) - end] for text in asked] == ["one\n", "two\n"]
+    assert [_common_lines(few) for few in (asked[:1], [], ["Q: one", "Q: two"])] == [(0, 0)] * 3
 
 
 @pytest.mark.parametrize(

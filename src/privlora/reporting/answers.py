@@ -63,11 +63,15 @@ def answers(
         return None
     shown = []
     asked = [decoded(tokenizer, prompt.tolist()) for prompt in prompts[:_ASKED]]
-    start = _length_of_common_lines(asked)
+    start, end = _common_lines(asked)
     for words, *both in zip(asked, before, written, strict=False):
         base_says, adapter_says = (_told(decoded(tokenizer, row), row, words) for row in both)
         shown.append(
-            {"prompt": _clean(words[start:][-_LONGEST:]), "base": base_says, "adapter": adapter_says}
+            {
+                "prompt": _clean(words[start : len(words) - end].rstrip("\n")[-_LONGEST:]),
+                "base": base_says,
+                "adapter": adapter_says,
+            }
         )
     return {
         "asked": "data.evaluation" if len(records) else "own",
@@ -117,10 +121,16 @@ def _own_records(data: DataSettings) -> list[dict[str, Any]]:
     ]
 
 
-def _length_of_common_lines(asked: Sequence[str]) -> int:
-    """Of the lines that all begin with, such as a template's own system prompt: they ask for nothing. 0 of one text."""
-    alike = takewhile(lambda same: len(set(same)) == 1, zip(*map(str.splitlines, asked), strict=False))
-    return sum(len(line) + 1 for line, *others in alike if others)
+def _common_lines(asked: Sequence[str]) -> tuple[int, int]:
+    """Characters of the lines that all begin with, such as a template's own system prompt, and that all end with, such
+    as the name of who answers: they ask for nothing. None of one text."""
+
+    def alike(texts: Sequence[Sequence[str]]) -> int:
+        same = takewhile(lambda lines: len(set(lines)) == 1, zip(*texts, strict=False))
+        return sum(len(line) for line, *others in same if others)
+
+    lines = [text.splitlines(keepends=True) for text in asked]
+    return alike(lines), alike([each[::-1] for each in lines])
 
 
 def _told(text: str, row: Sequence[int], prompt: str) -> dict[str, str | None]:
