@@ -44,7 +44,7 @@ def epsilon_plot(report: Report) -> Markup | None:
     axes.plot(steps[-1], values[-1], "o", color=ACCENT, markersize=6)
     _note(axes, f"ε = {rounded_up(values[-1])}", (steps[-1], values[-1]), (0, 9), ha="right")
     axes.margins(y=0.16)
-    axes.set(xlabel="steps released", ylabel="ε", xlim=(0, steps[-1] * 1.04))
+    axes.set(xlabel="noisy steps", ylabel="ε", xlim=(0, steps[-1] * 1.04))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.set_ylim(bottom=0)
     return inline_svg(figure, f"epsilon over steps, {rounded_up(values[-1])} at step {steps[-1]}")

@@ -336,7 +336,7 @@ class _Verification:
         ]
         if not kept:
             raise _Absent("this release has no evaluations, metrics or choice")
-        return f"{', '.join(path.name for path in kept)} match the report"
+        return f"match the report: {', '.join(path.name for path in kept)}"
 
     def _pages(self) -> str:
         for name, text in pages_of(self.report).items():
