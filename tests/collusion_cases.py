@@ -6,7 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from privlora.federated.secure import Identity, Participant, masks, shares, wire
+from privlora.federated.secure import masks, shares, wire
+from privlora.federated.secure.keys import Identity
+from privlora.federated.secure.participant import Participant
 
 
 class Collusion:

@@ -34,8 +34,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from privlora.config import ModelSettings
 from privlora.demo import model_path
 from privlora.federated.rules import RULES
-from privlora.federated.secure import encode
-from privlora.federated.secure.masks import shift
+from privlora.federated.secure.masks import encode, shift
 from privlora.training.models import adapter_for, load_model
 
 ROOT = Path(__file__).parents[2]

@@ -21,7 +21,10 @@ from privlora.data.partition import cut
 from privlora.demo import model_path, private_records
 from privlora.federated.history import Round, RoundObserver
 from privlora.federated.plans import federation_of
-from privlora.federated.secure import Collector, Identity, Participant, Terms, Turn
+from privlora.federated.secure.collector import Collector
+from privlora.federated.secure.keys import Identity
+from privlora.federated.secure.participant import Participant
+from privlora.federated.secure.wire import Terms, Turn
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.files import RunFolder
 from privlora.training.inputs import load_data

@@ -359,7 +359,7 @@ def federation(
 def _server(settings: Settings, model: torch.nn.Module, tokenizer: Any, plan: Plan | None) -> Server:
     parts = build_parts(settings, model, PublicStart(tokenizer))
     parts.adapter.detach()  # clients of this process need the model as it is
-    return server_of(settings, parts, plan)
+    return server_of(parts, plan)
 
 
 def _cut(cell: Cell, assets: Path) -> dict[str, Any]:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import torch
 from tiny_models import tiny_llama
 
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.adapters import Captured, LowRankAdapter
+from privlora.auditing.canary_scores import CanaryState
 from privlora.auditing.gradient_canaries import GradientCanaries, draw_canaries
 from privlora.coordinates import Coordinates, PublicGradients, SpanSpace, Vector, WishartCoordinates
 from privlora.coordinates.evened import Evened
@@ -18,6 +20,7 @@ from privlora.mechanisms import GaussianMechanism, NoiseSource, Release
 from privlora.mechanisms.charges import Uncharged
 from privlora.methods import METHODS, build
 from privlora.optimizers import Optimizer
+from privlora.training.files import RunFolder
 from privlora.training.state import TrainState
 
 Setting = tuple[GaussianMechanism, GradientCanaries, GradientCanaries]
@@ -26,6 +29,11 @@ Setting = tuple[GaussianMechanism, GradientCanaries, GradientCanaries]
 ROOMY = [(name, row) for name, row in reversed(METHODS.items()) if row.private and not row.public_texts]
 SPACES = list({row.space: name for name, row in ROOMY}.values())
 SPANS = list({row.space: name for name, row in METHODS.items() if row.public_texts}.values())
+
+
+def read_state(root: Path) -> CanaryState:
+    """The canaries of an audit."""
+    return CanaryState.load(RunFolder(root).canaries)
 
 
 def setting(

@@ -8,18 +8,16 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audit_cases import built
+from audit_cases import built, read_state
 from run_cases import StopAt
 from test_canary_run import audited, settings
 
 from privlora.accounting.events import CyclicPoissonSampling, PoissonSampling, StepEvent
 from privlora.auditing.bounds import Floats
-from privlora.auditing.canary_run import read_state
 from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, judge_canaries
-from privlora.auditing.canary_signals import Signals
+from privlora.auditing.canary_signals import Cycles, Signals, Whitening, claimed, log_ratio
 from privlora.auditing.gradient_canaries import draw_canaries
 from privlora.auditing.shadows import judge_shadows
-from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio
 from privlora.coordinates import Coordinates, TangentCoordinates
 from privlora.coordinates.base import Vector
 from privlora.coordinates.span import flattened

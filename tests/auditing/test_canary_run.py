@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from audit_cases import SPACES, SPANS, setting
+from audit_cases import SPACES, SPANS, read_state, setting
 from run_cases import StopAt
 from tiny_models import tiny_model, tiny_tokenizer
 
@@ -16,7 +16,7 @@ from privlora.accounting import read_ledger
 from privlora.accounting.events import PoissonSampling, StepEvent, TruncatedPoissonSampling
 from privlora.adapters import LowRankAdapter
 from privlora.auditing import canary_run, rerun
-from privlora.auditing.canary_run import audit_run, read_state
+from privlora.auditing.canary_run import audit_run
 from privlora.auditing.canary_scores import (
     CanaryMechanism,
     CanaryState,
@@ -25,10 +25,9 @@ from privlora.auditing.canary_scores import (
     _most,
     judge_canaries,
 )
-from privlora.auditing.canary_signals import Signals
+from privlora.auditing.canary_signals import Signals, log_ratio
 from privlora.auditing.gradient_canaries import alignments, draw_canaries
 from privlora.auditing.text_canaries import add_records, record_losses, text_canaries
-from privlora.auditing.whitened import log_ratio
 from privlora.config import settings_from
 from privlora.config.groups import MICRO_BATCH
 from privlora.data.examples import Examples

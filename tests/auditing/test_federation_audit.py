@@ -28,9 +28,8 @@ from privlora.auditing.federation import (
     bound_of,
     worlds_of,
 )
-from privlora.auditing.loud_records import Mark, loud, opposites
 from privlora.auditing.page import at_most, write_audit
-from privlora.auditing.rehearsal import Rehearsal, rehearsed, stage_of
+from privlora.auditing.rehearsal import Mark, Rehearsal, loud, opposites, rehearsed, stage_of
 from privlora.config import Settings, settings_from
 from privlora.coordinates import FixedTangentCoordinates
 from privlora.data.sampling import PoissonSampler
@@ -104,7 +103,7 @@ def test_the_page_says_whose_noise_is_counted_on_and_keeps_earlier_audits(tmp_pa
     other = replace(few, epsilon_lower=0.0, epsilon_most=0.6 * found.epsilon_claimed, most_judged=34)
     both = replace(found, views=(few, other))
     assert (both.strongest, both.epsilon_most) == (few, other.epsilon_most)
-    said = f"Guesses on 34 rounds could show no more than ε ≥ {rounded_up(other.epsilon_most)}"
+    said = f"on 34 rounds were right, they would show only ε ≥ {rounded_up(other.epsilon_most)}"
     assert said in at_most(both)
     assert said in write_audit(both, tmp_path / "audit")[0].read_text()
     able = replace(weak, views=(few, replace(few, epsilon_most=2 * found.epsilon_claimed)))

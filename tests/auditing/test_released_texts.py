@@ -10,17 +10,25 @@ from typing import Any
 
 import numpy as np
 import pytest
+from audit_cases import read_state
 from tiny_models import byte_tokenizer, tiny_llama
 
 import privlora.auditing.released_texts as audits
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.auditing import rerun
-from privlora.auditing.canary_run import read_state
 from privlora.auditing.exposure import chance_exposure
 from privlora.auditing.page import write_audit
-from privlora.auditing.released_texts import TextAudit, audit_texts, settings_of_audit
-from privlora.auditing.text_scores import Bigrams, Canary, draw_canaries, recited, score_canaries
+from privlora.auditing.released_texts import (
+    Bigrams,
+    Canary,
+    TextAudit,
+    audit_texts,
+    draw_canaries,
+    recited,
+    score_canaries,
+    settings_of_audit,
+)
 from privlora.config import Settings, settings_from
 from privlora.errors import ConfigError, GeneratorError, RunError
 from privlora.mechanisms import NoiseSource

@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from audit_cases import read_state
 from cli_cases import call, run_settings, save_tiny_model, write_config, write_records
 from run_cases import StopAt
 from test_canary_run import RECORDS, audited
 from tiny_models import tiny_model, tiny_tokenizer
 
 from privlora.accounting import read_ledger
-from privlora.auditing.canary_run import read_state
 from privlora.auditing.canary_scores import CanaryState
 from privlora.auditing.exposure import exposure_of_scores
 from privlora.auditing.page import write_audit

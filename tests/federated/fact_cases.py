@@ -40,7 +40,7 @@ def settings_for(privacy: dict[str, Any] | None = None, **federation: Any) -> Se
 
 def server_for(settings: Settings, plan: Plan | None) -> Server:
     model = tiny_llama(vocab_size=32, num_key_value_heads=1)
-    return server_of(settings, build_parts(settings, model), plan)
+    return server_of(build_parts(settings, model), plan)
 
 
 def ledger_of(path: Path, plan: Plan, charges: int) -> LedgerSummary:
@@ -70,5 +70,5 @@ def facts_of(
             name: ledger_of(folder / f"{name}.jsonl", plan, count)
             for name, count in zip(NAMES, charges, strict=True)
         }
-    facts = federation_facts(settings, server, rounds, ledgers)
+    facts = federation_facts(server, rounds, ledgers)
     return facts, server.parts, ledgers.get(facts["statement_of"] or "")

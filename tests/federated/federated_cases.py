@@ -124,7 +124,7 @@ class Federation:
         with unchanged_afterwards(self.model):
             self.parts: Parts = build_parts(self.settings, self.model)
             self.parts.adapter.detach()
-        self.server: Server = server_of(self.settings, self.parts, self.plan)
+        self.server: Server = server_of(self.parts, self.plan)
         self.folder = RunFolder(folder / "server")
         if not self.folder.private.exists():
             self.folder.create(protects=True)

@@ -18,9 +18,11 @@ from privlora.federated.client import Client
 from privlora.federated.limits import Limits
 from privlora.federated.messages import REFUSED, SUM, Request
 from privlora.federated.plans import client_plan, lattice_of, public_settings
-from privlora.federated.secure import Collector, Message, Participant, Terms, Turn
-from privlora.federated.secure.fixed import agreed_digest
-from privlora.federated.words import what_colluding_costs, what_the_server_sees
+from privlora.federated.secure.collector import Collector
+from privlora.federated.secure.masks import agreed_digest
+from privlora.federated.secure.participant import Participant
+from privlora.federated.secure.wire import Message, Terms, Turn
+from privlora.federated.words import InWords
 
 NAMES = [f"owner-{k}" for k in range(4)]
 LIMITS = Limits(max_epsilon=100.0, max_delta=1e-2, least_clients=3, needs_secure_sums=True, pins_model=False)
@@ -107,7 +109,7 @@ def test_with_one_client_a_server_opens_no_single_answer(tmp_path: Path) -> None
     opened = server.opened(NAMES[:2])
     assert opened is not None
     assert all(server.opened([name]) is None for name in NAMES[:3])
-    row, *_ = what_colluding_costs(made.settings, made.plan)
+    row, *_ = InWords(made.settings, made.plan).colluding
     assert row["clients"] == 1
     assert (
         noise_in(made, opened) > 0.9 * row["noise_multiplier"] == pytest.approx(0.9 * SIGMA * (2 / 3) ** 0.5)
@@ -119,7 +121,7 @@ def test_with_two_it_does_and_that_is_stated(tmp_path: Path) -> None:
     made, server = server_of(tmp_path, 2)
     for name in NAMES[:2]:
         server.tell([name], [name, *NAMES[2:]])
-    row = what_colluding_costs(made.settings, made.plan)[1]
+    row = InWords(made.settings, made.plan).colluding[1]
     assert row["clients"] == 2
     for name in NAMES[:2]:
         opened = server.opened([name])
@@ -151,7 +153,7 @@ def test_what_is_stated_is_the_noise_of_what_can_be_opened(clients: int) -> None
         made = settings_of("joint", names, federation={"survivors": threshold})
         plan = client_plan(made)
         assert plan is not None
-        rows = what_colluding_costs(made, plan)
+        rows = InWords(made, plan).colluding
         counts = [row["clients"] for row in rows]
         assert counts == sorted({1, 2, min(3, clients - 1), max(1, clients - threshold), clients - 1})
         for row in rows:
@@ -159,7 +161,7 @@ def test_what_is_stated_is_the_noise_of_what_can_be_opened(clients: int) -> None
             assert row["noise_multiplier"] == pytest.approx(SIGMA * (left / threshold) ** 0.5, rel=1e-6)
         costs = [row["epsilon"] for row in rows]
         assert costs == sorted(costs)
-        assert f"as long as c is below {2 * threshold - clients}" in what_the_server_sees(made)
+        assert f"as long as c is below {2 * threshold - clients}" in InWords(made).what_the_server_sees()
 
 
 def test_terms_of_a_smaller_threshold_are_joined_by_nobody(tmp_path: Path) -> None:

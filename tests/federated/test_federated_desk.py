@@ -24,7 +24,7 @@ from privlora.federated.history import History
 from privlora.federated.limits import ANYTHING
 from privlora.federated.messages import KINDS, InProcess, Reply, Request
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.secure import Identity
+from privlora.federated.secure.keys import Identity
 from privlora.federated.workplace import Workplace
 
 pytestmark = pytest.mark.usefixtures("quick_reports")

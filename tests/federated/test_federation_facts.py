@@ -12,7 +12,7 @@ from fact_cases import NAMES, ROUNDS, facts_of, rounds_with, settings_for
 from privlora.accounting import epsilon
 from privlora.federated.history import Round
 from privlora.federated.plans import client_plan
-from privlora.federated.words import who_is_protected
+from privlora.federated.words import InWords
 from privlora.reporting import parties
 
 NOISE = {"noise_multiplier": 1.0}
@@ -129,7 +129,7 @@ def test_repeatable_noise_has_no_epsilon_anywhere(tmp_path: Path) -> None:
 @pytest.mark.parametrize("group", [{"rule": "joint"}, {"rule": "fedavg", "privacy_model": "client"}])
 def test_shared_noise_is_not_said_to_hide_from_a_client_that_knows_its_own(group: dict[str, Any]) -> None:
     """Of t shares a curious client takes its own off; the line before a run may not promise more than the report."""
-    said = who_is_protected(settings_for(NOISE, **group))
+    said = InWords(settings_for(NOISE, **group)).who_is_protected()
     assert "the other clients" not in said
     assert "count without it" in said
 

@@ -18,7 +18,7 @@ from privlora.federated.history import Round, RoundObserver
 from privlora.federated.plans import client_plan, federation_of, server_plan, update_noise
 from privlora.federated.progress import RoundProgress
 from privlora.federated.run import federate
-from privlora.federated.words import in_a_line, warnings, what_colluding_costs, what_it_costs
+from privlora.federated.words import InWords
 from privlora.reporting.tables import federation_table
 from privlora.rounding import rounded_up
 
@@ -35,11 +35,12 @@ def test_the_epsilon_against_a_client_stands_beside_the_other_and_is_the_reports
     plan = client_plan(settings)
     assert plan is not None
     stated = epsilon(plan.phases, plan.delta, adjacency=plan.adjacency)
-    rows = what_colluding_costs(settings, plan)
+    words = InWords(settings, plan)
+    rows = words.colluding
     report = facts_of(settings, tmp_path, (3, 3, 3, 3), rounds_with(4, 4, 4))[0]["colluding"]
     assert [row["epsilon"] for row in rows] == pytest.approx([row["epsilon"] for row in report], rel=1e-6)
     assert rows[0]["epsilon"] > 1.1 * stated
-    for said in (what_it_costs(settings, plan, None), in_a_line(settings, plan, None)):
+    for said in (words.what_it_costs(), words.in_a_line()):
         for each in (stated, rows[0]["epsilon"], rows[1]["epsilon"]):
             assert f"{rounded_up(each)} against " in said
 
@@ -55,12 +56,12 @@ def test_noise_that_drowns_updates_is_warned_of_with_the_clients_that_it_takes(t
     settings, plan = _clients(4, trusted_server=trusted)
     noise = update_noise(federation_of(settings), plan, 2500)
     assert noise == {"to_clip_norm": 12.5, "clients_needed": 50}
-    (said,) = warnings(settings, client_plan(settings), server_plan(settings), 2500)
+    (said,) = InWords(settings, client_plan(settings), server_plan(settings)).warnings(2500)
     assert "12.5 clip_norms" in said
     assert "about 50 clients in a round" in said
     for count, drowned in ((49, True), (51, False)):
         more, plan = _clients(count, trusted_server=trusted)
-        assert bool(warnings(more, client_plan(more), server_plan(more), 2500)) == drowned
+        assert bool(InWords(more, client_plan(more), server_plan(more)).warnings(2500)) == drowned
 
 
 def test_shares_for_drop_outs_count_and_records_are_not_warned_of() -> None:
@@ -70,23 +71,23 @@ def test_shares_for_drop_outs_count_and_records_are_not_warned_of() -> None:
     assert noise["to_clip_norm"] == pytest.approx(60 / 4)
     for group in ({"rule": "joint"}, {"rule": "tan"}):
         own = settings_for(NOISE, **group)
-        assert warnings(own, client_plan(own), None, 10**8) == []
+        assert InWords(own, client_plan(own)).warnings(10**8) == []
 
 
 def test_sketches_that_lose_a_part_are_warned_of() -> None:
     """With noise they lose nothing."""
     lossy = settings_for(clients=3, rule="fedask")
     wanted = 2 * lossy.adapter.r
-    (said,) = warnings(lossy, None, None, None)
+    (said,) = InWords(lossy).warnings(None)
     assert f"oversampling={wanted}" in said
-    assert warnings(settings_for(clients=3, rule="fedask", oversampling=wanted), None, None, None) == []
+    assert InWords(settings_for(clients=3, rule="fedask", oversampling=wanted)).warnings(None) == []
     own = settings_for(NOISE, clients=3, rule="fedask")
-    assert warnings(own, client_plan(own), None, None) == []
+    assert InWords(own, client_plan(own)).warnings(None) == []
 
 
 def test_an_adapter_without_the_clients_part_is_warned_of() -> None:
     settings = settings_for(NOISE, clients=3, rule="fedsa")
-    (said,) = warnings(settings, client_plan(settings), None, None)
+    (said,) = InWords(settings, client_plan(settings)).warnings(None)
     assert "RUN/private" in said
 
 

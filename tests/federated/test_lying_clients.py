@@ -23,7 +23,7 @@ from privlora.errors import PrivloraError, RunError
 from privlora.federated.facts import keep_ledgers
 from privlora.federated.history import History
 from privlora.federated.messages import Reply
-from privlora.federated.plans import client_plan, with_local_method
+from privlora.federated.plans import charges_a_round, client_plan, federation_of, with_local_method
 from privlora.training.files import RunFolder
 
 pytestmark = pytest.mark.usefixtures("quick_reports")
@@ -221,7 +221,9 @@ class Kept:
     def __call__(self, told: Mapping[str, str] = MappingProxyType({})) -> Mapping[str, LedgerSummary]:
         """told: what clients give instead of their own."""
         history = History(self.rounds)
-        return keep_ledgers(self.folder, self.settings, history, self.plan, {**self.given, **told})
+        federation = federation_of(self.settings)
+        names, takes = federation.names, charges_a_round(federation)
+        return keep_ledgers(self.folder, names, history, self.plan, {**self.given, **told}, takes)
 
 
 @pytest.fixture

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,7 +23,6 @@ from privlora.mechanisms import GaussianMechanism, Mechanism
 from privlora.methods import find_method
 from privlora.precision import own_context
 from privlora.training.assembly import PublicStart, build_parts
-from privlora.training.files import RunFolder
 from privlora.training.inputs import Data, SharedRecordsError, load_data
 from privlora.training.models import unchanged_afterwards
 from privlora.training.observer import Observer
@@ -83,11 +81,6 @@ def audit_run(
             _train_with_texts(run, kind, data, state, observer)
     plan = read_ledger(run.folder.ledger).plan
     return judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
-
-
-def read_state(root: Path) -> CanaryState:
-    """The canaries of an audit in ``root``. Raises RunError if there are none."""
-    return CanaryState.load(RunFolder(root).canaries)
 
 
 def _load(

@@ -8,7 +8,7 @@ contribution> b / C^2 and s_t = ||contribution||^2 / C^2,
 
     score = sum_t ln(1 - q + q exp((2 x_t - s_t) / (2 sigma^2))).
 
-Where noise is correlated between steps it is made white first, and the sum is over cycles of steps (``whitened``).
+Where noise is correlated between steps it is made white first, and the sum is over cycles of steps (`canary_signals`).
 Then "in" is guessed for the highest scores, "out" for the lowest, and nothing in between. How many are guessed depends
 on public numbers alone. Beside the guesses stand the signals of all canaries together (``canary_signals``).
 """
@@ -44,10 +44,9 @@ from privlora.auditing.bounds import (
     one_run_refutes,
     with_mu,
 )
-from privlora.auditing.canary_signals import Signals, added_by
+from privlora.auditing.canary_signals import Cycles, Signals, Whitening, added_by, claimed, log_ratio, times
 from privlora.auditing.gradient_canaries import GradientCanaries, alignments
 from privlora.auditing.membership import area_under_curve
-from privlora.auditing.whitened import Cycles, Whitening, claimed, log_ratio, times
 from privlora.coordinates import Vector, add_vectors
 from privlora.data.sampling import CyclicPoissonSampler, PoissonSampler, classes_of
 from privlora.errors import ConfigError, RunError

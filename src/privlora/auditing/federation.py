@@ -48,7 +48,6 @@ from privlora.auditing.rehearsal import (
     noise_counted_on,
     rehearsed,
     stage_of,
-    with_noise,
 )
 from privlora.config import Settings
 from privlora.errors import ConfigError, PrivacyError
@@ -228,7 +227,7 @@ def worlds_of(settings: Settings, stage: Stage, folder: Path, workplace: Workpla
     for present in (False, True):
         own, seed = settings, settings.privacy.insecure_noise_seed
         if seed is not None and present:  # other noise than in the other world
-            own = with_noise(settings, seed + 104729)
+            own = settings.changed(privacy={"insecure_noise_seed": seed + 104729})
         alone = dict.fromkeys(stage.victims, present)
         found.append(Rehearsal(own, stage, folder / str(int(present)), workplace, alone))
     return found

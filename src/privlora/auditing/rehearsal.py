@@ -2,15 +2,17 @@
 
 Nothing of the pipeline is replaced: clients join, train, clip, add noise, charge their ledgers and answer, and the
 server's turn sums and moves, all with the code of a real federation. What is an attacker's to choose is chosen: the
-records of all clients, what colluding clients send, and that the server stays at one state.
+records of all clients, what colluding clients send, and that the server stays at one state. Gradients of its records
+are as long as it wants, none at all, or the opposite of another record's: the gradient that leaves the output layer is
+multiplied for the rows that hold a marked record, and forward passes and losses are unchanged.
 """
 
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import partial
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +21,8 @@ import yaml
 from torch import Tensor
 
 from privlora.accounting import Ledger, LedgerSummary, read_ledger
-from privlora.auditing.loud_records import Mark, loud, opposites
+from privlora.adapters.targets import output_layer
 from privlora.config import AT_CLIENTS, Settings, settings_from
-from privlora.config.federation import JOINT
 from privlora.errors import ConfigError, RunError
 from privlora.federated.client import Client, Session, answer_all
 from privlora.federated.limits import ANYTHING
@@ -30,14 +31,12 @@ from privlora.federated.plans import (
     client_plan,
     federation_of,
     public_settings,
-    rule_of,
-    rule_settings,
     server_plan,
     with_local_method,
 )
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.run import server_of
-from privlora.federated.server import Server, Turn, roster_of
+from privlora.federated.server import RuleServer, Server, Turn, roster_of
 from privlora.federated.workplace import Workplace
 from privlora.training.assembly import PublicStart, build_parts
 from privlora.training.inputs import tokenise
@@ -161,22 +160,6 @@ class _Colluder(Client):
         return self._sessions.setdefault(run, _Silent(self, run))
 
 
-@dataclass
-class _Wire:
-    """Messages in this process. seen: answers as they travelled."""
-
-    clients: Mapping[str, Client]
-    seen: list[Reply] = field(default_factory=list)
-
-    def names(self) -> list[str]:
-        return sorted(self.clients)
-
-    def send(self, requests: Sequence[Request]) -> list[Reply]:
-        replies = [*InProcess(self.clients, partial(answer_all, self.clients)).send(requests)]
-        self.seen += [reply for reply in replies if reply.tensors]
-        return replies
-
-
 class _Watched:
     """The server, and what it takes in."""
 
@@ -190,12 +173,6 @@ class _Watched:
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._server, name)
-
-
-def with_noise(settings: Settings, seed: int) -> Settings:
-    """``settings`` with noise of another seed, for tests."""
-    privacy = settings.privacy.model_copy(update={"insecure_noise_seed": seed})
-    return settings.model_copy(update={"privacy": privacy})
 
 
 @dataclass(frozen=True)
@@ -228,15 +205,15 @@ class Rehearsal:
         self._workplace = Workplace(public_settings(settings), model, tokenizer)
         self._marks = _marks(settings, tokenizer)
         self._clients = {name: self._client(name) for name in stage.names}
-        self._wire = _Wire(self._clients)
+        self._wire, self._seen = InProcess(self._clients, self._answer), list[Reply]()  # as they travelled
         self._plan = client_plan(settings)
         with unchanged_afterwards(model):
             parts = build_parts(settings, model, PublicStart(tokenizer))
             parts.adapter.detach()
-            server = server_of(settings, parts, self._plan)
+            server = server_of(parts, self._plan)
         self._server: Any = _Watched(server)
         self._start = {group: dict(state) for group, state in self._server.states().items()}
-        self._alike = _rounds_alike(settings, server)
+        self._alike = _rounds_alike(server)
         self._run, self._number, self._ran, self._told = "", 1, 0, settings
         self._ledger: Ledger | None = None
 
@@ -249,7 +226,7 @@ class Rehearsal:
         if not self._run or not self._alike:
             self._join()
         before = self._public()
-        self._wire.seen, self._server.taken = [], []
+        self._seen, self._server.taken = [], []
         who = self._run, self._number, self._roster
         turn = Turn(self._told, self._wire, self._server, *who, self._plan, self._ledger)
         answered: Sequence[str] = self.stage.names
@@ -285,17 +262,22 @@ class Rehearsal:
         kind = _Colluder if name in self.stage.silent else Client
         return kind(name, self.folder / name, records=records, limits=ANYTHING)  # the attacker's own records
 
+    def _answer(self, requests: Sequence[Request]) -> list[Reply]:
+        replies = answer_all(self._clients, requests)
+        self._seen += replies
+        return replies
+
     def _join(self) -> None:
         self.close()
         self._run, self._number, self._ran = secrets.token_hex(8), 1, self._ran + 1
         settings, seed = self.settings, self.settings.privacy.insecure_noise_seed
         if seed is not None:  # else all runs had the same noise
-            settings = with_noise(settings, seed + 7919 * self._ran)
+            settings = settings.changed(privacy={"insecure_noise_seed": seed + 7919 * self._ran})
         self._told = settings  # masks depend on all that clients agreed to
         values = {"run": self._run, "settings": public_settings(settings).to_yaml()}
         for client in self._clients.values():
             client.workplaces[self._run] = self._workplace
-        replies = self._wire.send([Request(name, "join", 0, values=values) for name in self.stage.names])
+        replies = self._answer([Request(name, "join", 0, values=values) for name in self.stage.names])
         refused = [reply.client for reply in replies if reply.refused is not None]
         if refused:
             what = f"clients of the audit did not join: {', '.join(refused)}"
@@ -315,7 +297,7 @@ class Rehearsal:
 
     def _messages(self, victim: str) -> View:
         """A victim's own messages, as they travelled, and what was opened of secure sums."""
-        own = [reply for reply in self._wire.seen if reply.client == victim]
+        own = [reply for reply in self._seen if reply.client == victim and reply.tensors]
         secure = federation_of(self.settings).secure
         how = MASKED if secure else ""
         found = {f"{how}{reply.kind} {name}": _flat(t) for reply in own for name, t in reply.tensors.items()}
@@ -334,16 +316,14 @@ def _marks(settings: Settings, tokenizer: Any) -> list[Mark]:
     return [loud_one, Mark(opposite.ids, 0.0, 0) if whole else opposite]
 
 
-def _rounds_alike(settings: Settings, server: Server) -> bool:
+def _rounds_alike(server: Server) -> bool:
     """Whether rounds 1, 3, 5, … of one client are rounds from one state; else each is round 1 of a run of its own."""
-    federation = federation_of(settings)
-    if federation.rule == JOINT:
+    if not isinstance(server, RuleServer):
         return True
-    rule, chosen = rule_of(federation), rule_settings(settings)
+    rule, sent = server.rule, server.tensors("train")
     if rule.memory or len(rule.stages) > 1:
         return False
-    sent = server.tensors("train")
-    one, other = (rule.begin(Asked(number, sent, {}, chosen)) for number in (1, 3))
+    one, other = (rule.begin(Asked(number, sent, {}, rule.settings)) for number in (1, 3))
     return all(torch.equal(tensor, other.state[name]) for name, tensor in one.state.items())
 
 
@@ -362,3 +342,69 @@ def _flat(tensor: Tensor) -> Tensor:
     """Integers of a ring as those nearest to zero."""
     signed = _SIGNED.get(tensor.dtype)
     return (tensor if signed is None else tensor.view(signed)).detach().cpu().double().flatten()
+
+
+@dataclass(frozen=True)
+class Mark:
+    """ids: all tokens of a record. factor: of its gradient at the first ``positions`` positions; 0 at the others."""
+
+    ids: tuple[int, ...]
+    factor: float
+    positions: int
+
+
+def opposites(one: Sequence[int], other: Sequence[int], factor: float) -> tuple[Mark, Mark]:
+    """Two records of which one's gradient is minus a positive multiple of the other's, at every state of the model.
+
+    What two texts share at their beginning has the same gradient in a causal model; the rest of both counts nothing.
+    Raises ConfigError for texts that share fewer than three tokens.
+    """
+    pairs = zip(one, other, strict=False)
+    shared = next((i for i, (a, b) in enumerate(pairs) if a != b), min(len(one), len(other)))
+    if shared < 3 or tuple(one) == tuple(other):
+        what = "the canary's text is not told apart from others by this tokenizer"
+        raise ConfigError(what, fix="audit with another model, or raise data.max_length")
+    # Position k predicts token k + 1.
+    return Mark(tuple(one), factor, shared - 1), Mark(tuple(other), -factor, shared - 1)
+
+
+@contextmanager
+def loud(model: torch.nn.Module, marks: Sequence[Mark]) -> Iterator[None]:
+    """Inside, gradients of marked records are multiplied. Raises ConfigError for a model without an output layer."""
+    head = output_layer(model)
+    if head is None:
+        what = "this model has no output layer of its own, where the canary's gradient is scaled"
+        raise ConfigError(what, fix="audit the same federation with another model")
+    seen: list[Tensor] = []
+
+    def note(_: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        seen[:] = [kwargs["input_ids"] if "input_ids" in kwargs else args[0]]
+
+    def scale(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
+        hidden = args[0]
+        if not seen or not hidden.requires_grad or hidden.shape[:2] != seen[0].shape:
+            return None
+        factors = _factors(seen[0], marks).to(hidden.device, hidden.dtype)[..., None]
+        still = hidden.detach()
+        return (still + factors * (hidden - still), *args[1:])
+
+    handles = [model.register_forward_pre_hook(note, with_kwargs=True), head.register_forward_pre_hook(scale)]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _factors(ids: Tensor, marks: Sequence[Mark]) -> Tensor:
+    """(rows, T); longer marks last, because the ids of one may begin another."""
+    found = torch.ones(ids.shape, dtype=torch.float64)
+    for mark in sorted(marks, key=lambda mark: len(mark.ids)):
+        length = len(mark.ids)
+        if length > ids.shape[1]:
+            continue
+        own = torch.tensor(mark.ids, device=ids.device)
+        rows = (ids[:, :length] == own).all(dim=1).cpu()
+        found[rows] = 0.0
+        found[rows, : mark.positions] = mark.factor
+    return found

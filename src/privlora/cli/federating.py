@@ -54,9 +54,11 @@ def go_on(folder: RunFolder, settings: Settings, as_json: bool) -> None:
         err().print("this federation is over already: no round is left, and what it leaves is written anew")
     with quiet_libraries(told=True):
         with loading():
+            from privlora.federated.plans import federation_of
             from privlora.federated.run import going_on
 
-        if not over and (begun := going_on(folder, settings)) is not None:
+        rounds, protects = federation_of(settings).rounds, settings.privacy.protects
+        if not over and (begun := going_on(folder, rounds, protects=protects)) is not None:
             err().print(begun)
     _run(folder, settings.changed(run={"output": str(folder.root)}), as_json, fresh=False)
 
@@ -71,7 +73,7 @@ def _run(
             from privlora.cli.planning import local_model
             from privlora.federated.plans import client_plan, federation_of, server_plan, with_local_method
             from privlora.federated.progress import RoundProgress
-            from privlora.federated.words import in_a_line, warnings
+            from privlora.federated.words import InWords
 
             if simulated:
                 from privlora.federated.flower.simulation import simulate as federate
@@ -80,14 +82,14 @@ def _run(
 
         settings = with_local_method(settings)
         with accounting(settings.privacy.steps):
-            plan, own = client_plan(settings), server_plan(settings)
-            shown = in_a_line(settings, plan, own)
+            said = InWords(settings, client_plan(settings), server_plan(settings))
+            shown = said.in_a_line()
         err().print(f"plan: {shown}")
         entries = None
         if federation_of(settings).privacy_model == "client":  # whose noise grows with a client's answer
             located, model, _ = local_model(settings)
             entries = None if model is None else entries_of(located, model)
-        for text in warnings(settings, plan, own, entries):
+        for text in said.warnings(entries):
             err().print(f"WARNING: {text}")
         progress = RoundProgress(err(), private=settings.privacy.protects)
         with explained_stops(folder, "round"), progress as observer:
@@ -98,7 +100,7 @@ def _run(
 def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: bool) -> None:
     from privlora.federated.history import ROUNDS, History
     from privlora.federated.plans import federation_of
-    from privlora.federated.words import NOT_PRIVATE, against_whom, who_is_protected
+    from privlora.federated.words import NOT_PRIVATE, InWords, against_whom
     from privlora.reporting.parties import warnings
     from privlora.reporting.wording import spoken
     from privlora.rounding import rounded_up
@@ -115,7 +117,7 @@ def _show(folder: RunFolder, settings: Settings, result: Federated, as_json: boo
         stated = f"({rounded_up(result.epsilon)}, {result.delta:.3g})-DP for each client"
         if facts["colluding"]:
             stated += f": ε {against_whom(result.epsilon, facts['colluding'])}"
-        promise = f"{stated}; {plan.conditions()}; {who_is_protected(settings)}"
+        promise = f"{stated}; {plan.conditions()}; {InWords(settings).who_is_protected()}"
         statement |= {
             "epsilon": result.epsilon,
             "epsilon_against_another_client": result.epsilon_against_a_client,

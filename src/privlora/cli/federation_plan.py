@@ -31,16 +31,7 @@ from privlora.federated.plans import (
     with_local_method,
 )
 from privlora.federated.progress import in_bytes
-from privlora.federated.words import (
-    how_it_is_put_together,
-    warnings,
-    what_colluding_costs,
-    what_is_not_hidden,
-    what_it_costs,
-    what_the_server_sees,
-    who_is_protected,
-    who_trains,
-)
+from privlora.federated.words import InWords
 from privlora.methods import far_rate, find_method
 from privlora.reporting.limits import not_protected
 from privlora.training.models import adapter_for
@@ -61,7 +52,8 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
         if whole is not None and not whole.insecure_noise:
             cost = epsilon(whole.phases, whole.delta, adjacency=whole.adjacency)
             means = meaning(whole.phases, whole.adjacency).to_dict()
-        known = what_colluding_costs(settings, plan)
+        said = InWords(settings, plan, own)
+        known = said.colluding
     hyper, method = resolved(settings), find_method(settings.method.name)
     noisy = settings.privacy.private and federation.privacy_model == "record"  # as `plans.resolved` has it
     of_all = settings.changed(
@@ -98,7 +90,7 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
         "bytes": None if model is None else _bytes(settings, model),
         "memory": None if model is None else estimate_memory(settings, method, model),
         "refused_here": refused,
-        "warnings": warnings(settings, plan, own, None if model is None else entries_of(settings, model)),
+        "warnings": said.warnings(None if model is None else entries_of(settings, model)),
         "not_protected": [
             *not_protected(
                 statement_of(whole, cost),
@@ -106,12 +98,12 @@ def plan_federation(settings: Settings, cross_check: bool) -> tuple[dict[str, An
                 discrete=federation.distributed,
                 unchecked=settings.data.unchecked,
             ),
-            *what_is_not_hidden(settings),
+            *said.what_is_not_hidden(),
         ],
     }
     if cross_check and whole is not None and cost is not None:
         content |= opinions(whole)
-    return content, _rows(settings, content, plan, own)
+    return content, _rows(said, content)
 
 
 def entries_of(settings: Settings, model: Any) -> int:
@@ -166,34 +158,34 @@ def _bytes(settings: Settings, model: Any) -> dict[str, float]:
     return {"down": 4 * down, "up": width * up}
 
 
-def _rows(
-    settings: Settings, content: dict[str, Any], plan: Plan | None, own: Plan | None
-) -> list[tuple[str, str]]:
+def _rows(said: InWords, content: dict[str, Any]) -> list[tuple[str, str]]:
     hyper = ", ".join([content["method"], *(f"{k} {v}" for k, v in content["hyperparameters"].items())])
-    whole, protected = own or plan, who_is_protected(settings)
+    whole, protected = said.own or said.plan, said.who_is_protected()
     rows = [("promise", protected)]
     if content["means"] is not None:
         rows = [
-            ("promise", what_it_costs(settings, plan, own)),
+            ("promise", said.what_it_costs()),
             ("hidden", protected.removeprefix("hidden: ")),
             *(("means", words) for words in in_words(Meaning(**content["means"]), content["unit"], None)),
         ]
     if content["colluding"]:
         rows.append(("means", "A client that knows its own share of the noise is right more often."))
     rows += [
-        ("clients", who_trains(settings)),
-        ("rule", how_it_is_put_together(settings).removeprefix("rule ")),
-        ("server", what_the_server_sees(settings)),
+        ("clients", said.who_trains()),
+        ("rule", said.how_it_is_put_together().removeprefix("rule ")),
+        ("server", said.what_the_server_sees()),
         ("method", hyper),
         *rate_rows(content),
     ]
-    average = (
-        f"on average {content['expected_batch_size']:g} {settings.privacy.unit}s of all clients together"
-    )
+    unit = said.settings.privacy.unit
+    average = f"on average {content['expected_batch_size']:g} {unit}s of all clients together"
     rows.append(("batches", f"Poisson, q {content['sample_rate']:.6g}: {average}"))
     if whole is not None:
         rows += [
-            ("releases", f"{content['releases']} {'by the server' if own else 'of each client at most'}"),
+            (
+                "releases",
+                f"{content['releases']} {'by the server' if said.own else 'of each client at most'}",
+            ),
             ("statement", whole.describe()),
             *noise_rows(content, whole),
         ]

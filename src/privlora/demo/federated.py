@@ -23,7 +23,7 @@ from privlora.federated.messages import SUM, Reply
 from privlora.federated.plans import client_plan, with_local_method
 from privlora.federated.progress import RoundProgress
 from privlora.federated.run import federate
-from privlora.federated.words import what_colluding_costs
+from privlora.federated.words import InWords
 from privlora.rounding import rounded_up
 from privlora.training.files import RunFolder
 
@@ -119,7 +119,7 @@ def _epsilons(settings: Settings) -> tuple[str, str]:
     plan = client_plan(settings)
     assert plan is not None
     stated = epsilon(plan.phases, plan.delta, adjacency=plan.adjacency)
-    return rounded_up(stated), rounded_up(what_colluding_costs(settings, plan)[0]["epsilon"])
+    return rounded_up(stated), rounded_up(InWords(settings, plan).colluding[0]["epsilon"])
 
 
 def _introduce(console: Console, notes: dict[str, Notes], sizes: Sizes) -> None:

@@ -38,8 +38,11 @@ from privlora.federated.messages import (
 from privlora.federated.rules import Asked, Tensors
 from privlora.federated.rules.base import Sizes, groups_of
 from privlora.federated.rules.checks import broadcast_shapes, refuse_foreign
-from privlora.federated.secure import Identity, Message, Participant, agreed_digest, encode
-from privlora.federated.secure import Turn as Which
+from privlora.federated.secure.keys import Identity
+from privlora.federated.secure.masks import agreed_digest, encode
+from privlora.federated.secure.participant import Participant
+from privlora.federated.secure.wire import Message
+from privlora.federated.secure.wire import Turn as Which
 from privlora.federated.workplace import (
     NotReadyError,
     Own,
@@ -263,7 +266,7 @@ class Session:
         self.desk.opened(self.private)
         if self.private:
             ledger = held.enter_context(Ledger.open(self.desk.ledger))
-            plans.refuse_spent(ledger, self.federation)
+            plans.refuse_spent(ledger, plans.charges_a_round(self.federation))
         if not self.federation.joint:
             beginning = plans.rule_of(self.federation).begin(self._asked_by_rule(request))
         seed = settings.privacy.insecure_noise_seed
@@ -336,7 +339,7 @@ class Session:
             raise refusal("the server's settings leave open how clients train")
         if self.client.name not in federation.names:
             raise ConfigError(f"{self.client.name} is not of this federation", fix="rename it, or leave")
-        self._refuse_model(settings)
+        self._refuse_model(settings.model.name)
         plan = plans.client_plan(settings)
         self.client.limits.refuse_terms(settings, plan, self.client.other_ledgers(self.run))
         # After the limits: terms beyond them learn nothing about this machine.
@@ -384,11 +387,11 @@ class Session:
 
     # --- what a server may not ask ---
 
-    def _refuse_model(self, settings: Settings) -> None:
+    def _refuse_model(self, name: str) -> None:
         """Raise PrivacyError where the server would choose which folder of this machine, or what program, is loaded."""
         if self.client.model is not None or self.run in self.client.workplaces:
             return
-        if self.client.limits.pins_model or is_local(settings.model.name):
+        if self.client.limits.pins_model or is_local(name):
             what = "the server names the base model, and the owner of this client has not said where it lies"
             why = "a server could name a folder of this machine, or a model of its own making"
             fix = "give the client its model, or set limits.pins_model to false for a model of the hub"

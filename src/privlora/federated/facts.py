@@ -19,12 +19,11 @@ from typing import Any
 
 from privlora.accounting import LedgerSummary, Plan
 from privlora.accounting.ledger_format import parse_ledger
-from privlora.config import FederationSettings, Settings
 from privlora.errors import PrivacyError, PrivloraError, RunError
 from privlora.federated import plans
 from privlora.federated.history import History, Round, why_void
-from privlora.federated.secure.fixed import FIXED_BITS
-from privlora.federated.server import RuleServer, Server
+from privlora.federated.secure.masks import FIXED_BITS
+from privlora.federated.server import Server
 from privlora.pages.numbers import finite
 from privlora.reporting.parties import noise_by
 from privlora.reporting.rows import alike
@@ -37,22 +36,27 @@ _LINE, _FIRST = 500, 100_000
 
 
 def keep_ledgers(
-    folder: RunFolder, settings: Settings, history: History, plan: Plan, given: Mapping[str, str]
+    folder: RunFolder,
+    names: Sequence[str],
+    history: History,
+    plan: Plan,
+    given: Mapping[str, str],
+    takes: int,
 ) -> dict[str, LedgerSummary]:
-    """Write every client's ledger beside the report, whose statement is that of the client which released most.
+    """Write every client's ledger next to the report, whose statement is that of the client which released most.
 
-    Gives what each ledger says. One that cannot be right is left out. Raises RunError unless the others' statement
-    covers whatever clients without one can have released: as often as they were asked.
+    names: of all clients. takes: how many releases a round is for a client. Gives what each ledger says. One that
+    cannot be right is left out. Raises RunError unless the others' statement covers what clients without one can have
+    released: as often as they were asked.
     """
-    federation, rounds = plans.federation_of(settings), history.rounds()
+    rounds = history.rounds()
 
     def shown(name: str, where: str) -> int:
         """What its ledger shows after all rounds where it was "asked", or has "answered"."""
-        within = sum(name in getattr(one, where) for one in rounds)
-        return within * plans.charges_a_round(federation)
+        return takes * sum(name in getattr(one, where) for one in rounds)
 
     found: dict[str, LedgerSummary] = {}
-    for name in federation.names:
+    for name in names:
         try:
             found[name] = _right(name, given.get(name, ""), plan, shown(name, "answered"))
         except PrivloraError as wrong:
@@ -62,7 +66,7 @@ def keep_ledgers(
         _log.warning("the ledger of %s is left out: it is that of another client, too", name)
         del found[name]
     most = _most_released(found) if found else None
-    missing = [name for name in federation.names if name not in found]
+    missing = [name for name in names if name not in found]
     least = max((shown(name, "asked") for name in missing), default=0)
     if most is None or found[most].charges < least:
         what = f"clients that did not give their ledgers: {', '.join(missing)}"
@@ -75,7 +79,7 @@ def keep_ledgers(
 
 
 def refuse_all_void(
-    settings: Settings,
+    names: Sequence[str],
     history: History,
     plan: Plan | None,
     given: Mapping[str, str],
@@ -83,20 +87,21 @@ def refuse_all_void(
 ) -> None:
     """Raise RunError where no round came to anything, saying why and what was charged all the same.
 
-    plan, given: of the clients' ledgers. own: a trusted server's ledger, of which no more is told than it shows.
+    names: of all clients. plan, given: of the clients' ledgers. own: a trusted server's ledger, of which no more is
+    told than it shows.
     """
     rounds = history.rounds()
     if any(one.void is None for one in rounds):
         return
     reasons = "" if own else f" ({why_void(rounds)})"
     what = f"all {len(rounds)} rounds are void{reasons}: nothing moved, so there is no adapter"
-    why = f"charged all the same: {_charged(settings, plan, given, own)}"
+    why = f"charged all the same: {_charged(names, plan, given, own)}"
     fix = "see what the clients logged, mend it, and start a new federation in another folder"
     raise RunError(what, why=why, fix=fix)
 
 
 def _charged(
-    settings: Settings, plan: Plan | None, given: Mapping[str, str], own: LedgerSummary | None
+    names: Sequence[str], plan: Plan | None, given: Mapping[str, str], own: LedgerSummary | None
 ) -> str:
     """How much of what is planned, as the ledgers show."""
     if own is not None:
@@ -104,7 +109,7 @@ def _charged(
     assert plan is not None
     found: list[int] = []
     missing: list[str] = []
-    for name in plans.federation_of(settings).names:
+    for name in names:
         try:
             found.append(_right(name, given.get(name, ""), plan, 0).charges)
         except PrivloraError:
@@ -146,12 +151,13 @@ def _right(name: str, text: str, plan: Plan, least: int) -> LedgerSummary:
 
 
 def federation_facts(
-    settings: Settings, server: Server, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
+    server: Server, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
 ) -> dict[str, Any]:
     """The key ``federation`` of a report; docs/federated-report.md says what each name in it means.
 
-    settings: of the run, with its local method. rounds: all that were begun. ledgers: of each client that has one.
+    rounds: all that were begun. ledgers: of each client that has one.
     """
+    settings = server.parts.settings
     federation = plans.federation_of(settings)
     plan = next(iter(ledgers.values())).plan if ledgers else None
     most = _most_released(ledgers) if ledgers else None
@@ -172,9 +178,9 @@ def federation_facts(
         "clients_per_round": federation.per_round,
         "local_steps": federation.local_steps,
         "statement_of": most,
-        "clients": _clients(settings, rounds, ledgers),
-        "rounds": _rounds(federation, rounds),
-        "bytes": _bytes(settings, server, rounds),
+        "clients": _clients(server, rounds, ledgers),
+        "rounds": _rounds(federation.rounds, rounds, secret=federation.trusted_server),
+        "bytes": _bytes(server, rounds),
     }
 
 
@@ -192,10 +198,10 @@ def _budget(ledger: LedgerSummary) -> tuple[float | None, ...]:
 
 
 def _clients(
-    settings: Settings, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
+    server: Server, rounds: Sequence[Round], ledgers: Mapping[str, LedgerSummary]
 ) -> list[dict[str, Any]]:
     """Each client's part and budget; numbers of a ledger are None for a client without one."""
-    rows = []
+    rows, settings = [], server.parts.settings
     federation = plans.federation_of(settings)
     secret = federation.trusted_server  # the statement counts on nobody knowing who was drawn
     for name in federation.names:
@@ -207,11 +213,11 @@ def _clients(
     return rows
 
 
-def _rounds(federation: FederationSettings, rounds: Sequence[Round]) -> dict[str, Any]:
+def _rounds(planned: int, rounds: Sequence[Round], *, secret: bool) -> dict[str, Any]:
     void = [one for one in rounds if one.void is not None]
-    told = () if federation.trusted_server else rounds  # else it would say whom the server drew
+    told = () if secret else rounds  # else it would say whom the server drew
     return {
-        "planned": federation.rounds,
+        "planned": planned,
         "done": len(rounds) - len(void),
         "void": len(void),
         "log": [
@@ -230,35 +236,22 @@ def _rounds(federation: FederationSettings, rounds: Sequence[Round]) -> dict[str
     }
 
 
-def _bytes(settings: Settings, server: Server, rounds: Sequence[Round]) -> dict[str, Any]:
+def _bytes(server: Server, rounds: Sequence[Round]) -> dict[str, Any]:
     """Of a client in a round, the mean over rounds that are not void; and how many numbers the rule's formula asks.
 
     down: of those who were sent tensors: who had dropped out before was not. Of a trusted server the formula alone,
     over all rounds, also those for which it drew nobody.
     """
-    federation = plans.federation_of(settings)
+    federation = plans.federation_of(server.parts.settings)
     secret = federation.trusted_server
     done = [one for one in rounds if one.void is None and (secret or one.asked)]
     if not done:
         return dict.fromkeys(("down", "up", "formula_down", "formula_up"))
     present = [federation.per_round if secret else max(1, len(one.answered)) for one in done]
-    sizes = [_formula(settings, server, one.step, count) for one, count in zip(done, present, strict=True)]
+    sizes = [server.message_sizes(one.step, count) for one, count in zip(done, present, strict=True)]
     return {
         "down": None if secret else fmean(one.down / (one.sent or len(one.asked)) for one in done),
         "up": None if secret else fmean(one.up / len(one.answered or one.asked) for one in done),
         "formula_down": fmean(down for down, _ in sizes),
         "formula_up": fmean(up for _, up in sizes),
     }
-
-
-def _formula(settings: Settings, server: Server, number: int, present: int) -> tuple[float, float]:
-    """Numbers that a client is sent, and that it answers, in all stages of a round with so many clients."""
-    if not isinstance(server, RuleServer):
-        answered = server.expected(server.stages[0], number)
-        return (
-            float(sum(t.numel() for t in server.tensors(server.stages[0]).values())),
-            float(sum(size for (size,) in answered.values())),
-        )
-    groups = [(len(group.sites), group.m, group.n) for group in server.parts.adapter.groups]
-    kind = plans.rule_of(plans.federation_of(settings))
-    return kind.message_sizes(groups, plans.rule_settings(settings), number, present)

@@ -51,10 +51,9 @@ def federation_of(settings: Settings) -> FederationSettings:
     return settings.federation
 
 
-def names_alone(settings: Settings) -> dict[str, Any]:
+def names_alone(names: Sequence[str]) -> dict[str, Any]:
     """Of the group federation: clients by their names, and nothing of where their records lie or come from."""
-    names = [ClientSettings(name=name) for name in federation_of(settings).names]
-    return {"clients": names, "column": None, "alpha": None}
+    return {"clients": [ClientSettings(name=name) for name in names], "column": None, "alpha": None}
 
 
 def rule_of(federation: FederationSettings) -> type[Rule]:
@@ -172,7 +171,7 @@ def public_settings(settings: Settings) -> Settings:
         adapter={"init": None, "public_text": None},
         data={"path": AT_CLIENTS, "evaluation": None},
         method=method,
-        federation=names_alone(settings),
+        federation=names_alone(federation_of(settings).names),
         run=RunSettings(seed=run.seed, label=run.label, tokens_per_micro_batch=run.tokens_per_micro_batch),
     )
 
@@ -212,17 +211,13 @@ def tensors_of(settings: Settings, kind: str, number: int) -> tuple[set[str], se
     return set(sent), answers if stage == kind else set()
 
 
-def client_rate(federation: FederationSettings) -> float:
-    """The probability with which a trusted server draws each client in a round."""
-    return federation.per_round / federation.size
-
-
 def server_plan(settings: Settings) -> Plan | None:
     """What a trusted server will release, with clients that it draws in secret; None where clients add the noise."""
     federation = federation_of(settings)
     if not settings.privacy.private or not federation.trusted_server:
         return None
-    return _of_whole_clients(settings, PoissonSampling(client_rate(federation)), federation.rounds)
+    sampling = PoissonSampling(federation.per_round / federation.size)
+    return _of_whole_clients(settings, sampling, federation.rounds)
 
 
 def _of_whole_clients(settings: Settings, sampling: PoissonSampling, rounds: int) -> Plan:
@@ -273,9 +268,9 @@ def charges_a_round(federation: FederationSettings) -> int:
     return 1 if federation.privacy_model == "client" else federation.local_steps
 
 
-def refuse_spent(ledger: Ledger, federation: FederationSettings) -> None:
+def refuse_spent(ledger: Ledger, takes: int) -> None:
     """Raise PrivacyError if the ledger has fewer releases left than a round takes."""
-    takes, left = charges_a_round(federation), ledger.plan.steps - ledger.charges
+    left = ledger.plan.steps - ledger.charges
     if left < takes:
         what = f"the budget has {max(0, left)} releases left, and a round takes {takes}"
         why = "more releases than planned would exceed the stated epsilon"

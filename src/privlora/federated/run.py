@@ -64,8 +64,9 @@ class Federated:
     epsilon_against_a_client: float | None = None
 
 
-def server_of(settings: Settings, parts: Parts, plan: Plan | None) -> Server:
-    """Where the federation starts, from public inputs alone. parts: freshly built for ``settings``."""
+def server_of(parts: Parts, plan: Plan | None) -> Server:
+    """Where the federation starts, from public inputs alone. parts: freshly built."""
+    settings = parts.settings
     federation = plans.federation_of(settings)
     if federation.joint:
         return JointServer(parts, plan)
@@ -169,7 +170,7 @@ def _what_it_left(folder: RunFolder, settings: Settings) -> Federated | None:
     return _left(folder, history, summary, facts) if summary.charges == statement["steps_charged"] else None
 
 
-def going_on(folder: RunFolder, settings: Settings) -> str | None:
+def going_on(folder: RunFolder, rounds: int, *, protects: bool) -> str | None:
     """Where a federation goes on, in a line, with what the ledgers at hand say; None before its first round."""
     begun = rounds_begun(folder)
     if not begun:
@@ -179,11 +180,11 @@ def going_on(folder: RunFolder, settings: Settings) -> str | None:
     written = [read_ledger(each) for each in found if each.exists()]
     most = max((one for one in written if one.charges), key=lambda one: one.charges, default=None)
     spent = ""
-    if not settings.privacy.protects:
+    if not protects:
         spent = ", NOT PRIVATE"
     elif most is not None:
         spent = f", epsilon so far {rounded_up(most.epsilon())} (δ {most.plan.delta:g})"
-    return f"going on after round {begun} of {plans.federation_of(settings).rounds}{spent}"
+    return f"going on after round {begun} of {rounds}{spent}"
 
 
 def _left(
@@ -254,12 +255,13 @@ class Prepared:
         """
         folder, history = self.folder, History(self.folder.private / ROUNDS)
         model, tokenizer, settings = self.workplace.loaded
+        federation = plans.federation_of(settings)
         with history.locked(), unchanged_afterwards(model):
             folder.remove_leftovers()
             plan, own = plans.client_plan(settings, model), plans.server_plan(settings)
             parts = build_parts(settings, model, PublicStart(tokenizer))
             parts.adapter.detach()  # clients of this process need the model as it is
-            server, data = server_of(settings, parts, plan), settings.data
+            server, data = server_of(parts, plan), settings.data
             if evaluation is None and data.evaluation is not None:
                 evaluation = load_records(data.evaluation, format=data.format)
             rounds = Rounds(
@@ -270,10 +272,13 @@ class Prepared:
             ledgers = _to_the_end(rounds, own)
             released = None if own is None else read_ledger(folder.ledger)
             if settings.privacy.private:
-                refuse_all_void(settings, history, plan, ledgers, released)
-            found = keep_ledgers(folder, settings, history, plan, ledgers) if plan else {}
+                refuse_all_void(federation.names, history, plan, ledgers, released)
+            found = {}
+            if plan is not None:
+                takes = plans.charges_a_round(federation)
+                found = keep_ledgers(folder, federation.names, history, plan, ledgers, takes)
             summary = read_ledger(folder.ledger) if found else released
-            facts = federation_facts(settings, server, history.rounds(), found)
+            facts = federation_facts(server, history.rounds(), found)
             with server.parts.exported() as asked, server.parts.adapter:
                 said = answers(asked, tokenizer, data, evaluation or (), parts.adapter)
             for odd in faults(said):
@@ -310,7 +315,7 @@ def prepare(
     early = None if ready is None else load_clients(ready[0], ready[2], own, evaluation)  # before the weights
     workplace = Workplace(settings, model, tokenizer)
     loaded, tokenizer, settings = workplace.loaded
-    _warn_of_counts(settings, own)
+    _warn_of_counts(plans.federation_of(settings).weights or [], own)
     sizes = {name: len(given) for name, given in own.items()}
     whose = None if fresh else lambda data: refuse_others(folder, identify(data, loaded, sizes))
     data = early or load_clients(settings, tokenizer, own, evaluation, whose=whose)
@@ -320,9 +325,8 @@ def prepare(
     return here
 
 
-def _warn_of_counts(settings: Settings, records: Mapping[str, Records]) -> None:
+def _warn_of_counts(weights: Sequence[float], records: Mapping[str, Records]) -> None:
     """Tell whoever runs it, and holds all records, that weights which are counts would publish them."""
-    weights = plans.federation_of(settings).weights or []
     shares = {weight / len(own) for weight, own in zip(weights, records.values(), strict=False)}
     if len(set(weights)) > 1 and len(shares) == 1:
         _log.warning(

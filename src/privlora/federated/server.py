@@ -27,12 +27,24 @@ from privlora.evaluation import evaluate_next_token
 from privlora.federated import plans
 from privlora.federated.history import ASIDE, STOPPED, History, Round, RoundObserver, set_aside, why_void
 from privlora.federated.local import rates
-from privlora.federated.messages import REFUSED, SUM, Exchange, Number, Reply, Request, refuse_unlisted, size
+from privlora.federated.messages import (
+    REFUSED,
+    SUM,
+    Exchange,
+    Number,
+    Phase,
+    Reply,
+    Request,
+    refuse_unlisted,
+    size,
+)
 from privlora.federated.rules import Pairs, Rule, Tensors
 from privlora.federated.rules.checks import LARGEST_NORM, refuse_unfit
-from privlora.federated.secure import Collector, Message, Phase, PublicIdentity, Terms, agreed_digest, decode
-from privlora.federated.secure import Turn as Which
-from privlora.federated.secure.fixed import FIXED_BITS
+from privlora.federated.secure.collector import Collector
+from privlora.federated.secure.keys import PublicIdentity
+from privlora.federated.secure.masks import FIXED_BITS, agreed_digest, decode
+from privlora.federated.secure.wire import Message, Terms
+from privlora.federated.secure.wire import Turn as Which
 from privlora.geometry.fixed_rank import Point, Product, point_from_factors
 from privlora.mechanisms import ClippedUpdate, Layout, NoiseSource, Noising, SumMechanism
 from privlora.optimizers import IterateAverage
@@ -117,6 +129,7 @@ class RuleServer:
     def __init__(self, parts: Parts, rule: Rule, scale: float) -> None:
         given = {name: value for name, value in vars(parts).items() if name != "average"}
         self.rule, self.stages, self.parts = rule, rule.stages, RuleParts(**given, rule=rule, scale=scale)
+        self._groups = [(len(g.sites), g.m, g.n) for g in parts.adapter.groups]
         if parts.hyper.averaging and rule.fixed_rank:
             iterate: Any = self.parts
             self.parts.rule_average = IterateAverage(iterate, parts.hyper.averaging)
@@ -127,8 +140,11 @@ class RuleServer:
 
     def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
         """Names and shapes of an answer's tensors; of each client the same."""
-        groups = [(len(g.sites), g.m, g.n) for g in self.parts.adapter.groups]
-        return self.rule.shapes(stage, number, groups, self.rule.settings)[1]
+        return self.rule.shapes(stage, number, self._groups, self.rule.settings)[1]
+
+    def message_sizes(self, number: int, present: int) -> tuple[float, float]:
+        """Numbers that a client is sent, and that it answers, in all stages of a round with so many clients."""
+        return self.rule.message_sizes(self._groups, self.rule.settings, number, present)
 
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         """Take in an answer, on arrival, or a sum of several, of which ``weight`` is the sum of weights."""
@@ -178,6 +194,9 @@ class JointServer:
 
     def expected(self, stage: str, number: int) -> dict[str, tuple[int, ...]]:
         return {SUM: (self._layout.entries,)}
+
+    def message_sizes(self, number: int, present: int) -> tuple[float, float]:
+        return float(sum(t.numel() for t in self.tensors("train").values())), float(self._layout.entries)
 
     def add(self, stage: str, message: Tensors, weight: float) -> None:
         vector = message[SUM].numpy()
@@ -443,7 +462,7 @@ class Rounds(Turn):
         if self.ledger is None:
             names, public = tuple(federation.names), self.settings.run.seed
             return plans.timetable(names, federation.per_round, federation.rounds, public)
-        rate, seed = plans.client_rate(federation), self.settings.privacy.insecure_noise_seed
+        rate, seed = federation.per_round / federation.size, self.settings.privacy.insecure_noise_seed
         sampler = PoissonSampler(federation.size, rate, insecure_seed=seed)
         if sampler.sampling != self.ledger.plan.event.sampling:
             what = "clients are drawn in another way than the ledger's plan says, and its epsilon counts on"

@@ -4,8 +4,11 @@ from collections.abc import Callable, Collection
 
 import numpy as np
 
-from privlora.federated.secure import Collector, Identity, Message, Participant, Terms, Turn
+from privlora.federated.secure.collector import Collector
+from privlora.federated.secure.keys import Identity
 from privlora.federated.secure.masks import ring_type
+from privlora.federated.secure.participant import Participant
+from privlora.federated.secure.wire import Message, Terms, Turn
 
 TURN = Turn("run", 1, "train")
 SENT = bytes(range(32))

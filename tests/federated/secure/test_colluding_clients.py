@@ -12,7 +12,8 @@ from secure_cases import SENT, Federation
 
 from privlora.config.federation import honest_left
 from privlora.errors import PrivacyError
-from privlora.federated.secure import Participant, least_threshold
+from privlora.federated.secure.participant import Participant
+from privlora.federated.secure.wire import least_threshold
 
 CASES = [(n, t) for n in range(3, 10) for t in range(n // 2 + 1, n + 1)]
 

@@ -7,7 +7,9 @@ import pytest
 from secure_cases import TURN, Federation
 
 from privlora.errors import PrivacyError, RunError
-from privlora.federated.secure import Collector, Participant, Terms
+from privlora.federated.secure.collector import Collector
+from privlora.federated.secure.participant import Participant
+from privlora.federated.secure.wire import Terms
 
 PHASES = 4
 

@@ -9,18 +9,11 @@ from scipy import stats
 from secure_cases import SENT, TURN, Federation
 
 from privlora.errors import PrivacyError, RunError
-from privlora.federated.secure import (
-    Identity,
-    Participant,
-    PublicIdentity,
-    Terms,
-    Turn,
-    least_threshold,
-    shares,
-    wire,
-)
-from privlora.federated.secure.keys import derive, digest, exchange
+from privlora.federated.secure import shares, wire
+from privlora.federated.secure.keys import Identity, PublicIdentity, derive, digest, exchange
 from privlora.federated.secure.masks import pair_keys, self_key, shift
+from privlora.federated.secure.participant import Participant
+from privlora.federated.secure.wire import Terms, Turn, least_threshold
 
 OTHER = bytes(reversed(SENT))
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from privlora.errors import RunError
-from privlora.federated.secure import agreed_digest, decode, encode
-from privlora.federated.secure.fixed import LIMIT, fraction_of
+from privlora.federated.secure.masks import LIMIT, agreed_digest, decode, encode, fraction_of
 from privlora.ranges import MOST_CLIENTS
 
 

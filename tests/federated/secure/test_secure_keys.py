@@ -5,7 +5,7 @@ import stat
 import pytest
 
 from privlora.errors import RunError
-from privlora.federated.secure import Identity, PublicIdentity
+from privlora.federated.secure.keys import Identity, PublicIdentity
 
 
 def test_an_identity_is_kept_for_its_owner_alone(tmp_path):

@@ -108,7 +108,7 @@ def _of_server(settings: Settings) -> Settings:
         data={"path": AT_CLIENTS, "limit": None, "evaluation": _in_full(settings.data.evaluation)},
         adapter={"public_text": _in_full(settings.adapter.public_text)},
         run={"output": str(Path(settings.run.output).resolve())},
-        federation=names_alone(settings),
+        federation=names_alone(federation_of(settings).names),
     )
 
 

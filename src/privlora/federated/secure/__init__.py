@@ -3,26 +3,13 @@
 ``docs/secure-aggregation.md`` says against whom this holds. ``Participant`` is a client, ``Collector`` the server.
 """
 
-import privlora.federated.secure.packages  # noqa: F401 - refuses where they are missing
-from privlora.federated.messages import PHASES, Phase
-from privlora.federated.secure.collector import Collector
-from privlora.federated.secure.fixed import agreed_digest, decode, encode
-from privlora.federated.secure.keys import Identity, PublicIdentity
-from privlora.federated.secure.participant import Participant
-from privlora.federated.secure.wire import Message, Terms, Turn, least_threshold
+from importlib.util import find_spec
 
-__all__ = [
-    "PHASES",
-    "Collector",
-    "Identity",
-    "Message",
-    "Participant",
-    "Phase",
-    "PublicIdentity",
-    "Terms",
-    "Turn",
-    "agreed_digest",
-    "decode",
-    "encode",
-    "least_threshold",
-]
+from privlora.errors import ConfigError
+
+for _module, _package in (("cryptography", "cryptography"), ("Crypto", "pycryptodome")):
+    if find_spec(_module) is None:
+        raise ConfigError(
+            f"federated training needs the package {_package}, which is not installed",
+            fix="run pip install 'privlora[federated]'",
+        )
