@@ -17,7 +17,7 @@ from privlora.auditing.bounds import Floats
 from privlora.auditing.canary_scores import CanaryMechanism, CanaryState, judge_canaries
 from privlora.auditing.canary_signals import Cycles, Signals, Whitening, claimed, log_ratio
 from privlora.auditing.gradient_canaries import draw_canaries
-from privlora.auditing.shadows import judge_shadows
+from privlora.auditing.shadows import _judge_shadows
 from privlora.coordinates import Coordinates, TangentCoordinates
 from privlora.coordinates.base import Vector
 from privlora.coordinates.span import flattened
@@ -169,7 +169,7 @@ def test_what_is_claimed_of_a_run_is_judged_by_its_cycles() -> None:
     def judged(each: StepEvent, steps: int) -> dict[str, Any]:
         privacy = settings(Path("a"), steps=steps)
         some: Floats = np.random.default_rng(0).standard_normal(50)
-        found = judge_shadows(privacy, "codes", each, some + 2, some)
+        found = _judge_shadows(privacy, "codes", each, some + 2, some)
         assert (found.events, found.steps) == ([(each, steps)], steps)
         return {name: value for name, value in found.to_dict().items() if name not in ("mechanism", "steps")}
 

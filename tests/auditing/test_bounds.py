@@ -16,16 +16,16 @@ from privlora.accounting.projection.gaussian import gaussian_delta
 from privlora.auditing.bounds import (
     Errors,
     Floor,
+    _curve_floor,
+    _epsilon_of_rates,
+    _one_run_p_value,
+    _rate_at_most,
     accuracy_mu,
-    curve_floor,
-    epsilon_of_rates,
     gaussian_epsilon,
     largest_refuted,
     one_run_epsilon,
-    one_run_p_value,
     one_run_refutes,
     rate_at_least,
-    rate_at_most,
     signals_mu,
     threshold_epsilon,
 )
@@ -42,21 +42,21 @@ def gaussian_floor(mu: float) -> Floor:
 
 def test_clopper_pearson_by_hand() -> None:
     # No hit in n trials: (1 - p)^n = 1 - confidence.
-    assert rate_at_most(0, 59, 0.95) == pytest.approx(1 - 0.05 ** (1 / 59))
+    assert _rate_at_most(0, 59, 0.95) == pytest.approx(1 - 0.05 ** (1 / 59))
     assert rate_at_least(59, 59, 0.95) == pytest.approx(0.05 ** (1 / 59))
-    assert rate_at_most(7, 7, 0.95) == 1.0
-    upper = rate_at_most(3, 20, 0.9)
+    assert _rate_at_most(7, 7, 0.95) == 1.0
+    upper = _rate_at_most(3, 20, 0.9)
     assert binom.cdf(3, 20, upper) == pytest.approx(0.1)
 
 
 def test_epsilon_of_rates_by_hand() -> None:
-    assert epsilon_of_rates(0.1, 0.2, 0.0) == pytest.approx(math.log(8))
-    assert epsilon_of_rates(0.1, 0.2, 0.1) == pytest.approx(math.log(7))
-    assert epsilon_of_rates(0.5, 0.5, 0.0) == 0.0
-    assert epsilon_of_rates(0.0, 0.5, 0.0) == math.inf
+    assert _epsilon_of_rates(0.1, 0.2, 0.0) == pytest.approx(math.log(8))
+    assert _epsilon_of_rates(0.1, 0.2, 0.1) == pytest.approx(math.log(7))
+    assert _epsilon_of_rates(0.5, 0.5, 0.0) == 0.0
+    assert _epsilon_of_rates(0.0, 0.5, 0.0) == math.inf
     # Randomised response reaches its own epsilon.
     truth = 1 / (1 + math.exp(1.7))
-    assert epsilon_of_rates(truth, truth, 0.0) == pytest.approx(1.7)
+    assert _epsilon_of_rates(truth, truth, 0.0) == pytest.approx(1.7)
 
 
 @pytest.mark.parametrize("target", [0.3, 1.0, 3.0, 8.0])
@@ -94,10 +94,10 @@ def test_accuracy_needs_a_fair_coin() -> None:
 
 def test_one_run_p_value_by_hand() -> None:
     # delta = 0: the binomial tail of randomised response.
-    assert one_run_p_value(9, 10, 50, math.log(3), 0.0) == pytest.approx(10 * 0.75**9 * 0.25 + 0.75**10)
+    assert _one_run_p_value(9, 10, 50, math.log(3), 0.0) == pytest.approx(10 * 0.75**9 * 0.25 + 0.75**10)
     # Two guesses, both right, epsilon 0: f(2) = 1/4, f(1) = 3/4, f(0) = 1; the largest quotient is (3/4 - 1/4) / 1.
-    assert one_run_p_value(2, 2, 10, 0.0, 1e-3) == pytest.approx(1 / 4 + 2 * 10 * 1e-3 / 2)
-    assert one_run_p_value(0, 10, 50, 1.0, 0.0) == 1.0
+    assert _one_run_p_value(2, 2, 10, 0.0, 1e-3) == pytest.approx(1 / 4 + 2 * 10 * 1e-3 / 2)
+    assert _one_run_p_value(0, 10, 50, 1.0, 0.0) == 1.0
 
 
 def test_one_run_bound_of_randomised_response_covers_and_is_tight() -> None:
@@ -141,7 +141,7 @@ def test_one_run_refutation_is_the_linear_programme(
     factor = math.exp(-epsilon)
     lines = [(factor, -factor * delta), (1 / factor, 1 - delta - 1 / factor)]
     most = least_total(lines, correct, guesses, canaries)
-    floor = curve_floor(np.array([epsilon]), np.array([delta]))
+    floor = _curve_floor(np.array([epsilon]), np.array([delta]))
     assert not one_run_refutes(floor, correct, guesses, canaries, 1 - most + 1e-3 * most)
     assert one_run_refutes(floor, correct, guesses, canaries, 1 - most - 1e-2 * most)
 
@@ -174,7 +174,7 @@ def test_one_run_bounds_of_gaussian_canaries(target: float, share: float) -> Non
 
 def test_floors_agree_on_the_gaussian_mechanism() -> None:
     epsilons = np.linspace(0, 12, 400)
-    by_points = curve_floor(epsilons, gaussian_delta(epsilons, 1.3**2))
+    by_points = _curve_floor(epsilons, gaussian_delta(epsilons, 1.3**2))
     exact = gaussian_floor(1.3)
     for a in (1e-4, 0.03, 0.4, 0.9, 1.0):
         assert by_points(a) == pytest.approx(exact(a), abs=2e-4)
@@ -185,7 +185,7 @@ def test_the_floor_of_a_sampled_run_is_that_of_its_likelihood_ratio_test() -> No
     rate, sigma = 0.3, 1.0
     epsilons = np.linspace(0, 4, 200)
     curve = delta_curve([(StepEvent(PoissonSampling(rate), sigma), 1)], list(epsilons), grid=1e-3)
-    floor = curve_floor(epsilons, np.array(curve))
+    floor = _curve_floor(epsilons, np.array(curve))
     # The threshold test on x has the two rates below; none does better, in the order of the pair that is the worse one.
     for x in (-0.5, 0.5, 1.5, 2.5):
         false, true = ndtr(-x), (1 - rate) * ndtr(-x) + rate * ndtr(1 - x)
@@ -204,9 +204,9 @@ def test_largest_refuted_is_refuted() -> None:
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: rate_at_most(3, 2, 0.95),
-        lambda: rate_at_most(0, 0, 0.95),
-        lambda: rate_at_most(1, 2, 1.0),
+        lambda: _rate_at_most(3, 2, 0.95),
+        lambda: _rate_at_most(0, 0, 0.95),
+        lambda: _rate_at_most(1, 2, 1.0),
         lambda: Errors(-1, 5, 0, 5),
         lambda: one_run_epsilon(5, 4, 10, DELTA, 0.95),
         lambda: one_run_epsilon(5, 11, 10, DELTA, 0.95),

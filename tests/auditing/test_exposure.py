@@ -14,7 +14,7 @@ from tiny_models import byte_tokenizer, tiny_llama
 from tokenizers import processors
 
 from privlora.auditing.exposure import (
-    chance_exposure,
+    _chance_exposure,
     greedy_extraction,
     log_likelihood_scorer,
     measure_exposure,
@@ -73,8 +73,8 @@ def test_ties_count_against_the_secret() -> None:
 
 def test_chance_is_the_mean_over_uniform_ranks() -> None:
     by_hand = sum(math.log2(16) - math.log2(rank) for rank in range(1, 17)) / 16
-    assert chance_exposure(15) == pytest.approx(by_hand)
-    assert chance_exposure(10**7) == pytest.approx(math.log2(math.e), abs=1e-4)
+    assert _chance_exposure(15) == pytest.approx(by_hand)
+    assert _chance_exposure(10**7) == pytest.approx(math.log2(math.e), abs=1e-4)
 
 
 def test_a_random_scorer_has_exposure_near_chance() -> None:

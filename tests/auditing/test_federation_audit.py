@@ -23,13 +23,13 @@ from privlora.auditing.bounds import Errors
 from privlora.auditing.federation import (
     FederationAudit,
     Scores,
+    _bound_of,
     _judge,
+    _worlds_of,
     audit_federation,
-    bound_of,
-    worlds_of,
 )
 from privlora.auditing.page import at_most, write_audit
-from privlora.auditing.rehearsal import Mark, Rehearsal, loud, opposites, rehearsed, stage_of
+from privlora.auditing.rehearsal import Mark, Rehearsal, _loud, _opposites, rehearsed, stage_of
 from privlora.config import Settings, settings_from
 from privlora.coordinates import FixedTangentCoordinates
 from privlora.data.sampling import PoissonSampler
@@ -158,7 +158,7 @@ def test_worlds_have_noise_of_their_own(tmp_path: Path) -> None:
     stage = stage_of(settings)
     chosen = rehearsed(settings, stage, rounds=10)
     workplace = Workplace(chosen, tiny_llama(num_hidden_layers=1, vocab_size=61), tiny_tokenizer())
-    worlds = worlds_of(chosen, stage, tmp_path, workplace)
+    worlds = _worlds_of(chosen, stage, tmp_path, workplace)
     one, other = (world.play()[0] for world in worlds)
     assert (one.present, other.present) == (False, True)
     moved = other.messages["sum of train sum"] - one.messages["sum of train sum"]
@@ -168,10 +168,12 @@ def test_worlds_have_noise_of_their_own(tmp_path: Path) -> None:
 
 def test_bounds_are_for_the_kind_of_release_that_is_claimed() -> None:
     errors = Errors(100, 1000, 100, 1000)
-    known, sampled = (bound_of(StepEvent(PoissonSampling(q), 0.5), 1, errors, 1e-5, 0.95) for q in (1.0, 0.9))
+    known, sampled = (
+        _bound_of(StepEvent(PoissonSampling(q), 0.5), 1, errors, 1e-5, 0.95) for q in (1.0, 0.9)
+    )
     # As many right guesses are harder where the canary is not in each batch.
     assert 5 < known < sampled
-    assert bound_of(StepEvent(PoissonSampling(1.0), 0.5), 4, errors, 1e-5, 0.95) == known
+    assert _bound_of(StepEvent(PoissonSampling(1.0), 0.5), 4, errors, 1e-5, 0.95) == known
 
 
 def test_what_could_have_been_shown_counts_the_guesses_of_its_own_statistic() -> None:
@@ -340,7 +342,7 @@ def test_an_answer_that_holds_a_sum_without_noise_is_convicted(
 def gradient(model: torch.nn.Module, ids: list[int], marks: list[Mark]) -> Tensor:
     weight = model.model.layers[0].self_attn.q_proj.weight  # type: ignore[union-attr, index]
     tokens = torch.tensor([ids])
-    with loud(model, marks):
+    with _loud(model, marks):
         logits = model(input_ids=tokens).logits
         loss = torch.nn.functional.cross_entropy(logits[0, :-1], tokens[0, 1:], reduction="sum")
         return torch.autograd.grad(loss, weight)[0]  # type: ignore[arg-type]
@@ -349,7 +351,7 @@ def gradient(model: torch.nn.Module, ids: list[int], marks: list[Mark]) -> Tenso
 def test_marked_records_have_the_gradient_that_is_asked_for_and_others_their_own() -> None:
     model = tiny_llama(num_hidden_layers=1, vocab_size=61)
     one, other, plain = [5, 9, 3, 7, 11], [5, 9, 3, 8, 4, 4], [6, 6, 9, 2]
-    marks = list(opposites(one, other, 100.0))
+    marks = list(_opposites(one, other, 100.0))
     assert [mark.positions for mark in marks] == [2, 2]
     there, back = gradient(model, one, marks), gradient(model, other, marks)
     assert float(there.norm()) > 0
@@ -362,9 +364,9 @@ def test_marked_records_have_the_gradient_that_is_asked_for_and_others_their_own
 
 def test_texts_that_a_tokenizer_does_not_tell_apart_are_refused() -> None:
     with pytest.raises(ConfigError, match="told apart"):
-        opposites([1, 2, 3, 4], [1, 2, 3, 4], 1.0)
+        _opposites([1, 2, 3, 4], [1, 2, 3, 4], 1.0)
     with pytest.raises(ConfigError, match="told apart"):
-        opposites([1, 2, 3, 4], [1, 3, 3, 4], 1.0)
+        _opposites([1, 2, 3, 4], [1, 3, 3, 4], 1.0)
 
 
 # --- what cannot be audited ---

@@ -15,8 +15,8 @@ from cli_cases import call, refuses, run_settings, save_tiny_model, write_config
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.api import train_run
 from privlora.auditing.bounds import floor_of, one_run_epsilon
-from privlora.auditing.finished_run import _judge, audit_finished, read_secrets
-from privlora.auditing.page import roc_picture
+from privlora.auditing.finished_run import _judge, _read_secrets, audit_finished
+from privlora.auditing.page import _roc_picture
 from privlora.config import settings_from
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.rounding import rounded_up
@@ -168,14 +168,14 @@ def test_a_folder_that_holds_a_run_is_refused_before_anything_is_loaded(
 def test_secrets_are_read_strictly(tmp_path: Path) -> None:
     path = tmp_path / "secrets.jsonl"
     path.write_text('{"prefix": "a ", "secret": "b", "references": ["c"]}\n')
-    assert read_secrets(str(path))[0].references == ("c",)
+    assert _read_secrets(str(path))[0].references == ("c",)
     for bad in ('{"prefix": "a", "secret": "b"}', '{"prefix": "a", "secret": "b", "references": "c"}'):
         path.write_text(bad + "\n")
         with pytest.raises(DataError, match="secret 1: references"):
-            read_secrets(str(path))
+            _read_secrets(str(path))
     path.write_text('{"prefix": "a", "references": ["hidden"]}\n')
     with pytest.raises(DataError, match="no column 'secret'") as error:
-        read_secrets(str(path))
+        _read_secrets(str(path))
     assert "hidden" not in str(error.value)
 
 
@@ -188,8 +188,8 @@ def test_the_picture_shows_what_the_claim_allows() -> None:
     assert (most >= [0.01, 0.1, 0.5, 1.0]).all()
     assert most[-1] == pytest.approx(1.0)
     scores = np.random.default_rng(0).standard_normal((2, 40))
-    assert "lower bound" in roc_picture({"canaries": (scores[0] + 1, scores[1])}, claims, 2.0, 0.7)
-    assert "claimed" not in roc_picture({"before": (scores[0], scores[1])}, None, None, 0.0)
+    assert "lower bound" in _roc_picture({"canaries": (scores[0] + 1, scores[1])}, claims, 2.0, 0.7)
+    assert "claimed" not in _roc_picture({"before": (scores[0], scores[1])}, None, None, 0.0)
 
 
 def test_records_are_told_from_others_alone(finished: Path, tmp_path: Path) -> None:

@@ -17,16 +17,16 @@ import privlora.auditing.released_texts as audits
 from privlora.accounting import read_ledger
 from privlora.api import fine_tune, resume_run
 from privlora.auditing import rerun
-from privlora.auditing.exposure import chance_exposure
+from privlora.auditing.exposure import _chance_exposure
 from privlora.auditing.page import write_audit
 from privlora.auditing.released_texts import (
-    Bigrams,
     Canary,
     TextAudit,
+    _Bigrams,
+    _draw_canaries,
+    _recited,
+    _score_canaries,
     audit_texts,
-    draw_canaries,
-    recited,
-    score_canaries,
     settings_of_audit,
 )
 from privlora.config import Settings, settings_from
@@ -106,7 +106,7 @@ def words(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bigrams_by_hand() -> None:
-    model = Bigrams(["A b", "a  c b"], vocabulary=4)  # n = 5, all words smoothed by 4
+    model = _Bigrams(["A b", "a  c b"], vocabulary=4)  # n = 5, all words smoothed by 4
     alone = {"a": 3 / 9, "b": 3 / 9, "c": 2 / 9, "d": 1 / 9}
     expected = [(2 + alone["a"]) / 3, (1 + alone["b"]) / 3, alone["d"] / 1, alone["a"] / 1]
     np.testing.assert_allclose(model.log_likelihoods("a b d a"), np.log(expected))
@@ -117,34 +117,34 @@ def test_bigrams_by_hand() -> None:
 
 def test_canaries_are_public_texts_with_ends_of_their_own() -> None:
     public = sentences(10, 1)
-    drawn = draw_canaries(public, 30, 7, lambda text: len(text) < 75)
+    drawn = _draw_canaries(public, 30, 7, lambda text: len(text) < 75)
     assert len({canary.text for canary in drawn}) == 30
-    assert drawn == draw_canaries(public, 30, 7, lambda text: len(text) < 75)
-    assert drawn != draw_canaries(public, 30, 8, lambda text: len(text) < 75)
+    assert drawn == _draw_canaries(public, 30, 7, lambda text: len(text) < 75)
+    assert drawn != _draw_canaries(public, 30, 8, lambda text: len(text) < 75)
     for number, canary in enumerate(drawn):
         assert public[number % 10].startswith(canary.beginning)
         assert len(canary.end.split()) == 8
         assert set(canary.end.split()) <= {word for text in public for word in text.split()}
         assert len(canary.text) < 75
     assert any(
-        len(canary.beginning.split()) == 6 for canary in draw_canaries(public, 5, 7, lambda text: True)
+        len(canary.beginning.split()) == 6 for canary in _draw_canaries(public, 5, 7, lambda text: True)
     )
     with pytest.raises(ConfigError, match=r"data\.max_length"):
-        draw_canaries(public, 5, 7, lambda text: len(text) < 20)
+        _draw_canaries(public, 5, 7, lambda text: len(text) < 20)
     with pytest.raises(GeneratorError, match="2 different words"):
-        draw_canaries(["one word"], 5, 7, lambda text: True)
+        _draw_canaries(["one word"], 5, 7, lambda text: True)
 
 
 def test_texts_that_hold_a_canary_are_heard_and_others_are_not() -> None:
     public = sentences(50, 1)
-    canaries = draw_canaries(public, 50, 7, lambda text: True)
+    canaries = _draw_canaries(public, 50, 7, lambda text: True)
     for part, is_recited in (("beginning", False), ("end", True), ("text", True)):
         texts = [getattr(canary, part).upper() for canary in canaries[:25]]
-        scores = score_canaries(canaries, [*sentences(50, 2), *texts], public)
+        scores = _score_canaries(canaries, [*sentences(50, 2), *texts], public)
         assert scores[:25].min() > scores[25:].max(), part
-        said = recited(canaries, texts)
+        said = _recited(canaries, texts)
         assert said == [is_recited] * 25 + [False] * 25
-    assert recited(canaries, [canaries[0].end[: len(canaries[0].end) // 3]]) == [False] * 50
+    assert _recited(canaries, [canaries[0].end[: len(canaries[0].end) // 3]]) == [False] * 50
 
 
 def test_a_common_beginning_gains_nothing() -> None:
@@ -152,7 +152,7 @@ def test_a_common_beginning_gains_nothing() -> None:
     public = [*["the same few words"] * 9, *sentences(30, 1)]
     common, rare = Canary("the same few words", "a b"), Canary(public[-1], "a b")
     for texts in (public, public[::-1]):
-        one, other = score_canaries([common, rare], texts, public)
+        one, other = _score_canaries([common, rare], texts, public)
         assert one == pytest.approx(other, abs=1e-12)
 
 
@@ -182,7 +182,7 @@ def test_noise_that_is_on_hides_them(words: None, tmp_path: Path) -> None:
     assert not any(each.violated for each in found)
     assert np.mean([each.exposure for each in found]) < np.mean([each.chance for each in found]) + 1
     assert np.mean([each.area.value for each in found]) == pytest.approx(0.5, abs=0.2)
-    assert found[0].chance == pytest.approx(chance_exposure(CANARIES - found[0].included))
+    assert found[0].chance == pytest.approx(_chance_exposure(CANARIES - found[0].included))
 
 
 def test_texts_that_copy_records_are_convicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.auditing.asked import OF_SHADOWS
 from privlora.auditing.bounds import Floats
 from privlora.auditing.page import write_audit
-from privlora.auditing.shadows import audit_shadows, judge_shadows
+from privlora.auditing.shadows import _judge_shadows, audit_shadows
 from privlora.auditing.text_canaries import TEXT_CANARIES
 from privlora.config import Settings, load_settings, settings_from
 from privlora.demo import model_path, private_records
@@ -48,17 +48,17 @@ def test_the_bound_is_below_the_claim_of_a_correct_run_and_above_that_of_a_wrong
         privacy={"noise_multiplier": 1.0, "delta": 1e-5, "steps": 1, "private": True},
         method={"name": "dp-sgd"},
     )
-    right = judge_shadows(one, "codes", EVENT, *scores(1.0, 2000, 0))
+    right = _judge_shadows(one, "codes", EVENT, *scores(1.0, 2000, 0))
     assert right.epsilon_claimed is not None
     assert 0.7 * right.epsilon_claimed < right.epsilon_lower < right.epsilon_claimed
     assert right.epsilon_lower_plain <= right.epsilon_lower
     assert not right.violated
     assert right.judged == 3200  # a fifth taught the threshold
     assert right.result.members == 2000
-    wrong = judge_shadows(one, "codes", EVENT, *scores(2.0, 400, 0))
+    wrong = _judge_shadows(one, "codes", EVENT, *scores(2.0, 400, 0))
     assert wrong.violated
     assert wrong.epsilon_lower > wrong.epsilon_claimed  # type: ignore[operator]
-    nothing = judge_shadows(one, "codes", EVENT, *scores(-1.0, 400, 0))
+    nothing = _judge_shadows(one, "codes", EVENT, *scores(-1.0, 400, 0))
     assert nothing.epsilon_lower == 0
     assert not nothing.violated
     assert right.epsilon_most is wrong.epsilon_most is None  # so many could have refuted the claim
@@ -70,8 +70,8 @@ def test_few_adapters_say_what_they_could_have_shown(tmp_path: Path) -> None:
         method={"name": "dp-sgd"},
     )
     weak = StepEvent(PoissonSampling(1.0), 0.2)
-    few = judge_shadows(one, "codes", weak, *scores(1.0, 10, 0))
-    ideal = judge_shadows(one, "codes", weak, *scores(50.0, 10, 0))
+    few = _judge_shadows(one, "codes", weak, *scores(1.0, 10, 0))
+    ideal = _judge_shadows(one, "codes", weak, *scores(50.0, 10, 0))
     assert few.epsilon_most == ideal.epsilon_most == ideal.epsilon_lower
     assert few.epsilon_lower <= few.epsilon_most < few.epsilon_claimed  # type: ignore[operator]
     page, series = write_audit(few, tmp_path)

@@ -21,13 +21,13 @@ from privlora.auditing.exposure import exposure_of_scores
 from privlora.auditing.page import write_audit
 from privlora.auditing.text_canaries import (
     TEXT_CANARIES,
+    _first_new_token,
+    _new_tokens,
+    _usable_tokens,
     continued,
-    first_new_token,
-    new_tokens,
     record_losses,
     room_for,
     text_canaries,
-    usable_tokens,
 )
 from privlora.data.examples import IGNORED, Examples
 from privlora.errors import ConfigError, DataError, ModelError, PrivacyError, RunError
@@ -101,7 +101,7 @@ def test_what_is_written_follows_the_models_own_probabilities() -> None:
 
 def test_a_new_token_is_in_no_record_and_each_canary_has_its_own() -> None:
     model, tokenizer = tiny_model(), tiny_tokenizer()
-    first = first_new_token(model, tokenizer)
+    first = _first_new_token(model, tokenizer)
     known = len(model.get_input_embeddings().weight)
     assert first >= known > max(tokenizer.get_vocab().values())
     secrets = [canary.input_ids[-1] for canary in drawn("new-token", model=model)]
@@ -115,7 +115,7 @@ def test_rows_of_new_tokens_follow_from_the_seed() -> None:
 
     def found(seed: int) -> torch.Tensor:
         model = tiny_model()
-        with new_tokens(model, tiny_tokenizer(), 3, seed):
+        with _new_tokens(model, tiny_tokenizer(), 3, seed):
             return model.get_input_embeddings().weight[-3:].detach().clone()
 
     torch.testing.assert_close(found(1), found(1), rtol=0, atol=0)
@@ -135,7 +135,7 @@ class MoreThanTheModel:
 
 
 def test_ids_that_a_tokenizer_may_give_are_left_to_it() -> None:
-    assert first_new_token(tiny_model(), MoreThanTheModel()) == 501
+    assert _first_new_token(tiny_model(), MoreThanTheModel()) == 501
 
 
 @pytest.mark.parametrize("family", ["llama", "llama-tied", "gpt2", "phi", "gemma3"])
@@ -143,8 +143,8 @@ def test_new_tokens_leave_the_logits_of_all_others_and_the_model_as_they_were(fa
     model, tokenizer = tiny_model(family), tiny_tokenizer()
     ids = torch.tensor([[1, 5, 9, 14]])
     weights = {name: (p, p.detach().clone()) for name, p in model.named_parameters()}
-    before, first = model(input_ids=ids).logits, first_new_token(model, tokenizer)
-    with new_tokens(model, tokenizer, 5, seed=1):
+    before, first = model(input_ids=ids).logits, _first_new_token(model, tokenizer)
+    with _new_tokens(model, tokenizer, 5, seed=1):
         inside = model(input_ids=ids).logits
         assert inside.shape[-1] == first + 5
         torch.testing.assert_close(inside[..., : before.shape[-1]], before)
@@ -161,14 +161,14 @@ def test_new_tokens_leave_the_logits_of_all_others_and_the_model_as_they_were(fa
 def test_a_failure_inside_gives_the_model_back_too() -> None:
     model = tiny_model()
     before = len(model.lm_head.weight)
-    with pytest.raises(KeyError), new_tokens(model, tiny_tokenizer(), 5, seed=1):
+    with pytest.raises(KeyError), _new_tokens(model, tiny_tokenizer(), 5, seed=1):
         raise KeyError
     assert len(model.lm_head.weight) == before
 
 
 def test_a_model_without_plain_tables_can_have_no_new_tokens() -> None:
     with pytest.raises(ModelError, match="can have no new tokens"):
-        first_new_token(torch.nn.Linear(2, 2), tiny_tokenizer())
+        _first_new_token(torch.nn.Linear(2, 2), tiny_tokenizer())
     uneven = tiny_model()
     uneven.lm_head = torch.nn.Linear(16, 9)
     with pytest.raises(ModelError, match="can have no new tokens"):
@@ -329,8 +329,8 @@ def test_tokens_that_the_model_does_not_know_are_in_no_canary() -> None:
             return 500
 
     model = tiny_model()
-    assert usable_tokens(Wider(), model).tolist() == list(range(len(model.lm_head.weight)))
-    assert len(usable_tokens(Wider(), None)) == 500
+    assert _usable_tokens(Wider(), model).tolist() == list(range(len(model.lm_head.weight)))
+    assert len(_usable_tokens(Wider(), None)) == 500
 
 
 def test_rows_are_written_alike_in_one_batch_and_in_many(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -587,9 +587,9 @@ def test_a_federation_that_runs_as_it_is(count: int, base: Path, here: Path, cal
     assert "Greta" not in text
     assert max(len(line) for line in text.splitlines() if str(here) not in line) <= 120
     pytest.importorskip("cryptography", reason="of the extra federated")
-    from privlora.federated.run import refuse_missing_sources
+    from privlora.federated.run import _refuse_missing_sources
 
-    refuse_missing_sources(with_local_method(settings), None, None)
+    _refuse_missing_sources(with_local_method(settings), None, None)
     assert not any(line.endswith(" ") for line in text.splitlines())
 
 

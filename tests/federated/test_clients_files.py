@@ -17,7 +17,7 @@ from privlora.data.formats import Format
 from privlora.errors import DataError
 from privlora.federated.messages import NO_RECORDS, Reply
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.run import records_of, refuse_missing_sources
+from privlora.federated.run import _refuse_missing_sources, records_of
 from privlora.federated.workplace import Own
 
 NAMES = ["owner-0", "owner-1", "owner-2"]
@@ -170,10 +170,10 @@ def test_clients_of_one_process_are_read_by_their_endings_or_by_the_format_of_da
         return settings_of("fedavg", NAMES, data={"format": format}, federation={"clients": own})
 
     for found in (settings("auto", paths), settings("jsonl", alike)):
-        refuse_missing_sources(found, None, None)
+        _refuse_missing_sources(found, None, None)
         assert records_of(found, None) == dict.fromkeys(NAMES, OWN)
     for read in (
-        lambda given: refuse_missing_sources(given, None, None),
+        lambda given: _refuse_missing_sources(given, None, None),
         lambda given: records_of(given, None),
     ):
         with pytest.raises(DataError, match="does not say what it is"):

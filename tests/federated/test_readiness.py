@@ -27,7 +27,7 @@ from privlora.federated.messages import (
     refuse_unlisted,
 )
 from privlora.federated.plans import public_settings, with_local_method
-from privlora.federated.server import shortfall
+from privlora.federated.server import _shortfall
 
 NAMES = ["a", "b"]
 
@@ -149,4 +149,4 @@ def test_words_of_a_refusal_are_listed() -> None:
     ],
 )
 def test_what_rounds_lacked(answered: tuple[int, ...], says: str) -> None:
-    assert re.search(says, str(shortfall(rounds_with(*answered))))
+    assert re.search(says, str(_shortfall(rounds_with(*answered))))

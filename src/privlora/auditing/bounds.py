@@ -68,7 +68,7 @@ class Errors:
         return Errors(0, self.absent, 0, self.present)
 
 
-def rate_at_most(hits: int, trials: int, confidence: float) -> float:
+def _rate_at_most(hits: int, trials: int, confidence: float) -> float:
     """Clopper-Pearson upper bound on a probability, from ``hits`` successes in ``trials`` independent draws."""
     _check_counts(hits, trials)
     _check_confidence(confidence)
@@ -76,11 +76,11 @@ def rate_at_most(hits: int, trials: int, confidence: float) -> float:
 
 
 def rate_at_least(hits: int, trials: int, confidence: float) -> float:
-    """The lower bound that goes with ``rate_at_most``."""
-    return 1.0 - rate_at_most(trials - hits, trials, confidence)
+    """The lower bound that goes with ``_rate_at_most``."""
+    return 1.0 - _rate_at_most(trials - hits, trials, confidence)
 
 
-def epsilon_of_rates(false_positive_rate: float, false_negative_rate: float, delta: float) -> float:
+def _epsilon_of_rates(false_positive_rate: float, false_negative_rate: float, delta: float) -> float:
     """Smallest epsilon at ``delta`` that allows a test with these error rates (Kairouz, Oh and Viswanath 2015).
 
     max of ln((1 - delta - FPR) / FNR) and ln((1 - delta - FNR) / FPR), at least 0; inf where a rate is 0.
@@ -98,9 +98,9 @@ def threshold_epsilon(errors: Errors, delta: float, confidence: float) -> float:
     Each rate gets its Clopper-Pearson bound at half of the error probability.
     """
     each = 1 - (1 - confidence) / 2
-    false_positive_rate = rate_at_most(errors.false_positives, errors.absent, each)
-    false_negative_rate = rate_at_most(errors.false_negatives, errors.present, each)
-    return epsilon_of_rates(false_positive_rate, false_negative_rate, delta)
+    false_positive_rate = _rate_at_most(errors.false_positives, errors.absent, each)
+    false_negative_rate = _rate_at_most(errors.false_negatives, errors.present, each)
+    return _epsilon_of_rates(false_positive_rate, false_negative_rate, delta)
 
 
 def accuracy_mu(errors: Errors, confidence: float) -> float:
@@ -131,7 +131,7 @@ def gaussian_epsilon(mu: float, delta: float) -> float:
     return float(brentq(excess, 0.0, high, xtol=1e-10))
 
 
-def one_run_p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
+def _one_run_p_value(correct: int, guesses: int, canaries: int, epsilon: float, delta: float) -> float:
     """Bound on P(at least ``correct`` of at most ``guesses`` right) if the run is (epsilon, delta)-DP.
 
     Theorem 5.2 of Steinke, Nasr and Jagielski (2023): with f(v) = P(Binomial(guesses, 1 / (1 + e^-epsilon)) >= v),
@@ -149,11 +149,11 @@ def one_run_p_value(correct: int, guesses: int, canaries: int, epsilon: float, d
 
 
 def one_run_epsilon(correct: int, guesses: int, canaries: int, delta: float, confidence: float) -> float:
-    """Largest epsilon at ``delta`` that one run refutes, without any other assumption; see ``one_run_p_value``."""
+    """Largest epsilon at ``delta`` that one run refutes, without any other assumption; see ``_one_run_p_value``."""
     _check_confidence(confidence)
 
     def refuted(epsilon: float) -> bool:
-        return one_run_p_value(correct, guesses, canaries, epsilon, delta) <= 1 - confidence
+        return _one_run_p_value(correct, guesses, canaries, epsilon, delta) <= 1 - confidence
 
     return largest_refuted(refuted, LARGEST_EPSILON)
 
@@ -214,7 +214,7 @@ def signals_mu(signal: float, expected: float, energy: float, dimensions: int, c
     return max(0.0, (signal * math.sqrt(least / energy) - float(ndtri(1 - 0.9 * error))) / expected)
 
 
-def curve_floor(epsilons: Floats, deltas: Floats) -> Floor:
+def _curve_floor(epsilons: Floats, deltas: Floats) -> Floor:
     """Of a mechanism that is (epsilons[k], deltas[k])-DP for every k, in both orders of every pair of neighbours.
 
     epsilons: (K,) >= 0. P <= e^epsilon Q + delta, for an event and for its complement, gives 2 K straight lines. A
@@ -228,10 +228,10 @@ def curve_floor(epsilons: Floats, deltas: Floats) -> Floor:
 
 @lru_cache(maxsize=512)
 def floor_of(events: tuple[tuple[StepEvent, int], ...]) -> Floor:
-    """``curve_floor`` of what is claimed."""
+    """``_curve_floor`` of what is claimed."""
     top = min(LARGEST_EPSILON, max(4.0, rough_epsilon(merged(events))))
     epsilons = top * np.linspace(0, 1, _POINTS) ** 1.5
-    return curve_floor(epsilons, np.array(delta_curve(events, list(epsilons), grid=GRID)))
+    return _curve_floor(epsilons, np.array(delta_curve(events, list(epsilons), grid=GRID)))
 
 
 def with_mu(event: StepEvent, mu: float) -> StepEvent:

@@ -6,7 +6,7 @@ a sample: the true secret and R references from its distribution, by their likel
     exposure = log2(R + 1) - log2(rank)      bits; rank 1 is the most likely
 
 Edge cases
-    never seen                  the rank is uniform: on average `chance_exposure(R)`, 1.44 bits and not 0
+    never seen                  the rank is uniform: on average `_chance_exposure(R)`, 1.44 bits and not 0
     memorised                   log2(R + 1): the measure saturates, and more references raise the ceiling
     equal likelihoods           count against the secret: a model that scores everything alike has exposure 0
     a likelihood that is NaN    ModelError: no rank is better than a wrong one
@@ -70,7 +70,7 @@ class ExposureReport:
 
     @property
     def chance(self) -> float:
-        return sum(map(chance_exposure, self.references)) / len(self.ranks)
+        return sum(map(_chance_exposure, self.references)) / len(self.ranks)
 
     @property
     def ceiling(self) -> float:
@@ -80,7 +80,7 @@ class ExposureReport:
         return {"exposure": self.mean, "chance": self.chance, "ceiling": self.ceiling}
 
 
-def chance_exposure(references: int) -> float:
+def _chance_exposure(references: int) -> float:
     """Expected exposure in bits when the rank is uniform on 1 … references + 1; tends to log2(e) = 1.4427."""
     candidates = references + 1
     return math.log2(candidates) - math.lgamma(candidates + 1) / math.log(2) / candidates

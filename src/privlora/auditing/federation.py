@@ -189,7 +189,7 @@ def audit_federation(
     with tempfile.TemporaryDirectory(prefix="privlora-audit-", dir=memory) as folder:
         along = _contributions(settings, stage, Path(folder) / "quiet", workplace)
         scores = {view: Scores(along[view], min(_PILOT, trials // 4)) for view in stage.attackers}
-        worlds = worlds_of(chosen, stage, Path(folder), workplace)
+        worlds = _worlds_of(chosen, stage, Path(folder), workplace)
         for done, pair in enumerate(_trials(worlds, trials), start=1):
             for seen in pair:
                 for view, kept in scores.items():
@@ -218,7 +218,7 @@ def audit_federation(
     )
 
 
-def worlds_of(settings: Settings, stage: Stage, folder: Path, workplace: Workplace) -> list[Rehearsal]:
+def _worlds_of(settings: Settings, stage: Stage, folder: Path, workplace: Workplace) -> list[Rehearsal]:
     """One with half of the victims in each world, or one for each world where there is one victim."""
     if len(stage.victims) > 1:
         halves = {name: bool(number % 2) for number, name in enumerate(stage.victims)}
@@ -264,7 +264,7 @@ def _contributions(
         method = method.model_copy(update={"learning_rate": 0.1, "relative_rate": False, **changes})
     quiet = quiet.model_copy(update={"privacy": privacy, "method": method})
     place = Workplace(quiet, *workplace.loaded[:2])
-    ((absent, present),) = _trials(worlds_of(quiet, stage, folder, place), 1)
+    ((absent, present),) = _trials(_worlds_of(quiet, stage, folder, place), 1)
     found = {}
     for view in stage.attackers:
         one, other = getattr(absent, view), getattr(present, view)
@@ -358,7 +358,7 @@ def _judge(
         threshold = kept.middle if name == "learnt" else None
         errors = judged_errors(absent, present, pilot, threshold=threshold)
         shared = 1 - (1 - confidence) * _STATISTICS[name]
-        bound, most = (bound_of(event, releases, each, delta, shared) for each in (errors, errors.if_none()))
+        bound, most = (_bound_of(event, releases, each, delta, shared) for each in (errors, errors.if_none()))
         judged, guesses = (absent[pilot:], present[pilot:]), errors.absent + errors.present
         who = stage.attackers[view]
         found.append(ViewAudit(who, view, bound, most, name, errors.correct, guesses, guesses, judged))
@@ -367,7 +367,7 @@ def _judge(
     return replace(best, epsilon_most=able.epsilon_most, most_judged=able.judged)
 
 
-def bound_of(event: StepEvent, releases: int, errors: Errors, delta: float, confidence: float) -> float:
+def _bound_of(event: StepEvent, releases: int, errors: Errors, delta: float, confidence: float) -> float:
     """Epsilon of the largest noise that so many right guesses rule out."""
     if event.sampling == PoissonSampling(1.0):
         return gaussian_epsilon(accuracy_mu(errors, confidence), delta)

@@ -130,7 +130,7 @@ class FinishedAudit:
         }
 
 
-def read_secrets(path: str) -> list[Secret]:
+def _read_secrets(path: str) -> list[Secret]:
     """JSONL of {"prefix": …, "secret": …, "references": […, …]}. Raises DataError, which shows no content."""
     secrets = []
     for number, record in enumerate(load_records(path, format="jsonl"), start=1):
@@ -169,7 +169,7 @@ def audit_finished(
     summary = read_ledger(folder.ledger) if settings.privacy.private else None
     delta = summary.plan.delta if summary is not None else _DELTA
     stated = None if summary is None or summary.plan.insecure_noise else summary
-    planted = read_secrets(secrets) if secrets is not None else None
+    planted = _read_secrets(secrets) if secrets is not None else None
     on_stage("loading the model")
     model, tokenizer = load_model(settings.model)
     examples = None

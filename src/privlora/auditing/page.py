@@ -58,11 +58,11 @@ def write_audit(audit: Audit, root: Path, **more: Any) -> tuple[Path, Path]:
         page=audit.page,
         by=by,
         facts=facts,
-        verdict=verdict_of_secrets(**leakage) if leakage and not scores else verdict_of(audit),
-        figure=roc_picture(scores, claims, claimed, audit.epsilon_lower) if scores else None,
+        verdict=_verdict_of_secrets(**leakage) if leakage and not scores else verdict_of(audit),
+        figure=_roc_picture(scores, claims, claimed, audit.epsilon_lower) if scores else None,
         bounded=audit.epsilon_lower > 0,
         inside=len(scores["canaries"][0]) if "canaries" in scores else 0,
-        secrets=secrets_picture(**leakage) if leakage else None,
+        secrets=_secrets_picture(**leakage) if leakage else None,
         means=in_words(meaning(claims), "unit", claimed) if claims else [],
         claimed=_claimed_of(audit),
         audited=describe_events(events) if events else None,
@@ -121,7 +121,7 @@ def verdict_of(audit: Audit) -> str:
     )
 
 
-def verdict_of_secrets(before: Leakage, after: Leakage) -> str:
+def _verdict_of_secrets(before: Leakage, after: Leakage) -> str:
     """The same where planted secrets are all that was looked for."""
     found = (
         f"{after.extracted} of {after.secrets} planted secrets are recited after training ({before.extracted} before), "
@@ -135,7 +135,7 @@ def verdict_of_secrets(before: Leakage, after: Leakage) -> str:
 
 
 @in_style
-def roc_picture(
+def _roc_picture(
     scores: Mapping[str, tuple[Floats, Floats]],
     claims: Events | None,
     claimed: float | None,
@@ -172,7 +172,7 @@ def roc_picture(
 
 
 @in_style
-def secrets_picture(before: Leakage, after: Leakage) -> Markup:
+def _secrets_picture(before: Leakage, after: Leakage) -> Markup:
     """Mean exposure of planted secrets before and after training, between chance and what is memorised, in bits."""
     figure, (axes,) = grid(1, 1, 6.4, 1.9)
     for lane, (name, found) in enumerate((("after", after), ("before", before))):

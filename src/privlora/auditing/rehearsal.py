@@ -230,7 +230,7 @@ class Rehearsal:
         who = self._run, self._number, self._roster
         turn = Turn(self._told, self._wire, self._server, *who, self._plan, self._ledger)
         answered: Sequence[str] = self.stage.names
-        with loud(self._workplace.loaded[0], self._marks):
+        with _loud(self._workplace.loaded[0], self._marks):
             for stage in self._server.stages:
                 answered = turn.take(stage, answered)
         if set(answered) != set(self.stage.names):
@@ -312,7 +312,7 @@ def _marks(settings: Settings, tokenizer: Any) -> list[Mark]:
     texts = tokenise([{"text": _CANARY}, {"text": _MIRROR}], settings.data, tokenizer)
     canary, mirror = ([int(token) for token in example.input_ids] for example in texts)
     factor = 1.0 if whole else _LOUD * max(1.0, settings.privacy.clip_norm)
-    loud_one, opposite = opposites(canary, mirror, factor)
+    loud_one, opposite = _opposites(canary, mirror, factor)
     return [loud_one, Mark(opposite.ids, 0.0, 0) if whole else opposite]
 
 
@@ -353,7 +353,7 @@ class Mark:
     positions: int
 
 
-def opposites(one: Sequence[int], other: Sequence[int], factor: float) -> tuple[Mark, Mark]:
+def _opposites(one: Sequence[int], other: Sequence[int], factor: float) -> tuple[Mark, Mark]:
     """Two records of which one's gradient is minus a positive multiple of the other's, at every state of the model.
 
     What two texts share at their beginning has the same gradient in a causal model; the rest of both counts nothing.
@@ -369,7 +369,7 @@ def opposites(one: Sequence[int], other: Sequence[int], factor: float) -> tuple[
 
 
 @contextmanager
-def loud(model: torch.nn.Module, marks: Sequence[Mark]) -> Iterator[None]:
+def _loud(model: torch.nn.Module, marks: Sequence[Mark]) -> Iterator[None]:
     """Inside, gradients of marked records are multiplied. Raises ConfigError for a model without an output layer."""
     head = output_layer(model)
     if head is None:

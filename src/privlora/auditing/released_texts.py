@@ -163,7 +163,7 @@ def audit_texts(
 
             def plant(seed: int) -> dict[str, Any]:
                 begins = _first_texts(parts, writer, tokenizer, canaries)
-                drawn = draw_canaries(begins, canaries, seed, fits)
+                drawn = _draw_canaries(begins, canaries, seed, fits)
                 return {"public": begins, "canaries": [asdict(canary) for canary in drawn]}
 
             state = run.open(_kind(writer), canaries, plant)
@@ -179,7 +179,7 @@ def audit_texts(
                 wanted = writer.synthesis.samples or writer.synthesis.count
                 with parts.exported():
                     texts = gather_texts(asked, lambda: Population([]), wanted, folder, run_id, progress)
-    state.scores = score_canaries(drawn, texts, public)
+    state.scores = _score_canaries(drawn, texts, public)
     state.releases = 0 if summary is None else summary.charges
     state.save(folder.canaries)
     stated = None if summary is None or summary.plan.insecure_noise else summary
@@ -228,7 +228,7 @@ def _judge(
     """summary: of a run that claims something."""
     members, others = state.sides
     exposure = exposure_of_scores(members, others)
-    found = np.array(recited(drawn, texts))
+    found = np.array(_recited(drawn, texts))
     if summary is not None:
         plan = summary.plan
         game = judge_canaries(state, plan.event, plan.steps, plan.delta, confidence=confidence)
@@ -275,7 +275,7 @@ class Canary:
         return f"{self.beginning} {self.end}".strip()
 
 
-def draw_canaries(public: Sequence[str], count: int, seed: int, fits: Callable[[str], bool]) -> list[Canary]:
+def _draw_canaries(public: Sequence[str], count: int, seed: int, fits: Callable[[str], bool]) -> list[Canary]:
     """``count`` different canaries: public texts in turn, each with 8 words of all of them at random behind it.
 
     fits: whether a record is short enough to be trained on as a whole; beginnings are cut until it is.
@@ -300,7 +300,7 @@ def draw_canaries(public: Sequence[str], count: int, seed: int, fits: Callable[[
     return list(found.values())
 
 
-class Bigrams:
+class _Bigrams:
     """Words of texts and the word before each, with Dirichlet smoothing: P(w | v) = (n(v w) + P(w)) / (n(v) + 1) and
     P(w) = (n(w) + 1) / (n + V). Words are casefolded; a text begins after an empty word.
 
@@ -324,11 +324,11 @@ class Bigrams:
         return math.log((self._pairs[pair] + alone) / (self._before[before] + 1))
 
 
-def score_canaries(canaries: Sequence[Canary], texts: Sequence[str], public: Sequence[str]) -> Floats:
+def _score_canaries(canaries: Sequence[Canary], texts: Sequence[str], public: Sequence[str]) -> Floats:
     """(canaries,) float64: see the module. texts: what was released. Which canaries were in is not told."""
     all_texts = [*texts, *public, *(canary.text for canary in canaries)]
     vocabulary = len({word for text in all_texts for word in words_of(text)})
-    released, other = Bigrams(texts, vocabulary), Bigrams(public, vocabulary)
+    released, other = _Bigrams(texts, vocabulary), _Bigrams(public, vocabulary)
     scores = np.zeros(len(canaries))
     for number, canary in enumerate(canaries):
         ratios = released.log_likelihoods(canary.text) - other.log_likelihoods(canary.text)
@@ -337,7 +337,7 @@ def score_canaries(canaries: Sequence[Canary], texts: Sequence[str], public: Seq
     return scores
 
 
-def recited(canaries: Sequence[Canary], texts: Sequence[str]) -> list[bool]:
+def _recited(canaries: Sequence[Canary], texts: Sequence[str]) -> list[bool]:
     """Whether five words of a canary's end stand in one text, in their order."""
     found = {run for text in texts for run in runs_of(words_of(text), _RECITED)}
     return [any(run in found for run in runs_of(words_of(canary.end), _RECITED)) for canary in canaries]

@@ -129,10 +129,10 @@ def audit_shadows(
             progress=None if progress is None else lambda done: progress(done, total),
         )
         scores = record_losses(model, alone) - trained.losses(alone).numpy()[:, 0]
-    return judge_shadows(settings, kind, trained.event, scores[:each], scores[each:], confidence)
+    return _judge_shadows(settings, kind, trained.event, scores[:each], scores[each:], confidence)
 
 
-def judge_shadows(
+def _judge_shadows(
     settings: Settings,
     kind: str,
     event: StepEvent | None,

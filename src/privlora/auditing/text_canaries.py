@@ -51,7 +51,7 @@ class _Drawing:
 
     @cached_property
     def usable(self) -> np.ndarray:
-        return usable_tokens(self.tokenizer, self.model)
+        return _usable_tokens(self.tokenizer, self.model)
 
     def written(self, length: int, temperature: float) -> np.ndarray:
         """(count, length) ids that the base model writes, one text a row. They begin with BOS, where there is one."""
@@ -107,7 +107,7 @@ def _prefix_suffix(given: _Drawing) -> list[Example]:
 
 
 def _new_token(given: _Drawing) -> list[Example]:
-    first = first_new_token(given.model, given.tokenizer)
+    first = _first_new_token(given.model, given.tokenizer)
     prefixes = given.prefixes(given.length - given.length // 2)
     return [scored_end(np.append(row, first + number), 1) for number, row in enumerate(prefixes)]
 
@@ -149,7 +149,7 @@ def text_canaries(
     return TEXT_CANARIES[kind](_Drawing(count, length, tokenizer, model, generator, temperature, public))
 
 
-def usable_tokens(tokenizer: Any, model: Any) -> np.ndarray:
+def _usable_tokens(tokenizer: Any, model: Any) -> np.ndarray:
     """Ids of all tokens but special ones and those that ``model``, if there is one, does not know; ascending."""
     special, known = set(tokenizer.all_special_ids), len(tokenizer)
     if hasattr(model, "get_input_embeddings"):
@@ -159,7 +159,7 @@ def usable_tokens(tokenizer: Any, model: Any) -> np.ndarray:
 
 def room_for(kind: str, model: Any, tokenizer: Any, count: int, seed: int) -> AbstractContextManager[None]:
     """Inside, the model knows the tokens of ``count`` canaries of this kind; afterwards it is as it was."""
-    return new_tokens(model, tokenizer, count, seed) if kind == NEW_TOKEN else nullcontext()
+    return _new_tokens(model, tokenizer, count, seed) if kind == NEW_TOKEN else nullcontext()
 
 
 def continued(
@@ -222,21 +222,21 @@ def scored_end(ids: np.ndarray, secret: int | None = None) -> Example:
 # which is a part of what is trained with canaries and of no run without them.
 
 
-def first_new_token(model: Any, tokenizer: Any) -> int:
+def _first_new_token(model: Any, tokenizer: Any) -> int:
     """The first id that the tokenizer never gives and the model does not know. Raises ModelError."""
     rows, largest = len(_layers(model)[0].weight), max(tokenizer.get_vocab().values(), default=-1)
     return max(rows, len(tokenizer), largest + 1)
 
 
 @contextmanager
-def new_tokens(model: Any, tokenizer: Any, count: int, seed: int) -> Iterator[None]:
-    """Inside, the model knows ``count`` ids from ``first_new_token`` on; afterwards it has its own weights again.
+def _new_tokens(model: Any, tokenizer: Any, count: int, seed: int) -> Iterator[None]:
+    """Inside, the model knows ``count`` ids from ``_first_new_token`` on; afterwards it has its own weights again.
 
     A new row is normal with the mean and the deviation of the model's own rows in each column, a function of ``seed``.
 
     Raises ModelError for a model that does not tell its embeddings and output layer, or has them packed or in parts.
     """
-    first = first_new_token(model, tokenizer)
+    first = _first_new_token(model, tokenizer)
     embeddings, head = _layers(model)
     parts = [(embeddings, "weight"), (head, "weight")]
     if getattr(head, "bias", None) is not None:

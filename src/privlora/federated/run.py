@@ -301,7 +301,7 @@ def prepare(
     if fresh:
         refuse_used(folder)
     settings = plans.with_local_method(settings.located())
-    refuse_missing_sources(settings, records, evaluation)
+    _refuse_missing_sources(settings, records, evaluation)
     if not fresh:  # before the model is loaded
         refuse_other_settings(folder, _fixed(settings))
     problems = Together()
@@ -370,7 +370,7 @@ def _refuse_forgotten(folder: RunFolder, run: str) -> None:
         raise PrivacyError(what, why=why, fix=fix)
 
 
-def refuse_missing_sources(
+def _refuse_missing_sources(
     settings: Settings, records: Records | Mapping[str, Records] | None, evaluation: Records | None
 ) -> None:
     """Refuse records that are not there, before a model is loaded. Raises ConfigError, DataError or RunError.

@@ -86,7 +86,7 @@ _DONE: Final[Mapping[str, str]] = {
 
 
 @dataclass(kw_only=True)
-class RuleParts(Parts):
+class _RuleParts(Parts):
     """Parts whose update is the rule's, in the place of the coordinates that clients train in.
 
     scale: of the rule's factors. rule_average: of the updates after each round, where method.averaging is on.
@@ -128,7 +128,7 @@ class RuleServer:
 
     def __init__(self, parts: Parts, rule: Rule, scale: float) -> None:
         given = {name: value for name, value in vars(parts).items() if name != "average"}
-        self.rule, self.stages, self.parts = rule, rule.stages, RuleParts(**given, rule=rule, scale=scale)
+        self.rule, self.stages, self.parts = rule, rule.stages, _RuleParts(**given, rule=rule, scale=scale)
         self._groups = [(len(g.sites), g.m, g.n) for g in parts.adapter.groups]
         if parts.hyper.averaging and rule.fixed_rank:
             iterate: Any = self.parts
@@ -434,7 +434,7 @@ class Rounds(Turn):
                     raise Interrupted(number)
         self._evaluate(federation.rounds)
         given = self._leave()
-        missed = shortfall(self.history.rounds())
+        missed = _shortfall(self.history.rounds())
         if federation.trusted_server:
             _log.info("%s", SECRET)
             self.aside(missed or NOTHING_LACKED)
@@ -534,7 +534,7 @@ class Rounds(Turn):
         self.observer.on_evaluation(step, result.loss_per_example)
 
 
-def shortfall(rounds: Sequence[Round]) -> str | None:
+def _shortfall(rounds: Sequence[Round]) -> str | None:
     """What rounds lacked that the report says too, for the log's last line: None where at least half of those asked
     answered in every round, and everybody in some."""
     done = [one for one in rounds if one.void is None]

@@ -115,12 +115,12 @@ class Gated:
 
 def gated_serve(settings: Settings, exchange: Exchange, folder: Path) -> None:
     """A deployed server's, with gates where the label of the run says so; ends with a file that says how it went."""
-    from privlora.federated.flower.server_app import serve_aloud
+    from privlora.federated.flower.server_app import _serve_aloud
 
     gates = folder.with_name(f"gates-{folder.name}")
     try:
         kinds = settings.run.label.split("-") if settings.run.label else []
-        said = str(serve_aloud(settings, Gated(exchange, gates, kinds), folder))
+        said = str(_serve_aloud(settings, Gated(exchange, gates, kinds), folder))
     except BaseException as error:
         said = f"{type(error).__name__}: {error}"
         raise

@@ -21,7 +21,7 @@ from privlora.errors import ConfigError, RunError
 from privlora.federated.client import Client
 from privlora.federated.flower import simulation
 from privlora.federated.flower.server_app import Plan
-from privlora.federated.flower.simulation import run_apps, simulate
+from privlora.federated.flower.simulation import _run_apps, simulate
 
 
 @pytest.fixture
@@ -32,7 +32,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> Callable:
 
 def start(tmp_path: Path) -> None:
     settings = federation(tmp_path, tmp_path / "out", "tan")
-    run_apps(Plan(settings, 1.0), [Client("a", tmp_path / "a", "data")], workers=3)
+    _run_apps(Plan(settings, 1.0), [Client("a", tmp_path / "a", "data")], workers=3)
 
 
 def test_the_engine_is_told_how_many_and_where(engine: Callable, tmp_path: Path) -> None:

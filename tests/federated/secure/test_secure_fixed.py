@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from privlora.errors import RunError
-from privlora.federated.secure.masks import LIMIT, agreed_digest, decode, encode, fraction_of
+from privlora.federated.secure.masks import LIMIT, _fraction_of, agreed_digest, decode, encode
 from privlora.ranges import MOST_CLIENTS
 
 
@@ -18,7 +18,7 @@ def tensors(seed=0, scale=1.0):
 
 
 def error_of(clients):
-    return clients * 2.0 ** -(fraction_of(clients) + 1)
+    return clients * 2.0 ** -(_fraction_of(clients) + 1)
 
 
 def test_a_sum_comes_back_within_the_stated_error():
@@ -40,7 +40,7 @@ def test_no_sum_wraps_around_and_no_bit_is_wasted(clients):
     def largest(fraction):
         return clients * (Fraction(LIMIT) * Fraction(2) ** fraction + Fraction(1, 2))
 
-    fraction = fraction_of(clients)
+    fraction = _fraction_of(clients)
     assert largest(fraction) < 2**63
     assert fraction == 52 or largest(fraction + 1) >= 2**63
     for edge in (LIMIT, -LIMIT):

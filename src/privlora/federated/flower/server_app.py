@@ -79,7 +79,7 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
     """A ServerApp that reads Flower's run config and runs the rounds.
 
     Args:
-        serve: in place of `serve_aloud`.
+        serve: in place of `_serve_aloud`.
         plan: in place of the run config, which a simulation has not.
     """
     app = ServerApp()
@@ -89,7 +89,7 @@ def make_server_app(serve: Serve | None = None, plan: Plan | None = None) -> Ser
         folder = Path(told.settings.run.output)
         aside = partial(set_aside, RunFolder(folder).private) if federation.trusted_server else None
         exchange = GridExchange(grid, told.timeout, federation.names, aside=aside)
-        (serve or serve_aloud)(told.settings, exchange, folder)
+        (serve or _serve_aloud)(told.settings, exchange, folder)
 
     @app.main()
     def main(grid: Grid, context: Context) -> None:
@@ -135,7 +135,7 @@ class Told(RoundObserver):
         _log.info("held-out loss after round %d: %.4f nats per token (mean over records)", step, loss)
 
 
-def serve_aloud(settings: Settings, exchange: Exchange, folder: Path) -> Federated:
+def _serve_aloud(settings: Settings, exchange: Exchange, folder: Path) -> Federated:
     """The core's rounds, with lines for the operator. Raises PrivloraError, also where a signal ends it."""
     from transformers.utils.logging import disable_progress_bar
 

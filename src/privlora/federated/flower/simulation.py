@@ -73,14 +73,14 @@ def simulate(
             raise
 
     try:
-        run_apps(Plan(settings, timeout), places, serve=serve, workers=workers)
+        _run_apps(Plan(settings, timeout), places, serve=serve, workers=workers)
     except RunError as stopped:
         # The engine may tell of another error than the first.
         raise (failed[0] if failed else stopped) from None
     return done[0]
 
 
-def run_apps(plan: Plan, places: Sequence[Client], *, serve: Serve | None = None, workers: int = 1) -> None:
+def _run_apps(plan: Plan, places: Sequence[Client], *, serve: Serve | None = None, workers: int = 1) -> None:
     """Run the two apps in Flower's simulation engine until the server has finished.
 
     Args:

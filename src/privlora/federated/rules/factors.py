@@ -228,7 +228,7 @@ class FedSvd(FactorRule):
             self._state[f"{g}.right"] = point.V
 
 
-class PointRule(Rule):
+class _PointRule(Rule):
     """The state is U (L, m, R), S (L, R), V (L, n, R) of each group; clients see the r leading triplets."""
 
     _sent = POINT
@@ -264,7 +264,7 @@ class PointRule(Rule):
         return [(point.U * point.S[:, None, :], point.V) for point in firsts]
 
 
-class Alt(PointRule):
+class Alt(_PointRule):
     """One factor by turns against an orthonormal other one. Odd rounds train left = U S against right = V; even rounds
     right = V S against left = U. The mean is exact in every round, and the server makes the moved factor canonical.
     """
@@ -293,7 +293,7 @@ class Alt(PointRule):
         return Beginning(state=state)
 
 
-class Tan(PointRule):
+class Tan(_PointRule):
     """The mean of tangent vectors at one fixed point, then the best approximation of rank r.
 
     Clients train (M, Up, Vp) of xi = U M V^T + Up V^T + U Vp^T at the broadcast point; these coordinates are linear and
@@ -494,7 +494,7 @@ class FlexLora(StackingRule):
         self._state[old], self._state[name] = balanced(point, self.settings.rank, self._state[name])
 
 
-class OffsetRule(StackingRule):
+class _OffsetRule(StackingRule):
     """Beside factors the state has an offset, a term of any rank up to min(m, n) that clients add and do not train."""
 
     fixed_rank = False
@@ -533,7 +533,7 @@ class OffsetRule(StackingRule):
         return copied({name: asked.sent[name] for name in names_of(asked.sent)})
 
 
-class FedEx(OffsetRule):
+class FedEx(_OffsetRule):
     """FedAvg, and what it misses: mean(left_k right_k^T) - mean(left_k) mean(right_k)^T goes to the offset.
 
     That residual has rank (K - 1) r at most for K clients.
@@ -567,7 +567,7 @@ class FedEx(OffsetRule):
         return [(torch.cat(left, dim=-1), torch.cat(right, dim=-1)) for left, right in wider]
 
 
-class Flora(OffsetRule):
+class Flora(_OffsetRule):
     """All clients' factors side by side are the mean: mean(left_k right_k^T) goes to the offset, and new factors start.
 
     Each round a client begins at left = 0 and a right of entries uniform in +-1/sqrt(n), which the public seed gives.

@@ -110,7 +110,7 @@ LIMIT: Final = 2.0**12
 _PIECE = 1 << 20  # entries that are float64 at a time
 
 
-def fraction_of(clients: int) -> int:
+def _fraction_of(clients: int) -> int:
     """f: the largest with clients * (LIMIT 2^f + 1/2) < 2^63, and at most 52; the grid is 2^-f wide.
 
     clients: that a sum may have. An entry of a sum is off by clients 2^-(f + 1) at most, next to rounding to float64.
@@ -143,7 +143,7 @@ def encode(tensors: Mapping[str, Tensor], clients: int) -> Vector:
     clients: in the sum; public.
     """
     vector = np.empty(sum(tensor.numel() for tensor in tensors.values()), ring_type(FIXED_BITS))
-    low, fraction = 0, fraction_of(clients)
+    low, fraction = 0, _fraction_of(clients)
     for name in sorted(tensors):
         for piece in tensors[name].detach().cpu().reshape(-1).split(_PIECE):
             values = piece.double().numpy()
@@ -162,6 +162,6 @@ def decode(vector: Vector, shapes: Mapping[str, tuple[int, ...]], clients: int) 
     """Float64 tensors of a sum over at most ``clients`` vectors. Raises RunError for another length or dtype."""
     sizes = {name: prod(shapes[name]) for name in sorted(shapes)}
     check_vector(vector, FIXED_BITS, sum(sizes.values()))
-    numbers = torch.from_numpy(vector.view(np.int64).astype(np.float64) * 2.0 ** -fraction_of(clients))
+    numbers = torch.from_numpy(vector.view(np.int64).astype(np.float64) * 2.0 ** -_fraction_of(clients))
     parts = zip(sizes, numbers.split(list(sizes.values())), strict=True)
     return {name: part.reshape(shapes[name]).clone() for name, part in parts}
