@@ -224,13 +224,6 @@ def test_an_interrupted_audit_goes_on_with_its_canaries(tmp_path: Path) -> None:
         audited(tmp_path / "a", canaries=41)
 
 
-@pytest.mark.parametrize("kind", ["random-tokens", "codes"])
-def test_text_canaries_are_scored_by_their_loss(kind: str, tmp_path: Path) -> None:
-    result = audited(tmp_path / "a", kind=kind, steps=2)
-    assert not result.violated
-    assert np.abs(read_state(tmp_path / "a").scores).max() > 0
-
-
 def test_tokens_are_chosen_before_records_are_read_and_the_audit_goes_on_with_other_ones(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -15,8 +15,8 @@ from cli_cases import call, refuses, run_settings, save_tiny_model, write_config
 from privlora.accounting.events import PoissonSampling, StepEvent
 from privlora.api import train_run
 from privlora.auditing.bounds import floor_of, one_run_epsilon
-from privlora.auditing.finished_run import _judge, _read_secrets, audit_finished
-from privlora.auditing.page import _roc_picture
+from privlora.auditing.finished_run import Leakage, _judge, _read_secrets, audit_finished
+from privlora.auditing.page import _roc_picture, _secrets_picture, _verdict_of_secrets
 from privlora.config import settings_from
 from privlora.errors import ConfigError, DataError, RunError
 from privlora.rounding import rounded_up
@@ -202,3 +202,27 @@ def test_records_are_told_from_others_alone(finished: Path, tmp_path: Path) -> N
     mixed.write_text(f"{Path(given['non_members']).read_text()}{first}\n")
     with pytest.raises(DataError, match="hold the same records"):
         audit_finished(finished / "plain", **{**given, "non_members": str(mixed)})
+
+
+CHANCE = Leakage(exposure=1.0, chance=1.42, ceiling=8.0, extracted=0, secrets=8)
+KNOWN = replace(CHANCE, exposure=8.0, extracted=8)
+
+
+@pytest.mark.usefixtures("drawn")
+@pytest.mark.parametrize(
+    ("before", "after", "leaks"),
+    [
+        (CHANCE, CHANCE, False),
+        (CHANCE, replace(CHANCE, exposure=2.3), False),
+        (CHANCE, replace(CHANCE, exposure=2.5), True),
+        (CHANCE, replace(CHANCE, extracted=1), True),
+        (KNOWN, KNOWN, False),  # what the base model knew is not the adapter's
+    ],
+)
+def test_the_verdict_on_secrets_follows_from_the_numbers(
+    before: Leakage, after: Leakage, leaks: bool
+) -> None:
+    assert _verdict_of_secrets(before, after).startswith(
+        "The adapter gives" if leaks else "This attack finds nothing"
+    )
+    assert f"{after.exposure:.2f} bits, {after.extracted} of 8 recited" in _secrets_picture(before, after)

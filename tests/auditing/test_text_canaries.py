@@ -175,7 +175,7 @@ def test_a_model_without_plain_tables_can_have_no_new_tokens() -> None:
         drawn("new-token", model=uneven)
 
 
-@pytest.mark.parametrize("kind", WRITTEN)
+@pytest.mark.parametrize("kind", [*WRITTEN, "random-tokens", "codes"])
 def test_an_audit_scores_them_and_nothing_looks_like_a_release(kind: str, tmp_path: Path) -> None:
     found = audited(tmp_path / "a", kind=kind, steps=2)
     assert np.abs(read_state(tmp_path / "a").scores).max() > 0

@@ -93,14 +93,6 @@ def test_limits_are_those_of_the_privacy_model(tmp_path: Path) -> None:
         assert [other for other in limits if text in limits[other]] == [name]
 
 
-def test_void_rounds_and_silent_clients_are_named(tmp_path: Path) -> None:
-    folder = released("joint", tmp_path, 3, 0, 3)
-    page, card = pages(folder)
-    assert "Nothing was released by client-4." in page
-    assert "Nothing was released by client-4." in card
-    assert "2 of 3 planned rounds done, 1 void" in card
-
-
 def test_writing_the_report_again_keeps_the_federation(tmp_path: Path) -> None:
     folder = released("joint", tmp_path, 4, 4, 4)
     before = {path.name: path.read_bytes() for path in folder.release.iterdir()}

@@ -31,7 +31,7 @@ from privlora.federated.client import Client
 from privlora.federated.flower.app import _TEMPLATES, write_app
 from privlora.federated.flower.client_app import client_of, make_client_app
 from privlora.federated.flower.records import message_type, packed, read_reply
-from privlora.federated.flower.server_app import APPS, OWN_SETTINGS, Plan, make_server_app, told_to_clients
+from privlora.federated.flower.server_app import APPS, Plan, make_server_app, told_to_clients
 from privlora.federated.limits import Limits
 from privlora.federated.messages import BAD_CONFIG, KINDS, OTHER_NAME, REFUSED, Reply, Request
 
@@ -86,12 +86,6 @@ def test_no_word_of_an_error_is_sent(tmp_path: Path, capsys: pytest.CaptureFixtu
     reply = make_client_app(stub)(message, context(node(tmp_path)))
     assert read_reply(reply) == Reply("a", "train", 1, refused=REFUSED)
     assert "Alice" in capsys.readouterr().err  # of the client's own process
-
-
-def test_a_request_that_cannot_be_read_is_refused(tmp_path: Path) -> None:
-    message = asked(request())
-    del message.content["values"]
-    assert read_reply(make_client_app(stub)(message, context(node(tmp_path)))).refused == REFUSED
 
 
 def test_a_reply_that_cannot_be_sent_is_refused(tmp_path: Path) -> None:
@@ -262,21 +256,6 @@ def test_run_configs(tmp_path: Path, settings: Settings, changed: dict, says: st
         Plan.read(
             {key: value for key, value in config.items() if value is not None}, {APPS: str(tmp_path / "apps")}
         )
-
-
-def test_a_server_that_does_not_know_where_its_apps_lie(tmp_path: Path, settings: Settings) -> None:
-    with pytest.raises(ConfigError, match=f"{APPS} is not set"):
-        Plan.read(read_config(write(tmp_path, settings)), {})
-
-
-def test_clients_are_told_what_the_server_goes_by(tmp_path: Path, settings: Settings) -> None:
-    folder = write(tmp_path, settings)
-    own = folder / OWN_SETTINGS
-    own.write_text(
-        own.read_text().replace("local_steps: 1", "local_steps: 2").replace("steps: 2", "steps: 4", 1)
-    )
-    with pytest.raises(ConfigError, match="do not follow from"):
-        Plan.read(read_config(folder), {APPS: str(tmp_path / "apps")})
 
 
 def test_a_folder_that_holds_something_is_left_alone(tmp_path: Path, settings: Settings) -> None:
