@@ -76,7 +76,10 @@ def test_few_adapters_say_what_they_could_have_shown(tmp_path: Path) -> None:
     assert few.epsilon_lower <= few.epsilon_most < few.epsilon_claimed  # type: ignore[operator]
     page, series = write_audit(few, tmp_path)
     assert json.loads(series.read_text())["epsilon_most"] == few.epsilon_most
-    assert f"Guesses on {few.judged} adapters could show no more than ε ≥ " in page.read_text()
+    assert (
+        f"Even if all guesses on {few.judged} adapters were right, they would show only ε ≥ "
+        in page.read_text()
+    )
 
 
 def test_plain_training_gives_its_canary_away() -> None:

@@ -78,7 +78,7 @@ def test_noise_alone_has_the_rate_of_the_row_whose_noise_it_is(comparison: Any, 
 
 def test_rehearsed_rates_are_found_once_and_on_no_record(comparison: Any, tmp_path: Path) -> None:
     class Rehearses(_Runner):
-        def choose(self, cell: Any) -> dict[str, Any]:
+        def advise(self, cell: Any) -> dict[str, Any]:
             self.ran.append(cell)
             rows = [{"name": "prism", "learning_rate": 0.01}, {"name": "span-prism", "learning_rate": 0.02}]
             return {"row": "prism", "rows": rows}
