@@ -128,13 +128,15 @@ def quiet() -> None:
 def runs(only: list[str]) -> Iterator[tuple[str, dict[str, Any]]]:
     from golden_cases import CASES
 
-    for name in CASES:
-        if all(word in name for word in only):
-            with tempfile.TemporaryDirectory() as folder:
-                try:
-                    yield name, found(name, Path(folder) / "run")
-                except Exception as error:  # noqa: BLE001 - one that fails must not hide the others
-                    yield name, {"failed": f"{type(error).__name__}: {error}"[:500], "losses": []}
+    wanted = [name for name in CASES if all(word in name for word in only)]
+    if not wanted:
+        sys.exit(f"no golden run has {' and '.join(only)} in its name")
+    for name in wanted:
+        with tempfile.TemporaryDirectory() as folder:
+            try:
+                yield name, found(name, Path(folder) / "run")
+            except Exception as error:  # noqa: BLE001 - one that fails must not hide the others
+                yield name, {"failed": f"{type(error).__name__}: {error}"[:500], "losses": []}
 
 
 def main() -> None:
