@@ -500,7 +500,7 @@ class PrivacySettings(Group):
                 yield Wrong("private=false clips nothing", "remove clip_quantile", "private")
         elif len({k if k not in _SHARES else _SHARES for k in given}) != 1:
             what = "the noise follows from target_epsilon, noise_multiplier, or target shares (target_right_guesses)"
-            fix = "give exactly one of the three, for example target_epsilon: 3"
+            fix = "give exactly one of them, for example target_epsilon: 3"
             yield Wrong(what, fix, "target_epsilon", lacking="target_epsilon" in lacking)
         elif "delta" in lacking:
             fix = "set it well below 1 / number of records, for example 1e-5"

@@ -147,8 +147,8 @@ def settings_by_group() -> dict[str, list[str]]:
 def meant(name: object, group: str = "") -> Meant:
     """What a name means that ``group`` has no setting of, or that stands outside of all groups.
 
-    >>> meant("max_grad_norm").place, meant("stepz", "privacy").fix, meant("steps", "run").fix
-    ('privacy.clip_norm', "did you mean 'steps'?", 'it belongs elsewhere: write privacy.steps')
+    >>> meant("max_grad_norm").place, meant("stepz", "privacy").fix
+    ('privacy.clip_norm', "did you mean 'steps'?")
     """
     plain, groups = name.lower().replace("-", "_") if isinstance(name, str) else "", settings_by_group()
     own = [each for each in groups.get(group, ()) if each != _NEVER]
