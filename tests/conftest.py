@@ -247,4 +247,4 @@ def public_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     from privlora.training.assembly import build_parts
 
     monkeypatch.setattr("privlora.running.build_parts", partial(build_parts, texts=lambda _: PUBLIC_TEXTS))
-    monkeypatch.setattr("privlora.rehearsals.choosing.refuse_other_texts", lambda settings, method: None)
+    monkeypatch.setattr("privlora.training.assembly.refuse_other_texts", lambda settings, method: None)

@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 
 from privlora.accounting import read_ledger
-from privlora.auditing.canary_run import audit_run, read_state
-from privlora.auditing.canary_scores import judge_canaries
+from privlora.auditing.canary_run import audit_run
+from privlora.auditing.canary_scores import CanaryState, judge_canaries
 from privlora.config import Settings, settings_from
 from privlora.demo import model_path, private_records
 from privlora.mechanisms import NoiseSource
@@ -61,7 +61,7 @@ def main() -> None:
 
 def _by_guesses(output: Path) -> dict[str, object]:
     folder = RunFolder(output)
-    plan, state = read_ledger(folder.ledger).plan, read_state(output)
+    plan, state = read_ledger(folder.ledger).plan, CanaryState.load(folder.canaries)
     found = judge_canaries(replace(state, signals=None), plan.event, plan.steps, plan.delta)
     share = found.epsilon_lower / found.epsilon_claimed
     return {"share_by_guesses": share, "violated_by_guesses": found.violated}

@@ -261,3 +261,19 @@ def test_the_setting_is_chosen_by_the_plan_and_by_nobodys_record(sigma: float) -
         taken.append(parts.coordinates.taken())
     assert len(taken[0]) == 1
     assert taken[0] == taken[1] == taken[2]
+
+
+@by_name
+def test_without_noise_the_loss_falls(name: str) -> None:
+    parts = build_parts(
+        settings(name), tiny_model(), texts=lambda _: Examples(uneven_examples(), pad_token_id=0)
+    )
+    step = step_of(parts, 0.0, rate=1.0 if name == "span-prism" else 0.02)
+    losses = [float(step.take(range(6)).losses.sum()) for _ in range(8)]
+    assert losses[-1] < 0.9 * losses[0]
+
+
+@by_name
+def test_every_release_costs_one_gaussian_mechanism(name: str) -> None:
+    plan = plan_privacy(settings(name))
+    assert plan.phases == plan_privacy(settings("dp-adamw")).phases
