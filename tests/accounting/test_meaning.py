@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from statistics import NormalDist
 
 import pytest
+from scipy.optimize import brentq
 
 from privlora.accounting import PoissonSampling, StepEvent
 from privlora.accounting.meaning import Meaning, in_words, meaning, noise_for
@@ -48,6 +50,18 @@ def test_in_words() -> None:
     assert "finds at most 4.2 % of the users that took part" in found
     assert worst.endswith("becomes at most 95.3 % sure.")
     assert len(in_words(Meaning(0.61203, 0.0412, 0.00512), "user", None)) == 2
+
+
+def test_delta_is_not_how_often_the_worst_case_is_passed() -> None:
+    """Of a Gaussian with (3, 1e-4), whose losses are normal: 5.6 times as often. So no page may say that it is."""
+
+    def delta(mu: float, epsilon: float = 3.0) -> float:
+        return float(
+            NORMAL.cdf(mu / 2 - epsilon / mu) - math.exp(epsilon) * NORMAL.cdf(-mu / 2 - epsilon / mu)
+        )
+
+    mu = brentq(lambda mu: delta(mu) - 1e-4, 0.1, 3)
+    assert NORMAL.cdf(mu / 2 - 3 / mu) / delta(mu) == pytest.approx(5.6, abs=0.1)
 
 
 @pytest.mark.parametrize("wanted", [{"right_guesses": 0.6}, {"found_at_1_percent": 0.05}])

@@ -112,13 +112,18 @@ def posterior(epsilon: float) -> float:
 
 
 def in_words(means: Meaning, unit: str, epsilon: float | None) -> list[str]:
-    """Sentences; shares are rounded up. unit: "record" or "user". epsilon: for the worst case; None leaves it out."""
+    """Sentences; shares are rounded up. unit: "record" or "user". epsilon: for the worst case; None leaves it out.
+
+    The worst case is that of (epsilon, 0)-DP. delta comes on top as a leak of that probability (`posterior`). It is not
+    how often the bound is passed, which for a Gaussian release is several times delta.
+    """
     guesses, found = share_in_words(means.right_guesses), share_in_words(means.found_at_1_percent)
     worst = []
     if epsilon is not None:
         sure = share_in_words(posterior(epsilon))
         worst = [
-            f"Worst case: somebody who was 50 % sure that one {unit} took part becomes at most {sure} sure."
+            f"Worst case, apart from delta: somebody who was 50 % sure that one {unit} took part becomes at most "
+            f"{sure} sure."
         ]
     return [
         f"Average: an attacker asks about {unit}s, half of which took part; at most {guesses} of guesses are right "

@@ -331,7 +331,7 @@ def noise_rows(content: Mapping[str, Any], planned: Plan) -> _Rows:
         (
             "unit",
             f"one {planned.unit}: what is released is nearly the same whether any one {planned.unit} was {how} "
-            f"(adjacency {planned.adjacency}), except with a chance of roughly delta = {planned.delta:g}",
+            f"(adjacency {planned.adjacency}); delta = {planned.delta:g} adds to it, as a leak so probable would",
         ),
         ("sigma", f"{content['noise_multiplier']:.7g} (noise std / clip_norm {content['clip_norm']:g})"),
     ]

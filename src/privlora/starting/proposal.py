@@ -51,7 +51,7 @@ _WHYS: Final = {
     "adapter.target_modules": "those outside of attention did better (docs/results.md). all-linear: all layers",
     "privacy.unit": "all records of one user are protected together; numbers below count users",
     "privacy.target_epsilon": "the promise: 1 is strong, 3 usual, 8 weak; smaller means more noise",
-    "privacy.delta": "the chance that the promise fails, roughly: a power of ten, at most 0.1 / number of {whose}",
+    "privacy.delta": "adds to it as a leak of this probability would: a power of ten, at most 0.1 / number of {whose}",
     "privacy.public_dataset_size": "PUBLISHED: your number of {whose} to one digit. Write what may be published",
     "privacy.expected_batch_size": "{of_all}{batch} of {n}: large batches leave less noise than many steps",
     "privacy.steps": "{steps} noisy steps, {passes:.2g} passes over the data. `privlora plan --sizes` weighs others",
